@@ -1,0 +1,6 @@
+"""The KV cache, built from a layout. It knows layers and tokens, no model."""
+
+from kvlab.cache.kv_cache import KVCache
+from kvlab.cache.step import KeysValues, OneShot, Step
+
+__all__ = ["KVCache", "KeysValues", "OneShot", "Step"]

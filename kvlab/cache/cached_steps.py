@@ -1,0 +1,154 @@
+"""The forward passes that go through a cache: rows of equal length, and rows that differ."""
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvlab.cache.slot import Encoded, Slot
+from kvlab.cache.step import KeysValues, Step
+
+if TYPE_CHECKING:
+    from kvlab.cache.kv_cache import KVCache
+
+
+class CachedStep(Step):
+    """What both kinds share: slots and writers come from the layout.
+
+    A chunk longer than one token must not be written into a ring before the slot's last reader
+    has attended: it would overwrite tokens that its first queries still see. So those writes
+    wait in ``_waiting``; all others are made at once, and what is read is the buffer itself.
+    """
+
+    def __init__(self, cache: "KVCache", count: int):
+        self._cache, self._count = cache, count
+        self._waiting: dict[int, Encoded] = {}
+
+    def writes(self, layer: int) -> bool:
+        return self._cache.layout.writers[layer]
+
+    def _slot(self, layer: int) -> tuple[int, Slot]:
+        owner = self._cache.layout.owners[layer]
+        return owner, self._cache.slots[owner]
+
+    def put(self, layer: int, k: Tensor, v: Tensor) -> None:
+        owner, slot = self._slot(layer)
+        kept = slot.encode(k, v)
+        if slot.is_ring and self._count > 1:
+            self._waiting[owner] = kept
+        else:
+            self._write(slot, kept)
+
+    def done(self, layer: int) -> None:
+        owner, slot = self._slot(layer)
+        if owner in self._waiting and self._cache.layout.last_readers[owner] == layer:
+            self._write(slot, self._waiting.pop(owner))
+
+    @abstractmethod
+    def _write(self, slot: Slot, kept: Encoded) -> None:
+        """Keeps the K/V of this pass."""
+
+
+class UniformStep(CachedStep):
+    """All rows hold the same number of tokens: slices, no masks, no copies to decode."""
+
+    def __init__(self, cache: "KVCache", count: int):
+        super().__init__(cache, count)
+        self._start = cache.length
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self._start, self._start + self._count, device=self._cache.device)
+
+    @property
+    def end(self) -> int:
+        return self._start + self._count
+
+    def get(self, layer: int) -> KeysValues:
+        owner, slot = self._slot(layer)
+        end = self._start + self._count
+        if owner in self._waiting:
+            return self._with_past(slot, self._waiting[owner])
+        context = slot.read(slice(0, min(end, slot.size)))
+        return context if self._count == 1 else KeysValues(context.k, context.v)
+
+    def _with_past(self, slot: Slot, kept: Encoded) -> KeysValues:
+        k, v = slot.decode(kept)
+        past = min(self._start, slot.size)
+        if past:
+            past_k, past_v = slot.read_run(self._start, past)
+            k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+        return KeysValues(k, v)
+
+    def _write(self, slot: Slot, kept: Encoded) -> None:
+        slot.write_run(self._start, kept)
+
+    def finish(self) -> None:
+        self._cache.advance(self._count)
+
+
+class RaggedStep(CachedStep):
+    """Rows hold different numbers of tokens: positions, slots and masks for each row.
+
+    Rows are left-aligned: row b's tokens stand at positions 0, 1, ... of their own, and padding
+    in a chunk stands at its end. Padding is neither written nor seen by real tokens; its own
+    outputs mean nothing.
+    """
+
+    def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
+        super().__init__(cache, count)
+        self._end = end
+        self._before = cache.row_lengths
+        self._added = added
+        steps = torch.arange(count, device=cache.device)
+        lengths = torch.tensor(added, device=cache.device)
+        self._positions = self._before[:, None] + steps
+        self._real = steps < lengths[:, None]
+
+    @property
+    def positions(self) -> Tensor:
+        return self._positions
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    def get(self, layer: int) -> KeysValues:
+        owner, slot = self._slot(layer)
+        if owner in self._waiting:
+            return self._with_past(slot, self._waiting[owner])
+        used = min(self._cache.length + self._count, slot.size)
+        context = slot.read(slice(0, used))
+        after = self._before + self._real.sum(1)
+        held = slot.positions_held(after)[:, :used]
+        mask = self._mask(held, None)
+        mask[..., 0] |= ~mask.any(-1)  # padding of a still empty row sees one key, not none: no NaN
+        return KeysValues(context.k, context.v, mask)
+
+    def _with_past(self, slot: Slot, kept: Encoded) -> KeysValues:
+        k, v = slot.decode(kept)
+        past = slot.read(slice(0, min(self._cache.length, slot.size)))
+        held = slot.positions_held(self._before)[:, : past.k.shape[2]]
+        mask = torch.cat([self._mask(held, slot.size), self._mask(self._positions, slot.size)], -1)
+        return KeysValues(torch.cat([past.k, k], 2), torch.cat([past.v, v], 2), mask)
+
+    def _mask(self, held: Tensor, window: int | None) -> Tensor:
+        """(B, 1, C, keys): key positions ``held`` (B, keys) seen by this pass's queries."""
+        keys, queries = held[:, None, :], self._positions[:, :, None]
+        seen = (keys >= 0) & (keys <= queries)
+        if window is not None:
+            seen &= queries - keys < window
+        return seen[:, None]
+
+    def _write(self, slot: Slot, kept: Encoded) -> None:
+        lengths = self._real.sum(1, keepdim=True)
+        columns = torch.arange(self._count, device=self._cache.device)
+        keep = self._real & (columns >= lengths - slot.size)
+        rows, picked = keep.nonzero(as_tuple=True)
+        at = self._positions[rows, picked] % slot.size
+        k, v = ([tensor[rows, :, picked] for tensor in side] for side in kept)
+        slot.write((rows, slice(None), at), (k, v))
+
+    def finish(self) -> None:
+        self._cache.advance_rows(self._added)

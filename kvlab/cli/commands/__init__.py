@@ -1,0 +1,25 @@
+"""The commands, one module each, in the order of `kvlab --help`: name -> (module, one line).
+
+A command module has ``arguments(parser)`` and ``run(options) -> exit code``; it is imported
+only when its command runs, so that `kvlab --help` stays instant.
+"""
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "plan": ("kvlab.cli.commands.plan", "list the trials of a sweep, their cost, and what is done"),
+    "submit": ("kvlab.cli.commands.submit", "run a sweep; run it again and only the missing runs"),
+    "status": ("kvlab.cli.commands.status", "show how far sweeps are"),
+    "logs": ("kvlab.cli.commands.logs", "show a trial's log or traceback"),
+    "stop": ("kvlab.cli.commands.stop", "stop a running sweep at its next checkpoint"),
+    "report": ("kvlab.cli.commands.report", "write a sweep's report again from its record"),
+    "ui": ("kvlab.cli.commands.ui", "browse the results in MLflow"),
+    "sync": ("kvlab.cli.commands.sync", "bring MLflow up to date with the store"),
+    "data": ("kvlab.cli.commands.data", "get and prepare text and evaluation sets"),
+    "estimate": (
+        "kvlab.cli.commands.estimate",
+        "KV bytes, parameters and FLOPs of a model, exactly",
+    ),
+    "schema": (
+        "kvlab.cli.commands.schema",
+        "print the JSON Schema that editors complete YAML with",
+    ),
+}

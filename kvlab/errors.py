@@ -1,0 +1,95 @@
+"""Every exception that a user of kvlab can see.
+
+KvlabError                 the root; the CLI prints its text, no traceback, and exits with 1
+├── SpecError              what a person wrote is wrong (also a ValueError); the CLI exits with 2
+├── UsageError             a command-line argument is wrong (also a ValueError); the CLI exits with 2
+├── DataError              text, tokens or an evaluation set is missing or not what it should be
+├── StoreError             the store cannot be read or written, or a record in it is damaged
+├── ResourceError          a trial asks for more than the machine or the cluster has
+├── CacheError             the KV cache was asked for something that its layout cannot do
+├── MeasurementError       two measurements that must agree do not: a bug, never a result
+├── TrackingError          MLflow cannot be reached or refuses; training goes on
+└── TrialError             one trial ended without a result
+    ├── Diverged           the loss became NaN or infinite: a finding
+    └── Stopped            asked to stop; a checkpoint is there to go on from
+"""
+
+from dataclasses import dataclass
+
+
+class KvlabError(Exception):
+    """Root of kvlab's own errors. ``exit_code`` is what the CLI returns."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One thing wrong in one file: where (1-based), and what with the way out."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+class SpecError(KvlabError, ValueError):
+    """What a person wrote is wrong. ``problems`` holds every one found, sorted by place."""
+
+    exit_code = 2
+
+    def __init__(self, problems: "list[Problem] | str"):
+        self.problems = [] if isinstance(problems, str) else sorted(set(problems))
+        super().__init__(
+            problems if isinstance(problems, str) else "\n".join(map(str, self.problems))
+        )
+
+    def __reduce__(self) -> tuple[type, tuple[object]]:
+        return type(self), (self.problems or str(self),)
+
+
+class UsageError(KvlabError, ValueError):
+    """A command-line argument is wrong."""
+
+    exit_code = 2
+
+
+class DataError(KvlabError):
+    """Text, tokens or an evaluation set is missing or not what it should be."""
+
+
+class StoreError(KvlabError):
+    """The store cannot be read or written, or a record in it is damaged."""
+
+
+class ResourceError(KvlabError):
+    """A trial asks for more than the machine or the cluster has."""
+
+    exit_code = 2
+
+
+class CacheError(KvlabError, ValueError):
+    """The KV cache was asked for something that its layout cannot do."""
+
+
+class MeasurementError(KvlabError):
+    """Two measurements that must agree do not."""
+
+
+class TrackingError(KvlabError):
+    """MLflow cannot be reached or refuses."""
+
+
+class TrialError(KvlabError):
+    """One trial ended without a result."""
+
+
+class Diverged(TrialError):
+    """The training loss became NaN or infinite."""
+
+
+class Stopped(TrialError):
+    """The trial was asked to stop; it goes on from its last checkpoint."""

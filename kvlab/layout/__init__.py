@@ -1,0 +1,23 @@
+"""Who caches what, in exact bytes, and what a model costs. Pure arithmetic, no torch."""
+
+from kvlab.layout.cost import (
+    decode_flops,
+    forward_flops,
+    parameter_count,
+    training_flops,
+    weight_bytes_read,
+)
+from kvlab.layout.dtypes import ITEM_BYTES, QUANTISED, SCALE_BYTES
+from kvlab.layout.kv_layout import KVLayout
+
+__all__ = [
+    "ITEM_BYTES",
+    "QUANTISED",
+    "SCALE_BYTES",
+    "KVLayout",
+    "decode_flops",
+    "forward_flops",
+    "parameter_count",
+    "training_flops",
+    "weight_bytes_read",
+]

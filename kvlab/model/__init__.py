@@ -1,0 +1,5 @@
+"""The transformer."""
+
+from kvlab.model.gpt import GPT
+
+__all__ = ["GPT"]

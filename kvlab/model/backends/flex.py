@@ -1,0 +1,39 @@
+"""FlexAttention: windows compiled into one block-sparse kernel, forward and backward, on CUDA.
+
+On the CPU it has no backward pass (torch 2.13), so it serves there only to be compared with.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+BLOCK = 128
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    """See `kvlab.model.backends`."""
+    queries, keys = q.shape[2], k.shape[2]
+    mask = _block_mask(queries, keys, window or keys, q.device)
+    grouped = q.shape[1] != k.shape[1]
+    kernel = _compiled() if q.device.type == "cuda" else flex_attention
+    out: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=grouped)
+    return out
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@lru_cache(maxsize=64)  # once for each shape, not for each forward
+def _block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
+    past = keys - queries
+
+    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = query + past - key
+        return (distance >= 0) & (distance < window)
+
+    return create_block_mask(sees, None, None, queries, keys, device=str(device), BLOCK_SIZE=BLOCK)

@@ -1,0 +1,192 @@
+"""The transformer: one class for every combination of heads, positions, horizons and sharing.
+
+B rows, C tokens of a pass, E n_embd, V vocab_size.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kvlab.cache import KVCache, OneShot, Step
+from kvlab.layout import KVLayout
+from kvlab.model.attention import Attention
+from kvlab.model.block import Block, make_norm
+from kvlab.model.rotary import Rotation, rotation
+from kvlab.spec.model import ModelConfig
+from kvlab.spec.parts import ServingConfig
+
+
+class GPT(nn.Module):
+    """A GPT-2-class language model.
+
+    Args:
+        config: its shape.
+        seed: parameters are drawn for each by its name and this seed, so that two models of
+            one seed start equal wherever their parameters have the same name and shape.
+        device, dtype: where and in what the parameters live; default torch's.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        seed: int = 0,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        with torch.device(device or torch.get_default_device()):
+            self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
+            self.position_embedding = (
+                nn.Embedding(config.block_size, config.n_embd)
+                if config.position == "learned"
+                else None
+            )
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+            self.norm = make_norm(config)
+            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.token_embedding.weight
+        if self.device.type != "meta":
+            self.reset_parameters(seed)
+        if dtype is not None:
+            self.to(dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.token_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.token_embedding.weight.dtype
+
+    def reset_parameters(self, seed: int) -> None:
+        """GPT-2's initialisation: normal, 0.02; projections into the residual stream divided by
+        sqrt(2 n_layer); biases zero, norms one."""
+        residual = 0.02 / math.sqrt(2 * self.config.n_layer)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                nn.init.constant_(parameter, 1.0 if _is_gain(name) else 0.0)
+                continue
+            std = residual if name.endswith(("proj.weight", "down.weight")) else 0.02
+            for part, rows in self._parts(name, parameter):
+                _draw(rows, std, seed, part)
+
+    def _parts(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Named row ranges: q, k and v draw apart, so that q starts equal for MHA and MQA."""
+        if not name.endswith("qkv.weight"):
+            yield name, parameter
+            return
+        attention = self.get_submodule(name.removesuffix(".qkv.weight"))
+        assert isinstance(attention, Attention)
+        widths = [attention.q_width, attention.kv_width, attention.kv_width]
+        for part, rows in zip("qkv", torch.split(parameter, widths), strict=True):
+            yield f"{name}.{part}", rows
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> Tensor:
+        """Logits (B, C, V) of ``tokens`` (B, C); see `hidden`."""
+        return self.head(self.hidden(tokens, cache, lengths))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
+    ) -> Tensor:
+        """The residual stream (B, C, E) after the final norm.
+
+        Args:
+            tokens: (B, C) of int64.
+            cache: continue from it, and keep these tokens' K/V in it.
+            lengths: (B,) with a cache: how many tokens of each row are real, where the rest of
+                the row is padding. Rows may then hold different numbers of tokens.
+
+        Raises:
+            CacheError: the tokens do not fit the cache.
+            ValueError: a position is beyond the learned embeddings, or lengths without a cache.
+        """
+        count = tokens.shape[1]
+        if cache is None:
+            if lengths is not None:
+                raise ValueError("lengths needs a cache; without one, padding at the end is inert")
+            step: Step = OneShot(self.config.kv_owners, count, tokens.device)
+        else:
+            step = cache.step(count, lengths)
+        self._check_positions(step.end)
+        x = self.token_embedding(tokens)
+        turn: Rotation | None = None
+        if self.position_embedding is not None:
+            # only padding can stand beyond the end; its outputs mean nothing
+            inside = step.positions.clamp_max(self.config.block_size - 1)
+            x = x + self.position_embedding(inside)
+        elif self.config.position == "rope":
+            turn = rotation(step.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+        for block in self.blocks:
+            x = block(x, step, turn)
+        step.finish()
+        out: Tensor = self.norm(x)
+        return out
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of the residual stream (..., E)."""
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    def _check_positions(self, end: int) -> None:
+        limit = self.config.block_size
+        if self.position_embedding is not None and end > limit:
+            raise ValueError(
+                f"{end} tokens exceed block_size = {limit}, the end of the learned positions;"
+                " shorten the text, or use position: rope"
+            )
+
+    def new_cache(
+        self,
+        batch_size: int,
+        max_length: int,
+        serving: ServingConfig | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> KVCache:
+        """An empty cache for ``batch_size`` rows of up to ``max_length`` tokens.
+
+        Args:
+            serving: how it is stored and tied; default as trained, in the model's dtype.
+            dtype: the dtype in which K and V are computed; default the parameters'.
+        """
+        layout = KVLayout.of(self.config, serving)
+        return KVCache(layout, batch_size, max_length, dtype or self.dtype, self.device)
+
+    def decay_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Parameters that weight decay applies to (matrices), and the others."""
+        matrices = [p for p in self.parameters() if p.dim() >= 2]
+        return matrices, [p for p in self.parameters() if p.dim() < 2]
+
+    @classmethod
+    def meta(cls, config: ModelConfig) -> "GPT":
+        """The model without memory: shapes and names only."""
+        return cls(config, device="meta")
+
+    def extra_repr(self) -> str:
+        owners = len(set(self.config.kv_owners))
+        return f"{sum(p.numel() for p in self.parameters()):,} parameters, {owners} K/V owners"
+
+
+def _is_gain(name: str) -> bool:
+    return name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
+
+
+def _draw(parameter: Tensor, std: float, seed: int, name: str) -> None:
+    digest = hashlib.sha256(f"{seed}:{name}:{tuple(parameter.shape)}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
+    drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+    with torch.no_grad():
+        parameter.copy_(drawn)

@@ -1,0 +1,117 @@
+"""Owner maps: ``owners[layer]`` is the layer whose K/V that layer reads, itself if it owns.
+
+A valid map has owners at or below their consumers, owners that own themselves, and one kind
+(``"G"`` global or ``"L"`` local) a group, so layer 0 always owns. Sharing across kinds would
+hand a global layer a cache that has dropped tokens.
+"""
+
+from collections.abc import Sequence
+
+from kvlab.sharing.pattern import Sharing, SharingError
+from kvlab.sharing.patterns import PATTERNS
+
+OwnerMap = tuple[int, ...]
+
+
+def owner_map(sharing: Sharing, kinds: str) -> OwnerMap:
+    """The owner of every layer.
+
+    Args:
+        sharing: a pattern (``none``, ``adjacent:2``, ``character-ai``, ``trailing:4``,
+            ``sandwich``), explicit groups (``[[0, 6], [1, 2]]``; layers not named own
+            themselves) or an explicit owner map (``[0, 0, 2, 2]``).
+        kinds: one letter a layer, ``"G"`` or ``"L"``.
+
+    Raises:
+        SharingError: the sharing is not known or not possible on these layers.
+    """
+    if isinstance(sharing, str):
+        name, _, argument = sharing.partition(":")
+        pattern = PATTERNS.get(name)
+        if pattern is None:
+            raise SharingError(
+                f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners"
+            )
+        owners = _from_groups(pattern(argument, kinds), kinds)
+    elif all(isinstance(item, int) for item in sharing):
+        owners = tuple(item for item in sharing if isinstance(item, int))
+    else:
+        owners = _from_groups([g for g in sharing if not isinstance(g, int)], kinds)
+    check_owner_map(owners, kinds)
+    return owners
+
+
+def check_owner_map(owners: OwnerMap, kinds: str) -> None:
+    """Raises SharingError unless ``owners`` is a valid map for these layers."""
+    if len(owners) != len(kinds):
+        raise SharingError(f"names {len(owners)} owners for {len(kinds)} layers; name one a layer")
+    for layer, owner in enumerate(owners):
+        if not 0 <= owner <= layer:
+            raise SharingError(
+                f"makes layer {layer} read layer {owner}; an owner stands at or below its consumer"
+            )
+        if owners[owner] != owner:
+            raise SharingError(
+                f"makes layer {layer} read layer {owner}, which itself reads layer "
+                f"{owners[owner]}; name layer {owners[owner]} as the owner of both"
+            )
+        if kinds[owner] != kinds[layer]:
+            raise SharingError(
+                f"joins {_kind(kinds, owner)} layer {owner} and {_kind(kinds, layer)} layer"
+                f" {layer}; a group is all global or all local"
+            )
+
+
+def merge_owner_maps(first: OwnerMap, second: OwnerMap) -> OwnerMap:
+    """The finest owner map in which layers joined by either map are joined."""
+    merged = list(range(len(first)))
+
+    def root(layer: int) -> int:
+        while merged[layer] != layer:
+            layer = merged[layer]
+        return layer
+
+    for owners in (first, second):
+        for layer, owner in enumerate(owners):
+            low, high = sorted((root(layer), root(owner)))
+            merged[high] = low
+    return tuple(root(layer) for layer in range(len(first)))
+
+
+def tied_slots(trained: OwnerMap, tie: OwnerMap, rule: str) -> OwnerMap:
+    """The slot of every layer when caches are tied at serving by ``tie``.
+
+    Raises:
+        SharingError: under ``overwrite``, a layer that was trained to read another's K/V would
+            find a third layer's in the slot, because that one writes in between.
+    """
+    slots = merge_owner_maps(trained, tie)
+    writer: dict[int, int] = {}
+    for layer, slot in enumerate(slots):
+        if trained[layer] == layer:
+            writer[slot] = layer
+        elif rule == "overwrite" and writer[slot] != trained[layer]:
+            raise SharingError(
+                f"makes layer {writer[slot]} overwrite the K/V of layer {trained[layer]} before"
+                f" layer {layer}, its trained consumer, reads them; use tie_rule: owner, or join"
+                " fewer layers"
+            )
+    return slots
+
+
+def _from_groups(groups: Sequence[Sequence[int]], kinds: str) -> OwnerMap:
+    owners = list(range(len(kinds)))
+    seen: dict[int, Sequence[int]] = {}
+    for group in groups:
+        for layer in group:
+            if not 0 <= layer < len(kinds):
+                raise SharingError(f"names layer {layer}; layers are 0 to {len(kinds) - 1}")
+            if layer in seen:
+                raise SharingError(f"names layer {layer} twice; groups do not overlap")
+            seen[layer] = group
+            owners[layer] = min(group)
+    return tuple(owners)
+
+
+def _kind(kinds: str, layer: int) -> str:
+    return {"G": "global", "L": "local"}[kinds[layer]]

@@ -1,0 +1,31 @@
+"""What a person writes: experiments and sweeps, read from YAML and checked. No torch here."""
+
+from kvlab.errors import SpecError
+from kvlab.spec.experiment import Experiment
+from kvlab.spec.load import load_experiment, load_sweep
+from kvlab.spec.model import ModelConfig
+from kvlab.spec.parts import (
+    BenchmarkConfig,
+    DataConfig,
+    EvaluationConfig,
+    ResourcesConfig,
+    ServingConfig,
+    TrainingConfig,
+)
+from kvlab.spec.sweep import Cell, Sweep
+
+__all__ = [
+    "BenchmarkConfig",
+    "Cell",
+    "DataConfig",
+    "EvaluationConfig",
+    "Experiment",
+    "ModelConfig",
+    "ResourcesConfig",
+    "ServingConfig",
+    "SpecError",
+    "Sweep",
+    "TrainingConfig",
+    "load_experiment",
+    "load_sweep",
+]

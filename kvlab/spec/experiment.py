@@ -1,0 +1,74 @@
+"""`experiments/*.yaml`: one complete configuration."""
+
+from pydantic import Field, model_validator
+
+from kvlab.sharing import SharingError, owner_map, tied_slots
+from kvlab.spec.base import NAME_PATTERN, SpecModel, refuse
+from kvlab.spec.model import ModelConfig
+from kvlab.spec.parts import (
+    BenchmarkConfig,
+    DataConfig,
+    EvaluationConfig,
+    ResourcesConfig,
+    ServingConfig,
+    TrainingConfig,
+)
+
+
+class Experiment(SpecModel):
+    """One complete configuration of everything that a trial does."""
+
+    name: str = Field(pattern=NAME_PATTERN)
+    description: str = ""
+    model: ModelConfig
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+    serving: ServingConfig = ServingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Experiment":
+        problems = [*_size_problems(self), *_training_problems(self)]
+        try:
+            tie = owner_map(self.serving.tie, self.model.layer_kinds)
+            tied_slots(self.model.kv_owners, tie, self.serving.tie_rule)
+        except SharingError as error:
+            problems.append(("serving.tie", str(error)))
+        refuse(problems)
+        return self
+
+
+def _size_problems(experiment: Experiment) -> list[tuple[str, str]]:
+    model, data, bench = experiment.model, experiment.data, experiment.benchmark
+    problems = []
+    if model.vocab_size < data.vocab_size:
+        text = f"is smaller than the {data.vocab_size} tokens of data.tokenizer {data.tokenizer}"
+        problems.append(("model.vocab_size", f"{text}; use {data.vocab_size} or more"))
+    if bench.prompt_tokens + bench.new_tokens > model.block_size:
+        text = f"and prompt_tokens = {bench.prompt_tokens} exceed block_size = {model.block_size}"
+        problems.append(("benchmark.new_tokens", f"{text}; shorten one"))
+    return problems
+
+
+def _training_problems(experiment: Experiment) -> list[tuple[str, str]]:
+    training, block = experiment.training, experiment.model.block_size
+    problems = []
+    if training.batch_tokens % block:
+        text = f"is not a multiple of block_size = {block}"
+        problems.append(
+            ("training.batch_tokens", f"{text}; use {_nearest(training.batch_tokens, block)}")
+        )
+    if 0 < training.tokens < training.batch_tokens:
+        text = f"is less than one step of batch_tokens = {training.batch_tokens}"
+        problems.append(("training.tokens", f"{text}; use 0 to train nothing, or more"))
+    micro = experiment.resources.microbatch_tokens
+    if micro is not None and (micro % block or training.batch_tokens % micro):
+        text = f"must be a multiple of block_size = {block} and divide batch_tokens"
+        problems.append(("resources.microbatch_tokens", f"{text} = {training.batch_tokens}"))
+    return problems
+
+
+def _nearest(number: int, step: int) -> int:
+    return max(step, round(number / step) * step)

@@ -1,0 +1,98 @@
+"""Files to specs: `load_experiment` and `load_sweep`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kvlab.errors import Problem, SpecError
+from kvlab.spec.experiment import Experiment
+from kvlab.spec.patch import apply_patch
+from kvlab.spec.problems import find_problems
+from kvlab.spec.sweep import Sweep, SweepSource
+from kvlab.spec.yaml_reader import Document, parse_yaml, read_yaml
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Reads one experiment file.
+
+    Args:
+        path: the YAML file.
+        overrides: dotted keys to values, as in ``{"model.n_kv_head": 1}``, put over the file.
+
+    Raises:
+        SpecError: with every problem found, each with file, line and column.
+    """
+    document = read_yaml(path)
+    data = resolve_paths(document.data, Path(path).parent)
+    return _validated(Experiment, apply_patch(data, overrides or {}), document)
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Reads one sweep file and the experiment that it names.
+
+    Every level is checked by itself and every cell as a whole, so a sweep that loads, plans.
+
+    Raises:
+        SpecError: with every problem found in either file, each with file, line and column.
+    """
+    document = read_yaml(path)
+    data = {"name": Path(path).stem, **document.data}
+    sweep = _validated(Sweep, data, document)
+    base_path = os.path.normpath(Path(path).parent / sweep.experiment)
+    try:
+        base = read_yaml(base_path)
+    except SpecError as error:
+        if os.path.isfile(base_path):
+            raise
+        reason = str(error.problems[0].message)
+        message = f"experiment = {sweep.experiment} {reason} (looked for {base_path})"
+        raise SpecError([document.problem(("experiment",), message)]) from None
+    _validated(Experiment, resolve_paths(base.data, Path(base_path).parent), base)
+    source = SweepSource(
+        document, base, resolve_paths(base.data, Path(base_path).parent), str(Path(path).parent)
+    )
+    object.__setattr__(sweep, "_source", source)
+    sweep.check()
+    return sweep
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``key=value`` of ``--set``; the value is read as YAML.
+
+    Raises:
+        SpecError: there is no ``=`` or the value is not YAML.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise SpecError(f"--set {text}: is not key=value; write one such as model.n_kv_head=1")
+    document = parse_yaml(f"value: {value}", f"--set {text}")
+    return key, document.data["value"]
+
+
+def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """``data.paths`` relative to the file that holds them."""
+    section = data.get("data")
+    if not isinstance(section, dict) or not isinstance(section.get("paths"), list):
+        return data
+    paths = [_resolve(item, folder) for item in section["paths"]]
+    return {**data, "data": {**section, "paths": paths}}
+
+
+def _resolve(item: Any, folder: Path) -> Any:
+    return os.path.normpath(folder / Path(item).expanduser()) if isinstance(item, str) else item
+
+
+def _validated(root: type[Model], data: Any, document: Document) -> Model:
+    try:
+        return root.model_validate(data)
+    except ValidationError as error:
+        found = find_problems(error, root, data)
+    problems: list[Problem] = [
+        document.problem(path, message, at_key=at_key) for path, message, at_key in found
+    ]
+    raise SpecError(problems)

@@ -1,0 +1,172 @@
+"""The other parts of an experiment: data, training, serving, evaluation, benchmark, resources."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kvlab.spec.base import Count, CountOrZero, Fraction, Positive, SpecModel, refuse
+from kvlab.spec.model import SharingField
+
+SOURCES = ("docstrings", "files", "fineweb-edu-10b", "fineweb-edu-100b")
+KV_DTYPES = ("model", "float32", "float16", "bfloat16", "int8", "fp8")
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class DataConfig(SpecModel):
+    """`data`: which text, and how it becomes tokens."""
+
+    not_identity: ClassVar[frozenset[str]] = frozenset({"paths"})  # their contents count
+
+    source: Literal["docstrings", "files", "fineweb-edu-10b", "fineweb-edu-100b"] = Field(
+        default="docstrings", description="Where the text comes from."
+    )
+    tokenizer: str = Field(
+        default="gpt2",
+        pattern=r"^(gpt2(:[1-9][0-9]{0,5})?|bytes)$",
+        description="gpt2, gpt2:N (its first N ranks), or bytes.",
+    )
+    paths: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = Field(
+        default=(), description="Files or folders of text, for source: files."
+    )
+    max_bytes: Count | None = Field(
+        default=None, description="Stop after this many bytes of text (whole documents)."
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.01, description="Share of the documents held out, chosen by document hash."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataConfig":
+        problems = []
+        if self.source == "files" and not self.paths:
+            problems.append(("source", "needs data.paths; name at least one file or folder"))
+        if self.source != "files" and self.paths:
+            text = f"is read only by source: files, not {self.source}; remove one"
+            problems.append(("paths", text))
+        if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
+            text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
+            problems.append(("tokenizer", text))
+        refuse(problems)
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Byte-pair ranks kept; 256 is single bytes only."""
+        name, _, count = self.tokenizer.partition(":")
+        return 256 if name == "bytes" else int(count or 50256)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ranks plus the end-of-text token."""
+        return self.ranks + 1
+
+
+class TrainingConfig(SpecModel):
+    """`training`: the recipe. AdamW, warm-up, cosine to ``final_learning_rate``.
+
+    A step is ``batch_tokens`` tokens; the number of steps is ``tokens // batch_tokens``.
+    """
+
+    not_identity: ClassVar[frozenset[str]] = frozenset({"checkpoint_every"})
+
+    tokens: CountOrZero = Field(default=0, description="Tokens seen in training; 0 trains nothing.")
+    batch_tokens: Count = Field(default=8192, description="Tokens an optimizer step.")
+    learning_rate: Positive = 6e-4
+    final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
+        default=None, description="Where the cosine ends; default a tenth of learning_rate."
+    )
+    warmup_tokens: CountOrZero | None = Field(
+        default=None, description="Linear warm-up; default 4% of tokens."
+    )
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.1, description="On matrices only."
+    )
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.95
+    adam_eps: Positive = 1e-8
+    clip: Positive = Field(default=1.0, description="Largest norm of the gradient.")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = Field(default=False, description="torch.compile the model.")
+    evaluate_every: Count = Field(default=100, description="Steps between validation losses.")
+    evaluate_tokens: Count = Field(
+        default=65_536, description="Validation tokens of each of those; the last uses loss_tokens."
+    )
+    checkpoint_every: Count = Field(default=100, description="Steps between checkpoints.")
+
+    @model_validator(mode="after")
+    def _fill(self) -> "TrainingConfig":
+        if self.final_learning_rate is None:
+            object.__setattr__(self, "final_learning_rate", self.learning_rate / 10)
+        if self.warmup_tokens is None:
+            object.__setattr__(self, "warmup_tokens", self.tokens * 4 // 100)
+        return self
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.batch_tokens
+
+
+class ServingConfig(SpecModel):
+    """`serving`: what changes only inference. It never retrains.
+
+    ``tie`` joins layers on one cache slot though each was trained with its own K/V.
+    ``tie_rule``: with ``overwrite`` every layer writes the shared slot and the last wins (the
+    Character.AI article's code); with ``owner`` only the first layer of the group writes.
+    """
+
+    kv_dtype: Literal["model", "float32", "float16", "bfloat16", "int8", "fp8"] = Field(
+        default="model", description="How K/V are stored; model keeps the model's dtype."
+    )
+    tie: SharingField = Field(default="none", description="Patterns as in model.kv_sharing.")
+    tie_rule: Literal["overwrite", "owner"] = "overwrite"
+
+
+class EvaluationConfig(SpecModel):
+    """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
+
+    loss_tokens: Count = Field(default=65_536, description="Validation tokens of the final loss.")
+    hellaswag: Literal["all", "none"] | CountOrZero = Field(
+        default="none", description="all, none, or the first N items."
+    )
+    served: bool = Field(default=True, description="Measure again through the serving cache.")
+    served_tokens: Count | None = Field(
+        default=None,
+        description="Validation tokens scored through the cache, token by token; default"
+        " loss_tokens.",
+    )
+
+    @property
+    def hellaswag_items(self) -> int | None:
+        """Items to score: None for all, 0 for none."""
+        if isinstance(self.hellaswag, int):
+            return self.hellaswag
+        return None if self.hellaswag == "all" else 0
+
+
+class BenchmarkConfig(SpecModel):
+    """`benchmark`: memory and decode speed on random tokens."""
+
+    prompt_tokens: Count = 64
+    new_tokens: Count = 32
+    batch_sizes: Annotated[tuple[Count, ...], BeforeValidator(_tuple), Field(min_length=1)] = (1,)
+    repeats: Count = Field(default=3, le=1000, description="Timed runs, after one warm-up.")
+
+
+class ResourcesConfig(SpecModel):
+    """`resources`: where a trial runs. Never part of what it computes."""
+
+    cpus: Annotated[float, Field(gt=0, le=4096)] = 1.0
+    gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0
+    microbatch_tokens: Count | None = Field(
+        default=None,
+        description="Tokens a forward pass; smaller needs less memory, same mathematics.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "ResourcesConfig":
+        if self.gpus > 1 and not self.gpus.is_integer():
+            refuse([("gpus", "is above 1 and not whole; use a fraction of one GPU or whole GPUs")])
+        return self

@@ -1,0 +1,187 @@
+"""YAML as plain data, with the line and column of every key and value.
+
+Data only: anchors, aliases, tags, duplicate keys and several documents are refused, so a
+file means what it shows and cannot grow when read. Scalars follow YAML 1.2's core schema
+(`no` is a string, `10e9` is a number), not PyYAML's YAML 1.1.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvlab.errors import Problem, SpecError
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 32
+
+Key = str | int
+Place = tuple[int, int]
+
+_INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*\Z")
+_FLOAT = re.compile(r"[-+]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|nan)\Z", re.IGNORECASE)
+_CONSTANTS = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file's data and where each part of it stands.
+
+    ``places`` maps a key path such as ``("model", "n_head")`` to the (line, column) of its
+    value, ``key_places`` to that of the key itself; both are 1-based.
+    """
+
+    file: str
+    data: dict[str, Any]
+    places: dict[tuple[Key, ...], Place] = field(repr=False)
+    key_places: dict[tuple[Key, ...], Place] = field(repr=False)
+
+    def problem(self, path: tuple[Key, ...], message: str, *, at_key: bool = False) -> Problem:
+        """A problem at ``path``, or at its nearest ancestor that stands in the file."""
+        table = self.key_places if at_key else self.places
+        while path and path not in table:
+            path, table = path[:-1], self.places
+        line, column = table.get(path, (1, 1))
+        return Problem(self.file, line, column, message)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's parser with kvlab's limits; composes nodes, never constructs objects."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs stop here
+        if isinstance(event, yaml.AliasEvent):
+            raise _Refused(event, f"alias *{event.anchor}: specs hold plain data; write it out")
+        if getattr(event, "anchor", None):
+            raise _Refused(event, f"anchor &{event.anchor}: specs hold plain data; remove it")
+        if getattr(event, "tag", None):
+            raise _Refused(event, f"tag {event.tag}: specs hold plain data; remove it")
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _Refused(event, f"nested deeper than {MAX_DEPTH} levels; flatten it")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Refused(Exception):
+    def __init__(self, event: Any, message: str):
+        self.mark, self.message = event.start_mark, message
+
+
+def read_yaml(path: str | Path) -> Document:
+    """Reads one YAML file that holds a mapping.
+
+    Raises:
+        SpecError: the file cannot be read, is empty or too large, is not YAML, or uses more
+            of YAML than plain data; with file, line and column.
+    """
+    file = str(path)
+    try:
+        with open(path, "rb") as handle:
+            raw = handle.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise SpecError(
+            [Problem(file, 1, 1, f"cannot be read: {error.strerror}; check the path")]
+        ) from None
+    if len(raw) > MAX_BYTES:
+        raise SpecError([Problem(file, 1, 1, f"is larger than {MAX_BYTES:,} bytes; split it")])
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise SpecError([Problem(file, line, 1, "is not UTF-8 text; save it as UTF-8")]) from None
+    return parse_yaml(text, file)
+
+
+def parse_yaml(text: str, file: str) -> Document:
+    """Like `read_yaml`, from a text; ``file`` is the name shown in problems."""
+    node = _compose(text, file)
+    if node is None:
+        raise SpecError([Problem(file, 1, 1, "is empty; write at least the required keys")])
+    if not isinstance(node, yaml.MappingNode):
+        problem = Problem(file, *_place(node), "is not a mapping; write `key: value` lines")
+        raise SpecError([problem])
+    document = Document(file, {}, {}, {})
+    problems: list[Problem] = []
+    document.data.update(_build(node, (), document, problems))
+    if problems:
+        raise SpecError(problems)
+    return document
+
+
+def _compose(text: str, file: str) -> Any:
+    loader = None
+    try:
+        loader = _Loader(text)
+        return loader.get_single_node()
+    except _Refused as refused:
+        mark = refused.mark
+        problem = Problem(file, mark.line + 1, mark.column + 1, refused.message)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"has the character #x{ord(text[error.position]):04x}, which YAML forbids"
+        problem = Problem(file, line, 1, f"{message}; remove it")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        what = " ".join(str(error.problem or error.context).split())
+        problem = Problem(file, *place, f"is not valid YAML: {what}; check indentation and quotes")
+    finally:
+        if loader is not None:
+            loader.dispose()
+    raise SpecError([problem])
+
+
+def _place(node: Any) -> Place:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _build(node: Any, path: tuple[Key, ...], doc: Document, problems: list[Problem]) -> Any:
+    doc.places[path] = _place(node)
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, path, doc, problems)
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(item, (*path, i), doc, problems) for i, item in enumerate(node.value)]
+    result: dict[str, Any] = {}
+    for key, value in _pairs(node, doc, problems):
+        if key in result:
+            message = f"key {key!r} stands twice here; keep one"
+            problems.append(Problem(doc.file, *_place(value[0]), message))
+            continue
+        doc.key_places[(*path, key)] = _place(value[0])
+        result[key] = _build(value[1], (*path, key), doc, problems)
+    return result
+
+
+def _pairs(node: Any, doc: Document, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    for key_node, value_node in node.value:
+        if isinstance(key_node, yaml.ScalarNode) and key_node.value:
+            yield key_node.value, (key_node, value_node)
+        else:
+            problems.append(Problem(doc.file, *_place(key_node), "a key must be a plain name"))
+
+
+def _scalar(node: Any, path: tuple[Key, ...], doc: Document, problems: list[Problem]) -> Any:
+    text = node.value
+    if node.style is not None:  # quoted or block text is text, whatever it looks like
+        return text
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if _INT.match(text) and len(text) < 40:
+        return int(text)
+    if _NOT_FINITE.match(text):
+        problems.append(doc.problem(path, f"{text} is not a finite number; write one"))
+        return 0.0
+    if _FLOAT.match(text):
+        number = float(text.replace("_", ""))
+        if number in (float("inf"), float("-inf")):
+            problems.append(doc.problem(path, f"{text} is too large for a number"))
+        return number
+    return text

@@ -1,0 +1,48 @@
+"""Every number that a trial can measure: its name in the record, in MLflow and in the report."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Metric:
+    """``better`` says which way is an improvement; ``unit`` is printed behind the number."""
+
+    title: str
+    unit: str
+    better: Literal["lower", "higher", "neither"] = "neither"
+
+
+METRICS: dict[str, Metric] = {
+    "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
+    "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
+    "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
+    "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
+    "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
+    "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),
+    "served_tokens": Metric("validation tokens scored through the cache", "tokens"),
+    "hellaswag_acc": Metric("HellaSwag acc (completion style)", "", "higher"),
+    "hellaswag_acc_norm": Metric("HellaSwag acc_norm (completion style)", "", "higher"),
+    "hellaswag_acc_stderr": Metric("standard error of HellaSwag acc", ""),
+    "hellaswag_acc_norm_stderr": Metric("standard error of HellaSwag acc_norm", ""),
+    "hellaswag_acc_served": Metric("HellaSwag acc, served", "", "higher"),
+    "hellaswag_acc_norm_served": Metric("HellaSwag acc_norm, served", "", "higher"),
+    "hellaswag_lmeval_acc": Metric("HellaSwag acc (lm-eval style)", "", "higher"),
+    "hellaswag_lmeval_acc_norm": Metric("HellaSwag acc_norm (lm-eval style)", "", "higher"),
+    "hellaswag_lmeval_acc_served": Metric("HellaSwag acc (lm-eval style), served", "", "higher"),
+    "hellaswag_lmeval_acc_norm_served": Metric(
+        "HellaSwag acc_norm (lm-eval style), served", "", "higher"
+    ),
+    "hellaswag_items": Metric("HellaSwag items scored", "items"),
+    "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
+    "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
+    "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
+    "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
+    "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
+    "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
+    "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
+    "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
+    "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
+    "tokens_per_second": Metric("decoded tokens per second (largest batch)", "tokens/s", "higher"),
+    "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
+}
