@@ -25,7 +25,7 @@ class KvlabError(Exception):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong in one file: where (1-based), and what with the way out."""
+    """One thing wrong: where (1-based; line 0 is a command-line argument), what, the way out."""
 
     file: str
     line: int
@@ -33,7 +33,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.message}"
 
 
 class SpecError(KvlabError, ValueError):

@@ -8,14 +8,17 @@ from kvlab.layout.cost import (
     weight_bytes_read,
 )
 from kvlab.layout.dtypes import ITEM_BYTES, QUANTISED, SCALE_BYTES
+from kvlab.layout.estimate import Estimate, estimate
 from kvlab.layout.kv_layout import KVLayout
 
 __all__ = [
     "ITEM_BYTES",
     "QUANTISED",
     "SCALE_BYTES",
+    "Estimate",
     "KVLayout",
     "decode_flops",
+    "estimate",
     "forward_flops",
     "parameter_count",
     "training_flops",

@@ -1,8 +1,8 @@
 """What a person writes: experiments and sweeps, read from YAML and checked. No torch here."""
 
 from kvlab.errors import SpecError
-from kvlab.spec.experiment import Experiment
-from kvlab.spec.load import load_experiment, load_sweep
+from kvlab.spec.experiment import Experiment, Shape
+from kvlab.spec.load import load_experiment, load_shape, load_sweep, parse_override
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import (
     BenchmarkConfig,
@@ -23,9 +23,12 @@ __all__ = [
     "ModelConfig",
     "ResourcesConfig",
     "ServingConfig",
+    "Shape",
     "SpecError",
     "Sweep",
     "TrainingConfig",
     "load_experiment",
+    "load_shape",
     "load_sweep",
+    "parse_override",
 ]

@@ -15,6 +15,19 @@ from kvlab.spec.parts import (
 )
 
 
+class Shape(SpecModel):
+    """What memory depends on: a model and how it is served."""
+
+    name: str
+    model: ModelConfig
+    serving: ServingConfig = ServingConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Shape":
+        refuse(_tie_problems(self.model, self.serving))
+        return self
+
+
 class Experiment(SpecModel):
     """One complete configuration of everything that a trial does."""
 
@@ -31,13 +44,17 @@ class Experiment(SpecModel):
     @model_validator(mode="after")
     def _check(self) -> "Experiment":
         problems = [*_size_problems(self), *_training_problems(self)]
-        try:
-            tie = owner_map(self.serving.tie, self.model.layer_kinds)
-            tied_slots(self.model.kv_owners, tie, self.serving.tie_rule)
-        except SharingError as error:
-            problems.append(("serving.tie", str(error)))
-        refuse(problems)
+        refuse([*problems, *_tie_problems(self.model, self.serving)])
         return self
+
+
+def _tie_problems(model: ModelConfig, serving: ServingConfig) -> list[tuple[str, str]]:
+    try:
+        tie = owner_map(serving.tie, model.layer_kinds)
+        tied_slots(model.kv_owners, tie, serving.tie_rule)
+    except SharingError as error:
+        return [("serving.tie", str(error))]
+    return []
 
 
 def _size_problems(experiment: Experiment) -> list[tuple[str, str]]:

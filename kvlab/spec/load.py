@@ -2,19 +2,22 @@
 
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.experiment import Experiment
+from kvlab.spec.experiment import Experiment, Shape
 from kvlab.spec.patch import apply_patch
-from kvlab.spec.problems import find_problems
+from kvlab.spec.presets import PRESETS
+from kvlab.spec.problems import find_problems, show_value
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.yaml_reader import Document, parse_yaml, read_yaml
 
 Model = TypeVar("Model", bound=BaseModel)
+_NONE: Mapping[str, Any] = {}
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
@@ -29,7 +32,24 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """
     document = read_yaml(path)
     data = resolve_paths(document.data, Path(path).parent)
-    return _validated(Experiment, apply_patch(data, overrides or {}), document)
+    return _validated(Experiment, data, document, overrides or {})
+
+
+def load_shape(target: str, overrides: Mapping[str, Any] | None = None) -> Shape:
+    """The model and serving of a preset (``gpt2``) or of an experiment file.
+
+    Raises:
+        SpecError: as `load_experiment`; or ``target`` is neither.
+    """
+    if target in PRESETS:
+        preset = Document(target, {"name": target, "model": {"preset": target}}, {}, {})
+        return _validated(Shape, preset.data, preset, overrides or {})
+    if not target.endswith((".yaml", ".yml")):
+        near = get_close_matches(target, PRESETS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
+        raise SpecError(f"{target}: is not a preset or a .yaml file; {hint}")
+    experiment = load_experiment(target, overrides)
+    return Shape(name=experiment.name, model=experiment.model, serving=experiment.serving)
 
 
 def load_sweep(path: str | Path) -> Sweep:
@@ -87,12 +107,21 @@ def _resolve(item: Any, folder: Path) -> Any:
     return os.path.normpath(folder / Path(item).expanduser()) if isinstance(item, str) else item
 
 
-def _validated(root: type[Model], data: Any, document: Document) -> Model:
+def _validated(
+    root: type[Model], data: Any, document: Document, overrides: Mapping[str, Any] = _NONE
+) -> Model:
+    data = apply_patch(data, overrides)
     try:
         return root.model_validate(data)
     except ValidationError as error:
         found = find_problems(error, root, data)
-    problems: list[Problem] = [
-        document.problem(path, message, at_key=at_key) for path, message, at_key in found
-    ]
+    problems: list[Problem] = []
+    for path, message, at_key in found:
+        dotted = ".".join(map(str, path))
+        override = next((key for key in overrides if f"{dotted}.".startswith(f"{key}.")), None)
+        if override is not None:
+            shown = f"--set {override}={show_value(overrides[override])}"
+            problems.append(Problem(shown, 0, 0, message))
+        else:
+            problems.append(document.problem(path, message, at_key=at_key))
     raise SpecError(problems)

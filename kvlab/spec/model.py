@@ -152,7 +152,9 @@ def _head_problems(model: ModelConfig) -> list[tuple[str, str]]:
 
 def _position_problems(model: ModelConfig) -> list[tuple[str, str]]:
     if model.position == "rope" and model.head_dim % 2:
-        return [("head_dim", "is odd; rope rotates pairs, so use an even head_dim")]
+        derived = "" if "head_dim" in model.model_fields_set else " (n_embd / n_head)"
+        text = f"is odd{derived}: {model.head_dim}; rope rotates pairs, so use an even head_dim"
+        return [("head_dim", text)]
     return []
 
 

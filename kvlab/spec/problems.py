@@ -55,11 +55,15 @@ def find_problems(error: ValidationError, root: type[BaseModel], data: Any) -> l
         context: dict[str, Any] = dict(item.get("ctx", {}))
         if "rules" in context:
             for name, message in context["rules"]:
-                full = path + tuple(name.split("."))
+                full = path + tuple(int(k) if k.isdecimal() else k for k in name.split("."))
                 found.append((full, f"{_shown(full, data)} {message}", False))
             continue
-        known = _trim(path, data)
         kind = item["type"]
+        if path[-1:] == ("[key]",):
+            message = f"{_dotted(path[:-2])}: {path[-2]} {_rule(item, context)}"
+            found.append((path[:-1], message, True))
+            continue
+        known = _trim(path, data)
         if kind == "extra_forbidden":
             found.append((path, _unknown(path, root), True))
         elif kind == "missing":

@@ -181,7 +181,8 @@ class Sweep(SpecModel):
         document = self.source.document
         for factor, level in reversed(list(levels.items())):
             for key in self.factors[factor][level]:
-                if dotted == key or dotted.startswith(key + "."):
+                unknown_section = at_key and key.startswith(dotted + ".")
+                if dotted == key or dotted.startswith(key + ".") or unknown_section:
                     where: tuple[Key, ...] = ("factors", factor, level, key)
                     return document.problem(where, message, at_key=at_key)
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())

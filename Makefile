@@ -1,0 +1,46 @@
+# make demo    set up, run the quickstart sweep, write its report
+# make test    set up, run the tests
+# make check   set up, lint, types, import contracts, specs, documentation
+# make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
+# make clean   remove what these made: .venv and runs
+
+# The first Python 3.11 or 3.12 found; say `make PYTHON=... demo` for another.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null \
+  && { echo $$p; break; }; done)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: setup demo test check bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 or 3.12; none was found"; exit 1; }
+	@echo "== setting up .venv with $(PYTHON) (about two minutes)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	@echo "== running sweeps/quickstart.yaml: plan, train, measure, track, report"
+	@$(BIN)/kvlab plan sweeps/quickstart.yaml
+	@$(BIN)/kvlab submit sweeps/quickstart.yaml --reports runs/reports
+
+test: $(READY)
+	@echo "== running the tests on every core"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+check: $(READY)
+	@echo "== lint, types, import contracts, specs, documentation"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy kvlab
+	@$(BIN)/lint-imports
+	@$(BIN)/python -m tests.checks
+
+bench: $(READY)
+	@$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf .venv runs

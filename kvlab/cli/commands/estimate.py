@@ -1,0 +1,130 @@
+"""`kvlab estimate`: KV bytes, parameters and FLOPs of presets and specs, exactly."""
+
+import argparse
+import json
+import re
+
+from kvlab.cli.table import exact_bytes, short_number, table
+from kvlab.layout import ITEM_BYTES, QUANTISED, Estimate, estimate
+from kvlab.spec import load_shape, parse_override
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+
+EPILOG = """\
+examples:
+  kvlab estimate gpt2 --context 1024
+  kvlab estimate gpt2 --set model.n_kv_head=1 --compare serving.tie=character-ai
+  kvlab estimate gpt3-175b llama-7b --dtype float16 --memory 80GB
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("target", nargs="+", help="a preset such as gpt2, or an experiment file")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key of every target",
+    )
+    parser.add_argument(
+        "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
+        help="put a variant of the first target beside it; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=_count, default=1, help="sequences at once (default 1)")
+    parser.add_argument(
+        "--context", type=_count, help="tokens of each sequence (default the model's block size)"
+    )
+    parser.add_argument(
+        "--dtype", choices=sorted(set(ITEM_BYTES) - QUANTISED), default="float32",
+        help="the model's dtype (default float32)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory", type=_memory, help="such as 80GB or 24GiB: print the largest batch it holds"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON list, an object a target")
+
+
+def run(options: argparse.Namespace) -> int:
+    common = [parse_override(text) for text in options.set]
+    variants = [(target, common, target) for target in options.target]
+    for patch in options.compare:
+        base = options.target[0]
+        changes = [*common, *map(parse_override, patch)]
+        variants.append((base, changes, f"{base} {' '.join(patch)}"))
+    estimates = []
+    for target, changes, name in variants:
+        shape = load_shape(target, dict(changes)).model_copy(update={"name": name})
+        estimates.append(
+            estimate(
+                shape,
+                batch_size=options.batch,
+                context_length=options.context,
+                dtype=options.dtype,
+                memory=options.memory,
+            )
+        )
+    if options.json:
+        print(json.dumps([item.as_dict() for item in estimates], indent=1))
+    elif len(estimates) == 1:
+        print(_one(estimates[0]))
+    else:
+        print(_side_by_side(estimates))
+    return 0
+
+
+def _one(item: Estimate) -> str:
+    lines = [
+        f"{item.name}: {item.parameters:,} parameters,"
+        f" {item.slots} K/V slots for {item.layers} layers",
+        f"KV cache at batch {item.batch_size}, context {item.context_length:,},"
+        f" {item.kv_dtype}: {exact_bytes(item.kv_bytes)}",
+        f"  = {item.formula}",
+        f"a token adds        {item.kv_bytes_per_token:,} bytes while in every window,"
+        f" {item.kv_bytes_per_token_at_limit:,} in the long run",
+        f"a decoded token reads {item.kv_bytes_read_per_token:,} bytes of K/V"
+        f" and writes {item.kv_bytes_written_per_token:,}",
+        f"weights in {item.dtype}: {exact_bytes(item.weight_bytes)}",
+        f"forward pass over the context: {item.forward_flops:.4g} FLOPs;"
+        f" a decoded token: {item.decode_flops:.4g}",
+    ]
+    if item.largest_batch is not None:
+        lines.append(f"largest batch beside the weights: {item.largest_batch:,}")
+    return "\n".join(lines)
+
+
+def _side_by_side(items: list[Estimate]) -> str:
+    head = ["slots", "KV bytes", "MB", "MiB", "of first", "read/token", "parameters"]
+    memory = items[0].largest_batch is not None
+    rows = [[*head, *(["largest batch"] if memory else []), "what"]]
+    for item in items:
+        row = [
+            f"{item.slots}/{item.layers}",
+            f"{item.kv_bytes:,}",
+            f"{item.kv_bytes / 10**6:,.1f}",
+            f"{item.kv_bytes / 2**20:,.1f}",
+            f"1/{items[0].kv_bytes / item.kv_bytes:.3g}",
+            f"{item.kv_bytes_read_per_token:,}",
+            short_number(item.parameters),
+        ]
+        rows.append([*row, *([f"{item.largest_batch:,}"] if memory else []), item.name])
+    contexts = sorted({item.context_length for item in items})
+    context = f"context {contexts[0]:,}" if len(contexts) == 1 else "each at its block size"
+    head_line = f"batch {items[0].batch_size}, {context}, model in {items[0].dtype}"
+    return f"{head_line}\n{table(rows, 'r' * (len(rows[0]) - 1))}"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 10**15:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
+    return int(text)
+
+
+def _memory(text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a size; write one such as 80GB or 24GiB")
+    return int(float(match[1]) * _UNITS[match[2] or ""])

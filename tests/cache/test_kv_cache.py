@@ -1,0 +1,109 @@
+"""Prefix reuse, copies of rows, and storages of fewer bits."""
+
+import pytest
+import torch
+
+from kvlab.cache.storages import make_storage
+from kvlab.errors import CacheError
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig
+
+SHAPE = {"vocab_size": 29, "n_layer": 6, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
+         "block_size": 64, "position": "rope"}  # fmt: skip
+GLOBAL = ModelConfig(**SHAPE)
+HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    model = GPT(config, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def text(rows=1, count=30, seed=0):
+    return torch.randint(0, 29, (rows, count), generator=torch.Generator().manual_seed(seed))
+
+
+def test_cropping_reuses_a_prefix():
+    model = model_of(GLOBAL)
+    first, second = text(seed=1), text(seed=2)
+    second[:, :12] = first[:, :12]
+    cache = model.new_cache(1, 40)
+    model(first, cache=cache)
+    cache.crop(12)
+    assert cache.length == 12
+    again = model(second[:, 12:], cache=cache)
+    assert (again - model(second)[:, 12:]).abs().max() < 1e-10
+
+
+def test_cropping_a_ring_works_until_it_has_dropped_what_is_needed():
+    model, words = model_of(HYBRID), text()
+    cache = model.new_cache(1, 40)
+    model(words[:, :6], cache=cache)  # six tokens: the ring of six has dropped none
+    cache.crop(2)
+    again = model(words[:, 2:], cache=cache)
+    assert (again - model(words)[:, 2:]).abs().max() < 1e-10
+    cache.crop(29)  # the last token alone can always go
+    assert (model(words[:, 29:], cache=cache) - model(words)[:, 29:]).abs().max() < 1e-10
+    with pytest.raises(CacheError, match="keeps the last 6 of 30 tokens"):
+        cache.crop(28)
+    with pytest.raises(CacheError, match="rows hold 30 tokens"):
+        cache.crop(31)
+
+
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_repeated_rows_go_on_apart(config):
+    model, words = model_of(config), text(rows=2, count=9)
+    cache = model.new_cache(2, 20)
+    model(words, cache=cache, lengths=[9, 4])
+    wide = cache.repeat_rows(3)
+    ends = text(rows=6, count=5, seed=3)
+    out = model(ends, cache=wide)
+    for row in range(6):
+        start = words[row // 3, : (9, 4)[row // 3]]
+        whole = model(torch.cat([start, ends[row]])[None])
+        assert (out[row] - whole[0, len(start) :]).abs().max() < 1e-10
+    assert cache.length == 9  # the original did not move
+    assert wide.nbytes == 3 * cache.nbytes
+
+
+def test_reset_forgets_everything():
+    model, words = model_of(HYBRID), text()
+    cache = model.new_cache(1, 40)
+    model(text(seed=9), cache=cache)
+    cache.reset()
+    assert (model(words, cache=cache) - model(words)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize(("kind", "worst"), [("int8", 1 / 254), ("fp8", 1 / 16)])
+def test_eight_bits_err_by_at_most_half_a_step(kind, worst):
+    storage = make_storage(kind, (2, 3, 8, 16), torch.float64, torch.device("cpu"))
+    values = torch.randn(2, 3, 8, 16, dtype=torch.float64) * 100
+    values[0, 0, 0] = 0.0  # a zero vector stays zero
+    storage.write((slice(None), slice(None), slice(0, 8)), storage.encode(values))
+    back = storage.read(slice(0, 8))
+    assert back[0, 0, 0].abs().max() == 0
+    peak = values.abs().amax(-1, keepdim=True)
+    assert ((back - values).abs() <= peak * worst * 1.01).all()
+    assert (back - values).abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "bfloat16", "float16"])
+def test_what_is_attended_to_does_not_depend_on_the_chunks(kind):
+    model, words = model_of(HYBRID), text()
+    serving = ServingConfig(kv_dtype=kind)
+    whole = model(words, cache=model.new_cache(1, 30, serving))
+    cache = model.new_cache(1, 30, serving)
+    steps = torch.cat([model(words[:, i : i + 1], cache=cache) for i in range(30)], 1)
+    assert (steps - whole).abs().max() < 1e-10
+    assert 1e-6 < (whole - model(words)).abs().max() < 1.0  # it is coarser, and says so
+    assert cache.nbytes == KVLayout.of(HYBRID, serving).stored_bytes(1, 30, "float64")
+
+
+def test_an_unknown_storage_is_refused():
+    with pytest.raises(CacheError, match="kv_dtype = int3"):
+        make_storage("int3", (1, 1, 1, 1), torch.float32, torch.device("cpu"))

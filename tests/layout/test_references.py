@@ -1,0 +1,102 @@
+"""The exact integers that the articles and papers imply (their own figures are often rounded)."""
+
+import pytest
+
+from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
+from kvlab.spec import ModelConfig, ServingConfig
+
+TIED = ServingConfig(tie="character-ai")
+HYBRID = {"window": 256, "attention_pattern": "GLLLLL"}
+
+
+def stored(batch, context, dtype, serving=None, **model):
+    return KVLayout.of(ModelConfig(**model), serving).stored_bytes(batch, context, dtype)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "batch", "context", "dtype", "serving", "model"),
+    [
+        (75_497_472, 1, 1024, "float32", None, {"preset": "gpt2"}),
+        (6_291_456, 1, 1024, "float32", None, {"preset": "gpt2", "n_kv_head": 1}),
+        (2_621_440, 1, 1024, "float32", TIED, {"preset": "gpt2", "n_kv_head": 1}),
+        (2_359_296, 1, 1024, "float32", None, {"preset": "gpt2", "n_kv_head": 1, **HYBRID}),
+        (1_048_576, 1, 1024, "float32", TIED, {"preset": "gpt2", "n_kv_head": 1, **HYBRID}),
+        (9_663_676_416, 1, 2048, "float16", None, {"preset": "gpt3-175b"}),
+        (4_831_838_208, 1, 1024, "float16", None, {"preset": "gpt3-175b"}),
+        (50_331_648, 1, 1024, "float16", None, {"preset": "gpt3-175b", "n_kv_head": 1}),
+        (5_242_880_000, 1, 10_000, "float16", None, {"preset": "llama-7b"}),
+        (180_388_626_432, 128, 1024, "float16", None, {"preset": "video-30b"}),
+        (614_400, 1, 1, "float32", None, {"preset": "gpt2-xl"}),
+        (614_400 * 512, 1, 512, "float32", None, {"preset": "gpt2-xl"}),
+    ],
+)
+def test_kv_bytes(wanted, batch, context, dtype, serving, model):
+    assert stored(batch, context, dtype, serving, **model) == wanted
+
+
+KEEP_ENDS = [[2 * i + 1, 2 * i + 2] for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kv_heads", "head_dim", "sharing"),
+    [
+        (163_840, 16, 128, "none"),
+        (40_960, 4, 128, "none"),
+        (20_480, 2, 128, "none"),
+        (10_240, 1, 128, "none"),
+        (5_120, 1, 64, "none"),
+        (5_120, 1, 128, "adjacent:2"),
+        (3_600, 1, 90, "adjacent:2"),
+        (3_584, 1, 128, "adjacent:3"),
+        (2_560, 1, 128, "adjacent:4"),
+        (5_632, 1, 128, KEEP_ENDS),
+    ],
+)
+def test_bytes_per_token_of_cross_layer_attention_table_1(wanted, kv_heads, head_dim, sharing):
+    model = ModelConfig(
+        n_layer=20, n_head=16, n_kv_head=kv_heads, n_embd=2048, head_dim=head_dim,
+        position="rope", kv_sharing=sharing,
+    )  # fmt: skip
+    assert KVLayout.of(model).bytes_per_token("float16") == wanted
+
+
+def test_gpt2_xl_flops():
+    model = ModelConfig(preset="gpt2-xl")
+    for tokens in (1, 256, 1024):
+        assert forward_flops(model, tokens) == 3_109_942_400 * tokens + 307_200 * tokens**2
+    total = sum(forward_flops(model, tokens) for tokens in range(256, 512))
+    assert total == pytest.approx(3.173e14, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [("gpt2", 124_439_808), ("gpt2-medium", 354_823_168), ("gpt2-large", 774_030_080),
+     ("gpt2-xl", 1_557_611_200), ("llama-7b", 6_738_415_616)],
+)  # fmt: skip
+def test_parameters_of_published_models(preset, parameters):
+    assert parameter_count(ModelConfig(preset=preset)) == parameters
+
+
+def test_windows_bound_reads_and_growth_but_sharing_does_not_bound_reads():
+    model = ModelConfig(preset="gpt2", n_kv_head=1, **HYBRID)
+    plain, tied = KVLayout.of(model), KVLayout.of(model, TIED)
+    token = 2 * 64 * 4
+    assert plain.read_bytes(1, 1024) == tied.read_bytes(1, 1024) == token * (2 * 1024 + 10 * 256)
+    assert plain.bytes_per_token_at_limit() == 2 * token
+    assert tied.bytes_per_token_at_limit() == token
+    growth = plain.stored_bytes(1, 5001) - plain.stored_bytes(1, 5000)
+    assert growth == plain.bytes_per_token_at_limit()
+    assert decode_flops(model, 1024) < decode_flops(ModelConfig(preset="gpt2", n_kv_head=1), 1024)
+
+
+def test_written_bytes_follow_the_tie_rule():
+    model = ModelConfig(preset="gpt2", n_kv_head=1)
+    overwrite = KVLayout.of(model, ServingConfig(tie="character-ai"))
+    owner = KVLayout.of(model, ServingConfig(tie="character-ai", tie_rule="owner"))
+    assert overwrite.written_bytes(1) == 12 * 512
+    assert owner.written_bytes(1) == 5 * 512
+
+
+def test_int8_counts_its_scales():
+    layout = KVLayout.of(ModelConfig(preset="gpt2"), ServingConfig(kv_dtype="int8"))
+    assert layout.stored_bytes(3, 100) == 3 * 100 * 12 * 2 * 12 * (64 + 2)

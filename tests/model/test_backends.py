@@ -1,0 +1,81 @@
+"""All attention backends agree, forward and gradient; a window costs less than the square."""
+
+import math
+
+import pytest
+import torch
+
+from kvlab.model.backends import BACKENDS, pick_backend
+
+
+def naive(q, k, v, window):
+    past = k.shape[2] - q.shape[2]
+    repeat = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    far = window or k.shape[2]
+    hidden = [[not 0 <= i + past - j < far for j in range(k.shape[2])] for i in range(q.shape[2])]
+    return scores.masked_fill(torch.tensor(hidden), -torch.inf).softmax(-1) @ v
+
+
+SHAPES = [
+    # queries, keys, window
+    (17, 17, None),
+    (17, 17, 5),
+    (5, 30, None),
+    (5, 30, 7),
+    (130, 130, 9),
+    (140, 200, 70),
+    (1, 40, 16),
+]
+
+
+CASES = [("sdpa", *shape) for shape in SHAPES] + [("blocked", *s) for s in SHAPES if s[2]]
+
+
+@pytest.mark.parametrize(("name", "queries", "keys", "window"), CASES)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_forward_and_gradient_agree_with_the_definition(name, queries, keys, window, kv_heads):
+    torch.manual_seed(0)
+    shapes = [(2, 4, queries, 8), (2, kv_heads, keys, 8), (2, kv_heads, keys, 8)]
+    ours = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
+    theirs = [t.detach().clone().requires_grad_() for t in ours]
+    weight = torch.randn(shapes[0], dtype=torch.float64)
+    out, wanted = BACKENDS[name](*ours, window), naive(*theirs, window)
+    (out * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    assert (out - wanted).abs().max() < 1e-12
+    for left, right in zip(ours, theirs, strict=True):
+        assert (left.grad - right.grad).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("queries", "keys", "window"), [(256, 256, 40), (128, 256, 40)])
+def test_flex_agrees_with_sdpa_forward(queries, keys, window):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, h, n, 16) for h, n in ((4, queries), (2, keys), (2, keys)))
+    with torch.inference_mode():
+        wanted = BACKENDS["sdpa"](q, k, v, window)
+        assert (BACKENDS["flex"](q, k, v, window) - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_flex_gradient_agrees_with_sdpa_on_cuda():
+    torch.manual_seed(0)
+    ours = [torch.randn(2, h, 512, 64, device="cuda", requires_grad=True) for h in (4, 2, 2)]
+    theirs = [t.detach().clone().requires_grad_() for t in ours]
+    out, wanted = BACKENDS["flex"](*ours, 100), BACKENDS["sdpa"](*theirs, 100)
+    out.square().sum().backward()
+    wanted.square().sum().backward()
+    for left, right in zip([out, *(t.grad for t in ours)], [wanted, *(t.grad for t in theirs)],
+                           strict=True):  # fmt: skip
+        assert (left - right).abs().max() < 2e-3
+
+
+def test_the_table_picks_by_device_and_shape():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert pick_backend(cpu, 64, 64, None) == "sdpa"
+    assert pick_backend(cpu, 64, 64, 64) == "sdpa"
+    assert pick_backend(cpu, 64, 64, 8) == "blocked"
+    assert pick_backend(cuda, 64, 64, 8) == "flex"
+    assert pick_backend(cuda, 8, 64, 8) == "blocked"

@@ -1,0 +1,176 @@
+"""What the fuzzer does not reach: one-shot scoring, gradients, initialisation, refusals."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.errors import CacheError
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig
+from tests.oracle import Oracle, weights_of
+
+SMALL = {"vocab_size": 29, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
+HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "position": "rope"}
+
+
+def tokens(rows, count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 29, (rows, count), generator=generator)
+
+
+def lively(config, dtype=torch.float64):
+    """A model whose weights are large enough that a wrong path shows."""
+    model = GPT(config, seed=3)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.to(dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kv_heads=st.sampled_from([1, 2, 4]),
+    position=st.sampled_from(["learned", "rope", "none"]),
+    pattern=st.sampled_from(["G", "GL", "LLG"]),
+    window=st.integers(1, 40),
+    sharing=st.sampled_from(["none", "adjacent:2", "adjacent:3", "sandwich"]),
+    cuts=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+)
+def test_cached_equals_one_shot_in_float32(kv_heads, position, pattern, window, sharing, cuts):
+    config = ModelConfig(
+        **SMALL,
+        n_kv_head=kv_heads,
+        position=position,
+        attention_pattern=pattern,
+        window=window if "L" in pattern else None,
+        kv_sharing=sharing,
+    )
+    model = lively(config, torch.float32)
+    text = tokens(2, 32)
+    cache = model.new_cache(2, 32)
+    assert cache.nbytes == KVLayout.of(config).stored_bytes(2, 32, "float32")
+    with torch.inference_mode():
+        whole, parts, at = model(text), [], 0
+        for cut in [*cuts, 32]:
+            if at < 32:
+                parts.append(model(text[:, at : at + cut], cache=cache))
+                at += cut
+    assert (torch.cat(parts, 1) - whole).abs().max() <= 2e-5
+
+
+def test_one_shot_agrees_with_the_oracle():
+    config = ModelConfig(**HYBRID, kv_sharing="adjacent:2")
+    model, text = lively(config), tokens(1, 32)
+    oracle = Oracle(config, weights_of(model), list(config.kv_owners))
+    wanted = torch.from_numpy(oracle.logits(text[0].tolist()))
+    assert (model(text)[0] - wanted).abs().max() < 1e-10
+
+
+def test_tying_shows_only_through_the_cache():
+    model, text = lively(ModelConfig(**HYBRID)), tokens(2, 24)
+    one_shot = model(text)
+    for rule in ("overwrite", "owner"):
+        cache = model.new_cache(2, 24, ServingConfig(tie="character-ai", tie_rule=rule))
+        steps = torch.cat([model(text[:, i : i + 1], cache=cache) for i in range(24)], 1)
+        assert (steps - one_shot).abs().max() > 1e-2
+    cache = model.new_cache(2, 24, ServingConfig(tie="character-ai", tie_rule="overwrite"))
+    assert (model(text, cache=cache) - one_shot).abs().max() < 1e-10
+
+
+def test_tied_by_owner_equals_a_model_trained_that_way():
+    config = ModelConfig(**HYBRID)
+    serving = ServingConfig(tie="character-ai", tie_rule="owner")
+    model, text = lively(config), tokens(2, 24)
+    shared = GPT(ModelConfig(**HYBRID, kv_sharing="character-ai"), dtype=torch.float64)
+    state = model.state_dict()
+    cut = {name: state[name][: len(p)] for name, p in shared.state_dict().items()}
+    shared.load_state_dict(cut)
+    cache = model.new_cache(2, 24, serving)
+    split = [model(text[:, a:b], cache=cache) for a, b in ((0, 9), (9, 10), (10, 24))]
+    assert (torch.cat(split, 1) - shared(text)).abs().max() < 1e-10
+
+
+def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
+    groups = [[0, 1, 2], [3, 4, 5]]
+    config = ModelConfig(**SMALL, kv_sharing=groups)
+    shared, text = lively(config), tokens(2, 20)
+    assert [b.attention.kv_width > 0 for b in shared.blocks] == [True, False, False] * 2
+    shared(text).square().mean().backward()
+    total = shared.blocks[0].attention.qkv.weight.grad[shared.blocks[0].attention.q_width :]
+    # each reader apart: a copy of the owner's K/V for it alone, whose gradients must add up
+    parts = torch.zeros_like(total)
+    for reader in groups[0]:
+        parts += _gradient_through(lively(config), reader, text)
+    assert (parts - total).abs().max() < 1e-12
+    assert parts.abs().max() > 1e-6
+
+
+def _gradient_through(model, reader, text):
+    """Gradient of layer 0's K/V rows by the path through one reading layer alone."""
+    from kvlab.cache import OneShot
+
+    original = OneShot.get
+
+    def get(step, layer):
+        context = original(step, layer)
+        if layer in (0, 1, 2) and layer != reader:
+            return type(context)(context.k.detach(), context.v.detach())
+        return context
+
+    OneShot.get = get
+    try:
+        model(text).square().mean().backward()
+    finally:
+        OneShot.get = original
+    attention = model.blocks[0].attention
+    return attention.qkv.weight.grad[attention.q_width :]
+
+
+def test_cells_of_one_seed_start_equal_where_shapes_allow():
+    base = GPT(ModelConfig(**SMALL), seed=7)
+    mqa = GPT(ModelConfig(**SMALL, n_kv_head=1, position="rope"), seed=7)
+    other = GPT(ModelConfig(**SMALL), seed=8)
+    width = base.blocks[0].attention.q_width
+    for left, right in zip(base.blocks, mqa.blocks, strict=True):
+        assert torch.equal(left.mlp.up.weight, right.mlp.up.weight)
+        assert torch.equal(left.attention.qkv.weight[:width], right.attention.qkv.weight[:width])
+    assert not torch.equal(base.token_embedding.weight, other.token_embedding.weight)
+    assert base.blocks[0].mlp.up.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    scaled = 0.02 / (2 * 6) ** 0.5
+    assert base.blocks[0].mlp.down.weight.std().item() == pytest.approx(scaled, rel=0.1)
+
+
+def test_learned_positions_end_at_the_block_size():
+    model = GPT(ModelConfig(**SMALL))
+    with pytest.raises(ValueError, match="33 tokens exceed block_size = 32"):
+        model(tokens(1, 33))
+    cache = model.new_cache(1, 64)
+    model(tokens(1, 32), cache=cache)
+    with pytest.raises(ValueError, match="block_size"):
+        model(tokens(1, 1), cache=cache)
+
+
+def test_rope_runs_past_the_trained_length():
+    config = ModelConfig(**HYBRID)
+    model, text = lively(config), tokens(1, 80)
+    cache = model.new_cache(1, 80)
+    steps = torch.cat([model(text[:, i : i + 1], cache=cache) for i in range(80)], 1)
+    assert (steps - model(text)).abs().max() < 1e-10
+
+
+def test_lengths_without_a_cache_are_refused():
+    with pytest.raises(ValueError, match="needs a cache"):
+        GPT(ModelConfig(**SMALL))(tokens(2, 4), lengths=[2, 4])
+
+
+def test_a_cache_refuses_more_than_it_holds():
+    model = GPT(ModelConfig(**SMALL))
+    cache = model.new_cache(1, 8)
+    model(tokens(1, 6), cache=cache)
+    with pytest.raises(CacheError, match="9 tokens do not fit a cache of max_length = 8"):
+        model(tokens(1, 3), cache=cache)
+    with pytest.raises(CacheError, match="lengths"):
+        model(tokens(1, 2), cache=cache, lengths=[3])

@@ -1,0 +1,122 @@
+"""An independent slow reference of the model and its cache, in dense float64.
+
+It implements the words of `kvlab.cache.step`, sharing no code with the package: no rings, no
+buffers, no torch attention. Every slot remembers every token for ever; a window is a mask.
+torch is used only to round to the dtypes that numpy lacks.
+
+    overwrite  in a pass, a layer sees its trained owner's K/V for the tokens of this pass, and
+               for older tokens what the slot's last writing layer left
+    owner      a layer sees the K/V of its slot's first layer, for all tokens
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+Array = np.ndarray
+
+
+@dataclass
+class Oracle:
+    """One row of text through one model. ``weights`` are float64 arrays by parameter name."""
+
+    config: object
+    weights: dict[str, Array]
+    slots: list[int]
+    rule: str = "overwrite"
+    kv_dtype: str = "model"
+    past: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    length: int = 0
+
+    def logits(self, tokens: list[int]) -> Array:
+        """One pass over the next tokens -> (tokens, vocabulary)."""
+        c, w = self.config, self.weights
+        at = np.arange(self.length, self.length + len(tokens))
+        x = w["token_embedding.weight"][tokens]
+        if c.position == "learned":
+            x = x + w["position_embedding.weight"][at]
+        current: dict[int, tuple[Array, Array]] = {}
+        for layer in range(c.n_layer):
+            name = f"blocks.{layer}."
+            normed = self.norm(x, name + "norm1")
+            x = x + self.attention(layer, normed, at, current)
+            x = x + self.mlp(self.norm(x, name + "norm2"), name + "mlp.")
+        for slot, (k, v) in current.items():
+            if slot in self.past:
+                k = np.concatenate([self.past[slot][0], k])
+                v = np.concatenate([self.past[slot][1], v])
+            self.past[slot] = (k, v)
+        self.length += len(tokens)
+        head = "token_embedding.weight" if c.tie_embeddings else "lm_head.weight"
+        return self.norm(x, "norm") @ w[head].T
+
+    def attention(self, layer: int, x: Array, at: Array, current: dict) -> Array:
+        c, slot, name = self.config, self.slots[layer], f"blocks.{layer}.attention."
+        weight, bias = self.weights[name + "qkv.weight"], self.weights.get(name + "qkv.bias", 0.0)
+        rows = x @ weight.T + bias
+        width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+        q = self.turn(rows[:, :width].reshape(len(x), c.n_head, c.head_dim), at)
+        owns = rows.shape[1] > width
+        if owns and (self.rule == "overwrite" or slot == layer):
+            k = rows[:, width : width + kv_width].reshape(len(x), c.n_kv_head, c.head_dim)
+            v = rows[:, width + kv_width :].reshape(len(x), c.n_kv_head, c.head_dim)
+            current[slot] = (keep(self.turn(k, at), self.kv_dtype), keep(v, self.kv_dtype))
+        k, v = current[slot]
+        if slot in self.past:
+            k = np.concatenate([self.past[slot][0], k])
+            v = np.concatenate([self.past[slot][1], v])
+        out = np.zeros((len(x), c.n_head, c.head_dim))
+        is_local = (c.attention_pattern * c.n_layer)[layer] == "L"
+        for i, position in enumerate(at):
+            first = max(0, position - c.window + 1) if is_local else 0
+            for head in range(c.n_head):
+                group = head // (c.n_head // c.n_kv_head)
+                score = k[first : position + 1, group] @ q[i, head] / np.sqrt(c.head_dim)
+                chance = np.exp(score - score.max())
+                out[i, head] = chance @ v[first : position + 1, group] / chance.sum()
+        bias = self.weights.get(name + "proj.bias", 0.0)
+        return out.reshape(len(x), width) @ self.weights[name + "proj.weight"].T + bias
+
+    def turn(self, x: Array, at: Array) -> Array:
+        if self.config.position != "rope":
+            return x
+        half = self.config.head_dim // 2
+        theta = self.config.rope_theta ** (-np.arange(half) * 2.0 / self.config.head_dim)
+        angle = np.exp(1j * at[:, None, None] * theta)
+        turned = (x[..., :half] + 1j * x[..., half:]) * angle
+        return np.concatenate([turned.real, turned.imag], -1)
+
+    def norm(self, x: Array, name: str) -> Array:
+        if self.config.norm == "layernorm":
+            x = x - x.mean(-1, keepdims=True)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
+        return x * self.weights[name + ".weight"] + self.weights.get(name + ".bias", 0.0)
+
+    def mlp(self, x: Array, name: str) -> Array:
+        x = x @ self.weights[name + "up.weight"].T + self.weights.get(name + "up.bias", 0.0)
+        if self.config.mlp == "swiglu":
+            gate, x = np.split(x, 2, -1)
+            x = gate / (1 + np.exp(-gate)) * x
+        else:
+            x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return x @ self.weights[name + "down.weight"].T + self.weights.get(name + "down.bias", 0.0)
+
+
+def keep(x: Array, kv_dtype: str) -> Array:
+    """What is left of ``x`` (tokens, heads, head_dim) after storing it as ``kv_dtype``."""
+    if kv_dtype in ("model", "float64"):
+        return x
+    single = torch.from_numpy(x).float()
+    if kv_dtype in ("float32", "float16", "bfloat16"):
+        return torch.from_numpy(x).to(getattr(torch, kv_dtype)).double().numpy()
+    largest = 127.0 if kv_dtype == "int8" else 448.0
+    scale = (single.abs().amax(-1, keepdim=True) / largest).clamp(2.0**-24, 65504.0).half()
+    codes = (single / scale.float()).clamp(-largest, largest)
+    codes = codes.round() if kv_dtype == "int8" else codes.to(torch.float8_e4m3fn).float()
+    return (codes.double() * scale.double()).numpy()
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, Array]:
+    """A model's parameters as float64 arrays."""
+    return {name: p.detach().double().numpy() for name, p in model.named_parameters()}

@@ -1,0 +1,111 @@
+"""Owner maps from patterns: the published groupings, the rules, and random patterns."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.sharing import PATTERNS, SharingError, merge_owner_maps, owner_map, tied_slots
+
+HYBRID = "GLLLLL" * 2
+
+
+def groups(owners):
+    found = {}
+    for layer, owner in enumerate(owners):
+        found.setdefault(owner, []).append(layer)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def test_character_ai_is_the_grouping_of_the_articles_code():
+    wanted = [[0, 6], [1, 2, 3], [4, 5], [7, 8, 9], [10, 11]]
+    assert groups(owner_map("character-ai", HYBRID)) == wanted
+    assert groups(owner_map("character-ai", "G" * 12)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers", "owners"), [("adjacent:2", 20, 10), ("adjacent:3", 20, 7),
+                                      ("adjacent:4", 20, 5), ("sandwich", 20, 3)]
+)  # fmt: skip
+def test_numbers_of_owners(pattern, layers, owners):
+    assert len(set(owner_map(pattern, "G" * layers))) == owners
+
+
+def test_patterns_count_within_each_kind():
+    kinds = "GLGLGLGL"
+    assert groups(owner_map("adjacent:2", kinds)) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert groups(owner_map("trailing:4", kinds)) == [[2, 4, 6], [3, 5, 7]]
+    assert groups(owner_map("sandwich", kinds)) == [[2, 4], [3, 5]]
+
+
+def test_groups_and_owner_maps_say_the_same():
+    assert owner_map([[0, 2], [3, 1]], "GGGG") == owner_map([0, 1, 0, 1], "GGGG") == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "kinds", "message"),
+    [
+        ("adjacent", "GG", "whole number"),
+        ("adjacent:0", "GG", "at least 1"),
+        ("adjacent:two", "GG", "whole number"),
+        ("none:1", "GG", "takes no number"),
+        ("neighbours", "GG", "not a known pattern"),
+        ("trailing:2", "GG", "leaves no global owner"),
+        ("trailing:3", "GGLLL", "leaves no local owner"),
+        ([[0, 1]], "GL", "joins global layer 0 and local layer 1"),
+        ([[0, 1], [1, 2]], "GGG", "names layer 1 twice"),
+        ([[0, 9]], "GGG", "names layer 9; layers are 0 to 2"),
+        ([1, 1], "GG", "layer 0 read layer 1"),
+        ([0, 0, 1], "GGG", "which itself reads layer 0"),
+        ([0, 0], "GGG", "names 2 owners for 3 layers"),
+    ],
+)
+def test_what_is_not_possible_is_refused(sharing, kinds, message):
+    with pytest.raises(SharingError, match=message):
+        owner_map(sharing, kinds)
+
+
+@given(
+    kinds=st.text("GL", min_size=1, max_size=30),
+    name=st.sampled_from(sorted(PATTERNS)),
+    number=st.integers(1, 9),
+)
+def test_every_pattern_gives_a_valid_map_or_says_why_not(kinds, name, number):
+    needs_number = name in ("adjacent", "trailing")
+    try:
+        owners = owner_map(f"{name}:{number}" if needs_number else name, kinds)
+    except SharingError:
+        assert name in ("trailing", "character-ai")  # the others fit any layers
+        return
+    for layer, owner in enumerate(owners):
+        assert owner <= layer
+        assert owners[owner] == owner
+        assert kinds[owner] == kinds[layer]
+
+
+@st.composite
+def owner_maps(draw, layers=8):
+    owners = []
+    for layer in range(layers):
+        roots = [i for i, owner in enumerate(owners) if owner == i]
+        owners.append(draw(st.sampled_from([*roots, layer])))
+    return tuple(owners)
+
+
+@given(first=owner_maps(), second=owner_maps())
+def test_merging_joins_exactly_what_either_joins(first, second):
+    merged = merge_owner_maps(first, second)
+    links = {(i, o) for owners in (first, second) for i, o in enumerate(owners)}
+    reach = {i: {i} for i in range(8)}
+    for _ in range(8):  # transitive closure, the slow way
+        for a, b in links:
+            both = reach[a] | reach[b]
+            for member in both:
+                reach[member] |= both
+    assert merged == tuple(min(reach[i]) for i in range(8))
+
+
+def test_a_tie_that_would_hide_a_trained_owner_is_refused():
+    trained = owner_map([[0, 2]], "GGG")
+    with pytest.raises(SharingError, match="layer 1 overwrite the K/V of layer 0 before layer 2"):
+        tied_slots(trained, owner_map([[0, 1]], "GGG"), "overwrite")
+    assert tied_slots(trained, owner_map([[0, 1]], "GGG"), "owner") == (0, 0, 0)

@@ -1,0 +1,134 @@
+"""Experiments: defaults, presets, and errors with place, value, rule and way out."""
+
+import pytest
+
+from kvlab.errors import SpecError
+from kvlab.spec import ModelConfig, load_experiment, load_shape, parse_override
+
+GOOD = """\
+name: small
+model: {n_layer: 6, n_head: 4, n_embd: 64, block_size: 128, vocab_size: 300}
+data: {tokenizer: bytes}
+training: {tokens: 10e3, batch_tokens: 256}
+benchmark: {prompt_tokens: 64, new_tokens: 32}
+"""
+
+
+def write(folder, text, name="e.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(folder, text):
+    with pytest.raises(SpecError) as caught:
+        load_experiment(write(folder, text))
+    return [str(problem).removeprefix(f"{folder}/") for problem in caught.value.problems]
+
+
+def test_a_good_file_is_filled_in(tmp_path):
+    experiment = load_experiment(write(tmp_path, GOOD))
+    assert experiment.training.steps == 39
+    assert experiment.training.final_learning_rate == pytest.approx(6e-5)
+    assert (experiment.model.n_kv_head, experiment.model.head_dim) == (4, 16)
+    assert experiment.model.ffn_dim == 256
+
+
+def test_a_preset_is_a_start_not_an_end():
+    model = ModelConfig(preset="llama-7b", n_kv_head=8)
+    assert (model.n_layer, model.n_kv_head, model.ffn_dim) == (32, 8, 11008)
+    assert ModelConfig(mlp="swiglu", n_embd=768).ffn_dim == 2048
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("n_layer: 6", "n_layers: 6", "2:9: model.n_layers is not a known key; did you mean n_layer?"),
+        ("n_layer: 6", "n_layer: six", "2:18: model.n_layer = six is not a whole number"),
+        ("n_layer: 6", "n_layer: 6.5", "2:18: model.n_layer = 6.5 is not a whole number"),
+        ("n_layer: 6", "n_layer: true", "2:18: model.n_layer = true is not a whole number"),
+        ("n_layer: 6", "n_layer: '6'", "2:18: model.n_layer = 6 is not a whole number"),
+        ("n_layer: 6", "n_layer: 0", "2:18: model.n_layer = 0 is below 1; use 1 or more"),
+        ("n_layer: 6", "n_layer: 6, n_kv_head: 3",
+         "2:32: model.n_kv_head = 3 does not divide n_head = 4; use 1, 2 or 4"),
+        ("n_embd: 64", "n_embd: 63", "model.n_embd = 63 is not a multiple of n_head = 4"),
+        ("n_layer: 6", "n_layer: 6, window: 8", "model.window = 8 needs local layers"),
+        ("n_layer: 6", "n_layer: 6, attention_pattern: GL",
+         "model.attention_pattern = GL has local layers (L) but no window"),
+        ("n_layer: 6", "n_layer: 6, attention_pattern: GX", "may hold only G (global) and L"),
+        ("n_layer: 6", "n_layer: 6, kv_sharing: 'adjacent:x'",
+         "model.kv_sharing = adjacent:x needs a whole number"),
+        ("n_layer: 6", "n_layer: 6, kv_sharing: {a: 1}", "model.kv_sharing = {...} is not a pattern"),
+        ("n_layer: 6", "n_layer: 6, kv_sharing: [1, 1, 2, 3, 4, 5]", "layer 0 read layer 1"),
+        ("n_layer: 6", "n_layer: 6, attention_pattern: GL, window: 4, kv_sharing: [[0, 1]]",
+         "joins global layer 0 and local layer 1"),
+        ("n_layer: 6", "n_layer: 6, norm: batchnorm",
+         "model.norm = batchnorm is not one of layernorm, rmsnorm"),
+        ("n_layer: 6", "n_layer: 6, norm: rmsnrm", "did you mean rmsnorm?"),
+        ("n_layer: 6", "preset: gpt-2", "2:17: model.preset = gpt-2 is not a preset; did you mean gpt2?"),
+        ("n_embd: 64", "n_embd: 68, position: rope", "model.head_dim is odd (n_embd / n_head): 17; rope rotates pairs"),
+        ("vocab_size: 300", "vocab_size: 200", "vocab_size = 200 is smaller than the 257 tokens"),
+        ("tokenizer: bytes", "tokenizer: 'gpt2:9'", "3:19: data.tokenizer = gpt2:9 keeps too few"),
+        ("tokenizer: bytes", "tokenizer: bpe", "data.tokenizer = bpe is not a tokenizer"),
+        ("tokenizer: bytes", "source: files", "data.source = files needs data.paths"),
+        ("tokenizer: bytes", "paths: [x.txt]", "is read only by source: files, not docstrings"),
+        ("batch_tokens: 256", "batch_tokens: 200",
+         "training.batch_tokens = 200 is not a multiple of block_size = 128; use 256"),
+        ("tokens: 10e3", "tokens: 100", "training.tokens = 100 is less than one step"),
+        ("tokens: 10e3", "tokens: -1", "training.tokens = -1 is below 0"),
+        ("new_tokens: 32", "new_tokens: 320", "exceed block_size = 128; shorten one"),
+        ("name: small", "name: ../../x", "1:7: name = ../../x is not a usable name"),
+        ("name: small", "nam: small", "1:1: nam is not a known key; did you mean name?"),
+        ("data: {tokenizer: bytes}", "data: bytes", "3:7: data = bytes is not a mapping"),
+        ("data:", "evaluation: {hellaswag: some}\ndata:",
+         "3:25: evaluation.hellaswag = some is not one of all, none, a whole number"),
+        ("data:", "resources: {gpus: 1.5}\ndata:", "resources.gpus = 1.5 is above 1 and not whole"),
+        ("data:", "resources: {microbatch_tokens: 100}\ndata:", "must be a multiple of block_size"),
+        ("data:", "serving: {tie: 'adjacent:2', kv_dtype: int4}\ndata:", "kv_dtype = int4 is not one of"),
+        ("data:", "serving: {tie: zigzag}\ndata:", "3:16: serving.tie = zigzag is not a known pattern"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, old, new, wanted):
+    found = refusal(tmp_path, GOOD.replace(old, new, 1))
+    assert any(wanted in line and line.startswith("e.yaml:") for line in found), found
+
+
+def test_several_problems_come_together_sorted(tmp_path):
+    text = GOOD.replace("n_layer: 6", "n_layer: x").replace("batch_tokens", "batchtokens")
+    lines = refusal(tmp_path, text)
+    assert [line.split(":")[1] for line in lines] == ["2", "4"]
+    assert "did you mean batch_tokens?" in lines[1]
+
+
+def test_a_missing_part_is_named(tmp_path):
+    assert refusal(tmp_path, "name: x\n") == ["e.yaml:1:1: model is missing; add it"]
+
+
+def test_overrides_are_checked_and_named(tmp_path):
+    path = write(tmp_path, GOOD)
+    assert load_experiment(path, {"model.n_kv_head": 1}).model.n_kv_head == 1
+    with pytest.raises(SpecError, match=r"--set model.n_kv_head=3: model.n_kv_head = 3 does not"):
+        load_experiment(path, {"model.n_kv_head": 3})
+    with pytest.raises(SpecError, match="did you mean n_head"):
+        load_experiment(path, {"model.n_heads": 3})
+    assert parse_override("model.kv_sharing=[[0, 1]]") == ("model.kv_sharing", [[0, 1]])
+    with pytest.raises(SpecError, match="is not key=value"):
+        parse_override("model.n_head")
+
+
+def test_shapes_of_presets():
+    assert load_shape("gpt2").model.n_layer == 12
+    with pytest.raises(SpecError, match="gpt4: is not a preset or a .yaml file"):
+        load_shape("gpt4")
+
+
+def test_paths_are_relative_to_the_file_that_names_them(tmp_path):
+    text = GOOD.replace("{tokenizer: bytes}", "{tokenizer: bytes, source: files, paths: [a.txt]}")
+    experiment = load_experiment(write(tmp_path, text))
+    assert experiment.data.paths == (str(tmp_path / "a.txt"),)
+    assert "paths" not in experiment.data.identity()
+
+
+def test_specs_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        ModelConfig().n_layer = 3

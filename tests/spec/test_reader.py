@@ -1,0 +1,87 @@
+"""YAML as plain data: numbers, places, and everything that is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.errors import SpecError
+from kvlab.spec.yaml_reader import MAX_BYTES, parse_yaml, read_yaml
+
+
+def problem_of(text):
+    with pytest.raises(SpecError) as caught:
+        parse_yaml(text, "x.yaml")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("10e9", 10e9), ("6e-4", 6e-4), ("1_000", 1000), ("-3", -3), ("1.5", 1.5), ("0.5e1", 5.0),
+     ("no", "no"), ("on", "on"), ("12:30", "12:30"), ("0x10", "0x10"), ("true", True),
+     ("null", None), ("~", None), ('"5"', "5"), ("1.2.3", "1.2.3"), ("GLLLLL", "GLLLLL"),
+     ("2026-01-01", "2026-01-01")],
+)  # fmt: skip
+def test_scalars_follow_yaml_1_2(text, value):
+    data = parse_yaml(f"key: {text}", "x.yaml").data
+    assert data == {"key": value}
+    assert type(data["key"]) is type(value)
+
+
+def test_places_are_kept():
+    document = parse_yaml("a: 1\nb:\n  c: [1, {d: 2}]\n", "x.yaml")
+    assert document.places[("b", "c", 1, "d")] == (3, 14)
+    assert document.key_places[("b", "c")] == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", "x.yaml:1:1: is empty"),
+        ("# only a comment\n", "is empty"),
+        ("- a\n- b\n", "x.yaml:1:1: is not a mapping"),
+        ("just text", "is not a mapping"),
+        ("a: &b [1]\nc: *b\n", "x.yaml:1:4: anchor &b"),
+        ("a: *b\n", "x.yaml:1:4: alias *b"),
+        ("a: !!python/object/apply:os.system [ls]", "x.yaml:1:4: tag"),
+        ("a: 1\na: 2\n", "x.yaml:2:1: key 'a' stands twice"),
+        ("a: 1\n---\nb: 2\n", "x.yaml:2:1: is not valid YAML"),
+        ("a: [1, 2\nb: 3\n", "is not valid YAML"),
+        ("a:\tb\n\tc: d", "is not valid YAML"),
+        ("a: " + "[" * 2000, "nested deeper than 32"),
+        ("{a: 1}: 2", "a key must be a plain name"),
+        ("a: .inf", "not a finite number"),
+        ("a: 1e999", "too large"),
+        ("a: \x07", "#x0007"),
+    ],
+)
+def test_refusals_name_the_place(text, wanted):
+    assert wanted in problem_of(text)
+
+
+def test_a_bomb_is_refused_before_it_grows():
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    assert "anchor &a0" in problem_of("\n".join(lines))
+
+
+def test_unreadable_files(tmp_path):
+    for path, wanted in (
+        (tmp_path / "missing.yaml", "cannot be read: No such file"),
+        (tmp_path, "cannot be read: Is a directory"),
+    ):
+        with pytest.raises(SpecError, match=wanted):
+            read_yaml(path)
+    (tmp_path / "latin.yaml").write_bytes(b"a: 1\nb: \xe9\n")
+    with pytest.raises(SpecError, match=r"latin.yaml:2:1: is not UTF-8"):
+        read_yaml(tmp_path / "latin.yaml")
+    (tmp_path / "large.yaml").write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(SpecError, match="larger than"):
+        read_yaml(tmp_path / "large.yaml")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused_never_a_crash(text):
+    try:
+        parse_yaml(text, "x.yaml")
+    except SpecError as error:
+        assert error.problems

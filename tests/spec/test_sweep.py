@@ -1,0 +1,111 @@
+"""Sweeps: cells, baselines, exclusions, and problems placed at the level that causes them."""
+
+import pytest
+
+from kvlab.errors import SpecError
+from kvlab.spec import load_sweep
+from tests.spec.test_experiment import GOOD, write
+
+SWEEP = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+  horizon:
+    global: {}
+    hybrid: {model.window: 8, model.attention_pattern: GL}
+  position:
+    learned: {}
+    rope: {model.position: rope}
+exclude:
+  - {position: learned, horizon: hybrid}
+seeds: [0, 1]
+"""
+
+
+def load(folder, text, name="s.yaml"):
+    write(folder, GOOD)
+    return load_sweep(write(folder, text, name))
+
+
+def refusal(folder, text):
+    with pytest.raises(SpecError) as caught:
+        load(folder, text)
+    return str(caught.value).replace(f"{folder}/", "")
+
+
+def test_cells_are_the_product_less_what_is_excluded(tmp_path):
+    cells = load(tmp_path, SWEEP).cells()
+    assert len(cells) == 6
+    assert cells[0].levels == {"heads": "mha", "horizon": "global", "position": "learned"}
+    assert cells[-1].experiment.model.window == 8
+    assert not any(
+        c.levels["horizon"] == "hybrid" and c.levels["position"] == "learned" for c in cells
+    )
+
+
+def test_the_baseline_comes_first_wherever_it_is_written(tmp_path):
+    text = SWEEP + "baseline: {heads: mqa, position: rope}\n"
+    sweep = load(tmp_path, text)
+    assert sweep.baseline == {"heads": "mqa", "horizon": "global", "position": "rope"}
+    assert sweep.cells()[0].levels == sweep.baseline
+
+
+def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
+    text = SWEEP.replace("mha: {}", "4: {}").replace("mqa:", "1:") + "baseline: {heads: 4}\n"
+    sweep = load(tmp_path, text, "my-sweep.yaml")
+    assert sweep.name == "my-sweep"
+    assert sweep.baseline["heads"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("model.n_kv_head: 1", "model.n_kv_head: 3",
+         "s.yaml:6:28: model.n_kv_head = 3 does not divide n_head = 4; use 1, 2 or 4"),
+        ("model.n_kv_head: 1", "model.n_kvhead: 1",
+         "s.yaml:6:11: model.n_kvhead is not a known key; did you mean n_kv_head?"),
+        ("model.n_kv_head: 1", "modl.n_kv_head: 1",
+         "s.yaml:6:11: modl is not a known key; did you mean model?"),
+        ("model.n_kv_head: 1", "n_kv_head: 1", "s.yaml:6:11: n_kv_head is not section.key"),
+        ("model.window: 8, ", "", "s.yaml:9:39: model.attention_pattern = GL has local layers"),
+        ("position: learned, horizon", "positon: learned, horizon",
+         "s.yaml:14:15: exclude.0.positon = learned is not a factor; did you mean position?"),
+        ("horizon: hybrid}", "horizon: hybird}",
+         "is not a level of horizon; did you mean hybrid?"),
+        ("position: learned, horizon: hybrid", "position: learned", "drops the baseline cell"),
+        ("seeds: [0, 1]", "seeds: [0, 0]", "s.yaml:15:8: seeds = [0, 0] names a seed twice"),
+        ("seeds: [0, 1]", "seeds: []", "s.yaml:15:8: seeds = [] has too few entries"),
+        ("seeds: [0, 1]", "seeds: [-1]", "s.yaml:15:9: seeds.0 = -1 is below 0"),
+        ("seeds: [0, 1]", "design: half", "s.yaml:15:9: design = half is not one of full"),
+        ("seeds: [0, 1]", "sedes: [0]", "s.yaml:15:1: sedes is not a known key; did you mean seeds?"),
+        ("experiment: e.yaml", "experiment: no.yaml",
+         "s.yaml:2:13: experiment = no.yaml cannot be read: No such file"),
+        ("question: What does it cost?\n", "", "question is missing"),
+        ("  heads:", "  ../heads:", "is not a usable name"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, old, new, wanted):
+    assert wanted in refusal(tmp_path, SWEEP.replace(old, new, 1))
+
+
+def test_problems_of_the_base_experiment_stand_in_its_file(tmp_path):
+    (tmp_path / "bad.yaml").write_text(GOOD.replace("n_layer: 6", "n_layer: x"))
+    text = SWEEP.replace("e.yaml", "bad.yaml")
+    assert refusal(tmp_path, text).startswith("bad.yaml:2:18: model.n_layer = x")
+
+
+def test_a_combination_that_fails_names_its_cell(tmp_path):
+    text = SWEEP.replace("model.n_kv_head: 1", "model.n_kv_head: 4").replace(
+        "rope: {model.position: rope}", "rope: {model.n_head: 2, model.position: rope}"
+    )
+    message = refusal(tmp_path, text)
+    assert "model.n_kv_head = 4 does not divide n_head = 2" in message
+    assert message.startswith("s.yaml:6:")
+
+
+def test_a_hostile_file_name_is_no_sweep_name(tmp_path):
+    with pytest.raises(SpecError, match="is not a usable name"):
+        load(tmp_path, SWEEP, "A b.yaml")
