@@ -6,6 +6,8 @@ B rows, C tokens of a pass, E n_embd, V vocab_size.
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from kvlab.cache import KVCache, OneShot, Step
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.block import Block, make_norm
+from kvlab.model.pretrained import find_folder, load_weights, read_config, save_pretrained
 from kvlab.model.rotary import Rotation, rotation
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
@@ -169,6 +172,32 @@ class GPT(nn.Module):
         """Parameters that weight decay applies to (matrices), and the others."""
         matrices = [p for p in self.parameters() if p.dim() >= 2]
         return matrices, [p for p in self.parameters() if p.dim() < 2]
+
+    @classmethod
+    def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":
+        """A published checkpoint of type gpt2, llama or mistral.
+
+        Args:
+            path_or_repo: a folder with ``config.json`` and ``*.safetensors``, or a repository.
+            model_changes: fields of the configuration that need no other weights, such as
+                ``window`` with ``attention_pattern``.
+
+        Raises:
+            PretrainedError: it cannot be had, or names or shapes do not match; all listed.
+        """
+        folder = find_folder(path_or_repo)
+        architecture, config = read_config(folder)
+        if model_changes:
+            config = ModelConfig(**{**config.model_dump(), **model_changes})
+        model = cls(config, device="meta").to_empty(device="cpu")
+        if config.tie_embeddings:
+            model.lm_head.weight = model.token_embedding.weight
+        load_weights(model, folder, architecture)
+        return model
+
+    def save_pretrained(self, folder: str | Path) -> str:
+        """Writes a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
+        return save_pretrained(self, folder)
 
     @classmethod
     def meta(cls, config: ModelConfig) -> "GPT":

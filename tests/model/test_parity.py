@@ -1,55 +1,16 @@
 """Logits equal those of `transformers` on the same weights, one-shot and stepwise."""
 
+import json
+
 import pytest
 import torch
 
+from kvlab.layout import KVLayout
 from kvlab.model import GPT
+from kvlab.model.architecture import PretrainedError
 from kvlab.spec import ModelConfig
 
 transformers = pytest.importorskip("transformers", reason="the independent implementation")
-
-
-def llama_state(theirs, layers):
-    """A Llama or Mistral model's weights under our names."""
-    state = theirs.state_dict()
-    ours = {
-        "token_embedding.weight": state["model.embed_tokens.weight"],
-        "norm.weight": state["model.norm.weight"],
-        "lm_head.weight": state["lm_head.weight"],
-    }
-    for layer in range(layers):
-        mine, name = f"blocks.{layer}.", f"model.layers.{layer}."
-        qkv = [state[f"{name}self_attn.{part}_proj.weight"] for part in "qkv"]
-        gate_up = [state[f"{name}mlp.{part}_proj.weight"] for part in ("gate", "up")]
-        ours |= {
-            mine + "norm1.weight": state[name + "input_layernorm.weight"],
-            mine + "norm2.weight": state[name + "post_attention_layernorm.weight"],
-            mine + "attention.qkv.weight": torch.cat(qkv),
-            mine + "attention.proj.weight": state[name + "self_attn.o_proj.weight"],
-            mine + "mlp.up.weight": torch.cat(gate_up),
-            mine + "mlp.down.weight": state[name + "mlp.down_proj.weight"],
-        }
-    return ours
-
-
-def gpt2_state(theirs, layers):
-    state = theirs.state_dict()
-    ours = {
-        "token_embedding.weight": state["transformer.wte.weight"],
-        "lm_head.weight": state["transformer.wte.weight"],
-        "position_embedding.weight": state["transformer.wpe.weight"],
-        "norm.weight": state["transformer.ln_f.weight"],
-        "norm.bias": state["transformer.ln_f.bias"],
-    }
-    names = {"norm1": "ln_1", "norm2": "ln_2", "attention.qkv": "attn.c_attn",
-             "attention.proj": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}  # fmt: skip
-    for layer in range(layers):
-        for mine, name in names.items():
-            weight = state[f"transformer.h.{layer}.{name}.weight"]
-            turned = weight if name.startswith("ln") else weight.T  # Conv1D keeps (in, out)
-            ours[f"blocks.{layer}.{mine}.weight"] = turned
-            ours[f"blocks.{layer}.{mine}.bias"] = state[f"transformer.h.{layer}.{name}.bias"]
-    return ours
 
 
 def compare(theirs, ours, count):
@@ -71,47 +32,109 @@ def randomise(model):
             parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
-def test_gpt2():
-    shape = transformers.GPT2Config(
-        vocab_size=90, n_positions=48, n_embd=32, n_layer=3, n_head=4,
-        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-    )  # fmt: skip
-    theirs = transformers.GPT2LMHeadModel(shape)
+GPT2 = transformers.GPT2Config(
+    vocab_size=90, n_positions=48, n_embd=32, n_layer=3, n_head=4,
+    resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+)  # fmt: skip
+LLAMA = {
+    "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+}  # fmt: skip
+CASES = {
+    "gpt2": lambda: transformers.GPT2LMHeadModel(GPT2),
+    "llama-mqa": lambda: llama(num_key_value_heads=1),
+    "llama-gqa": lambda: llama(num_key_value_heads=2, tie_word_embeddings=True),
+    "llama-mha": lambda: llama(num_key_value_heads=4, head_dim=16),
+    "mistral": lambda: transformers.MistralForCausalLM(  # 40 tokens: past four windows
+        transformers.MistralConfig(**LLAMA, num_key_value_heads=2, head_dim=8, sliding_window=9)
+    ),
+}
+
+
+def llama(**more):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **more))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_there_and_back(name, tmp_path):
+    theirs = CASES[name]()
     randomise(theirs)
-    ours = GPT(ModelConfig(vocab_size=90, block_size=48, n_layer=3, n_head=4, n_embd=32))
-    ours.load_state_dict(gpt2_state(theirs, 3))
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = GPT.from_pretrained(tmp_path / "theirs")
     compare(theirs, ours, 40)
+    assert ours.save_pretrained(tmp_path / "ours") == name.partition("-")[0]
+    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
+    text = torch.arange(40)[None]
+    with torch.inference_mode():
+        assert torch.equal(again(text).logits, theirs(text).logits)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_llama(kv_heads):
-    shape = transformers.LlamaConfig(
-        vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=kv_heads, rms_norm_eps=1e-5,
+def test_gpt2s_original_files_have_no_prefix(tmp_path):
+    theirs = CASES["gpt2"]()
+    theirs.transformer.save_pretrained(tmp_path)
+    ours = GPT.from_pretrained(tmp_path)
+    assert torch.equal(ours.token_embedding.weight, theirs.transformer.wte.weight)
+
+
+def test_every_mismatch_is_listed(tmp_path):
+    CASES["llama-gqa"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"num_hidden_layers": 4, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PretrainedError) as caught:
+        GPT.from_pretrained(tmp_path)
+    text = str(caught.value)
+    assert "model.layers.3.self_attn.q_proj.weight is missing" in text
+    assert "mlp.down_proj.weight is (32, 48), not (32, 64)" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"model_type": "bloom"}, "model_type = bloom is not one of gpt2, llama, mistral"),
+        ({"hidden_act": "gelu"}, "hidden_act = gelu is not supported; only silu"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type = llama3 is not supported"),
+    ],
+)
+def test_what_our_model_cannot_compute_is_refused(change, wanted, tmp_path):
+    CASES["llama-mha"]().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(PretrainedError, match=wanted):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_pickles_are_not_read(tmp_path):
+    CASES["gpt2"]().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(PretrainedError, match="has no \\*.safetensors"):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_a_model_without_a_published_form_says_why(tmp_path):
+    with pytest.raises(PretrainedError, match="not gpt2: n_kv_head is not 4.*not llama: position"):
+        GPT(ModelConfig(vocab_size=9, n_layer=2, n_head=4, n_kv_head=1, n_embd=8)).save_pretrained(
+            tmp_path
+        )
+
+
+def test_bytes_of_a_hybrid_equal_their_static_caches():
+    """A Gemma-3-like hybrid of 12 layers: one global in six, windows of 256, one K/V head."""
+    shape = transformers.Gemma3TextConfig(
+        vocab_size=90, hidden_size=64, intermediate_size=64, num_hidden_layers=12,
+        num_attention_heads=4, num_key_value_heads=1, head_dim=64, sliding_window=256,
+        layer_types=(["full_attention"] + ["sliding_attention"] * 5) * 2,
     )  # fmt: skip
-    theirs = transformers.LlamaForCausalLM(shape)
-    randomise(theirs)
-    ours = GPT(llama_config(kv_heads))
-    ours.load_state_dict(llama_state(theirs, 3))
-    compare(theirs, ours, 40)
-
-
-def llama_config(kv_heads, **more):
-    return ModelConfig(
-        vocab_size=90, block_size=64, n_layer=3, n_head=4, n_kv_head=kv_heads, n_embd=32,
-        ffn_dim=48, position="rope", norm="rmsnorm", mlp="swiglu", bias=False,
-        tie_embeddings=False, **more,
+    theirs = transformers.StaticCache(config=shape, max_cache_len=1024)
+    theirs.early_initialization(
+        batch_size=1, num_heads=1, head_dim=64, dtype=torch.float32, device="cpu"
+    )
+    total = sum(layer.keys.nbytes + layer.values.nbytes for layer in theirs.layers)
+    model = ModelConfig(
+        preset="gpt2", n_head=4, n_kv_head=1, n_embd=256, head_dim=64, window=256,
+        attention_pattern="GLLLLL",
     )  # fmt: skip
-
-
-def test_mistral_past_twice_its_window():
-    shape = transformers.MistralConfig(
-        vocab_size=90, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8, sliding_window=9,
-        rms_norm_eps=1e-5,
-    )  # fmt: skip
-    theirs = transformers.MistralForCausalLM(shape)
-    randomise(theirs)
-    ours = GPT(llama_config(2, attention_pattern="L", window=9))
-    ours.load_state_dict(llama_state(theirs, 3))
-    compare(theirs, ours, 40)
+    ours = GPT(model, device="meta").new_cache(1, 1024)
+    assert KVLayout.of(model).stored_bytes(1, 1024) == total == 2_359_296
+    assert sum(t.nbytes for t in ours.tensors) == total
