@@ -88,6 +88,47 @@ class UniformStep(CachedStep):
         self._cache.advance(self._count)
 
 
+class StaticStep(CachedStep):
+    """One token a row, rows of any lengths: positions on the device, nothing allocated to keep.
+
+    Slot p mod S of a row is visible once position p is reached, for a ring as for a linear
+    buffer: all slots of a ring that has wrapped hold tokens of the window.
+    """
+
+    def __init__(self, cache: "KVCache"):
+        super().__init__(cache, 1)
+        self._at = cache.row_lengths
+        self._rows = torch.arange(cache.batch_size, device=cache.device)
+
+    @property
+    def positions(self) -> Tensor:
+        return self._at[:, None]
+
+    @property
+    def end(self) -> int:
+        return self._cache.length + 1
+
+    def get(self, layer: int) -> KeysValues:
+        _, slot = self._slot(layer)
+        context = slot.read(slice(None))
+        slots = torch.arange(slot.size, device=self._cache.device)
+        seen = slots <= self._at[:, None]
+        return KeysValues(context.k, context.v, seen[:, None, None])
+
+    def _write(self, slot: Slot, kept: Encoded) -> None:
+        k, v = ([tensor[:, :, 0] for tensor in side] for side in kept)
+        slot.write((self._rows, slice(None), self._at % slot.size), (k, v))
+
+    def check_room(self) -> None:
+        """Raises CacheError unless one more token fits every row."""
+        self._cache.step(1)
+
+    def advance(self) -> None:
+        """Moves on by one token; `finish` does not, so that a pass may be run again."""
+        self._at += 1
+        self._cache.advance(1)
+
+
 class RaggedStep(CachedStep):
     """Rows hold different numbers of tokens: positions, slots and masks for each row.
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvlab.cache.cached_steps import RaggedStep, UniformStep
+from kvlab.cache.cached_steps import RaggedStep, StaticStep, UniformStep
 from kvlab.cache.slot import Slot
 from kvlab.cache.step import Step
 from kvlab.cache.storages import make_storage
@@ -86,6 +86,10 @@ class KVCache:
             return UniformStep(self, count)
         return RaggedStep(self, count, added, longest)
 
+    def static_step(self) -> StaticStep:
+        """A pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
+        return StaticStep(self)
+
     def _added(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
         if lengths is None:
             return [count] * self.batch_size
@@ -98,6 +102,8 @@ class KVCache:
     def advance(self, count: int) -> None:
         """Says that every row got ``count`` tokens more. Called by the step."""
         self.length += count
+        if self._rows is not None:
+            self._rows = [length + count for length in self._rows]
 
     def advance_rows(self, added: Sequence[int]) -> None:
         """Says how many tokens each row got. Called by the step."""

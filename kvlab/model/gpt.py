@@ -125,6 +125,10 @@ class GPT(nn.Module):
         else:
             step = cache.step(count, lengths)
         self._check_positions(step.end)
+        return self.run(tokens, step)
+
+    def run(self, tokens: Tensor, step: Step) -> Tensor:
+        """`hidden` over a step that is already made and checked; see `kvlab.cache.step`."""
         x = self.token_embedding(tokens)
         turn: Rotation | None = None
         if self.position_embedding is not None:

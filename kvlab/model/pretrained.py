@@ -141,7 +141,7 @@ def _write(model: "GPT", folder: Path, architecture: Architecture) -> None:
     state, tensors = dict(model.named_parameters()), {}
     for weight in architecture.weights(model.config):
         value = state[weight.ours].detach().cpu()
-        parts = torch.split(value, weight.rows) if weight.rows else (value,)
+        parts = torch.split(value, list(weight.rows)) if weight.rows else (value,)
         for name, part in zip(weight.theirs, parts, strict=True):
             tensors[name] = (part.T if weight.turned else part).contiguous().clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

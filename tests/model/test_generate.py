@@ -1,0 +1,117 @@
+"""Generation: cached equals uncached, sampling follows its distribution, rows end apart."""
+
+import pytest
+import torch
+
+from kvlab.errors import CacheError
+from kvlab.model import GPT
+from kvlab.model.decode import EagerDecoder, StaticDecoder
+from kvlab.model.generate import generate, prefill
+from kvlab.model.sampling import Sampling, sample
+from kvlab.spec import ModelConfig, ServingConfig
+
+CONFIG = ModelConfig(
+    vocab_size=41, block_size=64, n_layer=6, n_head=4, n_kv_head=2, n_embd=32, position="rope",
+    attention_pattern="GLL", window=7, kv_sharing="adjacent:2",
+)  # fmt: skip
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(2)
+    made = GPT(CONFIG, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return made
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=20, top_p=0.9)])
+def test_cached_and_uncached_give_the_same_tokens(model, sampling):
+    cached = generate(model, PROMPTS, 30, sampling=sampling, seed=5)
+    assert cached == generate(model, PROMPTS, 30, sampling=sampling, seed=5, cached=False)
+    assert [len(row) for row in cached] == [30, 30, 30]
+
+
+def test_rows_of_a_batch_are_what_they_are_alone(model):
+    together = generate(model, PROMPTS, 20)
+    assert together == [generate(model, [prompt], 20)[0] for prompt in PROMPTS]
+
+
+def test_rows_end_with_their_stop_token(model):
+    free = generate(model, PROMPTS, 30)
+    stop = {free[0][4], free[1][9]}
+    seen = []
+    ended = generate(model, PROMPTS, 30, stop=stop, on_tokens=seen.append)
+    for row, whole in zip(ended, free, strict=True):
+        first = next((i for i, token in enumerate(whole) if token in stop), 29)
+        assert row == whole[: first + 1]
+    assert [step[0] for step in seen][: len(ended[0])] == ended[0]
+    assert generate(model, PROMPTS, 30, stop=stop) == ended
+
+
+@pytest.mark.parametrize("serving", [ServingConfig(), ServingConfig(kv_dtype="int8"),
+                                     ServingConfig(tie="adjacent:2")])  # fmt: skip
+@pytest.mark.parametrize("prompts", [PROMPTS, [PROMPTS[0], PROMPTS[0][::-1]]])
+def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts):
+    lengths = [len(p) for p in prompts]
+    longest = max(lengths)
+    padded = torch.tensor([p + [0] * (longest - len(p)) for p in prompts])
+    logits = []
+    for decoder in (EagerDecoder, StaticDecoder):
+        cache = model.new_cache(len(prompts), longest + 20, serving)
+        with torch.inference_mode():
+            first = prefill(model, padded, cache, lengths if len(set(lengths)) > 1 else None)
+            decode, steps = decoder(model, cache), [first]
+            for index in range(20):
+                steps.append(decode(torch.full((len(prompts),), index)).clone())
+        logits.append(torch.stack(steps))
+        with pytest.raises(CacheError, match="do not fit"):
+            decode(torch.zeros(len(prompts), dtype=torch.int64))
+    assert (logits[0] - logits[1]).abs().max() < 1e-10
+
+
+def test_sampling_follows_the_distribution():
+    chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = chances.log().expand(20_000, 4)
+    generator = torch.Generator().manual_seed(0)
+
+    def frequencies(sampling):
+        return torch.bincount(sample(logits, sampling, generator), minlength=4) / 20_000
+
+    for sampling, wanted in (
+        (Sampling(1.0), chances),
+        (Sampling(1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0])),
+        (Sampling(1.0, top_p=0.81), torch.tensor([0.5, 0.3, 0.15, 0]) / 0.95),
+        (Sampling(1.0, top_p=0.3), torch.tensor([1.0, 0, 0, 0])),
+        (Sampling(0.5), chances**2 / (chances**2).sum()),
+        (Sampling(0.0), torch.tensor([1.0, 0, 0, 0])),
+    ):
+        assert (frequencies(sampling) - wanted).abs().max() < 0.012  # 3.4 standard errors
+
+
+def test_draws_repeat_with_their_seed(model):
+    hot = Sampling(1.0)
+    assert generate(model, PROMPTS, 9, sampling=hot, seed=1) == generate(
+        model, PROMPTS, 9, sampling=hot, seed=1
+    )
+    assert generate(model, PROMPTS, 9, sampling=hot, seed=1) != generate(
+        model, PROMPTS, 9, sampling=hot, seed=2
+    )
+
+
+def test_what_makes_no_sense_is_refused(model):
+    for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Sampling(**wrong)
+    with pytest.raises(ValueError, match="prompt is empty"):
+        generate(model, [[1], []], 3)
+    assert generate(model, PROMPTS, 0) == [[], [], []]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_graphs_give_the_same_tokens_on_cuda(model):
+    wanted = generate(model, PROMPTS, 30)
+    assert generate(model.to("cuda"), PROMPTS, 30) == wanted
