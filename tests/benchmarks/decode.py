@@ -1,0 +1,91 @@
+"""Cached decode against `transformers` with its static cache: same weights, machine and run."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kvlab.model import GPT
+from kvlab.model.decode import make_decoder
+from kvlab.spec import ModelConfig
+
+STEPS, ROUNDS = 24, 5
+
+
+def run() -> Iterator[str]:
+    """Rows of a table: GPT-2 124M in float32, contexts 256 and 1,024, batches 1 and 8."""
+    ours = GPT(ModelConfig(preset="gpt2"), seed=0)
+    theirs = _transformers(ours)
+    yield f"GPT-2 124M, float32, {torch.get_num_threads()} threads, {STEPS} steps a round,"
+    yield f"median of {ROUNDS} rounds in turn (ms a step; ratio of medians)"
+    yield "context  batch    kvlab  transformers  ratio"
+    for context in (256, 1024):
+        for batch in (1, 8):
+            text = torch.randint(0, 50257, (batch, context - STEPS))
+            mine, other = _kvlab(ours, text), _static(theirs, text, context)
+            with torch.inference_mode():
+                assert (mine() - other()).abs().max() < 1e-3  # they compute the same logits
+            ms_mine, ms_other = _in_turn(_kvlab(ours, text), _static(theirs, text, context))
+            yield (
+                f"{context:7}  {batch:5}  {ms_mine:7.2f}  {ms_other:12.2f}"
+                f"  {ms_other / ms_mine:5.2f}"
+            )
+
+
+def _transformers(ours: GPT) -> torch.nn.Module:
+    from transformers import GPT2LMHeadModel
+
+    with tempfile.TemporaryDirectory() as folder:
+        ours.save_pretrained(folder)
+        return GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+
+def _kvlab(model: GPT, text: torch.Tensor) -> Callable[[], torch.Tensor]:
+    cache = model.new_cache(len(text), text.shape[1] + STEPS)
+    with torch.inference_mode():
+        model.hidden(text, cache)
+    decoder = make_decoder(model, cache)
+    tokens = torch.arange(len(text))
+
+    def once() -> torch.Tensor:
+        if cache.length == cache.max_length:
+            cache.crop(text.shape[1])
+        return decoder(tokens)
+
+    return once
+
+
+def _static(model: torch.nn.Module, text: torch.Tensor, context: int) -> Callable[[], torch.Tensor]:
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=context)
+    at = torch.arange(text.shape[1])
+    with torch.inference_mode():
+        model(text, past_key_values=cache, cache_position=at, use_cache=True)
+    tokens, state = torch.arange(len(text))[:, None], {"at": text.shape[1]}
+
+    def once() -> torch.Tensor:
+        if state["at"] == context:
+            for layer in cache.layers:  # back to the prompt's end
+                layer.cumulative_length.fill_(text.shape[1])
+            state["at"] = text.shape[1]
+        position = torch.tensor([state["at"]])
+        state["at"] += 1
+        out = model(tokens, past_key_values=cache, cache_position=position, use_cache=True)
+        return out.logits[:, -1]
+
+    return once
+
+
+def _in_turn(*steps: Callable[[], torch.Tensor]) -> list[float]:
+    """Median milliseconds a step of each, measured A B A B."""
+    seconds: list[list[float]] = [[] for _ in steps]
+    with torch.inference_mode():
+        for _ in range(ROUNDS):
+            for step, found in zip(steps, seconds, strict=True):
+                start = time.perf_counter()
+                for _ in range(STEPS):
+                    step()
+                found.append((time.perf_counter() - start) / STEPS)
+    return [sorted(found)[len(found) // 2] * 1e3 for found in seconds]
