@@ -10,17 +10,21 @@ from kvlab.layout.cost import (
 from kvlab.layout.dtypes import ITEM_BYTES, QUANTISED, SCALE_BYTES
 from kvlab.layout.estimate import Estimate, estimate
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.transfer import SIZES, TransferError, transfer
 
 __all__ = [
     "ITEM_BYTES",
     "QUANTISED",
     "SCALE_BYTES",
+    "SIZES",
     "Estimate",
     "KVLayout",
+    "TransferError",
     "decode_flops",
     "estimate",
     "forward_flops",
     "parameter_count",
     "training_flops",
+    "transfer",
     "weight_bytes_read",
 ]

@@ -3,13 +3,26 @@
 import argparse
 import json
 import re
+from typing import Any
 
 from kvlab.cli.table import exact_bytes, short_number, table
-from kvlab.layout import ITEM_BYTES, QUANTISED, Estimate, estimate
-from kvlab.spec import load_shape, parse_override
+from kvlab.layout import (
+    ITEM_BYTES,
+    QUANTISED,
+    SIZES,
+    Estimate,
+    KVLayout,
+    TransferError,
+    estimate,
+    transfer,
+)
+from kvlab.spec import ModelConfig, ServingConfig, Shape, load_shape, parse_override
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
           "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
+
+CONTEXTS = (1024, 8192, 65_536)
+BATCHES = (1, 8, 64)
 
 EPILOG = """\
 examples:
@@ -45,6 +58,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=_memory, help="such as 80GB or 24GiB: print the largest batch it holds"
     )
+    parser.add_argument(
+        "--scale", action="store_true",
+        help="add the same layout at other contexts, batches and sizes of model",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one JSON list, an object a target")
 
 
@@ -55,25 +72,67 @@ def run(options: argparse.Namespace) -> int:
         base = options.target[0]
         changes = [*common, *map(parse_override, patch)]
         variants.append((base, changes, f"{base} {' '.join(patch)}"))
-    estimates = []
-    for target, changes, name in variants:
-        shape = load_shape(target, dict(changes)).model_copy(update={"name": name})
-        estimates.append(
-            estimate(
-                shape,
-                batch_size=options.batch,
-                context_length=options.context,
-                dtype=options.dtype,
-                memory=options.memory,
-            )
+    shapes = [
+        load_shape(target, dict(changes)).model_copy(update={"name": name})
+        for target, changes, name in variants
+    ]
+    estimates = [
+        estimate(
+            shape,
+            batch_size=options.batch,
+            context_length=options.context,
+            dtype=options.dtype,
+            memory=options.memory,
         )
+        for shape in shapes
+    ]
+    scaled = [_scaled(shape, options.dtype) for shape in shapes] if options.scale else []
     if options.json:
-        print(json.dumps([item.as_dict() for item in estimates], indent=1))
-    elif len(estimates) == 1:
-        print(_one(estimates[0]))
-    else:
-        print(_side_by_side(estimates))
+        rows = [item.as_dict() for item in estimates]
+        for row, scale in zip(rows, scaled, strict=False):
+            row["scale"] = scale
+        print(json.dumps(rows, indent=1))
+        return 0
+    print(_one(estimates[0]) if len(estimates) == 1 else _side_by_side(estimates))
+    for shape, scale in zip(shapes, scaled, strict=False):
+        print(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {options.dtype}")
+        print(_scale_table(scale))
     return 0
+
+
+def _scaled(shape: Shape, dtype: str) -> list[dict[str, Any]]:
+    """KV bytes of a layout over sizes, contexts and batches; why not where a size does not fit."""
+    rows: list[dict[str, Any]] = []
+    for size in (shape.name, *SIZES):
+        try:
+            layout = KVLayout.of(*_parts(shape if size == shape.name else transfer(shape, size)))
+        except TransferError as error:
+            rows.append({"size": size, "reason": str(error)})
+            continue
+        rows += [
+            {
+                "size": size,
+                "context_length": context,
+                "kv_bytes": {str(n): layout.stored_bytes(n, context, dtype) for n in BATCHES},
+            }
+            for context in CONTEXTS
+        ]
+    return rows
+
+
+def _parts(shape: Shape) -> tuple[ModelConfig, ServingConfig]:
+    return shape.model, shape.serving
+
+
+def _scale_table(rows: list[dict[str, Any]]) -> str:
+    lines = [["size", "context", *(f"batch {count}" for count in BATCHES)]]
+    for row in rows:
+        if "reason" in row:
+            lines.append([row["size"], "-", row["reason"], *[""] * (len(BATCHES) - 1)])
+        else:
+            sizes = (f"{count:,}" for count in row["kv_bytes"].values())
+            lines.append([row["size"], f"{row['context_length']:,}", *sizes])
+    return table(lines, " r" + "r" * len(BATCHES))
 
 
 def _one(item: Estimate) -> str:

@@ -1,0 +1,68 @@
+"""`kvlab estimate`: the numbers that people come for, as text and as JSON."""
+
+import json
+
+import pytest
+
+from kvlab.cli.main import main
+
+
+def run(capsys, *words):
+    code = main(["estimate", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_one_target_says_bytes_mb_and_mib(capsys):
+    code, out, _ = run(capsys, "gpt2", "--context", "1024")
+    assert code == 0
+    assert "75,497,472 bytes = 75.5 MB = 72.0 MiB" in out
+
+
+def test_variants_stand_beside_the_first(capsys):
+    words = ["--compare", "model.n_kv_head=1", "serving.tie=character-ai", "--json"]
+    _, out, _ = run(capsys, "gpt2", *words)
+    assert [row["kv_bytes"] for row in json.loads(out)] == [75_497_472, 2_621_440]
+
+
+@pytest.mark.parametrize(
+    ("memory", "batch"), [("24GB", (24 * 10**9 - 497_759_232) // 75_497_472), ("1MB", 0)]
+)
+def test_the_largest_batch_beside_the_weights(memory, batch, capsys):
+    _, out, _ = run(capsys, "gpt2", "--memory", memory, "--json")
+    assert json.loads(out)[0]["largest_batch"] == batch
+
+
+def test_the_same_layout_elsewhere(capsys):
+    _, out, _ = run(
+        capsys, "gpt2", "--set", "model.n_kv_head=1", "--dtype", "float16", "--scale", "--json"
+    )
+    scale = {(r["size"], r["context_length"]): r["kv_bytes"] for r in json.loads(out)[0]["scale"]}
+    assert scale["gpt3-175b", 1024]["1"] == 50_331_648
+    assert scale["gpt2", 1024]["8"] == 8 * 6_291_456 // 2
+
+
+def test_a_layout_that_does_not_transfer_says_why(capsys):
+    _, out, _ = run(capsys, "gpt2", "--set", "model.kv_sharing=[[0, 1]]", "--scale")
+    assert "its groups name layers by number" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["gpt5"], "gpt5: is not a preset"),
+        (["gpt2", "--set", "model.n_kv_head=5"], "does not divide n_head = 12"),
+        (["missing.yaml"], "cannot be read"),
+    ],
+)
+def test_wrong_input_exits_with_2(words, wanted, capsys):
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert wanted in err
+
+
+@pytest.mark.parametrize("words", [["gpt2", "--memory", "lots"], ["gpt2", "--batch", "0"]])
+def test_wrong_arguments_exit_with_2(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(capsys, *words)
+    assert stop.value.code == 2
