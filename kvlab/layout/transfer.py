@@ -24,7 +24,7 @@ def transfer(shape: Shape, preset: str) -> Shape:
     sharings = (model.kv_sharing, shape.serving.tie)
     if not all(isinstance(sharing, str) for sharing in sharings):
         raise TransferError("its groups name layers by number")
-    target = ModelConfig(preset=preset)
+    target = ModelConfig(**PRESETS[preset])
     group = model.n_head // model.n_kv_head
     if model.n_kv_head == 1:
         heads = 1

@@ -39,6 +39,7 @@ class Document:
     data: dict[str, Any]
     places: dict[tuple[Key, ...], Place] = field(repr=False)
     key_places: dict[tuple[Key, ...], Place] = field(repr=False)
+    text: str = field(default="", repr=False)
 
     def problem(self, path: tuple[Key, ...], message: str, *, at_key: bool = False) -> Problem:
         """A problem at ``path``, or at its nearest ancestor that stands in the file."""
@@ -108,7 +109,7 @@ def parse_yaml(text: str, file: str) -> Document:
     if not isinstance(node, yaml.MappingNode):
         problem = Problem(file, *_place(node), "is not a mapping; write `key: value` lines")
         raise SpecError([problem])
-    document = Document(file, {}, {}, {})
+    document = Document(file, {}, {}, {}, text)
     problems: list[Problem] = []
     document.data.update(_build(node, (), document, problems))
     if problems:

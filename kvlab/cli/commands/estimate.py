@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 def _scaled(shape: Shape, dtype: str) -> list[dict[str, Any]]:
     """KV bytes of a layout over sizes, contexts and batches; why not where a size does not fit."""
     rows: list[dict[str, Any]] = []
-    for size in (shape.name, *SIZES):
+    for size in dict.fromkeys((shape.name, *SIZES)):
         try:
             layout = KVLayout.of(*_parts(shape if size == shape.name else transfer(shape, size)))
         except TransferError as error:
