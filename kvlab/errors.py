@@ -2,7 +2,7 @@
 
 KvlabError                 the root; the CLI prints its text, no traceback, and exits with 1
 ├── SpecError              what a person wrote is wrong (also a ValueError); the CLI exits with 2
-├── UsageError             a command-line argument is wrong (also a ValueError); the CLI exits with 2
+├── UsageError             an argument of a command is wrong (also a ValueError); exits with 2
 ├── DataError              text, tokens or an evaluation set is missing or not what it should be
 ├── StoreError             the store cannot be read or written, or a record in it is damaged
 ├── ResourceError          a trial asks for more than the machine or the cluster has

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from kvlab.cache import KeysValues, Step
 from kvlab.model.backends import BACKENDS, pick_backend
+from kvlab.model.linear import Linear, linear
 from kvlab.model.rotary import Rotation, rotate
 from kvlab.spec.model import ModelConfig
 
@@ -32,8 +33,8 @@ class Attention(nn.Module):
         self.q_width = config.n_head * config.head_dim
         owns = config.kv_owners[layer] == layer
         self.kv_width = config.n_kv_head * config.head_dim if owns else 0
-        self.qkv = nn.Linear(config.n_embd, self.q_width + 2 * self.kv_width, bias=config.bias)
-        self.proj = nn.Linear(self.q_width, config.n_embd, bias=config.bias)
+        self.qkv = Linear(config.n_embd, self.q_width + 2 * self.kv_width, bias=config.bias)
+        self.proj = Linear(self.q_width, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor, step: Step, rotation: Rotation | None) -> Tensor:
         """(B, C, E) -> (B, C, E); reads and writes K/V through ``step``."""
@@ -45,7 +46,7 @@ class Attention(nn.Module):
             step.put(self.layer, rotate(k, rotation), v)
         elif self.kv_width:  # tied at serving: this layer's own K/V are not asked for
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_width]
-            q = F.linear(x, self.qkv.weight[: self.q_width], bias)
+            q = linear(x, self.qkv.weight[: self.q_width], bias)
         else:
             q = self.qkv(x)
         q = rotate(q.view(rows, count, self.n_head, self.head_dim).transpose(1, 2), rotation)

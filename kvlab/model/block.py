@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from kvlab.cache import Step
 from kvlab.model.attention import Attention
+from kvlab.model.linear import Linear
 from kvlab.model.rotary import Rotation
 from kvlab.spec.model import ModelConfig
 
@@ -24,8 +25,8 @@ class MLP(nn.Module):
         super().__init__()
         self.is_gated = config.mlp == "swiglu"
         inner = config.ffn_dim * (2 if self.is_gated else 1)
-        self.up = nn.Linear(config.n_embd, inner, bias=config.bias)
-        self.down = nn.Linear(config.ffn_dim, config.n_embd, bias=config.bias)
+        self.up = Linear(config.n_embd, inner, bias=config.bias)
+        self.down = Linear(config.ffn_dim, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.up(x)

@@ -16,6 +16,7 @@ from kvlab.cache import KVCache, OneShot, Step
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.block import Block, make_norm
+from kvlab.model.linear import Linear
 from kvlab.model.pretrained import find_folder, load_weights, read_config, save_pretrained
 from kvlab.model.rotary import Rotation, rotation
 from kvlab.spec.model import ModelConfig
@@ -51,7 +52,7 @@ class GPT(nn.Module):
             )
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
             self.norm = make_norm(config)
-            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+            self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.token_embedding.weight
         if self.device.type != "meta":

@@ -34,6 +34,7 @@ METRICS: dict[str, Metric] = {
         "HellaSwag acc_norm (lm-eval style), served", "", "higher"
     ),
     "hellaswag_items": Metric("HellaSwag items scored", "items"),
+    "hellaswag_shortened": Metric("HellaSwag items whose context was cut to fit", "items"),
     "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
     "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
     "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),

@@ -11,9 +11,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("kvlab.cli.commands.logs", "show a trial's log or traceback"),
     "stop": ("kvlab.cli.commands.stop", "stop a running sweep at its next checkpoint"),
     "report": ("kvlab.cli.commands.report", "write a sweep's report again from its record"),
+    "compare": (
+        "kvlab.cli.commands.compare",
+        "two sweeps, or two records of one, cell by cell",
+    ),
     "ui": ("kvlab.cli.commands.ui", "browse the results in MLflow"),
     "sync": ("kvlab.cli.commands.sync", "bring MLflow up to date with the store"),
     "data": ("kvlab.cli.commands.data", "get and prepare text and evaluation sets"),
+    "generate": ("kvlab.cli.commands.generate", "continue a text with a trained model"),
     "estimate": (
         "kvlab.cli.commands.estimate",
         "KV bytes, parameters and FLOPs of a model, exactly",

@@ -1,0 +1,63 @@
+"""`kvlab compare`: two sweeps, or one sweep of two stores, cell by cell."""
+
+import argparse
+import json
+
+from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.cli.table import table
+from kvlab.report.compare import Comparison, compare
+from kvlab.report.numbers import difference, difference_unit, shown
+from kvlab.report.study import Study
+from kvlab.trial import Store
+from kvlab.trial.metrics import METRICS
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("before", metavar="A", help="name or file of a submitted sweep")
+    parser.add_argument("after", metavar="B", help="another one, or the same in --store-b")
+    add_store(parser)
+    parser.add_argument("--store-b", metavar="DIR", help="store of B (default: that of A)")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    before = Study.load(Store(options.store), sweep_name(options.before))
+    after = Study.load(Store(options.store_b or options.store), sweep_name(options.after))
+    found = compare(before, after)
+    print(json.dumps(found.as_dict(), indent=1) if options.json else _text(found, before))
+    return 0
+
+
+def _text(found: Comparison, before: Study) -> str:
+    metric, unit = found.metric, difference_unit(found.metric)
+    lines = [f"warning: {warning}" for warning in found.warnings]
+    rows = [["A", "B", f"B - A ({unit})", "95% CI", "seeds", "cell"]]
+    for cell in found.cells:
+        single = cell.low == cell.high
+        interval = f"{difference(metric, cell.low)} to {difference(metric, cell.high)}"
+        rows.append(
+            [
+                shown(metric, cell.before),
+                shown(metric, cell.after),
+                difference(metric, cell.difference),
+                "" if single else interval,
+                str(cell.seeds),
+                before.label(tuple(cell.levels.values())),
+            ]
+        )
+    lines += [f"{METRICS[metric].title}, cells that both have:", table(rows, "rrrrr"), ""]
+    lines.append(f"{found.only_before} cells are only in A, {found.only_after} only in B")
+    heads = [["level", "A", "B", "A says", "B says", ""]]
+    for one in found.conclusions:
+        values = [one.difference_before, one.difference_after]
+        texts = ["" if value is None else difference(metric, value) for value in values]
+        mark = "CHANGED" if one.changed else ""
+        heads.append([one.level, *texts, one.before, one.after, mark])
+    changed = sum(one.changed for one in found.conclusions)
+    lines += [
+        "",
+        table(heads, "lrr"),
+        "",
+        f"{changed} of {len(found.conclusions)} conclusions differ",
+    ]
+    return "\n".join(lines)

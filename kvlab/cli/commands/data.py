@@ -1,0 +1,182 @@
+"""`kvlab data`: get evaluation sets, prepare text, list and verify what is there."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from kvlab.cli.table import short_bytes, short_number, table
+from kvlab.data import Dataset, data_folder, get_hellaswag, prepare, prepared, verify_dataset
+from kvlab.data.hellaswag_set import ITEMS, LICENCE, SHA256, find_hellaswag
+from kvlab.data.shards import read_manifest
+from kvlab.data.sources import SOURCES
+from kvlab.errors import DataError, UsageError
+from kvlab.spec import DataConfig, load_experiment, parse_override
+from kvlab.spec.problems import find_problems
+
+EPILOG = """\
+examples:
+  kvlab data get hellaswag
+  kvlab data prepare experiments/quickstart.yaml
+  kvlab data prepare files --paths books/ notes.jsonl.zst --tokenizer gpt2:4096 --max-bytes 20e6
+  kvlab data list
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    get = _action(actions, "get", "get an evaluation set and check it", _get)
+    get.add_argument("name", choices=["hellaswag"])
+    get.add_argument("--file", help="take it from this file instead of asking around")
+
+    made = _action(actions, "prepare", "turn text into tokens, once", _prepare)
+    made.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
+    made.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
+    made.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
+    made.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
+    made.add_argument("--validation-fraction", metavar="SHARE", help="of the documents, held out")
+    made.add_argument("--workers", type=_count, help="processes (default one a processor)")
+
+    _action(actions, "list", "list what is there", _list)
+    _action(actions, "verify", "read everything again and compare digests", _verify)
+
+
+def run(options: argparse.Namespace) -> int:
+    code: int = options.action(options)
+    return code
+
+
+def _action(
+    actions: Any, name: str, line: str, function: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=line, description=line)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(action=function)
+    return parser
+
+
+def _get(options: argparse.Namespace) -> int:
+    path = get_hellaswag(_say, options.file)
+    facts = {"name": "hellaswag", "path": str(path), "items": ITEMS, "sha256": SHA256}
+    text = f"HellaSwag validation, {ITEMS:,} items, {LICENCE}: {path}"
+    _show(options, {**facts, "licence": LICENCE}, text)
+    return 0
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    dataset = prepare(_data_config(options), _say, workers=options.workers)
+    facts = _facts(dataset.folder)
+    _show(options, facts, _prepared_text(dataset))
+    return 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    datasets = [_facts(folder) for folder in prepared()]
+    hellaswag = find_hellaswag()
+    facts = {
+        "folder": str(data_folder()),
+        "datasets": datasets,
+        "hellaswag": str(hellaswag) if hellaswag else None,
+    }
+    rows = [["train", "held out", "documents", "on disk", "tokenizer", "identity", "source"]]
+    rows += [_row(item) for item in datasets]
+    lines = [f"data folder: {data_folder()}", f"HellaSwag: {hellaswag or 'not here'}"]
+    _show(options, facts, "\n".join([*lines, *([table(rows, "rrrr")] if datasets else [])]))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    problems: list[str] = []
+    folders = prepared()
+    for folder in folders:
+        _say(f"reading {folder}")
+        problems += verify_dataset(folder)
+    hellaswag = find_hellaswag()
+    if hellaswag:
+        try:
+            get_hellaswag()
+        except DataError as error:
+            problems.append(str(error))
+    checked = len(folders) + bool(hellaswag)
+    summary = f"{checked} checked, {len(problems)} problems"
+    facts = {"checked": checked, "problems": problems}
+    _show(options, facts, "\n".join([*problems, summary]))
+    return int(bool(problems))
+
+
+def _data_config(options: argparse.Namespace) -> DataConfig:
+    given: dict[str, Any] = {}
+    if options.tokenizer is not None:
+        given["tokenizer"] = options.tokenizer
+    if options.paths is not None:
+        given["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
+    for key in ("max_bytes", "validation_fraction"):
+        value = getattr(options, key)
+        if value is not None:
+            given[key] = parse_override(f"{key}={value}")[1]
+    target: str = options.target
+    if target.endswith((".yaml", ".yml")):
+        return load_experiment(target, {f"data.{key}": value for key, value in given.items()}).data
+    if target not in SOURCES:
+        near = get_close_matches(target, SOURCES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"sources: {', '.join(SOURCES)}"
+        raise UsageError(f"{target}: is not a text source or a .yaml file; {hint}")
+    values = {"source": target, **given}
+    try:
+        return DataConfig.model_validate(values)
+    except ValidationError as error:
+        found = find_problems(error, DataConfig, values)
+    raise UsageError("\n".join(message for _, message, _ in found))
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    return {"folder": str(folder), **read_manifest(folder)}
+
+
+def _prepared_text(dataset: Dataset) -> str:
+    return "\n".join([
+        f"{dataset.folder}",
+        f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",
+        f"held out   {len(dataset.validation):,} tokens,"
+        f" {dataset.validation_documents:,} documents, {dataset.bytes_per_token:.3f} bytes a token",
+        f"tokenizer  {dataset.tokenizer}",
+        f"licence    {dataset.licence}",
+        f"digest     {dataset.digest}",
+    ])  # fmt: skip
+
+
+def _row(facts: dict[str, Any]) -> list[str]:
+    train, validation = facts["splits"]["train"], facts["splits"]["validation"]
+    tokens = train["tokens"] + validation["tokens"]
+    size = tokens * int(facts["dtype"][-1])
+    return [
+        short_number(train["tokens"]),
+        short_number(validation["tokens"]),
+        f"{train['documents'] + validation['documents']:,}",
+        short_bytes(size),
+        facts["tokenizer"],
+        facts["identity"][:16],
+        facts["source"],
+    ]
+
+
+def _show(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
+    print(json.dumps(facts, indent=1) if options.json else text)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 1024:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 1024")
+    return int(text)

@@ -1,0 +1,168 @@
+"""`kvlab generate`: continue a text with a trial's model, a checkpoint or a preset."""
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from kvlab.cli.options import add_json, add_store
+from kvlab.errors import UsageError
+from kvlab.spec import parse_override
+
+EPILOG = """\
+examples:
+  kvlab generate 3f2a --prompt "The array is"        (a trial, by the first digits of its id)
+  kvlab generate path/to/gpt2 --prompt "Call me" --temperature 0.8 --top-p 0.95 --seed 1
+  kvlab generate 3f2a --prompt "The" --serving tie=adjacent:2 --serving kv_dtype=int8
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("target", help="a trial id, a checkpoint folder or repository, or a preset")
+    parser.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT", help="give it again for a batch"
+    )
+    parser.add_argument(
+        "--prompt-ids", action="append", default=[], metavar="1,2,3",
+        help="token ids, for checkpoints whose tokenizer kvlab does not have",
+    )  # fmt: skip
+    parser.add_argument("--new-tokens", type=int, default=64, help="default 64")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT",
+        help="end a row at this token (a text of exactly one token), besides end-of-text",
+    )  # fmt: skip
+    parser.add_argument(
+        "--serving", action="append", default=[], metavar="KEY=VALUE",
+        help="serve otherwise than trained: kv_dtype=int8, tie=adjacent:2, tie_rule=owner",
+    )  # fmt: skip
+    parser.add_argument(
+        "--uncached", action="store_true", help="without a cache: the slow baseline"
+    )
+    parser.add_argument("--random-weights", action="store_true", help="a preset, freshly drawn")
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_store(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    import torch
+
+    from kvlab.model.generate import generate
+    from kvlab.model.sampling import Sampling
+    from kvlab.trial.models import open_model
+    from kvlab.trial.record import Store
+
+    try:
+        sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    words = _Words(opened.tokenizer, options)
+    serving = _serving(opened.serving, options.serving)
+    model = opened.model.to(device).eval()
+    show = words.stream() if len(words.prompts) == 1 and not options.json else None
+    start = time.perf_counter()
+    try:
+        rows = generate(
+            model,
+            words.prompts,
+            options.new_tokens,
+            sampling=sampling,
+            stop=words.stop,
+            seed=options.seed,
+            serving=serving,
+            cached=not options.uncached,
+            on_tokens=show,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    seconds = time.perf_counter() - start
+    words.finish(rows, seconds, streamed=show is not None)
+    return 0
+
+
+def _serving(trained: Any, changes: list[str]) -> Any:
+    from pydantic import ValidationError
+
+    from kvlab.spec import ServingConfig
+
+    patch = dict(map(parse_override, changes))
+    try:
+        return ServingConfig.model_validate({**trained.model_dump(), **patch})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"--serving {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+class _Words:
+    """Prompts, stops and output in the model's vocabulary, as text where we can."""
+
+    def __init__(self, name: str | None, options: argparse.Namespace):
+        from kvlab.data import tokenizer
+
+        self.options = options
+        self.tokenizer = tokenizer(name) if name else None
+        self.prompts = [_ids(text) for text in options.prompt_ids]
+        if options.prompt and self.tokenizer is None:
+            raise UsageError(f"{options.target} has a tokenizer of its own; use --prompt-ids")
+        if self.tokenizer is not None:
+            self.prompts += [self.tokenizer.encode(text) for text in options.prompt]
+        if not self.prompts or not all(self.prompts):
+            raise UsageError("a prompt is empty; give --prompt TEXT or --prompt-ids 1,2,3")
+        self.stop = {self.tokenizer.end_of_text} if self.tokenizer else set()
+        for text in options.stop:
+            ids = self.tokenizer.encode(text) if self.tokenizer else _ids(text)
+            if len(ids) != 1:
+                raise UsageError(f"--stop {text!r} is {len(ids)} tokens; give one of exactly one")
+            self.stop |= set(ids)
+        self._pending: list[int] = []
+
+    def text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))
+
+    def stream(self) -> Any:
+        """Prints the one row's tokens as they come; a character's bytes only once complete."""
+        print(self.text(self.prompts[0]), end="", flush=True)
+
+        def show(tokens: list[int]) -> None:
+            self._pending.append(tokens[0])
+            text = self.text(self._pending)
+            if tokens[0] in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                print(text if self.tokenizer else f",{text}", end="", flush=True)
+                self._pending.clear()
+
+        return show
+
+    def finish(self, rows: list[list[int]], seconds: float, *, streamed: bool) -> None:
+        count = sum(map(len, rows))
+        if self.options.json:
+            found = [
+                {"prompt_ids": p, "new_ids": r, "text": self.text(r) if self.tokenizer else None}
+                for p, r in zip(self.prompts, rows, strict=True)
+            ]
+            print(json.dumps({"rows": found, "new_tokens": count, "seconds": seconds}, indent=1))
+            return
+        if streamed:
+            print(self.text(self._pending) if self._pending else "")
+        else:
+            for index, (prompt, row) in enumerate(zip(self.prompts, rows, strict=True)):
+                print(f"--- {index}\n{self.text([*prompt, *row])}")
+        rate = f"{count} tokens in {seconds:.2f} s, {count / max(seconds, 1e-9):.1f} tokens/s"
+        print(rate, file=sys.stderr)
+
+
+def _ids(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{text} is not a list of token ids; write one such as 15496,995")
+    return [int(part) for part in parts]

@@ -1,0 +1,28 @@
+"""`kvlab stop`: ask a running sweep to stop at its next checkpoints."""
+
+import argparse
+import json
+
+from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.errors import UsageError
+from kvlab.files import write_atomic
+from kvlab.trial import Store
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep that is running")
+    add_store(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    store, name = Store(options.store), sweep_name(options.sweep)
+    store.sweep(name)
+    if not store.is_driven(name):
+        raise UsageError(f"sweep = {name} is not running; see `kvlab status {name}`")
+    write_atomic(store.stop_flag(name), "")
+    if options.json:
+        print(json.dumps({"sweep": name, "asked_to_stop": True}))
+    else:
+        print(f"{name} stops at its next checkpoints; submit it again to go on")
+    return 0

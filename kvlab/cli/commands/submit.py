@@ -1,0 +1,155 @@
+"""`kvlab submit`: run what a sweep is missing, then mirror it into MLflow and write its report."""
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from kvlab.cli.live import Live, outcome_line
+from kvlab.cli.options import add_json, add_store
+from kvlab.errors import TrackingError, UsageError
+from kvlab.spec import Sweep, load_sweep
+from kvlab.sweep import Driver, Plan, Summary, plan
+from kvlab.sweep.description import sweep_description
+from kvlab.sweep.driver import to_run
+from kvlab.sweep.executor import Executor, Run
+from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.interrupt import graceful_stop
+from kvlab.trial import Store
+from kvlab.trial.origin import Origin, capture_origin, neutral_command
+from kvlab.trial.progress import duration
+from kvlab.trial.run import run_trial
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sweep", metavar="SWEEP", help="a sweep's YAML file")
+    add_store(parser)
+    parser.add_argument(
+        "--executor",
+        choices=sorted(EXECUTORS, reverse=True),
+        default="ray",
+        help="ray (default) runs several trials at once, inline one after the other in here",
+    )
+    parser.add_argument("--address", help="of a running Ray cluster; default: a local one")
+    parser.add_argument(
+        "--retry-failed", action="store_true", help="run trials that failed before once more"
+    )
+    parser.add_argument("--no-report", action="store_true", help="write no report at the end")
+    parser.add_argument(
+        "--reports", default="reports", metavar="DIR", help="folder of reports (default: reports)"
+    )
+    parser.add_argument("--tracking-uri", metavar="URI", help="of an MLflow server")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.address is not None and options.executor != "ray":
+        raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
+    sweep = load_sweep(options.sweep)
+    store = Store(Path(options.store).absolute())
+    planned = plan(sweep, store)
+    stream = sys.stderr if options.json else sys.stdout
+    summary = _drive(options, planned, store, stream)
+    facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
+    _print_summary(planned, store, summary, stream)
+    if summary.exit_code != 130:
+        report = None if options.no_report else _report(options, sweep, store)
+        facts["mlflow"] = _mirror(options, sweep, store, report)
+        if report is not None:
+            facts["report"] = str(report)
+            print(report, file=stream)
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    return summary.exit_code
+
+
+def _drive(options: argparse.Namespace, planned: Plan, store: Store, stream: TextIO) -> Summary:
+    sweep, missing = planned.sweep, to_run(planned, options.retry_failed)
+    command = _command(options)
+    origin = capture_origin(command, store.stop_flag(sweep.name))
+    print(f"{sweep.name}: {planned.totals()}", file=stream)
+    executor = _executor(options, store, origin, bool(missing))
+    forced = True
+    try:
+        where = f" on {executor.describe()}" if missing else ""
+        print(f"{_before(planned, len(missing))}{where}; record in {options.store}", file=stream)
+        stream.flush()
+        live = Live(planned, store, stream, retry_failed=options.retry_failed)
+        source = sweep.source
+        driver = Driver(
+            planned,
+            store,
+            executor,
+            origin=origin,
+            description=sweep_description(
+                planned,
+                yaml=source.document.text,
+                experiment_yaml=source.base_document.text,
+                command=command,
+            ),
+            on_event=live.event,
+            retry_failed=options.retry_failed,
+        )
+        with graceful_stop(driver.stop), live.watch(driver):
+            summary = driver.run()
+        forced = False
+        return summary
+    finally:
+        executor.close(force=forced)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What computes the same again: no places, no machine."""
+    inline = ["--executor", "inline"] if options.executor == "inline" else []
+    return neutral_command(["submit", options.sweep, *inline])
+
+
+def _executor(options: argparse.Namespace, store: Store, origin: Origin, needed: bool) -> Executor:
+    name = options.executor if needed else "inline"  # nothing to run starts no cluster
+    own_process = name != "inline"
+    work: Run = partial(run_trial, store=store.path, origin=origin, capture_output=own_process)
+    return EXECUTORS[name](work, options.address if needed else None)
+
+
+def _before(planned: Plan, missing: int) -> str:
+    ended = len(planned.trials) - missing
+    return f"{ended} ended before, {missing} to run" if missing else "nothing is missing"
+
+
+def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO) -> None:
+    states = summary.states
+    parts = [f"{states['done']} done", f"{states['failed']} failed"]
+    parts += [f"{states[state]} {state}" for state in ("diverged", "missing") if states[state]]
+    print(f"{', '.join(parts)} in {duration(summary.seconds)}", file=stream)
+    if states["failed"]:
+        for one in planned.trials:
+            if store.status(one.trial.id) == "failed":
+                print(f"  {one.trial.id}  {outcome_line(store, one.trial.id)}", file=stream)
+        print("failed trials are not run again unless asked: --retry-failed", file=stream)
+    if summary.exit_code == 130:
+        print("stopped; submit again to go on from the last checkpoints", file=stream)
+
+
+def _mirror(
+    options: argparse.Namespace, sweep: Sweep, store: Store, report: Path | None
+) -> dict[str, str | None]:
+    """Brings MLflow up to date; its outage costs nothing but a warning."""
+    from kvlab.track import Tracker
+
+    try:
+        tracker = Tracker(store.path, options.tracking_uri)
+        tracker.close_zombies()
+        tracker.mirror(sweep.name, report)
+    except TrackingError as error:
+        text = f"MLflow is not up to date: {error}"
+        print(f"{text}; run `kvlab sync {sweep.name}` later", file=sys.stderr)
+        return {"uri": options.tracking_uri, "error": str(error)}
+    return {"uri": tracker.uri, "error": None}
+
+
+def _report(options: argparse.Namespace, sweep: Sweep, store: Store) -> Path:
+    from kvlab.report import write_report
+
+    return write_report(store, sweep.name, Path(options.reports))

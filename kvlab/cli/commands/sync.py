@@ -1,0 +1,56 @@
+"""`kvlab sync`: make MLflow what the record says; run it again and nothing changes."""
+
+import argparse
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.track import Mirrored
+from kvlab.trial import Store
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
+    add_store(parser)
+    parser.add_argument(
+        "--tracking-uri",
+        metavar="URI",
+        help="of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)",
+    )
+    parser.add_argument("--no-report", action="store_true", help="leave the sweep's report out")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    store = Store(options.store)
+    names = store.sweep_names() if options.sweep is None else [sweep_name(options.sweep)]
+    for name in names:
+        store.sweep(name)  # refuse an unknown sweep before anything is written
+    if not names:
+        print("[]" if options.json else f"{options.store} holds no sweep yet; nothing to do")
+        return 0
+    mirrored = sync(store, names, options.tracking_uri, report=not options.no_report)
+    if options.json:
+        print(json.dumps([asdict(one) for one in mirrored], indent=1))
+    else:
+        for one in mirrored:
+            counts = f"{one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
+            print(f"{one.sweep}: {counts}")
+    return 0
+
+
+def sync(store: Store, names: list[str], uri: str | None, *, report: bool) -> list[Mirrored]:
+    """Mirrors sweeps with their reports, and ends runs whose driver died."""
+    from kvlab.report import write_report
+    from kvlab.track import Tracker
+
+    tracker = Tracker(store.path, uri)
+    tracker.close_zombies()
+    found = []
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            made = write_report(store, name, Path(folder)) if report else None
+            found.append(tracker.mirror(name, made))
+    return found

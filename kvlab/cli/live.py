@@ -1,0 +1,160 @@
+"""What `kvlab submit` shows while it runs: redrawn lines on a terminal, plain lines elsewhere."""
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from kvlab.cli.table import short_bytes
+from kvlab.sweep.driver import Driver, Event, to_run
+from kvlab.sweep.pace import Pace
+from kvlab.sweep.plan import Plan, PlannedTrial
+from kvlab.trial.progress import describe, duration
+from kvlab.trial.record import Store
+
+REDRAW_SECONDS = 0.5
+HEARTBEAT_SECONDS = 10.0
+ID_DIGITS = 8
+
+_UP, _CLEAR = "\x1b[A", "\x1b[J"
+
+
+class Live:
+    """One line for every event; and, redrawn, one for every running trial and for the sweep.
+
+    The redrawing runs in a thread of its own, so that it goes on while the driver waits or, with
+    the inline executor, works. It reads the progress that trials write to their directories.
+    """
+
+    def __init__(self, plan: Plan, store: Store, stream: TextIO, *, retry_failed: bool = False):
+        self._name, self._store, self._stream = plan.sweep.name, store, stream
+        missing = to_run(plan, retry_failed)
+        self._total = len(plan.trials)
+        self._done = self._total - len(missing)
+        self._failed = sum(planned.state == "failed" for planned in plan.trials)
+        if retry_failed:
+            self._failed = 0
+        self._pace = Pace(missing)
+        self._terminal = stream.isatty()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._drawn = 0
+        self._started = time.monotonic()
+        self._told_stopping = False
+
+    @contextmanager
+    def watch(self, driver: Driver) -> Iterator[None]:
+        """Shows progress for the length of the block."""
+        thread = threading.Thread(target=self._loop, args=(driver,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+            with self._lock:
+                self._erase()
+
+    def event(self, event: Event) -> None:
+        """Takes a driver's event."""
+        planned = event.planned
+        if event.kind == "started":
+            self._pace.started(planned)
+            if not self._terminal:
+                self._print(f"started {_label(planned)}")
+        elif event.kind == "retried":
+            self._print(f"again   {_label(planned)}: {event.message}")
+        elif event.status == "stopped":
+            self._print(f"stopped {_label(planned)}")
+        else:
+            self._pace.ended(planned, event.seconds)
+            self._done += 1
+            self._failed += event.status == "failed"
+            facts = outcome_line(self._store, planned.trial.id)
+            took = duration(event.seconds)
+            self._print(f"{event.status:<7} {_label(planned)}  {took}  {facts}".rstrip())
+
+    def _loop(self, driver: Driver) -> None:
+        pause = REDRAW_SECONDS if self._terminal else HEARTBEAT_SECONDS
+        beat = time.monotonic()
+        while not self._ended.wait(REDRAW_SECONDS):
+            if driver.stopping and not self._told_stopping:
+                self._told_stopping = True
+                self._print("stopping at the next checkpoints; Ctrl-C again ends it at once")
+            if time.monotonic() - beat >= pause - REDRAW_SECONDS / 2:
+                beat = time.monotonic()
+                self._show(driver.running)
+
+    def _show(self, running: list[PlannedTrial]) -> None:
+        lines = [self._running_line(planned) for planned in running]
+        if not self._terminal:
+            self._print("; ".join([self._sweep_line(), *lines]))
+            return
+        with self._lock:
+            self._erase()
+            width = shutil.get_terminal_size().columns - 1
+            shown = [line[:width] for line in [*lines, self._sweep_line()]]
+            self._stream.write("".join(f"{line}\n" for line in shown))
+            self._stream.flush()
+            self._drawn = len(shown)
+
+    def _running_line(self, planned: PlannedTrial) -> str:
+        state = self._store.progress(planned.trial.id) or {"stage": "starting"}
+        text = describe(state)
+        return f"{_label(planned)}  {text}" if self._terminal else f"{_short(planned)} {text}"
+
+    def _sweep_line(self) -> str:
+        parts = [f"{self._name}: {self._done}/{self._total} done"]
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        parts.append(f"{duration(time.monotonic() - self._started)} elapsed")
+        left = self._pace.seconds_left()
+        if left is not None:
+            parts.append(f"about {duration(left)} left")
+        return ", ".join(parts)
+
+    def _print(self, line: str) -> None:
+        with self._lock:
+            self._erase()
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._drawn:
+            self._stream.write("\r" + _UP * self._drawn + _CLEAR)
+            self._drawn = 0
+
+
+def outcome_line(store: Store, trial_id: str) -> str:
+    """The main numbers of a result, or why there are none."""
+    result = store.result(trial_id)
+    if result is None:
+        return ""
+    if result["error"]:
+        error = result["error"]
+        first = (str(error["message"]).splitlines() or [""])[0]
+        return f"{error['class']}: {error['type']}: {first} (kvlab logs {trial_id[:ID_DIGITS]})"
+    return "  ".join(_numbers(result))
+
+
+def _numbers(result: dict[str, Any]) -> Iterator[str]:
+    found = result["measurements"]
+    if "loss" in found:
+        yield f"loss {found['loss']:.4f}"
+    if "loss_served" in found:
+        yield f"served {found['loss_served']:.4f}"
+    if "hellaswag_acc_norm" in found:
+        yield f"HellaSwag {found['hellaswag_acc_norm']:.1%}"
+    yield f"KV {short_bytes(result['kv']['bytes_at_block_size'])}"
+    if "tpot_ms_p50" in found:
+        yield f"{found['tpot_ms_p50']:.2f} ms/token"
+
+
+def _short(planned: PlannedTrial) -> str:
+    return planned.trial.id[:ID_DIGITS]
+
+
+def _label(planned: PlannedTrial) -> str:
+    return f"{_short(planned)} {planned.label} seed={planned.trial.seed}"

@@ -1,0 +1,157 @@
+"""Pieces to a dataset: which documents, in which order, on which side of the split."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvlab.data.pieces import DOCUMENT, Job, Table, read_table, token_dtype
+from kvlab.data.shards import SCHEMA
+from kvlab.data.sources import SOURCES
+from kvlab.data.tokenizers import tokenizer
+from kvlab.errors import DataError
+from kvlab.files import write_json
+from kvlab.spec import DataConfig
+
+_PLACED = np.dtype([*DOCUMENT.descr, ("piece", "<u4"), ("start", "<u8")])
+_CHUNK_TOKENS = 16_000_000
+
+
+def placed(jobs: Sequence[Job]) -> Table:
+    """The documents of all pieces, each with its piece and where its tokens start there."""
+    tables = [np.empty(0, _PLACED)]
+    for number, job in enumerate(jobs):
+        documents = read_table(job)
+        table = np.empty(len(documents), _PLACED)
+        for column in DOCUMENT.names or ():
+            table[column] = documents[column]
+        table["piece"] = number
+        table["start"] = np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
+        tables.append(table)
+    return np.concatenate(tables)
+
+
+def chosen(table: Table, *, shuffled: bool, max_bytes: int | None) -> Table:
+    """The documents to take, in order, each once.
+
+    Taken in the given order if that is ``shuffled``, else in the order of their hash: either
+    way, any beginning is a fair mixture. The document that reaches ``max_bytes`` is the last.
+    """
+    if not shuffled:
+        table = table[np.argsort(table["order"], kind="stable")]
+    _, first = np.unique(table["hash"], return_index=True)
+    table = table[np.sort(first)]
+    if max_bytes is None:
+        return table
+    return table[: np.searchsorted(np.cumsum(table["bytes"], dtype=np.uint64), max_bytes) + 1]
+
+
+def held_out(table: Table, fraction: float) -> npt.NDArray[np.bool_]:
+    """Which documents are for validation: a property of each document's text alone."""
+    held: npt.NDArray[np.bool_] = table["split"] < np.uint64(int(fraction * 2**64))
+    return held
+
+
+def write_dataset(
+    folder: Path, data: DataConfig, identity: str, jobs: Sequence[Job], table: Table
+) -> None:
+    """Writes the shards and the manifest of ``table``'s documents into an empty folder.
+
+    Raises:
+        DataError: a split would be empty, or the disk is full.
+    """
+    held = held_out(table, data.validation_fraction)
+    _check_counts(data, len(table), int(held.sum()))
+    dtype = np.dtype(token_dtype(tokenizer(data.tokenizer).vocab_size))
+    _check_space(folder, int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize)
+    sides = {"train": table[~held], "validation": table[held]}
+    try:
+        splits = {
+            name: _write_split(folder / f"{name}.bin", side, jobs, dtype)
+            for name, side in sides.items()
+        }
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written ({error.strerror})") from None
+    digests = "".join(f"{name} {facts['sha256']}\n" for name, facts in splits.items())
+    manifest = {
+        "schema": SCHEMA,
+        "identity": identity,
+        "source": data.source,
+        "tokenizer": data.tokenizer,
+        "vocab_size": data.vocab_size,
+        "licence": SOURCES[data.source].licence,
+        "max_bytes": data.max_bytes,
+        "validation_fraction": data.validation_fraction,
+        "dtype": dtype.str,
+        "splits": splits,
+        "digest": hashlib.sha256(digests.encode()).hexdigest(),
+    }
+    write_json(folder / "manifest.json", manifest)
+
+
+def _check_counts(data: DataConfig, documents: int, held: int) -> None:
+    if not documents:
+        raise DataError(f"data.source = {data.source} has no text; name files that hold some")
+    if held in (0, documents):
+        side = "none" if not held else "all"
+        text = f"data.validation_fraction = {data.validation_fraction} holds out {side}"
+        way_out = "change it, or give more, smaller documents"
+        raise DataError(f"{text} of the {documents} documents; {way_out}")
+
+
+def _check_space(folder: Path, wanted: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < wanted:
+        text = f"{folder} has {free / 10**9:.1f} GB free and the tokens need {wanted / 10**9:.1f}"
+        raise DataError(f"{text}; free some, or set KVLAB_DATA to another disk")
+
+
+def _write_split(
+    path: Path, table: Table, jobs: Sequence[Job], dtype: "np.dtype[Any]"
+) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in _chunks(table):
+            raw = _gathered(chunk, jobs, dtype).tobytes()
+            digest.update(raw)
+            file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    return {
+        "documents": len(table),
+        "text_bytes": int(table["bytes"].sum(dtype=np.uint64)),
+        "tokens": int(table["tokens"].sum(dtype=np.uint64)),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def _chunks(table: Table) -> Iterator[Table]:
+    """Runs of whole documents with about `_CHUNK_TOKENS` tokens."""
+    ends = np.cumsum(table["tokens"], dtype=np.uint64)
+    start = 0
+    while start < len(table):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + _CHUNK_TOKENS)) + 1
+        yield table[start:stop]
+        start = stop
+
+
+def _gathered(
+    chunk: Table, jobs: Sequence[Job], dtype: "np.dtype[Any]"
+) -> npt.NDArray[np.unsignedinteger]:
+    """The tokens of ``chunk``'s documents, one after the other; one piece is open at a time."""
+    lengths = chunk["tokens"].astype(np.int64)
+    starts = chunk["start"].astype(np.int64)
+    ends = np.cumsum(lengths)
+    result = np.empty(int(ends[-1]), dtype)
+    for piece in np.unique(chunk["piece"]):
+        tokens = np.memmap(jobs[piece].tokens_path, dtype, mode="r")
+        for i in np.flatnonzero(chunk["piece"] == piece):
+            length, start, end = lengths[i], starts[i], ends[i]
+            result[end - length : end] = tokens[start : start + length]
+    return result

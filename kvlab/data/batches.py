@@ -1,0 +1,79 @@
+"""Batches: windows of a token array, a pure function of (seed, step).
+
+Nothing is remembered between steps, so a resumed training, another cell at the same seed, and
+several workers all see the same windows in the same order.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kvlab.errors import DataError
+
+Tokens = npt.NDArray[np.integer]
+Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+_STREAM = 0x6B766C6162  # keeps these draws apart from other uses of the same seed
+
+
+def training_batch(
+    tokens: Tokens, *, seed: int, step: int, batch_size: int, block_size: int
+) -> Batch:
+    """``batch_size`` windows drawn uniformly from all places, with replacement.
+
+    Windows may span documents, which end-of-text tokens part.
+
+    Args:
+        tokens: shape (tokens,).
+        seed, step: 0 or more; equal pairs give equal batches, on any machine.
+
+    Returns:
+        x and y, int64, shape (batch_size, block_size); y is x one token later.
+
+    Raises:
+        DataError: ``tokens`` is shorter than one window.
+    """
+    places = len(tokens) - block_size
+    if places < 1:
+        raise DataError(_too_few("training", len(tokens), block_size))
+    # Philox is a pure function of key and counter (Salmon et al., SC 2011), and its raw words
+    # are stable between versions of numpy, as what Generator makes of them is not.
+    philox = np.random.Philox(key=[_STREAM, seed], counter=[0, 0, 0, step])
+    starts = (philox.random_raw(batch_size) % np.uint64(places)).astype(np.int64)
+    return _windows(tokens, starts, block_size)
+
+
+def validation_batches(
+    tokens: Tokens, *, tokens_wanted: int, block_size: int, batch_size: int
+) -> Iterator[Batch]:
+    """Windows side by side from the start: each token but the first is predicted once.
+
+    There are ``tokens_wanted / block_size`` windows, rounded up; the last batch may be smaller.
+
+    Raises:
+        DataError: ``tokens`` is too short for them.
+    """
+    windows = -(-tokens_wanted // block_size)
+    if windows < 1 or windows * block_size + 1 > len(tokens):
+        raise DataError(_too_few("held-out", len(tokens), windows * block_size))
+    return _side_by_side(tokens, windows, block_size, batch_size)
+
+
+def _side_by_side(
+    tokens: Tokens, windows: int, block_size: int, batch_size: int
+) -> Iterator[Batch]:
+    for first in range(0, windows, batch_size):
+        numbers = np.arange(first, min(first + batch_size, windows), dtype=np.int64)
+        yield _windows(tokens, numbers * block_size, block_size)
+
+
+def _windows(tokens: Tokens, starts: npt.NDArray[np.int64], block_size: int) -> Batch:
+    found = tokens[starts[:, None] + np.arange(block_size + 1)].astype(np.int64)
+    return found[:, :-1].copy(), found[:, 1:].copy()
+
+
+def _too_few(which: str, there: int, wanted: int) -> str:
+    text = f"the text has {there:,} {which} tokens, too few for {wanted:,} and their next"
+    if which == "training":
+        return f"{text}; give more text, or a smaller model.block_size"
+    return f"{text}; raise data.validation_fraction, give more text, or lower the tokens asked for"

@@ -1,0 +1,180 @@
+"""Text to tokens on disk, once: `prepare`."""
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+from kvlab.data.assembly import chosen, placed, write_dataset
+from kvlab.data.folder import Progress, data_folder, exclusive, silent
+from kvlab.data.pieces import Job, read_table
+from kvlab.data.shards import Dataset, open_dataset, read_manifest
+from kvlab.data.sources import SOURCES
+from kvlab.data.text_identity import identity
+from kvlab.data.workers import Workers, available_cpus
+from kvlab.errors import DataError
+from kvlab.spec import DataConfig
+
+_REPORT_SECONDS = 1.0
+
+
+def prepare(
+    data: DataConfig, progress: Progress | None = None, *, workers: int | None = None
+) -> Dataset:
+    """The tokens of ``data``, from the data folder or made now.
+
+    The result depends on ``data`` and the text alone, not on ``workers``, on interruptions or on
+    other processes that prepare at the same time: one of them does it, the others wait.
+
+    Args:
+        progress: takes lines for a person.
+        workers: processes to tokenise in; default one a processor.
+
+    Raises:
+        DataError: the text is missing, damaged or too little, or the disk is full.
+    """
+    report = progress or silent
+    name = identity(data)
+    folder = _datasets() / name[:16]
+    if not _is_there(folder):
+        lock = _datasets() / f".{name[:16]}.lock"
+        with exclusive(lock, report, "another process is preparing this text; waiting"):
+            if not _is_there(folder):
+                _make(data, name, folder, report, workers or available_cpus())
+    dataset = open_dataset(folder)
+    if dataset.identity != name:
+        raise DataError(f"{folder} holds another text; remove it, prepare again")
+    return dataset
+
+
+def prepared() -> list[Path]:
+    """The folders of all whole datasets, sorted."""
+    return sorted(path.parent for path in _datasets().glob("[!.]*/manifest.json"))
+
+
+def _datasets() -> Path:
+    return data_folder() / "datasets"
+
+
+def _is_there(folder: Path) -> bool:
+    try:
+        read_manifest(folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make(data: DataConfig, name: str, folder: Path, report: Progress, workers: int) -> None:
+    """Makes ``folder`` appear whole. What is half made waits in a folder beside it."""
+    _sweep_up()
+    work = _work_folder(folder)
+    whole = work / "whole"
+    shutil.rmtree(whole, ignore_errors=True)
+    whole.mkdir(parents=True)
+    started = time.monotonic()
+    with Workers(workers) as pool:
+        jobs = _Tokenising(data, work / "pieces", report, pool).run()
+    source = SOURCES[data.source]
+    table = chosen(placed(jobs), shuffled=source.shuffled, max_bytes=data.max_bytes)
+    write_dataset(whole, data, name, jobs, table)
+    os.replace(whole, folder)
+    shutil.rmtree(work, ignore_errors=True)
+    tokens = int(table["tokens"].sum())
+    seconds = time.monotonic() - started
+    report(f"{tokens:,} tokens of {len(table):,} documents in {seconds:.1f} s: {folder}")
+
+
+def _work_folder(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.work")
+
+
+def _sweep_up() -> None:
+    """Removes what a kill between the last two steps of `_make` left behind."""
+    for folder in prepared():
+        shutil.rmtree(_work_folder(folder), ignore_errors=True)
+
+
+class _Tokenising:
+    """The pieces of one dataset, made in order by ``pool``."""
+
+    def __init__(self, data: DataConfig, folder: Path, report: Progress, pool: Workers):
+        self._data, self._folder, self._report, self._pool = data, folder, report, pool
+        self._source = SOURCES[data.source]
+
+    def run(self) -> list[Job]:
+        """The jobs done; with ``max_bytes`` no more than it needs."""
+        limit = None
+        if self._data.max_bytes is not None and not self._source.shuffled:
+            limit = self._order_limit(self._data.max_bytes)
+        return self._done(limit, survey=False)
+
+    def _order_limit(self, max_bytes: int) -> int:
+        """Where the hash order reaches ``max_bytes``: known once every document was seen."""
+        table = placed(self._done(None, survey=True))
+        taken = chosen(table, shuffled=False, max_bytes=max_bytes)
+        return int(taken["order"][-1]) if len(taken) else 0
+
+    def _done(self, limit: int | None, *, survey: bool) -> list[Job]:
+        meter = _Meter("reading" if survey else "tokenising", self._data.max_bytes, self._report)
+        stop_at = self._data.max_bytes if self._source.shuffled else None
+        jobs = self._jobs(limit, survey)
+        waiting: deque[tuple[Job, Future[None]]] = deque()
+        done: list[Job] = []
+        seen: set[int] = set()
+        taken = 0
+        # Ahead only as far as keeps every process busy: the next unit may cost a download.
+        ahead = 1 if self._pool.count == 1 else 2 * self._pool.count
+        while True:
+            while len(waiting) < ahead and (job := next(jobs, None)) is not None:
+                waiting.append((job, self._pool.submit(job)))
+            if not waiting:
+                return done
+            job, future = waiting.popleft()
+            future.result()
+            done.append(job)
+            table = read_table(job)
+            meter.add(int(table["bytes"].sum()))
+            if stop_at is not None:
+                for document, size in zip(
+                    table["hash"].tolist(), table["bytes"].tolist(), strict=True
+                ):
+                    taken += 0 if document in seen else size
+                    seen.add(document)
+                if taken >= stop_at:
+                    return done
+
+    def _jobs(self, limit: int | None, survey: bool) -> Iterator[Job]:
+        again = limit is not None  # what there is to say was said by the survey
+        for unit in self._source.units(self._data, silent if again else self._report):
+            yield Job(
+                source=self._data.source,
+                tokenizer=self._data.tokenizer,
+                folder=str(self._folder),
+                unit=unit,
+                order_limit=limit,
+                survey=survey,
+            )
+
+
+class _Meter:
+    """Says from time to time how much text is done, and how fast."""
+
+    def __init__(self, verb: str, total: int | None, report: Progress):
+        self._verb, self._total, self._report = verb, total, report
+        self._done = 0
+        self._started = self._told = time.monotonic()
+
+    def add(self, size: int) -> None:
+        self._done += size
+        now = time.monotonic()
+        if now - self._told < _REPORT_SECONDS:
+            return
+        self._told = now
+        rate = self._done / (now - self._started)
+        line = f"{self._verb}: {self._done / 10**6:,.1f} MB of text, {rate / 10**6:.1f} MB/s"
+        if self._total is not None and self._done < self._total:
+            line += f", about {(self._total - self._done) / max(rate, 1):.0f} s left"
+        self._report(line)

@@ -1,0 +1,101 @@
+"""A prepared dataset on disk: two files of token ids, and a manifest that says what they are."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvlab.data.digests import file_sha256
+from kvlab.errors import DataError, StoreError
+from kvlab.files import read_json
+
+SCHEMA = 1
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Token ids of a text, each document after an end-of-text token.
+
+    Attributes:
+        train, validation: one-dimensional, read-only, mapped from disk, uint16 or uint32.
+        digest: sha256 over both files.
+        bytes_per_token: validation text bytes per validation token, end-of-text included.
+    """
+
+    folder: Path
+    identity: str
+    source: str
+    tokenizer: str
+    licence: str
+    digest: str
+    train: npt.NDArray[np.unsignedinteger]
+    validation: npt.NDArray[np.unsignedinteger]
+    train_documents: int
+    validation_documents: int
+    bytes_per_token: float
+
+
+def open_dataset(folder: Path) -> Dataset:
+    """The dataset in ``folder``; the files' sizes are checked, their digests are not.
+
+    Raises:
+        DataError: it is damaged.
+        FileNotFoundError: there is none.
+    """
+    manifest = read_manifest(folder)
+    dtype = np.dtype(manifest["dtype"])
+    splits = manifest["splits"]
+    tokens = {}
+    for split in SPLITS:
+        path = folder / f"{split}.bin"
+        expected = splits[split]["tokens"] * dtype.itemsize
+        if not path.is_file() or path.stat().st_size != expected:
+            raise DataError(
+                f"{path} does not have {expected} bytes; remove {folder}, prepare again"
+            )
+        tokens[split] = np.memmap(path, dtype, mode="r")
+    held_out = splits["validation"]
+    return Dataset(
+        folder=folder,
+        **{key: manifest[key] for key in ("identity", "source", "tokenizer", "licence", "digest")},
+        train=tokens["train"],
+        validation=tokens["validation"],
+        train_documents=splits["train"]["documents"],
+        validation_documents=held_out["documents"],
+        bytes_per_token=held_out["text_bytes"] / held_out["tokens"],
+    )
+
+
+def verify_dataset(folder: Path) -> list[str]:
+    """What is wrong with the dataset in ``folder``, read whole; empty if it is sound."""
+    try:
+        open_dataset(folder)
+        splits = read_manifest(folder)["splits"]
+        wrong = [
+            f"{folder / split}.bin is not what was prepared (wrong sha256)"
+            for split in SPLITS
+            if file_sha256(folder / f"{split}.bin") != splits[split]["sha256"]
+        ]
+    except (DataError, FileNotFoundError) as error:
+        return [str(error)]
+    return [f"{text}; remove {folder}, prepare again" for text in wrong]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """``manifest.json``: what `Dataset` holds, and counts and sha256 of each split.
+
+    Raises:
+        DataError: it is damaged.
+        FileNotFoundError: there is none.
+    """
+    path = folder / "manifest.json"
+    try:
+        manifest = read_json(path)
+    except StoreError as error:
+        raise DataError(str(error)) from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise DataError(f"{path} is not of schema {SCHEMA}; remove {folder}, prepare again")
+    return manifest

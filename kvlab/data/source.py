@@ -1,0 +1,51 @@
+"""What a text source is. The members are in `kvlab.data.sources`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from kvlab.data.folder import Progress
+from kvlab.spec import DataConfig
+
+Unit = dict[str, Any]
+"""A part of the text that is read by itself, as plain data that travels to another process.
+
+``key`` names its text: units with one key hold the same documents wherever they lie.
+"""
+
+
+class Source(ABC):
+    """One origin of documents.
+
+    Attributes:
+        licence: of the text, in words.
+        shuffled: whether any beginning of the units is a fair sample of the whole. If it is
+            not, documents are put in the order of their hash.
+    """
+
+    licence: str
+    shuffled: bool
+
+    @abstractmethod
+    def identity(self, data: DataConfig) -> Any:
+        """What the text is, as plain data: equal exactly if the documents are. Fast.
+
+        Raises:
+            DataError: the text is not there.
+        """
+
+    @abstractmethod
+    def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:
+        """The units, in an order that depends on `identity` alone where ``shuffled``.
+
+        Raises:
+            DataError: the text is not there.
+        """
+
+    @abstractmethod
+    def read(self, unit: Unit) -> Iterator[str]:
+        """The documents of one unit, always the same, in the same order.
+
+        Raises:
+            DataError: the text is damaged, or is not what it was when the unit was made.
+        """

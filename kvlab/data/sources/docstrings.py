@@ -1,0 +1,138 @@
+"""`docstrings`: the English documentation inside installed packages. Nothing is downloaded."""
+
+import ast
+import hashlib
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, final
+
+from kvlab.data.folder import Progress
+from kvlab.data.source import Source, Unit
+from kvlab.errors import DataError
+from kvlab.spec import DataConfig
+
+# All come with kvlab itself, so that one set of versions is one text.
+PACKAGES = ("matplotlib", "mlflow", "networkx", "numpy", "optuna", "pandas", "ray",
+            "scikit-learn", "scipy", "sqlalchemy", "sympy", "torch")  # fmt: skip
+MIN_CHARACTERS = 200
+MIN_PROSE = 0.7  # share of letters and spaces; less is a table, a formula or code
+_UNIT_FILES = 32
+_LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_?vendor(ed)?|third_?party(_files)?)/")
+# Parsing is what costs: a file without one long triple-quoted string has nothing for us.
+_LONG_STRING = re.compile(rb'"""(?:[^"]|"(?!"")){200,}|' + rb"'''(?:[^']|'(?!'')){200,}")
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@final
+class Docstrings(Source):
+    """Docstrings of modules, classes and functions, if they are prose of some length."""
+
+    licence = "the packages' own: BSD-3-Clause, Apache-2.0, MIT and PSF-based"
+    shuffled = True  # files come in the order of their hash
+
+    def identity(self, data: DataConfig) -> Any:  # noqa: ARG002
+        """Versions, and the sha256 of every file as the installer recorded it."""
+        packages = {}
+        for name in PACKAGES:
+            installed = _installed(name)
+            lines = "\n".join(f"{path} {digest}" for path, digest, _ in _python_files(installed))
+            digest = hashlib.sha256(lines.encode()).hexdigest()
+            packages[name] = {"version": installed.version, "files": digest}
+        # What the parser refuses, and how it cleans a docstring, is Python's.
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return {"packages": packages, "python": python}
+
+    def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:  # noqa: ARG002
+        files = [file for name in PACKAGES for file in _python_files(_installed(name))]
+        files.sort(key=lambda file: hashlib.sha256(f"{file[0]} {file[1]}".encode()).digest())
+        for start in range(0, len(files), _UNIT_FILES):
+            part = files[start : start + _UNIT_FILES]
+            key = " ".join(f"{name} {digest}" for name, digest, _ in part)
+            yield {"key": f"docstrings {key}", "paths": [path for _, _, path in part]}
+
+    def read(self, unit: Unit) -> Iterator[str]:
+        for path in unit["paths"]:
+            try:
+                raw = Path(path).read_bytes()
+            except OSError as error:
+                text = f"{path} cannot be read ({error.strerror})"
+                raise DataError(f"{text}; install its package again") from None
+            yield from docstrings(raw)
+
+
+def docstrings(source: bytes) -> Iterator[str]:
+    """The long prose docstrings of one Python file, in the order in which they stand there.
+
+    A file that this Python cannot parse, such as one for a newer version, has none.
+    """
+    if not _LONG_STRING.search(source):
+        return
+    try:
+        with warnings.catch_warnings():  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in _documented(tree):
+        text = _docstring(node)
+        if text is not None and is_prose(text):
+            yield text
+
+
+def is_prose(text: str) -> bool:
+    """Long enough, and letters and spaces for the most part."""
+    if len(text) < MIN_CHARACTERS:
+        return False
+    return sum(map(_is_wordlike, text)) >= MIN_PROSE * len(text)
+
+
+def _is_wordlike(letter: str) -> bool:
+    return letter == " " or letter.isalpha()
+
+
+def _documented(node: ast.AST) -> Iterator[_Documented]:
+    """``node`` and what is defined inside it. Expressions, most of a tree, are not walked."""
+    if isinstance(node, _Documented):
+        yield node
+    for field in ("body", "orelse", "finalbody", "handlers"):
+        for child in getattr(node, field, None) or ():
+            if isinstance(child, ast.stmt | ast.ExceptHandler):
+                yield from _documented(child)
+
+
+def _docstring(node: _Documented) -> str | None:
+    first = node.body[0] if node.body else None
+    if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
+        return None
+    value = first.value.value
+    return inspect.cleandoc(value) if isinstance(value, str) else None
+
+
+def _installed(name: str) -> Distribution:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        text = f"data.source = docstrings reads the package {name}, which is not installed"
+        raise DataError(f"{text}; run pip install {name}, or use source: files") from None
+
+
+def _python_files(installed: Distribution) -> list[tuple[str, str, str]]:
+    """Path inside the installation, sha256 and whole path of every source file, sorted."""
+    record = installed.read_text("RECORD")
+    if record is None:
+        text = f"{installed.metadata['Name']} was installed without a list of its files"
+        raise DataError(f"{text}; install it with pip, or use data.source: files")
+    root = str(installed.locate_file(""))
+    files = []
+    for line in record.splitlines():
+        name, _, rest = line.partition(",")
+        if name.endswith(".py") and not name.startswith(("..", "/")) and not _LEFT_OUT.search(name):
+            path = f"{root}/{name}"
+            digest = rest.partition(",")[0] or hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            files.append((name, digest, path))
+    return sorted(files)

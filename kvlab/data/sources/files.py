@@ -1,0 +1,89 @@
+"""`files`: your own text, from the files and folders in `data.paths`."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+from kvlab.data.digests import file_stamp, remembered_sha256
+from kvlab.data.folder import Progress
+from kvlab.data.formats import SUFFIXES, divide, file_format, read_documents
+from kvlab.data.source import Source, Unit
+from kvlab.errors import DataError
+from kvlab.spec import DataConfig
+
+
+@final
+class Files(Source):
+    """Files by their content: names, places and order do not count, a second copy neither."""
+
+    licence = "of the files; not known to kvlab"
+    shuffled = False
+
+    def identity(self, data: DataConfig) -> Any:
+        paths, _ = _find(data)
+        digests = remembered_sha256(paths)
+        return sorted({f"{digests[path]}{file_format(path)}" for path in paths})
+
+    def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:
+        paths, left_out = _find(data)
+        if left_out:
+            kinds = ", ".join(sorted({Path(path).suffix or "no suffix" for path in left_out}))
+            progress(f"left out of the folders, as no text: {len(left_out)} ({kinds})")
+        seen = set()
+        for path, digest in remembered_sha256(paths).items():
+            name = f"{digest}{file_format(path)}"
+            if name in seen:
+                continue
+            seen.add(name)
+            stamp = file_stamp(path)
+            for start, stop in divide(path):
+                key = f"files {name} {start} {stop}"
+                yield {"key": key, "path": str(path), "part": [start, stop], "stamp": stamp}
+
+    def read(self, unit: Unit) -> Iterator[str]:
+        path = Path(unit["path"])
+        start, stop = unit["part"]
+        _check_unchanged(path, unit)
+        yield from read_documents(path, (start, stop))
+        _check_unchanged(path, unit)
+
+
+def _check_unchanged(path: Path, unit: Unit) -> None:
+    if file_stamp(path) != unit["stamp"]:
+        raise DataError(f"{path} changed while it was read; wait for its writer, run again")
+
+
+def _find(data: DataConfig) -> tuple[list[Path], list[str]]:
+    """Every text file of ``data.paths``, sorted, and the other files seen in its folders."""
+    found: set[Path] = set()
+    left_out: list[str] = []
+    for name in data.paths:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            inside, others = _walk(path)
+            if not inside:
+                text = f"data.paths = {name} is a folder without text files"
+                raise DataError(f"{text}; it may hold {', '.join(SUFFIXES)}")
+            found.update(inside)
+            left_out += others
+        elif not path.is_file():
+            raise DataError(f"data.paths = {name} does not exist; name a file or a folder")
+        elif file_format(path) is None:
+            raise DataError(f"data.paths = {name} is not one of {', '.join(SUFFIXES)}")
+        else:
+            found.add(path)
+    return sorted({path.resolve() for path in found}), left_out
+
+
+def _walk(folder: Path) -> tuple[list[Path], list[str]]:
+    inside, others = [], []
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in names if not name.startswith(".")):
+            path = Path(root, name)
+            if file_format(path) is None:
+                others.append(str(path))
+            else:
+                inside.append(path)
+    return inside, others

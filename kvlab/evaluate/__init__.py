@@ -1,0 +1,5 @@
+"""Quality: loss and HellaSwag, each one-shot and through the serving cache."""
+
+from kvlab.evaluate.evaluation import Evaluation, evaluate
+
+__all__ = ["Evaluation", "evaluate"]

@@ -1,0 +1,136 @@
+"""Quality of one model: loss and HellaSwag, one-shot and through the serving cache."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from kvlab.data import hellaswag, tokenizer
+from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag
+from kvlab.evaluate.loss import Tokens, bits_per_byte, served_window_losses, window_losses
+from kvlab.evaluate.questions import CONVENTIONS
+from kvlab.model import GPT
+from kvlab.spec.experiment import Experiment
+
+REPORT_SECONDS = 0.5
+
+OnProgress = Callable[[dict[str, Any]], None]
+
+
+class ValidationText(Protocol):
+    """What the losses need of a dataset."""
+
+    @property
+    def validation(self) -> Tokens:
+        """Token ids, (tokens,)."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Validation text bytes per validation token."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """``measurements`` by the names of `kvlab.trial.metrics`; ``items`` as `score_hellaswag`
+    gives them."""
+
+    measurements: dict[str, float | int]
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+
+def evaluate(
+    model: GPT,
+    dataset: ValidationText,
+    experiment: Experiment,
+    *,
+    device: str | torch.device = "cpu",
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
+    """Measures what ``experiment.evaluation`` asks for.
+
+    The served loss is over the first ``served_tokens`` validation tokens, the one-shot loss over
+    the first ``loss_tokens``; the serving gap compares both on the served ones. Both counts are
+    rounded up to whole windows of ``block_size``.
+
+    Args:
+        on_progress: gets ``stage, note, step, steps``, at most about twice a second. What it
+            raises ends the evaluation.
+
+    Raises:
+        DataError: too few validation tokens, or HellaSwag or a tokenizer cannot be had.
+    """
+    model = model.to(device).eval()
+    measurements = _losses(model, dataset, experiment, on_progress)
+    items = _hellaswag(model, experiment, on_progress)
+    if items:
+        measurements |= hellaswag_measurements(items)
+    return Evaluation(measurements, items)
+
+
+def _losses(
+    model: GPT, dataset: ValidationText, experiment: Experiment, on_progress: OnProgress | None
+) -> dict[str, float | int]:
+    wanted = experiment.evaluation
+    served_tokens = (wanted.served_tokens or wanted.loss_tokens) if wanted.served else 0
+    block = model.config.block_size
+    loss_windows, served_windows = -(-wanted.loss_tokens // block), -(-served_tokens // block)
+    scored = max(loss_windows, served_windows) * block
+    progress = _Progress("validation loss", scored, on_progress)
+    one_shot = window_losses(model, dataset.validation, scored, progress.advance)
+    loss = float(one_shot[:loss_windows].mean())
+    found: dict[str, float | int] = {
+        "loss": loss,
+        "bits_per_byte": bits_per_byte(loss, dataset.bytes_per_token),
+        "loss_tokens": loss_windows * block,
+    }
+    if not wanted.served:
+        return found
+    progress = _Progress("served loss", served_windows * block, on_progress)
+    served = float(
+        served_window_losses(
+            model, dataset.validation, served_tokens, experiment.serving, progress.advance
+        ).mean()
+    )
+    return found | {
+        "loss_served": served,
+        "bits_per_byte_served": bits_per_byte(served, dataset.bytes_per_token),
+        "served_tokens": served_windows * block,
+        "serving_gap": served - float(one_shot[:served_windows].mean()),
+    }
+
+
+def _hellaswag(
+    model: GPT, experiment: Experiment, on_progress: OnProgress | None
+) -> list[dict[str, Any]]:
+    wanted = experiment.evaluation
+    if wanted.hellaswag_items == 0:
+        return []
+    items = hellaswag(wanted.hellaswag_items)
+    endings = sum(len(item.endings) for item in items)
+    ways = 2 if wanted.served else 1
+    progress = _Progress("HellaSwag", endings * len(CONVENTIONS) * ways, on_progress)
+    return score_hellaswag(
+        model,
+        items,
+        tokenizer(experiment.data.tokenizer),
+        experiment.serving if wanted.served else None,
+        progress.advance,
+    )
+
+
+class _Progress:
+    """Counts what is done of one part, and passes it on now and then."""
+
+    def __init__(self, note: str, steps: int, listener: OnProgress | None):
+        self._note, self._steps, self._listener = note, steps, listener
+        self._done, self._told = 0, float("-inf")
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if self._listener is not None and now - self._told >= REPORT_SECONDS:
+            self._told = now
+            state = {"stage": "evaluation", "note": self._note}
+            self._listener({**state, "step": self._done, "steps": self._steps})

@@ -1,0 +1,123 @@
+"""Next-token loss from the residual stream, without ever holding the logits of all tokens.
+
+N tokens, E n_embd, V vocab_size. Logits exist for one chunk of tokens at a time. Where a
+gradient is wanted it is made in the forward pass, chunk by chunk, since the gradient of a sum
+of losses with respect to the logits needs nothing from later layers: so nothing is computed
+twice and nothing of size (N, V) is kept. The same idea is in Liger-Kernel (arXiv 2410.10989).
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
+"""On CPU small enough for a core's cache and large enough for a full-speed matrix product:
+measured at 4,096 tokens forward and backward, 89 ms against 150 ms for one piece (V 2304, E
+128), and 2.8 s against 3.4 s a thousand tokens (V 50304, E 768)."""
+
+
+def summed_loss(
+    hidden: Tensor, head_weight: Tensor, targets: Tensor, *, compile: bool = False
+) -> Tensor:
+    """The sum over tokens of -log p(target), in nats; differentiable once.
+
+    Args:
+        hidden: (..., E), the residual stream after the final norm.
+        head_weight: (V, E).
+        targets: (...) of int64.
+        compile: fuse the passes over the logits with torch.compile.
+
+    Under autocast the matrix products are in its dtype; softmax and sums are in float32.
+    """
+    flat, wanted = hidden.flatten(0, -2), targets.flatten()
+    if not torch.is_grad_enabled():
+        return token_losses(flat, head_weight, wanted).sum()
+    out: Tensor = _SummedLoss.apply(flat, head_weight, wanted, compile)  # type: ignore[no-untyped-call]
+    return out
+
+
+def token_losses(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
+    """-log p(target) of every token (...), in nats; see `summed_loss`. Not differentiable."""
+    flat, wanted = hidden.flatten(0, -2), targets.flatten()
+    dtype = _product_dtype(hidden)
+    with torch.no_grad(), _no_autocast(hidden):
+        weight = head_weight.to(dtype)
+        losses = [
+            -_log_probabilities(part.to(dtype) @ weight.T).gather(1, wanted_part[:, None])[:, 0]
+            for part, wanted_part in _chunks(flat, wanted)
+        ]
+    return torch.cat(losses).view(targets.shape)
+
+
+class _SummedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, fuse: bool) -> Tensor:
+        dtype = _product_dtype(hidden)
+        softmax_step = _compiled_softmax_step() if fuse else _softmax_step
+        hidden_gradient = torch.empty_like(hidden)
+        weight_gradient = torch.zeros_like(weight)
+        total = torch.zeros((), dtype=_softmax_dtype(dtype), device=hidden.device)
+        with _no_autocast(hidden):
+            cast = weight.to(dtype)
+            start = 0
+            for part, wanted in _chunks(hidden, targets):
+                rows = part.to(dtype)
+                loss, gradient = softmax_step(rows @ cast.T, wanted)
+                total += loss
+                hidden_gradient[start : start + len(part)] = gradient @ cast
+                if dtype == weight.dtype:
+                    weight_gradient.addmm_(gradient.T, rows)
+                else:  # chunks are summed in the weight's own precision
+                    weight_gradient += gradient.T @ rows
+                start += len(part)
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        return hidden_gradient * outer, weight_gradient * outer, None, None
+
+
+def _softmax_step(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The chunk's summed loss, and its gradient with respect to ``logits`` in their dtype."""
+    log_probabilities = _log_probabilities(logits)
+    loss = -log_probabilities.gather(1, targets[:, None]).sum()
+    gradient = log_probabilities.exp_()
+    minus_one = gradient.new_full((1, 1), -1.0).expand(len(targets), 1)
+    gradient.scatter_add_(1, targets[:, None], minus_one)
+    return loss, gradient.to(logits.dtype)
+
+
+@lru_cache(maxsize=1)
+def _compiled_softmax_step() -> Any:
+    return torch.compile(_softmax_step)
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits, -1, dtype=_softmax_dtype(logits.dtype))
+
+
+def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _product_dtype(hidden: Tensor) -> torch.dtype:
+    kind = hidden.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+
+
+def _no_autocast(hidden: Tensor) -> torch.autocast:
+    """Casts are made by hand, once for all chunks."""
+    return torch.autocast(hidden.device.type, enabled=False)
+
+
+def _chunks(hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    size = CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cuda"])
+    for start in range(0, len(targets), size):
+        yield hidden[start : start + size], targets[start : start + size]

@@ -1,0 +1,139 @@
+"""A report as Markdown that reads well on a code host. Every character of a value is literal."""
+
+import html
+import re
+from collections.abc import Iterable
+
+from kvlab.report.document import Document
+from kvlab.report.section import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Content,
+    Figure,
+    Heading,
+    Paragraph,
+    Row,
+    Span,
+    Strong,
+    Table,
+)
+from kvlab.report.text import one_line, visible
+
+LONGEST_TABLE = 60
+"""Rows of a table in Markdown; the CSV and the page have all of them."""
+
+_FORMS = (
+    "[The interactive page](report.html) has the same content with sortable tables and hover"
+    " values; [every trial as JSON](results.jsonl) and [the tables as CSV](tables) are beside it."
+)
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$@^])")
+_START = re.compile(r"^(\d*)([-+=.)])(?=[\s=-]|$)")
+_LINK = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
+
+
+def to_markdown(document: Document) -> str:
+    parts = [f"# {escape(document.title)}"]
+    for number, section in enumerate(document.sections.values()):
+        parts.append(f"## {escape(section.title)}")
+        parts += map(_content, section.contents)
+        if number == 0:
+            parts.append(_FORMS)
+    return "\n\n".join(parts) + "\n"
+
+
+def escape(text: str) -> str:
+    """``text`` as Markdown that shows it literally, on one line."""
+    return _guarded(_literal(text.strip()))
+
+
+def _literal(text: str) -> str:
+    """As `escape`, for the middle of a line: white space at the ends stays."""
+    text = visible(re.sub(r"\s+", " ", text)).replace("&", "&amp;")
+    # Code hosts make links of bare addresses, unless told not to.
+    return _LINK.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+
+
+def _guarded(line: str) -> str:
+    """A line that cannot be taken for the start of a list or heading."""
+    return _START.sub(r"\1\\\2", line)
+
+
+def code(text: str, in_table: bool = False) -> str:
+    """``text`` as a code span, whatever backticks it holds."""
+    text = one_line(text)
+    if not text:
+        return ""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if text[0] in "` " or text[-1] in "` " else ""
+    shown = f"{fence}{pad}{text}{pad}{fence}"
+    return shown.replace("|", "\\|") if in_table else shown
+
+
+def _content(content: Content) -> str:
+    match content:
+        case Paragraph(spans):
+            return _spans(spans)
+        case Bullets(items):
+            return "\n".join(f"- {_spans(item)}" for item in items)
+        case Heading(text):
+            return f"### {escape(text)}"
+        case Block():
+            return _block(content)
+        case Table():
+            return _table(content)
+        case Figure():
+            return _figure(content)
+
+
+def _spans(spans: Iterable[Span]) -> str:
+    found = []
+    for span in spans:
+        match span:
+            case Code(text):
+                found.append(code(text))
+            case Strong(text):
+                found.append(f"**{escape(text)}**")
+            case _:
+                found.append(_literal(span))
+    return _guarded(re.sub(r" +", " ", "".join(found)).strip())
+
+
+def _block(block: Block) -> str:
+    text = "\n".join(map(visible, block.text.rstrip("\n").split("\n")))
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    summary = html.escape(one_line(block.title))
+    return (
+        f"<details><summary>{summary}</summary>\n\n{fence}{block.language}\n{text}\n{fence}\n\n"
+        "</details>"
+    )
+
+
+def _table(table: Table) -> str:
+    head = "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
+    rule = "|" + "|".join(" --: " if column.numeric else " :-- " for column in table.columns) + "|"
+    rows = [_row(row) for row in table.rows[:LONGEST_TABLE]]
+    where = f"[CSV](tables/{table.name}.csv)"
+    hidden = len(table.rows) - len(rows)
+    more = f" {hidden:,} more rows are in the CSV." if hidden else ""
+    return "\n".join([f"*{escape(table.caption)}*{more} {where}", "", head, rule, *rows])
+
+
+def _row(row: Row) -> str:
+    return "| " + " | ".join(map(_cell, row.cells)) + " |"
+
+
+def _cell(cell: Cell) -> str:
+    text = code(cell.text, in_table=True) if cell.code else escape(cell.text)
+    return f"**{text}**" if cell.tone in ("good", "bad") and text and not cell.code else text
+
+
+def _figure(figure: Figure) -> str:
+    alt = escape(figure.alt)
+    image = f"![{alt}](figures/{figure.name}.svg)"
+    png = f"[PNG](figures/{figure.name}.png)"
+    return f"{image}\n\n*{escape(figure.caption)}* {png}"

@@ -1,0 +1,202 @@
+"use strict";
+(function () {
+  const root = document.documentElement;
+  const tip = document.getElementById("tip");
+
+  // Theme: what the system prefers, until the reader says otherwise.
+  const button = document.getElementById("theme");
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  function showTheme() {
+    button.textContent = isDark() ? "Light theme" : "Dark theme";
+    button.setAttribute("aria-pressed", String(isDark()));
+  }
+  try {
+    const kept = localStorage.getItem("kvlab-theme");
+    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  } catch (error) { /* a page from a file may have no storage */ }
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("kvlab-theme", root.dataset.theme); } catch (error) { /* as above */ }
+    showTheme();
+  });
+  system.addEventListener("change", showTheme);
+  showTheme();
+
+  // Selection: a design cell, in every table and figure at once.
+  const picked = new Set();
+  const keyed = new Map();
+  for (const element of document.querySelectorAll("[data-key]")) {
+    const key = element.dataset.key;
+    if (!keyed.has(key)) keyed.set(key, []);
+    keyed.get(key).push(element);
+  }
+  const plots = [...document.querySelectorAll("svg.plot")];
+  function pick(key) {
+    if (!key) return;
+    if (picked.has(key)) picked.delete(key); else picked.add(key);
+    for (const element of keyed.get(key)) {
+      element.classList.toggle("picked", picked.has(key));
+      if (element.tagName === "TR") element.setAttribute("aria-selected", String(picked.has(key)));
+    }
+    for (const plot of plots) {
+      plot.classList.toggle("picking", Boolean(plot.querySelector(".picked")));
+    }
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    tip.hidden = true;
+    [...picked].forEach(pick);
+  });
+
+  // Tables: sort by any column, filter where there is much, select rows.
+  function valueOf(row, column) {
+    const cell = row.cells[column];
+    const value = cell.dataset.v;
+    if (value === undefined) return cell.classList.contains("none") ? null : cell.textContent;
+    return Number(value);
+  }
+  function compare(one, other) {
+    if (typeof one === "number" && typeof other === "number") return one - other;
+    return String(one).localeCompare(String(other), "en", { numeric: true });
+  }
+  function sort(table, head, column) {
+    const down = head.getAttribute("aria-sort") === "ascending";
+    for (const other of head.parentNode.cells) other.setAttribute("aria-sort", "none");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const body = table.tBodies[0];
+    const rows = [...body.rows].map((row) => [valueOf(row, column), row]);
+    rows.sort(([one], [other]) => {
+      if (one === null || other === null) return (one === null) - (other === null);
+      return down ? compare(other, one) : compare(one, other);
+    });
+    body.append(...rows.map(([, row]) => row));
+  }
+  function addFilter(table) {
+    const rows = [...table.tBodies[0].rows];
+    const tools = document.createElement("div");
+    const input = document.createElement("input");
+    const count = document.createElement("span");
+    tools.className = "tools";
+    input.type = "search";
+    input.placeholder = "Filter rows, such as: mqa rope";
+    input.setAttribute("aria-label", "Filter: " + table.caption.textContent);
+    input.setAttribute("aria-controls", table.id);
+    count.setAttribute("role", "status");
+    const texts = rows.map((row) => row.textContent.toLowerCase());
+    function apply() {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      rows.forEach((row, index) => {
+        row.hidden = !words.every((word) => texts[index].includes(word));
+        if (!row.hidden) shown += 1;
+      });
+      count.textContent = words.length ? shown + " of " + rows.length + " rows" : "";
+    }
+    // textContent joins cells without a space; put one between them.
+    rows.forEach((row, index) => {
+      texts[index] = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
+    });
+    input.addEventListener("input", apply);
+    tools.append(input, count);
+    table.parentNode.before(tools);
+  }
+  for (const table of document.querySelectorAll("table")) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      const name = document.createElement("button");
+      name.type = "button";
+      name.textContent = head.textContent;
+      head.replaceChildren(name);
+      head.setAttribute("aria-sort", "none");
+      name.addEventListener("click", () => sort(table, head, column));
+    });
+    if (table.tBodies[0].rows.length > 12) addFilter(table);
+    const first = table.tBodies[0].querySelector("tr[data-key]");
+    if (first) first.tabIndex = 0;
+    table.tBodies[0].addEventListener("click", (event) => {
+      const row = event.target.closest("tr[data-key]");
+      if (row && !String(window.getSelection())) pick(row.dataset.key);
+    });
+    table.tBodies[0].addEventListener("keydown", (event) => {
+      const row = event.target.closest("tr[data-key]");
+      if (!row) return;
+      if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        pick(row.dataset.key);
+      }
+      const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      let next = row[step];
+      while (next && next.hidden) next = next[step];
+      if (next) { row.tabIndex = -1; next.tabIndex = 0; next.focus(); }
+    });
+  }
+
+  // Figures: the nearest mark tells its values, by pointer or by arrow keys.
+  for (const plot of plots) {
+    const marks = [];
+    for (const group of plot.querySelectorAll("g.mark[data-x]")) {
+      const title = group.querySelector("title");
+      marks.push({
+        group, x: Number(group.dataset.x), y: Number(group.dataset.y), text: title.textContent,
+      });
+      title.remove(); // else the browser shows it a second time
+    }
+    marks.sort((one, other) => one.x - other.x || one.y - other.y);
+    let at = -1;
+    function leave() {
+      if (at >= 0) marks[at].group.classList.remove("at");
+      at = -1;
+      tip.hidden = true;
+    }
+    function show(index) {
+      if (index === at) return;
+      leave();
+      at = index;
+      const mark = marks[index];
+      mark.group.classList.add("at");
+      tip.textContent = mark.text;
+      tip.hidden = false;
+      const matrix = plot.getScreenCTM();
+      const x = mark.x * matrix.a + matrix.e;
+      const y = mark.y * matrix.d + matrix.f;
+      const room = tip.getBoundingClientRect();
+      const left = Math.max(8, Math.min(x + 12, window.innerWidth - room.width - 8));
+      tip.style.left = left + "px";
+      tip.style.top = (y - room.height - 10 > 0 ? y - room.height - 10 : y + 12) + "px";
+    }
+    function nearest(event) {
+      const matrix = plot.getScreenCTM();
+      const x = (event.clientX - matrix.e) / matrix.a;
+      const y = (event.clientY - matrix.f) / matrix.d;
+      let best = -1;
+      let least = 26 * 26;
+      marks.forEach((mark, index) => {
+        const distance = (mark.x - x) ** 2 + (mark.y - y) ** 2;
+        if (distance < least) { least = distance; best = index; }
+      });
+      return best;
+    }
+    plot.addEventListener("pointermove", (event) => {
+      const index = nearest(event);
+      if (index < 0) leave(); else show(index);
+    });
+    plot.addEventListener("pointerleave", leave);
+    plot.addEventListener("blur", leave);
+    plot.addEventListener("click", (event) => {
+      const index = nearest(event);
+      if (index >= 0) pick(marks[index].group.dataset.key);
+    });
+    plot.addEventListener("keydown", (event) => {
+      if (!marks.length) return;
+      if (event.key === "ArrowRight") show((at + 1) % marks.length);
+      else if (event.key === "ArrowLeft") show((at + marks.length - (at < 0 ? 0 : 1)) % marks.length);
+      else if (event.key === "Enter" && at >= 0) pick(marks[at].group.dataset.key);
+      else return;
+      event.preventDefault();
+    });
+  }
+  window.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+})();

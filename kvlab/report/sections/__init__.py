@@ -1,0 +1,32 @@
+"""The sections of a report, in order: name -> function. A new one is a file and a line here."""
+
+from kvlab.report.section import MakeSection
+from kvlab.report.sections.answer import answer
+from kvlab.report.sections.cells import cells
+from kvlab.report.sections.curves import curves
+from kvlab.report.sections.design import design
+from kvlab.report.sections.effects import effects
+from kvlab.report.sections.failures import failures
+from kvlab.report.sections.hellaswag import hellaswag
+from kvlab.report.sections.interactions import interactions
+from kvlab.report.sections.memory import memory
+from kvlab.report.sections.pareto import pareto
+from kvlab.report.sections.provenance import provenance
+from kvlab.report.sections.serving_gap import serving_gap
+from kvlab.report.sections.speed import speed
+
+SECTIONS: dict[str, MakeSection] = {
+    "answer": answer,
+    "design": design,
+    "cells": cells,
+    "effects": effects,
+    "interactions": interactions,
+    "pareto": pareto,
+    "serving-gap": serving_gap,
+    "hellaswag": hellaswag,
+    "curves": curves,
+    "memory": memory,
+    "speed": speed,
+    "failures": failures,
+    "provenance": provenance,
+}

@@ -1,0 +1,162 @@
+"""The answer: the question, and three sentences written from the numbers."""
+
+from kvlab.report.effects import Effect
+from kvlab.report.numbers import bytes_text, counted, difference, shown, times
+from kvlab.report.pareto import budget_bests, points
+from kvlab.report.section import Paragraph, Section, Span, Strong, paragraph
+from kvlab.report.study import Study
+from kvlab.trial.metrics import METRICS
+
+MOST_NAMED = 4
+"""Levels that the first sentence names one by one."""
+
+
+def answer(study: Study) -> Section:
+    contents = [paragraph(Strong(str(study.sweep["question"])))]
+    if study.done:
+        contents += [_cost(study), _together(study), _trust(study)]
+    missing = _missing(study)
+    if missing:
+        contents.append(missing)
+    return Section("The answer", tuple(contents))
+
+
+def _cost(study: Study) -> Paragraph:
+    """What each level costs by itself."""
+    metric = study.primary
+    title, unit = METRICS[metric].title, METRICS[metric].unit
+    base = study.values(study.baseline, metric)
+    spans: list[Span] = [f"The baseline is not measured in {title}; "]
+    if base:
+        mean = shown(metric, sum(base.values()) / len(base))
+        count = counted(len(base), "seed")
+        spans = [f"In {title} the baseline is at {mean} {unit} ({count}); "]
+    seen = sorted(
+        (effect for effect in study.effects(metric) if effect.estimate is not None),
+        key=lambda effect: -abs(_value(effect)),
+    )
+    if not seen:
+        return Paragraph((*spans, "no level has a matched pair of finished trials yet."))
+    spans.append("on average over the settings of the other factors, ")
+    called = [effect for effect in seen if effect.called]
+    quiet = [effect for effect in seen if not effect.called]
+    spans += _named(called, metric, " changes it by ")
+    spans.append("; " if called and quiet else "")
+    untested = all(e.estimate and e.estimate.kind == "one seed" for e in quiet)
+    if quiet and untested:
+        spans += [*_named(quiet, metric, " changes it by "), ": one seed, so no difference is"]
+        spans.append(" claimed")
+    elif quiet:
+        spans += [*_named(quiet, metric, " at "), f" {_are(quiet)} within noise"]
+        if any(e.estimate and e.estimate.low * e.estimate.high > 0 for e in quiet):
+            spans.append(f" once corrected for {counted(quiet[0].tests, 'test')}")
+    return Paragraph((*spans, "."))
+
+
+def _are(effects: list[Effect]) -> str:
+    return "is" if len(effects) == 1 else "are"
+
+
+def _value(effect: Effect) -> float:
+    return effect.estimate.value if effect.estimate else 0.0
+
+
+def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
+    """The largest few, each with its difference and interval, and how many more there are."""
+    spans: list[Span] = []
+    for number, effect in enumerate(effects[:MOST_NAMED]):
+        estimate = effect.estimate
+        assert estimate is not None, "only effects with an estimate are named"
+        spans += [", " if number else "", Strong(effect.name)]
+        spans.append(
+            (verb if number == 0 else verb.replace(" changes it", ""))
+            + difference(metric, estimate.value)
+        )
+        if estimate.kind == "tested":
+            low, high = difference(metric, estimate.low), difference(metric, estimate.high)
+            spans.append(f" (95% CI {low} to {high})")
+    more = len(effects) - MOST_NAMED
+    if more > 0:
+        spans.append(f" and {more} with less")
+    return spans
+
+
+def _together(study: Study) -> Paragraph:
+    """What the reductions buy together."""
+    metric = study.primary
+    front = [point for point in points(study) if point.front]
+    base = study.kv_bytes(study.baseline)
+    if not front or base is None:
+        return paragraph("No cell has both its KV bytes and its quality recorded yet.")
+    smallest = front[0]
+    if smallest.levels == study.baseline:
+        text = f"No measured cell stores less than the baseline's {bytes_text(base)} and is on the"
+        return paragraph(f"{text} front of memory against quality.")
+    spans: list[Span] = [
+        "The smallest cache that no other cell beats is that of ",
+        Strong(study.label(smallest.levels)),
+        f", {bytes_text(smallest.stored)} for one sequence at block size,"
+        f" {_of(base, smallest.stored)}",
+        _change(study, smallest.levels),
+    ]
+    bests = [best for best in budget_bests(study) if best.point.levels != smallest.levels]
+    if bests:
+        best = bests[0]
+        spans += [f"; {best.condition} the best cell is ", Strong(study.label(best.point.levels))]
+        spans.append(f" at {shown(metric, best.point.mean)}{_change(study, best.point.levels)}")
+    return Paragraph((*spans, "."))
+
+
+def _of(base: int, stored: int) -> str:
+    return (
+        "the baseline's size"
+        if stored == base
+        else f"{times(base / stored)} smaller than the baseline's"
+    )
+
+
+def _change(study: Study, levels: tuple[str, ...]) -> str:
+    if levels == study.baseline:
+        return ""
+    found = study.paired(levels, study.baseline, study.primary)
+    return f", {difference(study.primary, found.value)} against the baseline" if found else ""
+
+
+def _trust(study: Study) -> Paragraph:
+    """How far to believe it."""
+    metric, unit = study.primary, METRICS[study.primary].unit
+    spans: list[Span] = []
+    gaps = study.means("serving_gap")
+    if gaps:
+        worst = max(gaps, key=lambda levels: gaps[levels])
+        gap = difference("serving_gap", gaps[worst])
+        if gaps[worst] >= 1e-4:
+            spans.append("One-shot scoring hides what serving does: the largest serving gap is ")
+            spans += [f"{gap} {unit} at ", Strong(study.label(worst)), "; "]
+        else:
+            spans.append("Scoring through the serving cache agrees with one-shot scoring; ")
+    detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
+    if detectable:
+        low, high = shown(metric, detectable[0]), shown(metric, detectable[-1])
+        limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
+        spans.append(f"this design of {counted(len(study.seeds), 'seed')} would have called, with")
+        spans.append(f" 80% power, a true difference of {limit}")
+    elif len(study.seeds) == 1:
+        spans.append("with one seed the spread between seeds is unknown, so no difference is")
+        spans.append(" significant or within noise: add seeds before drawing a conclusion")
+    else:
+        spans.append("no difference could be tested: finish the sweep's other seeds")
+    first, *rest = spans
+    if isinstance(first, str):
+        first = first[:1].upper() + first[1:]
+    return Paragraph((first, *rest, "."))
+
+
+def _missing(study: Study) -> Paragraph | None:
+    others = {state: count for state, count in study.states.items() if state != "done"}
+    if not others:
+        return None
+    listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
+    total = f"{len(study.done):,} of {counted(len(study.rows), 'trial')}"
+    text = f" {total} are measured ({listed}); every number here is of those alone."
+    return paragraph(Strong("This report is partial."), text)

@@ -1,0 +1,88 @@
+"""The ablation table: every cell's mean and spread over seeds."""
+
+from kvlab.report.numbers import (
+    PLUS_MINUS,
+    counted,
+    difference,
+    difference_unit,
+    mebibytes,
+    megabytes,
+    short,
+    shown,
+    times,
+    unit_of,
+)
+from kvlab.report.rows import Levels
+from kvlab.report.section import EMPTY, Cell, Column, Row, Section, Table, cell, paragraph
+from kvlab.report.study import Study
+from kvlab.trial.metrics import METRICS
+
+
+def cells(study: Study) -> Section | None:
+    if not study.done:
+        return None
+    metric = study.primary
+    note = paragraph(
+        f"Mean {PLUS_MINUS} standard deviation over n seeds (none with one). The difference is"
+        " paired: cell minus baseline at the same seed, then averaged; its 95% interval is a"
+        " t interval over the seeds alone, so with two or three seeds it is wide. For what a"
+        " level does, read the effects below, which use all matched pairs.",
+    )
+    columns = [Column(factor) for factor in study.factors]
+    unit, delta = unit_of(metric), difference_unit(metric)
+    columns += [
+        Column("n", True, "trials measured"),
+        Column("KV MB", True, "10^6 bytes, one sequence at block size"),
+        Column("KV MiB", True, "2^20 bytes, one sequence at block size"),
+        Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
+        Column(f"{short(metric)} ({unit})", True, METRICS[metric].title),
+        *([Column(short(study.one_shot), True)] if metric != study.one_shot else []),
+        Column(f"against baseline ({delta})", True, "paired by seed"),
+        Column("95% CI", True),
+    ]
+    rows = tuple(_row(study, levels, metric) for levels in study.cells)
+    caption = f"{counted(len(rows), 'cell')}; the baseline is the first."
+    return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
+
+
+def _row(study: Study, levels: Levels, metric: str) -> Row:
+    values = study.values(levels, metric)
+    bases = zip(levels, study.baseline, strict=True)
+    names = [cell(name, tone="muted" if name == base else "") for name, base in bases]
+    spread = [_mean(study, levels, metric)]
+    if metric != study.one_shot:
+        spread.append(_mean(study, levels, study.one_shot))
+    count = cell(str(len(values)), len(values), "" if values else "muted")
+    entries = (*names, count, *_sizes(study, levels), *spread, *_change(study, levels, metric))
+    return Row(entries, study.key(levels), "" if values else "muted")
+
+
+def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
+    stored, base = study.kv_bytes(levels), study.kv_bytes(study.baseline)
+    if stored is None:
+        return EMPTY, EMPTY, EMPTY
+    ratio = cell(times(base / stored), base / stored) if base else EMPTY
+    return cell(megabytes(stored), stored), cell(mebibytes(stored), stored), ratio
+
+
+def _mean(study: Study, levels: Levels, metric: str) -> Cell:
+    values = list(study.values(levels, metric).values())
+    if not values:
+        return EMPTY
+    mean = sum(values) / len(values)
+    text = shown(metric, mean)
+    if len(values) > 1:
+        variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+        text += f" {PLUS_MINUS} {shown(metric, variance**0.5)}"
+    return cell(text, mean)
+
+
+def _change(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
+    found = study.paired(levels, study.baseline, metric)
+    if levels == study.baseline or found is None:
+        return EMPTY, EMPTY
+    value = cell(difference(metric, found.value), found.value)
+    if found.kind != "tested":
+        return value, EMPTY
+    low, high = difference(metric, found.low), difference(metric, found.high)
+    return value, cell(f"{low} to {high}", found.high - found.low)

@@ -1,0 +1,70 @@
+"""Validation loss during training."""
+
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
+from kvlab.report.numbers import counted, shown
+from kvlab.report.pareto import points
+from kvlab.report.rows import Levels
+from kvlab.report.section import Figure, Section, paragraph
+from kvlab.report.study import Study
+
+MOST = len(SERIES)
+
+
+def curves(study: Study) -> Section | None:
+    drawn = _chosen(study)
+    if not drawn:
+        return None
+    lines = tuple(
+        Line(study.label(levels), curve, SERIES[number % MOST], dashed=number % 2 == 1)
+        for number, (levels, curve) in enumerate(drawn.items())
+    )
+    last = "; ".join(f"{line.name} ends at {shown('loss', line.points[-1].y)}" for line in lines)
+    plot = Plot(Axis("training tokens (millions)"), Axis("validation loss (nats/token)"), lines)
+    curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
+    note = paragraph(
+        "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
+        " baseline, the cells that differ from it in one factor, then those on the front:"
+        f" {counted(len(drawn), 'curve')} of {counted(curved, 'cell')}. Cells that share a"
+        " training share a curve.",
+    )
+    caption = "Validation loss against training tokens."
+    return Section("Loss curves", (note, Figure("curves", caption, f"{caption} {last}.", plot)))
+
+
+def _chosen(study: Study) -> dict[Levels, tuple[Point, ...]]:
+    """The curves that are worth a colour, each training's once."""
+
+    def changed(levels: Levels) -> int:
+        return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
+
+    front = [point.levels for point in points(study) if point.front]
+    simple = sorted((c for c in study.cells if changed(c) <= 1), key=changed)
+    drawn: dict[Levels, tuple[Point, ...]] = {}
+    seen: set[str] = set()
+    for levels in dict.fromkeys([*simple, *front]):
+        trainings = {row.training for row in study.cells[levels].values() if row.curve}
+        if not trainings or trainings & seen or len(drawn) == MOST:
+            continue
+        seen |= trainings
+        drawn[levels] = _mean_curve(study, levels)
+    return drawn
+
+
+def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
+    """The mean over seeds, at the steps that all of the cell's seeds have."""
+    rows = [row for row in study.cells[levels].values() if row.curve]
+    shared = set.intersection(*({step for step, _, _ in row.curve} for row in rows))
+    tokens = {step: count for row in rows for step, count, _ in row.curve if step in shared}
+    sums = dict.fromkeys(sorted(shared), 0.0)
+    for row in rows:
+        for step, _, loss in row.curve:
+            if step in shared:
+                sums[step] += loss
+    label, key = study.label(levels), study.key(levels)
+    found = []
+    for step, total in sums.items():
+        loss = total / len(rows)
+        place = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
+        tip = (label, place, f"loss {shown('loss', loss)}")
+        found.append(Point(tokens[step] / 10**6, loss, tip, key))
+    return tuple(found)

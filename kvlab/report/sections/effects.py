@@ -1,0 +1,241 @@
+"""Main effects: what each level costs against its factor's baseline level."""
+
+from kvlab.report.effects import ALPHA, Effect
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.numbers import (
+    TIMES,
+    counted,
+    difference,
+    difference_unit,
+    fixed,
+    p_value,
+    short,
+    shown,
+    significant,
+    times,
+)
+from kvlab.report.section import (
+    EMPTY,
+    Cell,
+    Column,
+    Content,
+    Figure,
+    Heading,
+    Row,
+    Section,
+    Table,
+    Tone,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+from kvlab.trial.metrics import METRICS
+
+OTHERS = (
+    "loss",
+    "bits_per_byte",
+    "hellaswag_acc_norm",
+    "hellaswag_acc_norm_served",
+    "tpot_ms_p50",
+    "training_tokens_per_second",
+)
+MOST_SEEDS = 4
+"""Differences are listed seed by seed up to this many seeds."""
+
+
+def effects(study: Study) -> Section | None:
+    metric = study.primary
+    found = [effect for effect in study.effects(metric) if effect.estimate]
+    if not found:
+        return None
+    title, unit = METRICS[metric].title, difference_unit(metric)
+    columns = (
+        Column("factor"),
+        Column("level"),
+        Column("against"),
+        Column(f"difference ({unit})", True),
+        Column("95% CI", True),
+        Column("p", True, "two-sided t-test, uncorrected"),
+        Column("p (Holm)", True, "corrected for all levels of this table"),
+        Column("verdict"),
+        Column("KV smaller", True, "baseline level's KV bytes divided by the level's"),
+        Column("pairs", True, "matched pairs used, of those in the design"),
+        Column(f"groups {TIMES} seeds", True, "independent conditions, and seeds"),
+        Column("over settings", True, "smallest and largest mean difference of a setting"),
+        Column("by seed", True, "mean difference at each seed"),
+        Column("detectable", True, "true difference called with 80% power"),
+    )
+    rows = tuple(_row(study, effect) for effect in study.effects(metric))
+    table = Table("effects", f"Effects on the {title}.", columns, rows)
+    contents: list[Content] = [*_method(study, found), table, _figure(study, found)]
+    others = _others(study)
+    if others:
+        contents += [Heading("Effects on other measurements"), others]
+    return Section("What each level does", tuple(contents))
+
+
+def _method(study: Study, found: list[Effect]) -> list[Content]:
+    text = (
+        "A pair is two trials at the same seed and the same levels of all other factors, one with"
+        " the level and one with the baseline level. Settings whose trials share trained weights"
+        " are averaged into one group and count once (one that lacks a seed that the others of"
+        " its group have is left out). The difference is the mean over groups of"
+        " the mean over seeds; its error comes only from how a group's differences vary between"
+        " seeds, with Welch-Satterthwaite degrees of freedom, so that a level which acts"
+        " differently in different settings (see over settings) is not taken for noise. It"
+        " describes these settings, and assumes that groups vary independently between seeds."
+    )
+    tests = max((effect.tests for effect in found if effect.tested), default=0)
+    rule = (
+        f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
+        " within noise means not told apart from zero, not shown to be zero."
+    )
+    single = " There is one seed: differences are shown, no significance is claimed."
+    repeated = any(effect.tested for effect in found)
+    return [paragraph(text + (rule if repeated else single if len(study.seeds) == 1 else ""))]
+
+
+def _row(study: Study, effect: Effect) -> Row:
+    factor, level = effect.change[0]
+    names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
+    pairs = cell(f"{effect.comparisons} of {effect.designed}", effect.comparisons)
+    if effect.estimate is None:
+        blank = (EMPTY,) * 4
+        tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *blank)
+        return Row((*names, *blank, *tail), tone="muted")
+    groups = f"{effect.groups} {TIMES} {len(effect.seeds)}"
+    size = cell(groups, effect.groups * len(effect.seeds))
+    metric, value = effect.metric, effect.estimate.value
+    detectable = effect.detectable
+    return Row(
+        (
+            *names,
+            cell(difference(metric, value), value),
+            *_test(effect),
+            cell(effect.verdict, tone=_tone(effect)),
+            _smaller(study, effect),
+            pairs,
+            size,
+            _range(effect),
+            _by_seed(effect),
+            EMPTY if detectable is None else cell(shown(metric, detectable), detectable),
+        )
+    )
+
+
+def _test(effect: Effect) -> tuple[Cell, Cell, Cell]:
+    if effect.estimate is None or not effect.tested:
+        return EMPTY, EMPTY, EMPTY
+    low = difference(effect.metric, effect.estimate.low)
+    high = difference(effect.metric, effect.estimate.high)
+    width = effect.estimate.high - effect.estimate.low
+    return (
+        cell(f"{low} to {high}", width),
+        cell(p_value(effect.estimate.p), effect.estimate.p),
+        cell(p_value(effect.corrected), effect.corrected),
+    )
+
+
+def _tone(effect: Effect) -> Tone:
+    tones: dict[str, Tone] = {"worse": "bad", "better": "good", "within noise": "muted"}
+    return tones.get(effect.verdict, "")
+
+
+def _range(effect: Effect) -> Cell:
+    values = [value for _, value in effect.by_setting]
+    low, high = min(values), max(values)
+    if len(values) == 1:
+        return EMPTY
+    low_text, high_text = difference(effect.metric, low), difference(effect.metric, high)
+    return cell(f"{low_text} to {high_text}", high - low)
+
+
+def _by_seed(effect: Effect) -> Cell:
+    values = [value for _, value in effect.by_seed]
+    if len(values) <= MOST_SEEDS:
+        listed = ", ".join(difference(effect.metric, value) for value in values)
+        return cell(listed, max(values))
+    up = sum(value > 0 for value in values)
+    return cell(f"{up} of {len(values)} above 0", up)
+
+
+def _smaller(study: Study, effect: Effect) -> Cell:
+    """By how much the level shrinks the cache, over the settings that were compared."""
+    factor, level = effect.change[0]
+    place = list(study.factors).index(factor)
+    ratios = []
+    for others, _ in effect.by_setting:
+        mine = (*others[:place], level, *others[place:])
+        base = (*others[:place], study.factors[factor][0], *others[place:])
+        small, large = study.kv_bytes(mine), study.kv_bytes(base)
+        if small and large:
+            ratios.append(large / small)
+    if not ratios:
+        return EMPTY
+    low, high = min(ratios), max(ratios)
+    both = times(low) if high / low < 1.005 else f"{significant(low)} to {times(high)}"
+    return cell(both, high)
+
+
+def _figure(study: Study, found: list[Effect]) -> Figure:
+    metric = study.primary
+    unit = difference_unit(metric)
+    names = tuple(effect.name for effect in found)
+    called: list[Point] = []
+    quiet: list[Point] = []
+    for place, effect in enumerate(found):
+        assert effect.estimate is not None, "only effects with an estimate are drawn"
+        low, high = effect.estimate.low, effect.estimate.high
+        tip = [effect.name, f"{difference(metric, effect.estimate.value)} {unit}"]
+        if effect.tested:
+            tip.append(f"95% CI {difference(metric, low)} to {difference(metric, high)}")
+            tip.append(f"p (Holm) {p_value(effect.corrected)}")
+        bars = (low, high) if effect.tested else None
+        point = Point(effect.estimate.value, place, (*tip, effect.verdict), x_range=bars)
+        (called if effect.called else quiet).append(point)
+    claimed = "within noise" if any(e.tested for e in found) else "not tested"
+    plot = Plot(
+        Axis(f"difference in {short(metric)} ({unit})"),
+        Axis("", "names", names),
+        (Points("differs", tuple(called), "c1", "diamond"), Points(claimed, tuple(quiet), "muted")),
+        zero=True,
+    )
+    alt = "; ".join(
+        f"{effect.name}: {difference(metric, effect.estimate.value)} {unit}, {effect.verdict}"
+        for effect in found
+        if effect.estimate
+    )
+    caption = "Difference of each level from its factor's baseline level, with 95% intervals."
+    return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
+
+
+def _others(study: Study) -> Table | None:
+    metrics = [m for m in OTHERS if m in study.measured and m != study.primary]
+    rows = []
+    for metric in metrics:
+        for effect in study.effects(metric):
+            if effect.estimate is None:
+                continue
+            factor, level = effect.change[0]
+            value = effect.estimate.value
+            interval, _, corrected = _test(effect)
+            pairs = cell(fixed(effect.comparisons, 0), effect.comparisons)
+            names = (cell(short(metric)), cell(factor), cell(level))
+            change = cell(f"{difference(metric, value)} {difference_unit(metric)}".strip(), value)
+            verdict = cell(effect.verdict, tone=_tone(effect))
+            rows.append(Row((*names, change, interval, corrected, verdict, pairs)))
+    columns = (
+        Column("measurement"),
+        Column("factor"),
+        Column("level"),
+        Column("difference", True),
+        Column("95% CI", True),
+        Column("p (Holm)", True, "corrected within the measurement"),
+        Column("verdict"),
+        Column("pairs", True),
+    )
+    caption = (
+        "The same comparison for other measurements. HellaSwag's error here is over seeds; its"
+        " error over items stands in its own section."
+    )
+    return Table("effects-other", caption, columns, tuple(rows)) if rows else None

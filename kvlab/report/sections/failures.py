@@ -1,0 +1,71 @@
+"""Failures and retries: what has no measurement, and why."""
+
+from kvlab.report.numbers import counted
+from kvlab.report.rows import TrialRow
+from kvlab.report.section import EMPTY, Cell, Column, Content, Row, Section, Table, cell, paragraph
+from kvlab.report.study import Study
+
+LONGEST = 600
+"""Characters of an error that are shown; the whole of it is in the trial's directory."""
+
+
+def failures(study: Study) -> Section:
+    ended = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
+    missing = [row for row in study.rows if row.status == "missing"]
+    retried = [row for row in study.done if row.facts["provenance"].get("attempts", 1) > 1]
+    parts = []
+    if not ended:
+        parts.append("No trial failed.")
+    if missing:
+        cells = len({row.levels for row in missing})
+        of_cells = counted(cells, "cell")
+        parts.append(f"{counted(len(missing), 'trial')} of {of_cells} have not ended yet.")
+    if retried:
+        parts.append(f"{counted(len(retried), 'measured trial')} took more than one attempt.")
+    if ended:
+        parts.append(
+            f"{counted(len(ended), 'trial')} ended without a result. A diverged training is a"
+            " finding about its cell; any other failure says nothing about it. Pairs with these"
+            " trials are left out of every comparison."
+        )
+    contents: list[Content] = [paragraph(" ".join(parts))]
+    if ended:
+        contents.append(_table(study, ended))
+    return Section("Failures and retries", tuple(contents))
+
+
+def _table(study: Study, ended: list[TrialRow]) -> Table:
+    columns = (
+        Column("cell"),
+        Column("seed", True),
+        Column("trial"),
+        Column("status"),
+        Column("class"),
+        Column("error"),
+        Column("attempts", True),
+        Column("traceback"),
+    )
+    rows = tuple(_row(study, row) for row in ended)
+    return Table("failures", "Trials without measurements.", columns, rows)
+
+
+def _row(study: Study, row: TrialRow) -> Row:
+    error = row.facts.get("error") or {}
+    kind, message = error.get("type") or "", error.get("message") or ""
+    whole = f"{kind}: {message}" if kind else str(message)
+    short = whole if len(whole) <= LONGEST else whole[:LONGEST] + "\N{HORIZONTAL ELLIPSIS}"
+    attempts = (row.facts.get("provenance") or {}).get("attempts")
+    trace = error.get("traceback")
+    return Row(
+        (
+            cell(study.label(row.levels)),
+            cell(str(row.seed), row.seed),
+            Cell(row.trial, row.trial, code=True),
+            cell(row.status, tone="bad"),
+            cell(str(error.get("class") or "")),
+            Cell(short, whole, code=bool(short)),
+            EMPTY if attempts is None else cell(str(attempts), attempts),
+            Cell(str(trace), str(trace), code=True) if trace else EMPTY,
+        ),
+        study.key(row.levels),
+    )

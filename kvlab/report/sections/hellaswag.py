@@ -1,0 +1,171 @@
+"""HellaSwag: accuracy with its error over items, and cells compared item by item."""
+
+from kvlab.report.numbers import PLUS_MINUS, counted, fixed, p_value, shown, signed
+from kvlab.report.outcomes import (
+    MOST_ITEMS,
+    STYLES,
+    Bits,
+    against_baseline,
+    read_outcomes,
+    too_many,
+)
+from kvlab.report.rows import Levels
+from kvlab.report.section import (
+    EMPTY,
+    Cell,
+    Column,
+    Content,
+    Heading,
+    Row,
+    Section,
+    Table,
+    Tone,
+    cell,
+    paragraph,
+)
+from kvlab.report.statistics.holm import holm
+from kvlab.report.statistics.items import ItemComparison
+from kvlab.report.study import Study
+
+ALPHA = 0.05
+
+ACCURACIES = {
+    "hellaswag_acc": "acc",
+    "hellaswag_acc_norm": "acc_norm",
+    "hellaswag_acc_norm_served": "acc_norm served",
+    "hellaswag_lmeval_acc_norm": "lm-eval acc_norm",
+    "hellaswag_lmeval_acc_norm_served": "lm-eval acc_norm served",
+}
+_TITLES = {
+    "hellaswag_acc_norm": "one-shot",
+    "hellaswag_acc_norm_served": "through the serving cache",
+}
+
+
+def hellaswag(study: Study) -> Section | None:
+    metrics = [metric for metric in ACCURACIES if metric in study.measured]
+    if not metrics:
+        return None
+    contents: list[Content] = [paragraph(_note(study)), _accuracies(study, metrics)]
+    if too_many(study):
+        contents.append(paragraph(_TOO_MANY))
+    bits = read_outcomes(study)
+    compared = [_comparison(study, bits, style) for style in STYLES]
+    tables = [table for table in compared if table is not None]
+    if tables:
+        contents += [Heading("Item by item against the baseline"), paragraph(_METHOD), *tables]
+    return Section("HellaSwag", tuple(contents))
+
+
+_METHOD = (
+    "Both cells answer the same items, so the items that only one of them gets right decide:"
+    " McNemar's exact test with one seed, its form with items as the unit with several. The"
+    " interval says how another draw of items would move the difference, not another draw of"
+    " seeds; verdicts are Holm-corrected within the table."
+)
+
+
+_TOO_MANY = (
+    f"Cells are not compared item by item: there are more than {MOST_ITEMS:,} outcomes. Compare"
+    " accuracies with the error over items in mind."
+)
+
+
+def _note(study: Study) -> str:
+    items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done} - {0})
+    errors = [
+        row.measurements["hellaswag_acc_norm_stderr"]
+        for row in study.done
+        if "hellaswag_acc_norm_stderr" in row.measurements
+    ]
+    text = "Completion style scores the context alone; lm-eval style adds the activity label."
+    if items:
+        sizes = " or ".join(f"{size:,}" for size in items)
+        text = f"{sizes} items a trial; chance is 25%. {text}"
+    cut = max((r.measurements.get("hellaswag_shortened", 0) for r in study.done), default=0)
+    if cut:
+        text += f" Up to {counted(int(cut), 'context')} had to be cut to fit the model."
+    if errors:
+        worst = 100 * max(errors)
+        text += (
+            f" One accuracy has a standard error of up to {fixed(worst, 2)} points over items, so"
+            f" two cells that are not compared item by item must differ by about"
+            f" {fixed(2 * 2**0.5 * worst, 1)} points before that means anything."
+        )
+    return text
+
+
+def _accuracies(study: Study, metrics: list[str]) -> Table:
+    columns = (Column("cell"), *(Column(f"{ACCURACIES[m]} (%)", True) for m in metrics))
+    rows = []
+    for levels in study.cells:
+        entries = [_accuracy(study, levels, metric) for metric in metrics]
+        if any(entry is not EMPTY for entry in entries):
+            rows.append(Row((cell(study.label(levels)), *entries), study.key(levels)))
+    caption = f"Mean over seeds {PLUS_MINUS} standard error over items (of one seed)."
+    return Table("hellaswag", caption, columns, tuple(rows))
+
+
+def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
+    values = list(study.values(levels, metric).values())
+    if not values:
+        return EMPTY
+    mean = sum(values) / len(values)
+    counts = study.values(levels, "hellaswag_items").values()
+    text = shown(metric, mean)
+    if counts and max(counts) > 1:
+        error = (max(0.0, mean * (1 - mean)) / (max(counts) - 1)) ** 0.5
+        text += f" {PLUS_MINUS} {shown(metric, error)}"
+    return cell(text, mean)
+
+
+def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
+    found: list[tuple[Levels, ItemComparison]] = []
+    for levels in study.cells:
+        if levels != study.baseline:
+            compared = against_baseline(study, bits, style, levels)
+            if compared is not None:
+                found.append((levels, compared))
+    if not found:
+        return None
+    corrected = holm([compared.p for _, compared in found])
+    rows = tuple(
+        _compared(study, levels, compared, p)
+        for (levels, compared), p in zip(found, corrected, strict=True)
+    )
+    columns = (
+        Column("cell"),
+        Column("difference (points)", True),
+        Column("error over items", True, "standard error, in points"),
+        Column("95% CI", True, "over items"),
+        Column("gained", True, "items that only this cell gets right, over all seeds"),
+        Column("lost", True, "items that only the baseline gets right, over all seeds"),
+        Column("p", True),
+        Column("p (Holm)", True),
+        Column("verdict"),
+    )
+    sizes = {(compared.items, compared.seeds) for _, compared in found}
+    listed = " or ".join(f"{i:,} items at {counted(s, 'seed')}" for i, s in sorted(sizes))
+    caption = f"acc_norm {_TITLES[style]}, against the baseline on {listed}."
+    return Table(f"hellaswag-{_TITLES[style].split()[-1]}", caption, columns, rows)
+
+
+def _compared(study: Study, levels: Levels, found: ItemComparison, corrected: float) -> Row:
+    low, high = found.interval
+    called = corrected < ALPHA
+    verdict = ("better" if found.difference > 0 else "worse") if called else "within noise"
+    tone: Tone = ("good" if verdict == "better" else "bad") if called else "muted"
+    return Row(
+        (
+            cell(study.label(levels)),
+            cell(signed(100 * found.difference, 2), 100 * found.difference),
+            cell(fixed(100 * found.error, 2), 100 * found.error),
+            cell(f"{signed(100 * low, 2)} to {signed(100 * high, 2)}", 100 * (high - low)),
+            cell(f"{found.gained:,}", found.gained),
+            cell(f"{found.lost:,}", found.lost),
+            cell(p_value(found.p), found.p),
+            cell(p_value(corrected), corrected),
+            cell(verdict, tone=tone),
+        ),
+        study.key(levels),
+    )

@@ -1,0 +1,93 @@
+"""Speed of serving: time to first token, time per output token, throughput."""
+
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.numbers import PLUS_MINUS, bytes_text, shown, unit_of
+from kvlab.report.rows import Levels
+from kvlab.report.section import (
+    EMPTY,
+    Cell,
+    Column,
+    Content,
+    Figure,
+    Row,
+    Section,
+    Table,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+
+METRICS_SHOWN = {
+    "ttft_ms": "first token (ms)",
+    "tpot_ms_p50": "per token p50 (ms)",
+    "tpot_ms_p95": "per token p95 (ms)",
+    "tpot_ms_uncached_p50": "per token, no cache (ms)",
+    "tokens_per_second": "tokens/s, largest batch",
+}
+
+
+def speed(study: Study) -> Section | None:
+    metrics = [metric for metric in METRICS_SHOWN if metric in study.measured]
+    if not metrics:
+        return None
+    devices = sorted({str(row.facts["provenance"].get("device")) for row in study.done})
+    differ = " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
+    note = paragraph(
+        f"Measured on {'; '.join(devices)}.{differ} Trials that ran side by side on one machine"
+        " disturb each other's times. On a small model the work beside attention dominates, so"
+        " saved K/V reads need not show in the time per token.",
+    )
+    columns = (Column("cell"), *(Column(METRICS_SHOWN[metric], True) for metric in metrics))
+    rows = []
+    for levels in study.cells:
+        entries = [_entry(study, levels, metric) for metric in metrics]
+        if any(entry is not EMPTY for entry in entries):
+            rows.append(Row((cell(study.label(levels)), *entries), study.key(levels)))
+    caption = f"Mean {PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
+    contents: list[Content] = [note, Table("speed", caption, columns, tuple(rows))]
+    if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured:
+        contents.append(_figure(study))
+    return Section("Speed", tuple(contents))
+
+
+def _entry(study: Study, levels: Levels, metric: str) -> Cell:
+    values = list(study.values(levels, metric).values())
+    if not values:
+        return EMPTY
+    mean = sum(values) / len(values)
+    text = shown(metric, mean)
+    if len(values) > 1:
+        spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+        text += f" {PLUS_MINUS} {shown(metric, spread)}"
+    return cell(text, mean)
+
+
+def _figure(study: Study) -> Figure:
+    read, times = study.means("kv_bytes_read"), study.means("tpot_ms_p50")
+    marks: list[Point] = []
+    base: list[Point] = []
+    for levels, count in read.items():
+        if levels not in times or count <= 0:
+            continue
+        tip = (
+            study.label(levels),
+            f"reads {bytes_text(round(count))} per token",
+            f"{shown('tpot_ms_p50', times[levels])} {unit_of('tpot_ms_p50')} per token",
+        )
+        named = study.label(levels) if levels == study.baseline else ""
+        seen = study.values(levels, "tpot_ms_p50").values()
+        ends = (min(seen), max(seen))
+        point = Point(count, times[levels], tip, study.key(levels), named, y_range=ends)
+        (base if named else marks).append(point)
+    plot = Plot(
+        Axis("K/V bytes read per decoded token at block size", "bytes"),
+        Axis("time per output token, p50 (ms)"),
+        (Points("cells", tuple(marks), "c0"), Points("baseline", tuple(base), "c1", "diamond")),
+    )
+    lows = f"from {shown('tpot_ms_p50', min(times.values()))}" if times else ""
+    highs = f"to {shown('tpot_ms_p50', max(times.values()))} ms" if times else ""
+    caption = (
+        "Time per token against the K/V bytes that it reads: mean, smallest and largest over"
+        " seeds. The vertical axis does not start at zero."
+    )
+    return Figure("speed", caption, f"{caption} Times range {lows} {highs}.", plot)

@@ -1,0 +1,1 @@
+"""Statistics of paired comparisons. Pure functions of numbers; scipy does the distributions."""

@@ -1,0 +1,173 @@
+"""A `Study`: one sweep's rows with the design's structure, which every section reads from."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from kvlab.report.effects import Effect, interactions, main_effects
+from kvlab.report.rows import Levels, TrialRow, read_rows
+from kvlab.report.statistics.grouped import Estimate, estimate
+from kvlab.trial.metrics import METRICS
+from kvlab.trial.record import Store
+
+BASELINE = "baseline"
+"""What the baseline cell is called."""
+
+
+class Study:
+    """One sweep, read from its record.
+
+    Attributes:
+        sweep: the frozen description, as `sweep.json` holds it.
+        factors: factor -> levels, the baseline's first.
+        baseline: the baseline cell.
+        rows: one a cell and seed, in the design's order.
+        cells: cell -> its rows by seed, in the design's order.
+    """
+
+    def __init__(self, store: Store, sweep: Mapping[str, Any], rows: list[TrialRow]):
+        self._store = store
+        self.sweep = sweep
+        self.factors = {name: tuple(levels) for name, levels in sweep["factors"].items()}
+        self.baseline: Levels = tuple(sweep["baseline"][factor] for factor in self.factors)
+        self.rows = rows
+        self.cells: dict[Levels, dict[int, TrialRow]] = {}
+        for row in rows:
+            self.cells.setdefault(row.levels, {})[row.seed] = row
+        self._effects: dict[str, list[Effect]] = {}
+        self._interactions: dict[str, list[Effect]] = {}
+
+    @classmethod
+    def load(cls, store: Store, name: str) -> "Study":
+        """Reads a sweep's record.
+
+        Raises:
+            UsageError: the store has no such sweep.
+            StoreError: its description is damaged.
+        """
+        sweep = store.sweep(name)
+        return cls(store, sweep, read_rows(store, sweep))
+
+    @property
+    def name(self) -> str:
+        return str(self.sweep["name"])
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({row.seed for row in self.rows}))
+
+    @cached_property
+    def done(self) -> tuple[TrialRow, ...]:
+        return tuple(row for row in self.rows if row.done)
+
+    @cached_property
+    def states(self) -> Counter[str]:
+        """Rows by status."""
+        return Counter(row.status for row in self.rows)
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """The metrics that any trial has, in the order of the table of metrics."""
+        found = {name for row in self.done for name in row.measurements}
+        return tuple(name for name in METRICS if name in found)
+
+    @cached_property
+    def primary(self) -> str:
+        """The quality metric that conclusions are drawn from.
+
+        The loss through the serving cache, since one-shot scoring cannot see what serving does
+        to quality; and bits per byte where cells differ in tokenizer, since their losses count
+        different tokens.
+        """
+        served = "_served" if "loss_served" in self.measured else ""
+        same_tokens = len(self.tokenizers) <= 1
+        return ("loss" if same_tokens else "bits_per_byte") + served
+
+    @cached_property
+    def one_shot(self) -> str:
+        """The one-shot form of `primary`."""
+        return self.primary.removesuffix("_served")
+
+    @cached_property
+    def tokenizers(self) -> frozenset[str]:
+        return frozenset(str(row.facts["experiment"]["data"]["tokenizer"]) for row in self.done)
+
+    def values(self, levels: Levels, metric: str) -> dict[int, float]:
+        """A cell's values of one metric by seed; only of trials that are done and have it."""
+        return {
+            seed: row.measurements[metric]
+            for seed, row in self.cells.get(levels, {}).items()
+            if row.done and metric in row.measurements
+        }
+
+    def mean(self, levels: Levels, metric: str) -> float | None:
+        values = self.values(levels, metric)
+        return sum(values.values()) / len(values) if values else None
+
+    def means(self, metric: str) -> dict[Levels, float]:
+        """Cell -> mean over its seeds, for the cells that have the metric."""
+        found = ((levels, self.mean(levels, metric)) for levels in self.cells)
+        return {levels: mean for levels, mean in found if mean is not None}
+
+    def kv_bytes(self, levels: Levels) -> int | None:
+        """Exact bytes that one sequence's cache holds at block size; the same at every seed."""
+        for row in self.cells.get(levels, {}).values():
+            if "kv" in row.facts:
+                return int(row.facts["kv"]["bytes_at_block_size"])
+        return None
+
+    def parameters(self, levels: Levels) -> int | None:
+        """Parameters of a cell's model; the same at every seed."""
+        for row in self.cells.get(levels, {}).values():
+            if "model" in row.facts:
+                return int(row.facts["model"]["parameters"])
+        return None
+
+    def paired(self, levels: Levels, other: Levels, metric: str) -> Estimate | None:
+        """The mean over shared seeds of a cell's value minus another's; None if none is shared."""
+        mine, theirs = self.values(levels, metric), self.values(other, metric)
+        seeds = sorted(mine.keys() & theirs.keys())
+        if not seeds:
+            return None
+        scale = max(abs(mine[seed]) for seed in seeds)
+        return estimate([[mine[seed] - theirs[seed] for seed in seeds]], scale)
+
+    def effects(self, metric: str) -> list[Effect]:
+        """Every level's difference from its factor's baseline level, corrected together."""
+        if metric not in self._effects:
+            self._effects[metric] = main_effects(self.cells, self.factors, metric)
+        return self._effects[metric]
+
+    def interactions(self, metric: str) -> list[Effect]:
+        """Every pair of levels: what both together do beyond the sum of each alone."""
+        if metric not in self._interactions:
+            self._interactions[metric] = interactions(self.cells, self.factors, metric)
+        return self._interactions[metric]
+
+    @cached_property
+    def _ambiguous(self) -> frozenset[str]:
+        """Level names that several factors use."""
+        counts = Counter(level for levels in self.factors.values() for level in levels)
+        return frozenset(level for level, count in counts.items() if count > 1)
+
+    def label(self, levels: Levels) -> str:
+        """A cell's short name: the levels that differ from the baseline, joined by ``+``."""
+        changed = [
+            f"{factor}={level}" if level in self._ambiguous else level
+            for factor, level, base in zip(self.factors, levels, self.baseline, strict=True)
+            if level != base
+        ]
+        return "+".join(changed) or BASELINE
+
+    def key(self, levels: Levels) -> str:
+        """A cell's number in the design, as figures and tables refer to it."""
+        return self._keys[levels]
+
+    @cached_property
+    def _keys(self) -> dict[Levels, str]:
+        return {levels: f"c{number}" for number, levels in enumerate(self.cells)}
+
+    def items(self, row: TrialRow) -> Iterator[dict[str, Any]]:
+        """A trial's HellaSwag outcomes, item by item; none if it has none."""
+        return self._store.items(row.trial)

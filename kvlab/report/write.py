@@ -1,0 +1,69 @@
+"""`write_report`: one sweep's record to its report in every form."""
+
+import json
+from pathlib import Path
+
+from kvlab.files import write_atomic
+from kvlab.report.document import Document, make_document
+from kvlab.report.figures.layout import lay_out
+from kvlab.report.figures.picture import to_pictures
+from kvlab.report.html import to_html
+from kvlab.report.markdown import to_markdown
+from kvlab.report.rows import tidy
+from kvlab.report.study import Study
+from kvlab.report.tables import to_csv
+from kvlab.trial.record import Store
+
+WIDTH = 820.0
+"""Of the figures in files."""
+
+
+def write_report(store: Store | str | Path, sweep_name: str, folder: str | Path) -> Path:
+    """Writes ``folder/<sweep>/`` and returns it.
+
+    It holds report.md, report.html (which needs no other file), results.jsonl (a row a trial),
+    ``tables/`` as CSV and ``figures/`` as SVG and PNG. They depend on the record alone: the same
+    record gives the same bytes in any folder. Trials that have not ended are said to be missing.
+
+    Raises:
+        UsageError: the store has no such sweep.
+        StoreError: the record is damaged, or the folder cannot be written.
+    """
+    store = store if isinstance(store, Store) else Store(Path(store))
+    study = Study.load(store, sweep_name)
+    document = make_document(study)
+    target = Path(folder) / study.name
+    written = {
+        target / "report.md": to_markdown(document),
+        target / "report.html": to_html(document),
+        target / "results.jsonl": results(study),
+        **{target / "tables" / f"{t.name}.csv": to_csv(t) for t in document.tables},
+        **_figures(document, target / "figures"),
+    }
+    for path, content in written.items():
+        write_atomic(path, content)
+    _remove_old(target, set(written))
+    return target
+
+
+def results(study: Study) -> str:
+    """One JSON object a cell and seed, sorted as the design is."""
+    factors = tuple(study.factors)
+    return "".join(json.dumps(tidy(row, factors)) + "\n" for row in study.rows)
+
+
+def _figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
+    found: dict[Path, bytes | str] = {}
+    for figure in document.figures:
+        svg, png = to_pictures(lay_out(figure.plot, WIDTH), figure.name)
+        found[folder / f"{figure.name}.svg"] = svg
+        found[folder / f"{figure.name}.png"] = png
+    return found
+
+
+def _remove_old(target: Path, written: set[Path]) -> None:
+    """Tables and figures of an earlier report that this one does not have."""
+    for part, endings in (("tables", (".csv",)), ("figures", (".svg", ".png"))):
+        for path in (target / part).glob("*"):
+            if path.suffix in endings and path not in written:
+                path.unlink()

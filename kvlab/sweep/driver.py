@@ -1,0 +1,285 @@
+"""The driver: picks trials, starts them, classifies how they end, and records what they cannot.
+
+One driver a sweep at a time. Its memory holds ids and states, never results: those are on disk.
+"""
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvlab.errors import StoreError, UsageError
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.executor import Ended, Executor, WorkerKilled
+from kvlab.sweep.plan import Plan, PlannedTrial
+from kvlab.trial.failure import Failure
+from kvlab.trial.origin import Origin
+from kvlab.trial.provenance import now
+from kvlab.trial.record import Store
+from kvlab.trial.run import record_failure
+
+KILLED_RETRIES = 3
+"""How often a trial whose process died is started again, from its checkpoint."""
+
+WAIT_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that people watching would like to know.
+
+    ``seconds`` is how long the trial ran; ``message`` says why it was started again.
+    """
+
+    kind: Literal["started", "ended", "retried"]
+    planned: PlannedTrial
+    status: str = ""
+    seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass
+class Summary:
+    """How a sweep stands after a driver's run.
+
+    ``states`` counts trials by how they ended: done, failed, diverged, or ``missing``.
+    """
+
+    states: Counter[str] = field(default_factory=Counter)
+    ran: int = 0
+    seconds: float = 0.0
+    stopped: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 all ended without a failure, 1 some failed, 130 stopped before the end."""
+        if self.stopped and self.states["missing"]:
+            return 130
+        return 1 if self.states["failed"] or self.states["missing"] else 0
+
+
+class Driver:
+    """Runs the missing trials of one plan.
+
+    Args:
+        plan: what the sweep needs.
+        store: where it is recorded.
+        executor: where it runs; the caller closes it.
+        origin: of this run, for failures that the driver records itself.
+        description: of the sweep, for ``sweep.json``.
+        on_event: told of every start and end.
+        on_result: called with a trial's id whenever a result has been recorded.
+        retry_failed: also run the trials that failed before.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        executor: Executor,
+        *,
+        origin: Origin | None = None,
+        description: Mapping[str, Any] | None = None,
+        on_event: Callable[[Event], None] | None = None,
+        on_result: Callable[[str], None] | None = None,
+        retry_failed: bool = False,
+    ):
+        self._plan, self._store, self._executor = plan, store, executor
+        self._origin, self._description = origin or Origin(), description
+        self._on_event, self._on_result = on_event, on_result
+        self._retry_failed = retry_failed
+        self._flag = store.stop_flag(plan.sweep.name)
+        self._stopping = False
+        self._planned = {planned.trial.id: planned for planned in plan.trials}
+        self._queues: dict[ResourcesConfig, deque[PlannedTrial]] = {}
+        self._training: dict[str, str] = {}  # training id -> the trial that runs it now
+        self._waiting: dict[str, list[PlannedTrial]] = {}  # training id -> trials that need it
+        self._running: dict[str, float] = {}  # trial id -> when it was started
+        self._killed: Counter[str] = Counter()
+        self._states: dict[str, str] = {}
+        self._ran = 0
+
+    @property
+    def running(self) -> list[PlannedTrial]:
+        """The trials that are started and have not ended, the oldest first. Any thread may ask."""
+        return [self._planned[trial_id] for trial_id in list(self._running)]
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it has been asked to stop."""
+        return self._stopping
+
+    def stop(self) -> None:
+        """Asks all running trials to stop at their next checkpoint, and starts no more.
+
+        Safe in a signal handler: it prints nothing and takes no lock.
+        """
+        self._stopping = True
+        self._flag.touch()
+
+    def run(self) -> Summary:
+        """Runs until nothing is missing, or until asked to stop.
+
+        Raises:
+            UsageError: another driver runs this sweep.
+            ResourceError: a trial asks for more than there is; nothing has been started.
+            StoreError: the store cannot be written; everything started has been stopped.
+        """
+        started = time.monotonic()
+        name = self._plan.sweep.name
+        self._executor.check(
+            {p.trial.experiment.resources for p in to_run(self._plan, self._retry_failed)}
+        )
+        lock = self._store.driver_lock(name)
+        with lock.hold(patience=1.0) as ours:
+            if not ours:
+                text = f"sweep = {name} is being run by {_holder(lock.path)}"
+                raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
+            lock.note(f"process {os.getpid()} since {now()}")
+            self._flag.unlink(missing_ok=True)
+            try:
+                self._prepare()
+                self._loop()
+            finally:
+                self._flag.unlink(missing_ok=True)
+        return self._summary(time.monotonic() - started)
+
+    def _prepare(self) -> None:
+        missing = []
+        for planned in self._plan.trials:
+            status = self._status(planned)
+            if status == "failed" and self._retry_failed:
+                status = self._forget(planned)
+            if status is None:
+                missing.append(planned)
+            else:
+                self._states[planned.trial.id] = status
+        if self._description is not None:
+            self._store.write_sweep(dict(self._description))
+        for planned in missing:
+            self._queue(planned).append(planned)
+
+    def _loop(self) -> None:
+        while True:
+            self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
+            if not self._stopping:
+                self._start_ready()
+            if not self._running:
+                return
+            for ended in self._executor.wait(WAIT_SECONDS):
+                self._handle(ended)
+
+    def _start_ready(self) -> None:
+        for resources, queue in self._queues.items():
+            while queue and self._executor.has_room(resources):
+                planned = queue.popleft()
+                training = planned.trial.training_id
+                if training in self._training:
+                    self._waiting.setdefault(training, []).append(planned)
+                    continue
+                if not self._store.training_done(training):
+                    self._training[training] = planned.trial.id
+                self._running[planned.trial.id] = time.monotonic()
+                self._tell(Event("started", planned))
+                self._executor.start(planned.trial)
+
+    def _handle(self, ended: Ended) -> None:
+        planned = self._planned[ended.trial_id]
+        seconds = time.monotonic() - self._running.pop(ended.trial_id)
+        self._release_training(planned)
+        if isinstance(ended.error, StoreError):
+            self._abort(ended.error)
+        status = self._status(planned)
+        if status is None and ended.error is not None:
+            status = self._failed(planned, ended.error)
+        elif status is None and ended.outcome != "stopped":
+            text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
+            self._abort(StoreError(f"{text} no result; workers and driver must share the store"))
+        if status is not None:
+            self._states[ended.trial_id] = status
+            self._ran += 1
+            if self._on_result is not None:
+                self._on_result(ended.trial_id)
+            self._tell(Event("ended", planned, status, seconds))
+        elif ended.outcome == "stopped":
+            self._tell(Event("ended", planned, "stopped", seconds))
+            if not self._stopping and not self._flag.exists():
+                self._queue(planned).appendleft(planned)  # by a flag that is gone again
+
+    def _failed(self, planned: PlannedTrial, error: BaseException) -> str | None:
+        """Queues a killed trial again, or records why there will be no result."""
+        trial = planned.trial
+        if isinstance(error, WorkerKilled):
+            self._killed[trial.id] += 1
+            if self._killed[trial.id] <= KILLED_RETRIES:
+                self._queue(planned).appendleft(planned)
+                again = f"{error}; retry {self._killed[trial.id]} of {KILLED_RETRIES}"
+                self._tell(Event("retried", planned, message=again))
+                return None
+            text = f"{error}, {self._killed[trial.id]} times; its log is in the last attempt"
+            failure = Failure("killed", type(error).__name__, text)
+        else:
+            failure = Failure.of(error)
+        if not record_failure(trial, self._store, self._origin, failure):
+            status = self._status(planned)
+            if status is None:  # some other process runs it after all: wait for that one
+                self._queue(planned).appendleft(planned)
+            return status
+        return "failed"
+
+    def _release_training(self, planned: PlannedTrial) -> None:
+        training = planned.trial.training_id
+        if self._training.get(training) == planned.trial.id:
+            del self._training[training]
+            for waiting in reversed(self._waiting.pop(training, [])):
+                self._queue(waiting).appendleft(waiting)
+
+    def _abort(self, error: StoreError) -> None:
+        """Stops what runs, as far as the store lets us ask, then raises."""
+        self._stopping = True
+        try:
+            self._flag.touch()
+            while self._running:
+                for ended in self._executor.wait(WAIT_SECONDS):
+                    del self._running[ended.trial_id]
+        except OSError:  # the disk is gone for us too: the executor's closing ends them
+            pass
+        raise error
+
+    def _tell(self, event: Event) -> None:
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def _forget(self, planned: PlannedTrial) -> str | None:
+        """Makes a failed trial missing again, unless some other process has taken it."""
+        with self._store.trial_lock(planned.trial.id).hold(patience=1.0) as ours:
+            if ours and self._store.status(planned.trial.id) == "failed":
+                self._store.set_aside(planned.trial.id)
+        return self._status(planned)
+
+    def _status(self, planned: PlannedTrial) -> str | None:
+        status = self._store.status(planned.trial.id)
+        return None if status == "damaged" else status
+
+    def _queue(self, planned: PlannedTrial) -> deque[PlannedTrial]:
+        return self._queues.setdefault(planned.trial.experiment.resources, deque())
+
+    def _summary(self, seconds: float) -> Summary:
+        states = Counter(self._states.values())
+        states["missing"] = len(self._planned) - states.total()
+        return Summary(states, self._ran, seconds, self._stopping)
+
+
+def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
+    """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
+    return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]
+
+
+def _holder(path: "os.PathLike[str]") -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read(200).strip() or "another process"
+    except OSError:
+        return "another process"

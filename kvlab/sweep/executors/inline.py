@@ -1,0 +1,57 @@
+"""Runs trials one after the other in this process: no Ray, and a debugger works."""
+
+from collections.abc import Iterable
+
+from kvlab.errors import ResourceError
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.executor import Ended, Run
+from kvlab.sweep.executors.machine import cpu_count
+from kvlab.trial.trial import Trial
+
+
+class InlineExecutor:
+    """Holds one trial; `wait` is what runs it, in the calling thread."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._next: Trial | None = None
+
+    def describe(self) -> str:
+        return "this process, one trial at a time"
+
+    def check(self, requests: Iterable[ResourcesConfig]) -> None:
+        cores, devices = cpu_count(), None
+        for request in requests:
+            if request.cpus > cores:
+                text = f"resources.cpus = {request.cpus:g}, and this machine has {cores}"
+                raise ResourceError(f"{text}; lower it")
+            if request.gpus:
+                devices = _cuda_devices() if devices is None else devices
+                if request.gpus > devices:
+                    text = f"resources.gpus = {request.gpus:g}, and this machine has {devices}"
+                    raise ResourceError(f"{text}; lower it")
+
+    def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
+        return self._next is None
+
+    def start(self, trial: Trial) -> None:
+        assert self._next is None, "one trial at a time"
+        self._next = trial
+
+    def wait(self, seconds: float) -> list[Ended]:  # noqa: ARG002 (ends when the trial does)
+        if self._next is None:
+            return []
+        trial, self._next = self._next, None
+        try:
+            return [Ended(trial.id, outcome=self._run(trial))]
+        except Exception as error:
+            return [Ended(trial.id, error=error)]
+
+    def close(self, *, force: bool = False) -> None:  # noqa: ARG002 (nothing runs between waits)
+        self._next = None
+
+
+def _cuda_devices() -> int:
+    import torch  # only for trials that want a GPU, and those will need it here anyway
+
+    return torch.cuda.device_count()

@@ -1,0 +1,200 @@
+"""Runs trials as Ray tasks. The only module that imports ray.
+
+Without an address it starts a local cluster of its own, which ends with this process. Ray
+retries nothing: ``max_retries=0`` also keeps it from running a trial again after the host's
+memory ran out. Nothing is reported to anybody outside.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from kvlab.errors import ResourceError, StoreError
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.executor import Ended, Run, WorkerKilled
+from kvlab.sweep.executors.machine import cpu_count
+from kvlab.sweep.executors.reaper import Reaper
+from kvlab.trial.run import Outcome
+from kvlab.trial.trial import Trial
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
+import ray
+import ray.exceptions
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""Nearly the least that Ray takes: trials pass a configuration in and a word out."""
+
+_DEATHS = (
+    ray.exceptions.WorkerCrashedError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.LocalRayletDiedError,
+    ray.exceptions.ObjectLostError,
+)
+
+
+class RayExecutor:
+    """Trials as tasks of a Ray cluster.
+
+    Args:
+        run: the work; it travels to the workers once.
+        address: of a running cluster, such as ``auto`` or ``ray://host:10001``; None starts one.
+
+    Raises:
+        ResourceError: the cluster cannot be reached or started.
+    """
+
+    def __init__(self, run: Run, address: str | None = None):
+        self._address = address
+        self._reaper = Reaper() if address is None else None
+        self._quiet = contextlib.ExitStack()
+        self._quiet.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
+        try:
+            self._connect()
+        except Exception as error:
+            self.close(force=True)
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            where = f"address = {address}" if address else "a local Ray cluster"
+            text = f"{where} cannot be used: {first}"
+            raise ResourceError(f"{text}; check it, or use --executor inline") from error
+        machines = _machines()
+        self._cpus = sum(machine.get("CPU", 0.0) for machine in machines)
+        self._gpus = sum(machine.get("GPU", 0.0) for machine in machines)
+        self._free: list[float] = [self._cpus, self._gpus]
+        self._running: dict[Any, Trial] = {}
+
+        def kvlab_trial(trial: Trial) -> Outcome:
+            return run(trial)
+
+        # A worker that used a GPU ends with its trial: nothing of it stays in GPU memory.
+        self._on_cpu = ray.remote(max_retries=0)(kvlab_trial)
+        self._on_gpu = ray.remote(max_retries=0, num_gpus=1, max_calls=1)(kvlab_trial)
+
+    def describe(self) -> str:
+        where = f"Ray at {self._address}" if self._address else "a local Ray cluster"
+        gpus = f", {self._gpus:g} GPUs" if self._gpus else ""
+        return f"{where}, {self._cpus:g} CPUs{gpus}"
+
+    def check(self, requests: Iterable[ResourcesConfig]) -> None:
+        machines = _machines()
+        for request in requests:
+            for key, name, wanted in (
+                ("CPU", "cpus", request.cpus),
+                ("GPU", "gpus", request.gpus),
+            ):
+                most = max((machine.get(key, 0.0) for machine in machines), default=0.0)
+                if wanted > most:
+                    text = f"resources.{name} = {wanted:g}, and no machine here has more than"
+                    raise ResourceError(f"{text} {most:g}; lower it or use a larger cluster")
+
+    def has_room(self, resources: ResourcesConfig) -> bool:
+        # One cluster-wide sum: what does not fit one machine yet waits in Ray's own queue.
+        free_cpus, free_gpus = self._free
+        return resources.cpus <= free_cpus + 1e-6 and resources.gpus <= free_gpus + 1e-6
+
+    def start(self, trial: Trial) -> None:
+        resources = trial.experiment.resources
+        options: dict[str, Any] = {
+            "num_cpus": resources.cpus,
+            "num_gpus": resources.gpus,
+            "name": f"kvlab trial {trial.id}",
+        }
+        if self._gpus and not resources.gpus:  # Ray would show it every GPU of the machine
+            options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
+        task = self._on_gpu if resources.gpus else self._on_cpu
+        self._running[task.options(**options).remote(trial)] = trial
+        self._take(resources, 1)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        if not self._running:
+            return []
+        pending = list(self._running)
+        ready, _ = ray.wait(pending, num_returns=1, timeout=seconds)
+        if ready:
+            ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
+        return [self._ended(reference) for reference in ready]
+
+    def close(self, *, force: bool = False) -> None:
+        if force and self._address and ray.is_initialized():
+            for reference in self._running:
+                ray.cancel(reference, force=True)
+        if ray.is_initialized():
+            with contextlib.redirect_stdout(None):  # its last words, from this thread
+                ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.close()
+        self._quiet.close()
+
+    def _connect(self) -> None:
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if self._reaper is None:
+            ray.init(address=self._address, **quiet)
+            return
+        _set_token()
+        ray.init(
+            address="local",
+            num_cpus=cpu_count(),
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=self._reaper.folder,
+            **quiet,
+        )
+
+    def _ended(self, reference: Any) -> Ended:
+        trial = self._running.pop(reference)
+        self._take(trial.experiment.resources, -1)
+        try:
+            return Ended(trial.id, outcome=ray.get(reference))
+        except ray.exceptions.OutOfMemoryError:
+            text = "the machine's memory ran out, and Ray ended the trial"
+            return Ended(trial.id, error=MemoryError(f"{text}; run fewer at once, or smaller"))
+        except _DEATHS as error:
+            text = f"its process died ({type(error).__name__})"
+            return Ended(trial.id, error=WorkerKilled(text))
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(error.cause, StoreError) else error
+            return Ended(trial.id, error=cause)
+        except ray.exceptions.RayError as error:
+            return Ended(trial.id, error=error)
+
+    def _take(self, resources: ResourcesConfig, sign: int) -> None:
+        self._free[0] -= sign * resources.cpus
+        self._free[1] -= sign * resources.gpus
+
+
+class _WithoutRay:
+    """Standard output without what Ray's threads print over it: a dead worker is told once, by us.
+
+    Everybody else's output passes.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if threading.current_thread().name.startswith("ray_"):
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _machines() -> list[dict[str, float]]:
+    """What each living machine of the cluster offers."""
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return [node["Resources"] for node in nodes if node["Alive"]]
+
+
+def _set_token() -> None:
+    """Only this process and its workers may talk to the cluster.
+
+    A local cluster asks for a token, which Ray would keep in HOME: it may not be writable, and
+    the environment does as well. One token serves all clusters of this process.
+    """
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it says so

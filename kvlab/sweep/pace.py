@@ -1,0 +1,37 @@
+"""How long a sweep still takes, from the trials that have ended."""
+
+import time
+
+from kvlab.sweep.plan import PlannedTrial
+
+
+class Pace:
+    """Mean durations, apart for trials that train and trials that only measure."""
+
+    def __init__(self, missing: list[PlannedTrial]):
+        self._missing = {planned.trial.id: planned for planned in missing}
+        self._started: dict[str, float] = {}
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+
+    def started(self, planned: PlannedTrial) -> None:
+        self._started[planned.trial.id] = time.monotonic()
+
+    def ended(self, planned: PlannedTrial, seconds: float) -> None:
+        self._started.pop(planned.trial.id, None)
+        if self._missing.pop(planned.trial.id, None) is not None:
+            self._seconds[planned.trains].append(seconds)
+
+    def seconds_left(self) -> float | None:
+        """None until a first trial has ended."""
+        if not any(self._seconds.values()) or not self._missing:
+            return None
+        moment = time.monotonic()
+        work = 0.0
+        for trial_id, planned in list(self._missing.items()):
+            spent = moment - self._started.get(trial_id, moment)
+            work += max(0.0, self._mean(planned.trains) - spent)
+        return work / max(1, len(self._started))
+
+    def _mean(self, trains: bool) -> float:
+        durations = self._seconds[trains] or self._seconds[not trains]
+        return sum(durations) / len(durations)

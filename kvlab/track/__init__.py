@@ -1,0 +1,7 @@
+"""MLflow, a projection of the record. The only package that imports mlflow, and only when used."""
+
+from kvlab.track.connection import is_server, tracking_uri
+from kvlab.track.server import serve_ui
+from kvlab.track.tracker import Mirrored, Tracker
+
+__all__ = ["Mirrored", "Tracker", "is_server", "serve_ui", "tracking_uri"]

@@ -1,0 +1,119 @@
+"""The way to MLflow: its client, made once, quiet, and with errors that people can act on."""
+
+import logging
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlab.errors import StoreError, TrackingError
+from kvlab.files import write_atomic
+from kvlab.trial.lock import Lock
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "ERROR",
+    "GIT_PYTHON_REFRESH": "quiet",
+    # Else a server that is away is asked for four minutes.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+
+
+def tracking_uri(store: Path, uri: str | None) -> str:
+    """What was asked for, else MLFLOW_TRACKING_URI, else a database in the store."""
+    found = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return found or f"sqlite:///{store.absolute()}/mlflow.db"
+
+
+def is_server(uri: str) -> bool:
+    """Whether MLflow runs elsewhere and keeps artifacts itself."""
+    return uri.startswith(("http://", "https://"))
+
+
+def quiet() -> None:
+    """Settings for MLflow, before it is imported; what the environment says stays."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def connect(store: Path, uri: str) -> "MlflowClient":
+    """A client whose database is whole: made by one process, while others wait.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or its database cannot be opened.
+    """
+    quiet()
+    with explained(uri):
+        if is_server(uri):
+            return _opened(uri)
+        store.mkdir(parents=True, exist_ok=True)
+        with Lock(store / "mlflow.lock").hold():
+            return _opened(uri)
+
+
+def _opened(uri: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    quiet()  # importing it sets its loggers up
+    client = MlflowClient(tracking_uri=uri)
+    client.search_experiments(max_results=1)  # makes or upgrades the tables, or fails
+    return client
+
+
+def store_identity(store: Path) -> str:
+    """A random name of this store: of the runs on a shared server only these are ours."""
+    path = store / "tracking.id"
+    try:
+        if not path.exists():
+            with Lock(store / "mlflow.lock").hold():
+                if not path.exists():
+                    write_atomic(path, uuid.uuid4().hex + "\n")
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}; check its rights") from None
+
+
+@contextmanager
+def explained(uri: str) -> Iterator[None]:
+    """Turns whatever MLflow and what is below it raise into a `TrackingError`."""
+    try:
+        yield
+    except (TrackingError, StoreError):
+        raise
+    except Exception as error:
+        if not _is_theirs(error):
+            raise
+        reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
+        reason = reason if len(reason) <= 300 else reason[:300] + "..."
+        raise TrackingError(f"MLflow at {_shown(uri)}: {reason}; {_way_out(uri)}") from error
+
+
+def _is_theirs(error: BaseException) -> bool:
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return bool(
+        packages & {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "sqlite3"}
+    ) or (isinstance(error, OSError | ImportError))
+
+
+def _shown(uri: str) -> str:
+    """Without a password."""
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def _way_out(uri: str) -> str:
+    if is_server(uri):
+        return "start it or name another with --tracking-uri; `kvlab sync` catches up"
+    if uri.startswith("sqlite:"):
+        return "if the file is damaged, delete it: `kvlab sync` makes it again from the record"
+    return "use sqlite:///PATH, another database, or the http:// address of a server"

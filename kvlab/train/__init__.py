@@ -1,0 +1,7 @@
+"""Training: optimizer, schedule, loop, checkpoints."""
+
+from kvlab.train.loop import train
+from kvlab.train.record import TrainingRecord, load_training
+from kvlab.train.weights import load_weights
+
+__all__ = ["TrainingRecord", "load_training", "load_weights", "train"]

@@ -1,0 +1,183 @@
+"""Checkpoints of a running training: a folder each, written whole or not at all.
+
+    checkpoints/step-00000100/model.safetensors       parameters by name
+                              optimizer.safetensors   AdamW's state: exp_avg.<parameter>, ...
+                              state.json              where the run is, and the files' sha256
+
+A folder gets its name only once everything in it is on the disk. Should a disk lose bytes all
+the same, the sha256 tells, and the checkpoint before it is used.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kvlab.errors import StoreError
+from kvlab.files import read_json, write_json
+from kvlab.spec.experiment import Experiment
+from kvlab.train.record import Curve
+from kvlab.train.weights import copy_weights, read_tensors, sync, write_tensors
+
+KEEP = 2
+"""Checkpoints kept while training: the newest, and one to fall back on."""
+
+_FILES = ("model.safetensors", "optimizer.safetensors")
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class State:
+    """Where a training is, apart from tensors.
+
+    Attributes:
+        step: optimizer steps done. The batches, the schedule and all else follow from it.
+        seconds, timed_seconds, timed_steps: in all steps; in, and number of, those that count
+            for the rate.
+        pending: losses of the steps since the last point of the curve.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    timed_seconds: float = 0.0
+    timed_steps: int = 0
+    pending: list[float] = field(default_factory=list)
+    train_curve: Curve = field(default_factory=list)
+    validation_curve: Curve = field(default_factory=list)
+    resumed_from: list[int] = field(default_factory=list)
+
+
+def run_identity(experiment: Experiment, seed: int, train_tokens: int) -> str:
+    """sha256 of what makes two runs the same, so that one does not go on from another's state.
+
+    What is only spelled differently is equal: sharing counts as the owner map.
+    """
+    model = experiment.model.identity()
+    for key in ("kv_sharing", "attention_pattern"):
+        del model[key]
+    if experiment.model.position != "rope":
+        del model["rope_theta"]
+    facts = {
+        "model": model,
+        "owners": list(experiment.model.kv_owners),
+        "kinds": experiment.model.layer_kinds,
+        "training": experiment.training.identity(),
+        "seed": seed,
+        "train_tokens": train_tokens,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints of one training directory, which no other process uses meanwhile."""
+
+    def __init__(self, directory: Path, identity: str):
+        self._folder, self._identity = directory / "checkpoints", identity
+
+    def save(self, model: nn.Module, optimizer: Optimizer, state: State) -> None:
+        """Writes a checkpoint, then removes all but the newest `KEEP`.
+
+        Raises:
+            StoreError: the disk is full or gone; earlier checkpoints stay.
+        """
+        temporary = None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=".step-", dir=self._folder))
+            self._fill(temporary, model, optimizer, state)
+            place = self._folder / f"step-{state.step:08d}"
+            if place.exists():  # damaged, or we would have gone on from it
+                shutil.rmtree(place)
+            os.rename(temporary, place)
+            sync(self._folder)
+        except OSError as error:
+            text = f"{self._folder} cannot be written: {error.strerror}"
+            raise StoreError(f"{text}; free or repair the disk, run again") from None
+        finally:
+            if temporary is not None and temporary.exists():
+                shutil.rmtree(temporary, ignore_errors=True)
+        for old in list(self._newest_first())[KEEP:]:
+            shutil.rmtree(old)
+
+    def _fill(self, folder: Path, model: nn.Module, optimizer: Optimizer, state: State) -> None:
+        parameters = dict(model.named_parameters())
+        write_tensors(folder / _FILES[0], parameters)
+        write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters))
+        digests = {name: _digest(folder / name) for name in _FILES}
+        facts = {"schema": 1, "identity": self._identity, "sha256": digests}
+        write_json(folder / "state.json", {**facts, "state": asdict(state)})
+        sync(folder)
+
+    def resume(self, model: nn.Module, optimizer: Optimizer) -> State | None:
+        """Loads the newest whole checkpoint; None if there is none.
+
+        Raises:
+            StoreError: a checkpoint belongs to another training.
+        """
+        self._remove_leftovers()
+        for folder in self._newest_first():
+            try:
+                identity, state = self._checked(folder)
+                tensors = [read_tensors(folder / name) for name in _FILES]
+            except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
+                _log.warning("%s is damaged (%s); going on from the one before", folder, error)
+                continue
+            if identity != self._identity:
+                text = f"{folder} belongs to another training"
+                raise StoreError(f"{text}; remove {self._folder} or use another directory")
+            copy_weights(model, tensors[0], folder / _FILES[0])
+            _restore_optimizer(optimizer, dict(model.named_parameters()), tensors[1])
+            state.resumed_from.append(state.step)
+            return state
+        return None
+
+    def remove(self) -> None:
+        """Removes all of them."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _checked(self, folder: Path) -> tuple[str, State]:
+        found: dict[str, Any] = read_json(folder / "state.json")
+        for name in _FILES:
+            if _digest(folder / name) != found["sha256"][name]:
+                raise ValueError(f"{name} is not what was written")
+        return found["identity"], State(**found["state"])
+
+    def _newest_first(self) -> Iterator[Path]:
+        yield from sorted(self._folder.glob("step-*"), reverse=True)
+
+    def _remove_leftovers(self) -> None:
+        for folder in self._folder.glob(".step-*"):  # a kill while writing
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _optimizer_tensors(
+    optimizer: Optimizer, parameters: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    return {
+        f"{key}.{name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state[parameter].items()
+    }
+
+
+def _restore_optimizer(
+    optimizer: Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
+) -> None:
+    for full, tensor in tensors.items():
+        key, _, name = full.partition(".")
+        parameter = parameters[name]
+        optimizer.state[parameter][key] = tensor.clone().to(parameter.device)  # not the file
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,113 @@
+"""Fingerprints: sha256 of canonical JSON of what a trial computes, never of where or when.
+
+The training fingerprint names the weights, the trial fingerprint adds how they are served and
+measured. Settings that cannot change the computation are left out, and different spellings of
+one computation are made equal: sharing enters as the owner map, the attention pattern as one
+letter a layer, a tie as the slots and their writers.
+"""
+
+import hashlib
+import json
+import math
+from typing import Any
+
+from kvlab.layout import KVLayout
+from kvlab.spec.experiment import Experiment
+from kvlab.spec.model import ModelConfig
+from kvlab.spec.parts import EvaluationConfig
+
+TRAINING_VERSION = 1
+"""Goes up when the same training spec comes to compute something else."""
+
+MEASUREMENT_VERSION = 1
+"""Goes up when the same serving, evaluation or benchmark spec comes to measure something else."""
+
+
+def fingerprint(value: Any) -> str:
+    """64 hex digits of ``value``, equal on every machine and Python version.
+
+    Raises:
+        ValueError: part of it has no stable form (NaN, infinity, -0.0, a set, bytes, any
+            object); the text names the place.
+    """
+    _check(value, "value")
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def _check(value: Any, place: str) -> None:
+    # Exact types: a subclass, such as numpy.float64 or an enum, may print differently.
+    kind = type(value)
+    if kind is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise ValueError(f"{place} has the key {key!r}, which is not text; use text keys")
+            _check(item, f"{place}.{key}")
+    elif kind is list or kind is tuple:
+        for index, item in enumerate(value):
+            _check(item, f"{place}[{index}]")
+    elif kind is float:
+        if not math.isfinite(value) or (value == 0.0 and math.copysign(1.0, value) < 0):
+            raise ValueError(f"{place} = {value!r} cannot be fingerprinted; use a plain number")
+    elif value is not None and kind not in (str, int, bool):
+        text = f"{place} is a {kind.__name__}, which has no stable form"
+        raise ValueError(f"{text}; use numbers, text, lists and dicts")
+
+
+def training_identity(experiment: Experiment, data_identity: str, seed: int) -> dict[str, Any]:
+    """What the weights depend on, as plain data."""
+    return {
+        "version": TRAINING_VERSION,
+        "model": _model_identity(experiment.model),
+        "data": {**experiment.data.identity(), "text": data_identity},
+        "training": experiment.training.identity(),
+        "seed": seed,
+    }
+
+
+def training_fingerprint(experiment: Experiment, data_identity: str, seed: int) -> str:
+    """64 hex digits that name the weights. No training steps still names initial weights."""
+    return fingerprint(training_identity(experiment, data_identity, seed))
+
+
+def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
+    """What a result depends on; ``training`` is the training fingerprint."""
+    return {
+        "version": MEASUREMENT_VERSION,
+        "training": training,
+        "serving": _serving_identity(experiment),
+        "evaluation": _evaluation_identity(experiment.evaluation),
+        "benchmark": experiment.benchmark.identity(),
+    }
+
+
+def trial_fingerprint(experiment: Experiment, data_identity: str, seed: int) -> str:
+    """64 hex digits that name the result."""
+    training = training_fingerprint(experiment, data_identity, seed)
+    return fingerprint(trial_identity(experiment, training))
+
+
+def _model_identity(model: ModelConfig) -> dict[str, Any]:
+    data = model.identity()
+    del data["kv_sharing"], data["attention_pattern"]
+    if model.position != "rope":
+        del data["rope_theta"]
+    return {**data, "owners": list(model.kv_owners), "kinds": model.layer_kinds}
+
+
+def _serving_identity(experiment: Experiment) -> dict[str, Any]:
+    layout = KVLayout.of(experiment.model, experiment.serving)
+    data = experiment.serving.identity()
+    del data["tie"], data["tie_rule"]
+    return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}
+
+
+def _evaluation_identity(evaluation: EvaluationConfig) -> dict[str, Any]:
+    data = evaluation.identity()
+    items = evaluation.hellaswag_items
+    data["hellaswag"] = "all" if items is None else items
+    if evaluation.served:
+        data["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
+    else:
+        del data["served_tokens"]
+    return data

@@ -1,0 +1,93 @@
+"""Where a run came from: captured once in the driver, and carried to every worker.
+
+Workers cannot find it themselves: a version-control folder does not travel with the code.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvlab
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who asked for a trial.
+
+    Attributes:
+        commit: of the kvlab that runs, None outside a checkout.
+        dirty: whether tracked files differ from it.
+        command: as typed, without absolute paths.
+        stop_flag: path of the file whose presence asks the trial to stop.
+    """
+
+    commit: str | None = None
+    dirty: bool | None = None
+    command: str = ""
+    stop_flag: str | None = None
+
+
+def capture_origin(command: str = "", stop_flag: str | Path | None = None) -> Origin:
+    """The origin of trials started by this process."""
+    commit, dirty = code_version(Path(kvlab.__file__).parent)
+    return Origin(commit, dirty, command, None if stop_flag is None else str(stop_flag))
+
+
+def code_version(package: Path) -> tuple[str | None, bool | None]:
+    """Commit and dirty flag of the checkout that tracks ``package``; (None, None) if none does.
+
+    An installed package may lie inside some other project's checkout, as in its virtual
+    environment: that project's commit says nothing about this code.
+    """
+    status = _git(package, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    if status is None or _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    lines = status.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
+    return commit, any(not line.startswith("#") for line in lines)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def neutral_command(arguments: Sequence[str]) -> str:
+    """``kvlab`` and its arguments, absolute paths as seen from the working folder or by name."""
+    return " ".join(["kvlab", *map(_neutral_argument, arguments)])
+
+
+def _neutral_argument(argument: str) -> str:
+    option, equals, value = argument.rpartition("=")
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    inside = path.is_relative_to(Path.cwd())
+    return f"{option}{equals}{path.relative_to(Path.cwd()) if inside else path.name}"
+
+
+def neutral_text(text: str) -> str:
+    """``text`` without this machine's folders, for tracebacks and messages that are kept."""
+    places = {
+        os.path.dirname(os.path.dirname(os.path.abspath(kvlab.__file__))): "",
+        os.path.join(sys.prefix, "lib"): "",
+        os.path.join(sys.base_prefix, "lib"): "",
+        os.path.expanduser("~"): "~/",
+    }
+    for place in sorted(places, key=len, reverse=True):
+        if len(place) > 1:
+            text = text.replace(place + os.sep, places[place])
+    return text

@@ -1,0 +1,93 @@
+"""`result.json`: the document that reports and MLflow are made from."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from kvlab.errors import MeasurementError
+from kvlab.layout import KVLayout, parameter_count, training_flops
+from kvlab.spec.experiment import Experiment
+from kvlab.trial.failure import Failure
+from kvlab.trial.metrics import METRICS
+from kvlab.trial.provenance import DataProvenance, Machine
+from kvlab.trial.trial import Trial
+
+MODEL_DTYPE = "float32"
+"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the stages of a trial found.
+
+    Attributes:
+        measurements: numbers by the names of `kvlab.trial.metrics`.
+        curves: ``train_loss`` and ``validation_loss``, each ``[[step, tokens, loss], ...]``.
+        training_record: steps, tokens, seconds and so on of the training.
+        items: HellaSwag, item by item.
+    """
+
+    measurements: dict[str, float | int]
+    curves: dict[str, list[list[float]]]
+    training_record: dict[str, Any]
+    machine: Machine
+    data: DataProvenance
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, value in self.measurements.items():
+            if name not in METRICS:
+                raise MeasurementError(f"{name} is measured but stands in no table of metrics")
+            if not math.isfinite(value):
+                raise MeasurementError(f"{name} = {value} is not a number that can be compared")
+
+
+def result_document(
+    trial: Trial,
+    status: Literal["done", "failed", "diverged"],
+    provenance: dict[str, Any],
+    *,
+    measured: Measured | None = None,
+    failure: Failure | None = None,
+) -> dict[str, Any]:
+    """A complete result: measured, or failed with an error."""
+    assert (measured is None) == (status != "done"), "exactly the done trials are measured"
+    return {
+        "trial": trial.id,
+        "training": trial.training_id,
+        "status": status,
+        "seed": trial.seed,
+        "experiment": experiment_facts(trial.experiment),
+        "kv": kv_facts(trial.experiment),
+        "model": {
+            "parameters": parameter_count(trial.experiment.model),
+            "training_flops": training_flops(trial.experiment),
+        },
+        "measurements": measured.measurements if measured else {},
+        "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
+        "training_record": measured.training_record if measured else None,
+        "error": failure.as_dict() if failure else None,
+        "provenance": provenance,
+    }
+
+
+def experiment_facts(experiment: Experiment) -> dict[str, Any]:
+    """The configuration as plain data; of absolute paths only the last name, see provenance."""
+    facts = experiment.model_dump(mode="json")
+    facts["data"]["paths"] = [
+        Path(path).name if Path(path).is_absolute() else path for path in experiment.data.paths
+    ]
+    return facts
+
+
+def kv_facts(experiment: Experiment) -> dict[str, Any]:
+    """Who caches what, and the bytes of it for one sequence."""
+    layout = KVLayout.of(experiment.model, experiment.serving)
+    block = experiment.model.block_size
+    return {
+        "owners": list(layout.owners),
+        "kinds": layout.kinds,
+        "bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
+        "bytes_at_block_size": layout.stored_bytes(1, block, MODEL_DTYPE),
+    }

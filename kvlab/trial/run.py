@@ -1,0 +1,232 @@
+"""`run_trial`: the one street from a trial to its result, on a worker or in this process."""
+
+import errno
+import os
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+from kvlab.errors import Diverged, Stopped, StoreError
+from kvlab.files import write_json
+from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
+from kvlab.trial.failure import Failure
+from kvlab.trial.fingerprint import training_identity
+from kvlab.trial.origin import Origin
+from kvlab.trial.progress import OnProgress, Report, Update
+from kvlab.trial.provenance import now, provenance
+from kvlab.trial.record import Store
+from kvlab.trial.result import Measured, experiment_facts, result_document
+from kvlab.trial.stage import MakeStages, ReportProgress, Stages
+from kvlab.trial.trial import Trial
+
+Outcome = Literal["done", "failed", "diverged", "stopped"]
+
+STOP_CHECK_SECONDS = 0.2
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def run_trial(
+    trial: Trial,
+    store: str | Path,
+    on_progress: OnProgress | None = None,
+    *,
+    origin: Origin | None = None,
+    make_stages: MakeStages | None = None,
+    capture_output: bool = False,
+) -> Outcome:
+    """Runs one trial to its end, or does nothing if it has ended before.
+
+    Training is skipped where its weights exist and goes on from the last checkpoint where it
+    was interrupted. A failure of the trial itself is recorded, never raised. If another process
+    runs this trial or its training now, this one waits for it.
+
+    Args:
+        trial: what to run.
+        store: path of the store.
+        on_progress: gets the stages' updates, at most about twice a second.
+        origin: who asked; its stop flag is obeyed at the next step.
+        make_stages: the work; default training and measurement with torch.
+        capture_output: send what this process prints to the attempt's log.
+
+    Returns:
+        How it ended. ``stopped`` leaves no result: run again, the trial goes on.
+
+    Raises:
+        StoreError: nothing can be recorded, as when the disk is full.
+    """
+    origin = origin or Origin()
+    run = _Run(trial, Store(store), origin, make_stages or _torch_stages, on_progress)
+    try:
+        return run.locked(capture_output)
+    except Stopped:
+        return "stopped"
+
+
+def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure) -> bool:
+    """Ends a trial that cannot do so itself, such as one whose process is killed again and again.
+
+    Returns:
+        Whether it was recorded: not if some process still runs it, or it has ended after all.
+    """
+    with store.trial_lock(trial.id).hold(patience=5.0) as ours:
+        if not ours or store.status(trial.id) not in (None, "damaged"):
+            return False
+        facts = provenance(origin, started=now(), attempts=len(store.attempts(trial.id)))
+        store.write_result(result_document(trial, "failed", facts, failure=failure))
+        return True
+
+
+class _Run:
+    """One call of `run_trial`."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        store: Store,
+        origin: Origin,
+        make_stages: MakeStages,
+        on_progress: OnProgress | None,
+    ):
+        self.trial, self.store, self.origin = trial, store, origin
+        self.make_stages, self.on_progress = make_stages, on_progress
+        self.should_stop = _stop_check(origin.stop_flag)
+
+    def locked(self, capture_output: bool) -> Outcome:
+        """Everything, under the trial's lock."""
+        with self.store.trial_lock(self.trial.id).hold(on_wait=self.check_stop):
+            ended = self.store.status(self.trial.id)
+            if ended == "damaged":
+                self.store.set_aside(self.trial.id)
+            elif ended is not None:
+                return ended
+            self.check_stop()
+            progress = self.store.trial_directory(self.trial.id) / "progress.json"
+            attempt = self.begin()
+            try:
+                with ExitStack() as stack:
+                    stack.enter_context(logged_warnings(attempt))
+                    if capture_output:
+                        stack.enter_context(captured_output(attempt.log_path))
+                    return self.attempt(attempt, Report(progress, attempt.log, self.on_progress))
+            finally:
+                progress.unlink(missing_ok=True)
+
+    def begin(self) -> Attempt:
+        trial = self.trial
+        facts = {
+            "trial": trial.id,
+            "training": trial.training_id,
+            "seed": trial.seed,
+            "data_identity": trial.data_identity,
+            "experiment": experiment_facts(trial.experiment),
+        }
+        self.store.write_trial(trial.id, facts)
+        attempt = Attempt(self.store, trial.id)
+        attempt.log(f"attempt {attempt.number} at trial {trial.id}, training {trial.training_id}")
+        return attempt
+
+    def attempt(self, attempt: Attempt, report: Report) -> Outcome:
+        """Both stages; whatever ends them is recorded, except a stop and a broken store."""
+        try:
+            measured = self.stages(report)
+        except Stopped:
+            attempt.log("stopped; it goes on from its last checkpoint when submitted again")
+            raise
+        except StoreError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                text = f"{self.store.path} cannot be written: {error.strerror}"
+                raise StoreError(f"{text}; free or repair the disk, submit again") from None
+            return self.fail(attempt, error)
+        self.store.write_items(self.trial.id, measured.items)
+        facts = provenance(
+            self.origin,
+            started=attempt.started,
+            attempts=attempt.number,
+            machine=measured.machine,
+            data=measured.data,
+        )
+        self.store.write_result(result_document(self.trial, "done", facts, measured=measured))
+        attempt.log("done")
+        return "done"
+
+    def fail(self, attempt: Attempt, error: Exception) -> Outcome:
+        trace = attempt.write_traceback(traceback.format_exc())
+        failure = Failure.of(error, trace)
+        status: Literal["failed", "diverged"] = (
+            "diverged" if failure.kind == "diverged" else "failed"
+        )
+        facts = provenance(self.origin, started=attempt.started, attempts=attempt.number)
+        self.store.write_result(result_document(self.trial, status, facts, failure=failure))
+        attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
+        return status
+
+    def stages(self, report: Report) -> Measured:
+        stages = self.make_stages(self.trial, self.stoppable(report))
+        directory = self.store.training_directory(self.trial.training_id)
+        self.train(stages, directory, report)
+        self.check_stop()
+        return stages.measure(directory)
+
+    def train(self, stages: Stages, directory: Path, report: Report) -> None:
+        """The training stage, by one process at a time; the others wait and find it done."""
+        training = self.trial.training_id
+
+        def waiting() -> None:
+            self.check_stop()
+            report({"stage": "waiting", "note": "its training runs in another trial"})
+
+        with self.store.training_lock(training).hold(on_wait=waiting):
+            if self.store.training_done(training):
+                return
+            message = self.store.divergence(training)
+            if message is not None:
+                raise Diverged(message)
+            if not (directory / "config.json").exists():
+                trial = self.trial
+                identity = training_identity(trial.experiment, trial.data_identity, trial.seed)
+                write_json(directory / "config.json", identity)
+            try:
+                stages.train(directory, self.should_stop)
+            except Diverged as error:
+                self.store.write_divergence(training, str(error))
+                raise
+
+    def stoppable(self, report: Report) -> ReportProgress:
+        """Training checks for a stop itself, to write a checkpoint; other stages stop here."""
+
+        def update(state: Update) -> None:
+            report(state)
+            if state.get("stage") != "training":
+                self.check_stop()
+
+        return update
+
+    def check_stop(self) -> None:
+        if self.should_stop():
+            raise Stopped("asked to stop")
+
+
+def _stop_check(flag: str | None) -> Callable[[], bool]:
+    """Whether the flag file is there, looked up a few times a second at most."""
+    checked = float("-inf")
+    found = False
+
+    def check() -> bool:
+        nonlocal checked, found
+        if flag is not None and not found and time.monotonic() - checked > STOP_CHECK_SECONDS:
+            checked = time.monotonic()
+            found = os.path.exists(flag)
+        return found
+
+    return check
+
+
+def _torch_stages(trial: Trial, report: ReportProgress) -> Stages:
+    from kvlab.trial.stages import TorchStages
+
+    return TorchStages(trial, report)

@@ -1,0 +1,106 @@
+"""Training and measurement of one trial: kvlab's parts put together. Imports torch."""
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvlab.benchmark import benchmark
+from kvlab.data import identity, prepare
+from kvlab.errors import DataError, ResourceError
+from kvlab.evaluate import evaluate
+from kvlab.model import GPT
+from kvlab.train import load_training, load_weights, train
+from kvlab.trial.progress import Update
+from kvlab.trial.provenance import DataProvenance, Machine, processor_name
+from kvlab.trial.result import Measured
+from kvlab.trial.trial import Trial
+
+
+class TorchStages:
+    """The stages of one trial on this machine.
+
+    Raises:
+        ResourceError: the trial wants a GPU and there is none.
+        DataError: the text here is not the text that was planned.
+    """
+
+    def __init__(self, trial: Trial, report: Callable[[Update], None]):
+        self._trial, self._report = trial, report
+        self._experiment = trial.experiment
+        self._device, self._machine = _set_up(trial)
+        report({"stage": "data"})
+        self._dataset = prepare(
+            self._experiment.data, lambda note: report({"stage": "data", "note": note})
+        )
+        found = identity(self._experiment.data)
+        if found != trial.data_identity:
+            text = f"the text of data.source = {self._experiment.data.source} is not what was"
+            raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
+
+    def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
+        train(
+            self._model(),
+            self._dataset,
+            self._experiment,
+            seed=self._trial.seed,
+            directory=directory,
+            device=self._device,
+            on_progress=self._report,
+            should_stop=should_stop,
+        )
+
+    def measure(self, directory: Path) -> Measured:
+        training = load_training(directory)
+        assert training is not None, "measured only after training"
+        model = self._model()
+        load_weights(model, directory)
+        model.eval()
+        evaluation = evaluate(
+            model,
+            self._dataset,
+            self._experiment,
+            device=self._device,
+            on_progress=self._report,
+        )
+        speed = benchmark(model, self._experiment, device=self._device, on_progress=self._report)
+        measurements = {**evaluation.measurements, **speed}
+        record: dict[str, Any] = asdict(training)
+        if record["steps"]:
+            measurements["training_tokens_per_second"] = record["tokens_per_second"]
+        curves = {
+            "train_loss": record.pop("train_curve"),
+            "validation_loss": record.pop("validation_curve"),
+        }
+        data = DataProvenance(
+            identity=self._trial.data_identity,
+            digest=self._dataset.digest,
+            licence=self._dataset.licence,
+            tokenizer=self._dataset.tokenizer,
+        )
+        return Measured(measurements, curves, record, self._machine, data, evaluation.items)
+
+    def _model(self) -> GPT:
+        return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
+
+
+def _set_up(trial: Trial) -> tuple[str, Machine]:
+    """Seeds, threads and device of this process, from the trial's resources."""
+    resources = trial.experiment.resources
+    random.seed(trial.seed)
+    np.random.seed(trial.seed)
+    torch.manual_seed(trial.seed)
+    threads = max(1, int(resources.cpus))
+    torch.set_num_threads(threads)
+    if resources.gpus == 0:
+        return "cpu", Machine(processor_name(), threads)
+    if not torch.cuda.is_available():
+        text = f"resources.gpus = {resources.gpus:g}, and no CUDA device is visible here"
+        raise ResourceError(f"{text}; set it to 0 or run where there is one")
+    if resources.gpus < 1:  # fractions schedule, they do not limit by themselves
+        torch.cuda.set_per_process_memory_fraction(resources.gpus)
+    return "cuda", Machine(torch.cuda.get_device_name(), threads)

@@ -1,0 +1,119 @@
+import time
+
+import pytest
+import torch
+
+from kvlab.benchmark import benchmark
+from kvlab.benchmark.decode import Decoder
+from kvlab.benchmark.timing import Clock
+from kvlab.errors import Stopped
+from kvlab.model import GPT
+from kvlab.spec import BenchmarkConfig, Experiment, ServingConfig
+from kvlab.trial.metrics import METRICS
+
+MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
+
+
+def experiment(**settings):
+    return Experiment(
+        name="small",
+        model=MODEL,
+        data={"tokenizer": "bytes"},
+        benchmark={"prompt_tokens": 480, "new_tokens": 32, "repeats": 2, **settings},
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_all_of_it_under_the_known_names():
+    of = experiment(batch_sizes=[1, 4])
+    updates = []
+    found = benchmark(GPT(of.model), of, on_progress=updates.append)
+    assert set(found) < set(METRICS)
+    assert len(found) == 10
+    assert all(value > 0 for value in found.values())
+    assert {update["stage"] for update in updates} == {"benchmark"}
+    # orders of magnitude that hold on any machine: 512 tokens again, or one
+    assert found["tpot_ms_uncached_p50"] > 3 * found["tpot_ms_p50"]
+    assert found["tpot_ms_p50"] <= found["tpot_ms_p95"]
+    assert found["tokens_per_second"] > 1.2 * 1000 / found["tpot_ms_p95"], "four rows at once"
+
+
+def test_an_independent_stopwatch_agrees():
+    of = experiment()
+    model = GPT(of.model)
+    found = benchmark(model, of)
+    text = torch.randint(0, 257, (1, 480))
+    seconds, first = [], []
+    with torch.inference_mode():
+        for _ in range(3):
+            cache = model.new_cache(1, 512)
+            began = time.perf_counter()
+            token = model(text, cache=cache)[:, -1:].argmax(-1)
+            first.append(time.perf_counter() - began)
+            for _ in range(32):
+                began = time.perf_counter()
+                token = model(token, cache=cache).argmax(-1)
+                seconds.append(time.perf_counter() - began)
+    # a factor of two: this machine may be busy with something else meanwhile
+    assert 0.5 < found["tpot_ms_p50"] / (sorted(seconds)[48] * 1000) < 2
+    assert 0.5 < found["ttft_ms"] / (sorted(first)[1] * 1000) < 2
+
+
+def test_decoding_fills_the_cache_to_its_last_token():
+    of = experiment(prompt_tokens=5, new_tokens=3)
+    decoder = Decoder(GPT(of.model), ServingConfig(), of.benchmark)
+    cache = decoder.new_cache(2)
+    for _ in range(2):
+        timing = decoder.decode(2, cache)
+        assert len(timing.steps) == 3
+        assert cache.length == cache.max_length == 8
+
+
+def test_one_new_token_is_enough():
+    of = experiment(prompt_tokens=1, new_tokens=1, batch_sizes=[3], repeats=1)
+    assert benchmark(GPT(of.model), of)["tokens_per_second"] > 0
+
+
+def test_a_tied_and_coarse_cache_is_what_is_timed():
+    of = experiment(prompt_tokens=8, new_tokens=2)
+    serving = ServingConfig(tie="adjacent:2", kv_dtype="int8")
+    decoder = Decoder(GPT(of.model), serving, BenchmarkConfig(prompt_tokens=8, new_tokens=2))
+    assert decoder.new_cache(1).nbytes == 2 * 10 * 2 * 4 * (32 + 2)
+
+
+def test_what_the_listener_raises_ends_it():
+    def stop(update):
+        raise Stopped(update["note"])
+
+    of = experiment()
+    with pytest.raises(Stopped, match="speed"):
+        benchmark(GPT(of.model), of, on_progress=stop)
+
+
+def test_the_clock_measures_between_marks():
+    clock = Clock(torch.device("cpu"))
+    for pause in (0.0, 0.02, 0.05):
+        time.sleep(pause)
+        clock.mark()
+    first, second = clock.intervals()
+    assert 0.02 <= first < 0.05 <= second < 0.5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_on_cuda_the_clock_waits_for_the_work():
+    a = torch.randn(4096, 4096, device="cuda")
+    a @ a
+    clock = Clock(a.device)
+    clock.mark()
+    for _ in range(20):
+        a @ a
+    clock.mark()
+    assert clock.intervals()[0] > 20 * 2 * 4096**3 / 1e15, "faster than any device"

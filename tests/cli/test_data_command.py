@@ -1,0 +1,119 @@
+"""`kvlab data`: what it prints, what it refuses, its exit codes."""
+
+import json
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.data import prepare
+from kvlab.spec import DataConfig, load_experiment
+from tests.data.writing import stories, write_jsonl
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path, monkeypatch):
+    folder = tmp_path / "kvlab-data"
+    monkeypatch.setenv("KVLAB_DATA", str(folder))
+    return folder
+
+
+def run(capsys, *words):
+    try:
+        code = main(["data", *map(str, words)])
+    except SystemExit as stop:  # argparse's own refusals
+        code = stop.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def text(tmp_path):
+    return write_jsonl(tmp_path / "text" / "a.jsonl", stories(100))
+
+
+@pytest.fixture
+def experiment(text):
+    lines = [
+        "name: tiny",
+        "model: {vocab_size: 300, block_size: 32, n_layer: 1, n_head: 1, n_embd: 8}",
+        f"data: {{source: files, paths: [{text.name}], tokenizer: bytes}}",
+        "benchmark: {prompt_tokens: 4, new_tokens: 4}",
+    ]
+    path = text.parent / "tiny.yaml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_prepare_a_source_then_list_then_verify(capsys, text):
+    words = ["--paths", text, "--tokenizer", "gpt2:300", "--validation-fraction", "0.2", "--json"]
+    code, out, _ = run(capsys, "prepare", "files", *words)
+    made = json.loads(out)
+    assert code == 0
+    counts = [made["splits"][split]["documents"] for split in ("train", "validation")]
+    assert sum(counts) == 100
+    code, out, _ = run(capsys, "list", "--json")
+    assert (code, json.loads(out)["datasets"]) == (0, [made])
+    code, out, _ = run(capsys, "list")
+    assert made["identity"][:16] in out
+    code, out, _ = run(capsys, "verify", "--json")
+    assert (code, json.loads(out)) == (0, {"checked": 1, "problems": []})
+
+
+def test_prepare_an_experiment_is_what_its_trials_will_find(capsys, experiment):
+    code, out, _ = run(capsys, "prepare", experiment, "--max-bytes", "3e4")
+    assert code == 0
+    data = load_experiment(experiment, {"data.max_bytes": 30_000}).data
+    assert prepare(data).digest in out
+
+
+def test_max_bytes_may_be_written_as_a_float(capsys, text):
+    words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3"]
+    _, out, _ = run(capsys, "prepare", "files", *words, "--max-bytes", "2e4", "--json")
+    data = DataConfig(source="files", paths=(str(text),), tokenizer="bytes",
+                      validation_fraction=0.3, max_bytes=20_000)  # fmt: skip
+    assert json.loads(out)["digest"] == prepare(data).digest
+
+
+def test_verify_finds_a_changed_byte(capsys, text):
+    _, out, _ = run(capsys, "prepare", "files", "--paths", text, "--json",
+                    "--validation-fraction", "0.2")  # fmt: skip
+    path = f"{json.loads(out)['folder']}/train.bin"
+    with open(path, "r+b") as file:
+        file.write(b"\xff")
+    code, out, _ = run(capsys, "verify")
+    assert code == 1
+    assert path in out
+
+
+def test_the_json_of_an_empty_folder(capsys, data_home):
+    code, out, _ = run(capsys, "list", "--json")
+    expected = {"folder": str(data_home), "datasets": [], "hellaswag": None}
+    assert (code, json.loads(out)) == (0, expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["prepare", "docstring"], 2, "did you mean docstrings?"),
+        (["prepare", "nothing"], 2, "sources: docstrings, files"),
+        (["prepare", "files"], 2, "data.paths"),
+        (["prepare", "docstrings", "--tokenizer", "gpt4"], 2, "tokenizer = gpt4"),
+        (["prepare", "docstrings", "--tokenizer", "gpt2:7"], 2, "256 to 50256"),
+        (["prepare", "docstrings", "--max-bytes", "0"], 2, "max_bytes = 0"),
+        (["prepare", "docstrings", "--max-bytes", "many"], 2, "max_bytes = many"),
+        (["prepare", "docstrings", "--validation-fraction", "1"], 2, "validation_fraction = 1"),
+        (["prepare", "docstrings", "--paths", "x"], 2, "paths"),
+        (["prepare", "docstrings", "--workers", "0"], 2, "0 is not"),
+        (["prepare", "missing.yaml"], 2, "missing.yaml"),
+        (["prepare", "files", "--paths", "/no/such/text"], 1, "/no/such/text does not exist"),
+        (["get", "hellaswag", "--file", "/no/such/file"], 1, "/no/such/file"),
+        (["get", "piqa"], 2, "piqa"),
+        ([], 2, "ACTION"),
+    ],
+)
+def test_refusals(capsys, data_home, words, code, message):
+    found, out, err = run(capsys, *words)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert not list(data_home.glob("**/*.bin"))

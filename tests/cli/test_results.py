@@ -1,0 +1,125 @@
+"""`kvlab report`, `sync`, `ui` and `compare`, as a person calls them."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from kvlab.cli.main import main
+from tests.report.factory import Record
+
+SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Record(factors=SMALL, seeds=(0, 1)).write(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.mark.usefixtures("store")
+def test_report_prints_where_it_is(capsys):
+    assert main(["report", "made"]) == 0
+    assert capsys.readouterr().out == "reports/made/report.html\nreports/made/report.md\n"
+    assert main(["report", "made", "--out", "other", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["report"] == "other/made"
+    assert "figures/pareto.svg" in facts["files"]
+
+
+@pytest.mark.usefixtures("store")
+def test_report_of_an_unknown_sweep(capsys):
+    assert main(["report", "nosuch"]) == 2
+    message = capsys.readouterr().err
+    assert "sweep = nosuch" in message
+    assert "made" in message
+    assert message.count("\n") == 1
+    assert main(["report", "../../x"]) == 2
+
+
+def test_sync_twice(store, capsys):
+    assert main(["sync", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first == [{"sweep": "made", "written": 8, "unchanged": 0, "deleted": 0}]
+    assert main(["sync", "made"]) == 0
+    assert capsys.readouterr().out == "made: 0 written, 8 unchanged, 0 deleted\n"
+    assert (store / "mlflow.db").exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_sync_says_what_is_wrong_without_a_traceback(capsys, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    assert main(["sync", "--tracking-uri", "http://127.0.0.1:9"]) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "--tracking-uri" in message
+    assert main(["sync", "nosuch"]) == 2
+
+
+def test_sync_is_quiet(store):
+    done = subprocess.run(
+        [sys.executable, "-m", "kvlab.cli.main", "sync", "--no-report"],
+        capture_output=True, text=True, env={**os.environ, "HOME": str(store.parent)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "made: 8 written, 0 unchanged, 0 deleted\n"
+
+
+@pytest.mark.usefixtures("store")
+def test_ui_refuses_what_it_cannot_do(tmp_path, capsys):
+    assert main(["ui", "--store", str(tmp_path / "empty")]) == 2
+    assert "no sweep yet" in capsys.readouterr().err
+    assert not (tmp_path / "empty").exists()
+    assert main(["ui", "--port", "70000"]) == 2
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["ui", "--port", str(port)]) == 2
+        assert f"--port = {port}" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("store")
+def test_compare_a_sweep_with_itself(capsys):
+    assert main(["compare", "made", "made", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["warnings"] == []
+    assert [cell["difference"] for cell in found["cells"]] == [0.0] * 4
+    assert not any(one["changed"] for one in found["conclusions"])
+
+
+@pytest.mark.usefixtures("store")
+def test_compare_finds_what_changed_and_warns(tmp_path, capsys):
+    class Later(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            found["provenance"]["commit"] = "f" * 40
+            found["provenance"]["data"]["digest"] = "a" * 64
+            return found
+
+        def training(self, levels, seed):
+            return super().training(levels, seed)[::-1]
+
+    Later(factors=SMALL, seeds=(0, 1, 2), effects={"mqa": -0.1}).write(tmp_path / "later")
+    assert main(["compare", "made", "made", "--store-b", "later"]) == 0
+    text = capsys.readouterr().out
+    assert "warning: code (commit) differ" in text
+    assert "warning: data differ" in text
+    line = next(line for line in text.splitlines() if line.startswith("heads=mqa"))
+    assert line.endswith("worse   better  CHANGED")
+    assert "1 of 2 conclusions differ" in text
+
+
+@pytest.mark.usefixtures("store")
+def test_reports_need_neither_torch_nor_ray_nor_mlflow():
+    code = (
+        "import sys; from kvlab.cli.main import main; main(['report', 'made']);"
+        "print(sorted({'torch', 'ray', 'mlflow', 'optuna', 'pandas'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -1,0 +1,10 @@
+"""Every test here has a data folder of its own."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def data_home(tmp_path, monkeypatch):
+    folder = tmp_path / "kvlab-data"
+    monkeypatch.setenv("KVLAB_DATA", str(folder))
+    return folder

@@ -1,0 +1,100 @@
+"""`docstrings`: found exactly, in an order that is fair from the start."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from kvlab.data.folder import silent
+from kvlab.data.sources import SOURCES
+from kvlab.data.sources.docstrings import MIN_CHARACTERS, docstrings, is_prose
+from kvlab.spec import DataConfig
+from tests.contracts.source_contract import SourceContract
+
+PROSE = "This sentence is plain prose and says what a thing is for. " * 5
+TABLE = "=== ==== ====\n 1.0  2.0  3.0\n" * 20
+
+
+class TestDocstringsContract(SourceContract):
+    @pytest.fixture
+    def source(self):
+        return SOURCES["docstrings"]
+
+    @pytest.fixture
+    def data(self):
+        return DataConfig(source="docstrings")
+
+
+def test_modules_classes_functions_and_what_is_inside_them():
+    names = ["module", "class", "method", "async", "nested", "in if", "in else", "in except"]
+    docs = {name: f'"""{name}. {PROSE}"""' for name in names}
+    source = f"""{docs["module"]}
+class A:
+    {docs["class"]}
+    def f(self):
+        {docs["method"]}
+async def g():
+    {docs["async"]}
+    def h():
+        {docs["nested"]}
+if 1:
+    def i():
+        {docs["in if"]}
+else:
+    try:
+        pass
+    except E:
+        def k():
+            {docs["in except"]}
+    def j():
+        {docs["in else"]}
+"""
+    found = {text.split(".")[0] for text in docstrings(source.encode())}
+    assert found == set(names)
+
+
+def test_short_ones_tables_and_other_strings_are_left_out():
+    source = f'def f():\n    """Short."""\n    x = """{PROSE}"""\ndef g():\n    """{TABLE}"""\n'
+    assert list(docstrings(source.encode())) == []
+
+
+def test_indentation_is_taken_off():
+    source = f'def f():\n    """\n    {PROSE}\n\n        deeper\n    """\n'
+    assert list(docstrings(source.encode())) == [f"{PROSE}\n\n    deeper"]
+
+
+def test_what_this_python_cannot_parse_has_none():
+    assert list(docstrings(f'def f(:\n    """{PROSE}"""'.encode())) == []
+    assert list(docstrings(b'\x00"""' + PROSE.encode() + b'"""')) == []
+
+
+@pytest.mark.parametrize(
+    "module", ["numpy.lib._function_base_impl", "scipy.stats._continuous_distns"]
+)
+def test_a_real_file_against_the_standard_library(module):
+    import numpy
+    import scipy
+
+    root = Path({"numpy": numpy, "scipy": scipy}[module.split(".")[0]].__file__).parent.parent
+    raw = (root / (module.replace(".", "/") + ".py")).read_bytes()
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(raw)) if isinstance(node, kinds)]
+    expected = {text for node in nodes if (text := ast.get_docstring(node)) and is_prose(text)}
+    assert len(expected) > 20
+    assert set(docstrings(raw)) == expected
+
+
+def test_the_first_units_hold_files_of_many_packages():
+    source = SOURCES["docstrings"]
+    units = source.units(DataConfig(), silent)
+    paths = [path for _, unit in zip(range(8), units, strict=False) for path in unit["paths"]]
+    packages = {path.split("site-packages/")[-1].split("/")[0] for path in paths}
+    assert len(packages) >= 8
+    assert not any("/tests/" in path for path in paths)
+
+
+def test_a_unit_holds_prose():
+    source = SOURCES["docstrings"]
+    texts = list(source.read(next(source.units(DataConfig(), silent))))
+    assert min(map(len, texts)) >= MIN_CHARACTERS
+    assert sum(" the " in text for text in texts) > len(texts) / 2

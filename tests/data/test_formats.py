@@ -1,0 +1,133 @@
+"""Documents out of files, whatever wrote them; damaged files are refused with the place."""
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from kvlab.data import formats
+from kvlab.data.formats import divide, read_documents, split_text
+from kvlab.errors import DataError
+from tests.data.writing import PACKINGS, stories, write_jsonl, write_parquet
+
+TEXTS = ["plain", "två rader\nhär", "猫 👍", "<|endoftext|>", 'quoted "x" \\ \t']
+
+
+def read(path):
+    return [text for part in divide(path) for text in read_documents(path, part)]
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_jsonl(tmp_path, packing):
+    path = write_jsonl(tmp_path / f"a.jsonl{packing}", TEXTS, packing)
+    assert read(path) == TEXTS
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_txt_is_one_document_without_byte_order_mark(tmp_path, packing):
+    path = tmp_path / f"A.TXT{packing}"
+    path.write_bytes(PACKINGS[packing]("\ufeffone\r\ntwo é\n\nthree".encode()))
+    assert read(path) == ["one\ntwo é\n\nthree"]
+
+
+@pytest.mark.parametrize("row_group_size", [None, 2])
+def test_parquet(tmp_path, row_group_size):
+    path = write_parquet(tmp_path / "a.parquet", [*TEXTS, None, "last"], row_group_size)
+    assert read(path) == [*TEXTS, "last"]
+
+
+def test_blank_lines_between_jsonl_records_are_no_records(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n\n  \n{"text": "b"}')
+    assert read(path) == ["a", "b"]
+
+
+@pytest.mark.parametrize("unit", [1, 7, 64, 500, 10**6])
+def test_parts_of_a_file_hold_every_document_once(tmp_path, monkeypatch, unit):
+    monkeypatch.setattr(formats, "UNIT_BYTES", unit)
+    texts = stories(40, words=5)
+    jsonl = write_jsonl(tmp_path / "a.jsonl", texts)
+    table = write_parquet(tmp_path / "a.parquet", texts, row_group_size=3)
+    assert read(jsonl) == texts
+    assert read(table) == texts
+    assert (len(divide(jsonl)) > 1) == (unit < jsonl.stat().st_size)
+
+
+@pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("kept", [0.5, 0.99])
+def test_a_cut_off_file_is_refused(tmp_path, packing, kept):
+    path = write_jsonl(tmp_path / f"a.jsonl{packing}", stories(500), packing)
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * kept)])
+    with pytest.raises(DataError, match="cut off"):
+        read(path)
+
+
+@pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
+def test_two_compressed_streams_in_a_row_are_one_file(tmp_path, packing):
+    path = write_jsonl(tmp_path / f"a.jsonl{packing}", TEXTS, packing)
+    path.write_bytes(path.read_bytes() * 2)
+    assert read(path) == TEXTS * 2
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.xz", "a.jsonl.zst", "a.parquet"])
+def test_other_bytes_under_a_known_name_are_refused(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(b"not at all what the name says" * 10)
+    with pytest.raises(DataError, match="a\\."):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "rule"),
+    [
+        ('{"text": 3}', "no field text"),
+        ('{"content": "x"}', "no field text"),
+        ("[1]", "no field text"),
+        ('{"text": "cut', "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_bad_jsonl_names_the_line(tmp_path, line, rule):
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "good"}}\n{line}\n')
+    with pytest.raises(DataError, match=rf"line 2: .*{rule}"):
+        read(path)
+
+
+def test_text_that_is_not_utf8_names_the_byte(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"caf\xe9 au lait")
+    with pytest.raises(DataError, match="not UTF-8 at byte 3"):
+        read(path)
+
+
+def test_parquet_without_a_text_column_says_which_it_has(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"body": ["x"], "n": [1]}), path)
+    with pytest.raises(DataError, match="body, n"):
+        read(path)
+    parquet.write_table(pa.table({"text": [1]}), path)
+    with pytest.raises(DataError, match="int64"):
+        read(path)
+
+
+def test_a_text_of_ordinary_size_stays_whole():
+    text = "para\n\n" * 100
+    assert list(split_text(text)) == [text]
+
+
+@pytest.mark.parametrize("paragraph", [50, 3_000, 40_000])
+def test_a_large_text_becomes_parts_at_blank_lines(paragraph):
+    text = "\n\n".join(stories(1_400_000 // paragraph, words=paragraph // 10))
+    assert len(text) > 1_000_000
+    parts = list(split_text(text))
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert max(map(len, parts)) <= 16_100
+    assert sum(len(part) < 4_000 for part in parts) <= len(parts) * 0.35
+
+
+def test_a_large_text_without_any_break_is_cut():
+    text = "x" * 1_000_001
+    parts = list(split_text(text))
+    assert "".join(parts) == text
+    assert max(map(len, parts)) == 16_000

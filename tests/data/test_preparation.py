@@ -1,0 +1,332 @@
+"""Prepared tokens depend on the text and the settings alone: not on processes, kills or places."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import numpy as np
+import psutil
+import pytest
+
+from kvlab.data import (
+    open_dataset,
+    prepare,
+    prepared,
+    tokenizer,
+    verify_dataset,
+)
+from kvlab.errors import DataError
+from kvlab.spec import DataConfig
+from tests.data.writing import documents, stories, write_jsonl, write_parquet
+
+PREPARE = """
+import json, sys
+from kvlab.data import prepare
+from kvlab.spec import DataConfig
+paths, workers = json.loads(sys.argv[1])
+data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths))
+dataset = prepare(data, workers=workers)
+print(dataset.digest, (dataset.folder / "train.bin").stat().st_ino)
+"""
+KILLS = """
+import json, os, shutil, signal, sys
+from pathlib import Path
+from kvlab.data import prepare, prepared, verify_dataset
+from kvlab.spec import DataConfig
+
+paths, home = json.loads(sys.argv[1])
+data = DataConfig(source="files", tokenizer="bytes", paths=tuple(paths), validation_fraction=0.3)
+
+def killed_at(moment):
+    # Dies just before or just after the moment-th time that something is made durable.
+    count = 0
+    def wrap(function):
+        def call(*words):
+            nonlocal count
+            count += 1
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = function(*words)
+            count += 1
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+        return call
+    os.fsync, os.replace = wrap(os.fsync), wrap(os.replace)
+
+digests, moment = [], 0
+while True:
+    moment += 1
+    os.environ["KVLAB_DATA"] = f"{home}/{moment}"
+    child = os.fork()
+    if child == 0:
+        killed_at(moment)
+        prepare(data, workers=1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    for folder in prepared():
+        assert verify_dataset(folder) == [], (moment, folder)
+    digests.append(prepare(data, workers=1).digest)
+    left = [name for name in os.listdir(f"{home}/{moment}/datasets") if name.endswith(".work")]
+    assert status == 0 or len(left) <= 1
+    shutil.rmtree(f"{home}/{moment}")
+    if status == 0:
+        break
+print(json.dumps([moment, digests]))
+"""
+
+
+def config(*paths, **more):
+    settings = {"tokenizer": "gpt2:2048", "validation_fraction": 0.1, **more}
+    return DataConfig(source="files", paths=tuple(map(str, paths)), **settings)
+
+
+def held_out_and_train(dataset):
+    name = dataset.tokenizer
+    return documents(dataset.validation, name), documents(dataset.train, name)
+
+
+def script(text, *words, **options):
+    command = [sys.executable, "-c", text, json.dumps(words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2:300", "bytes"])
+def test_every_document_is_there_once_after_an_end_of_text(tmp_path, name):
+    texts = [*stories(50), "<|endoftext|>", "  leading", "猫"]
+    path = write_jsonl(tmp_path / "a.jsonl", [*texts, texts[0], "", " \n "])
+    dataset = prepare(config(path, tokenizer=name), workers=1)
+    held_out, train = held_out_and_train(dataset)
+    assert sorted([*held_out, *train]) == sorted(texts)
+    assert (dataset.train_documents, dataset.validation_documents) == (len(train), len(held_out))
+    assert dataset.train.dtype == dataset.validation.dtype == np.uint16
+    assert dataset.train.ndim == 1
+    assert (dataset.train == tokenizer(name).end_of_text).sum() == len(train)
+    text_bytes = sum(len(text.encode()) for text in held_out)
+    assert dataset.bytes_per_token == text_bytes / len(dataset.validation)
+
+
+def test_documents_come_in_the_order_of_their_hash(tmp_path):
+    dataset = prepare(config(write_jsonl(tmp_path / "a.jsonl", stories(200))), workers=1)
+    for texts in held_out_and_train(dataset):
+        hashes = [hashlib.sha256(text.encode()).digest()[8:16] for text in texts]
+        assert hashes == sorted(hashes)
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.2, 0.7])
+def test_the_held_out_share_is_as_asked(tmp_path, fraction):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(3000, words=3))
+    dataset = prepare(config(path, validation_fraction=fraction), workers=1)
+    spread = (fraction * (1 - fraction) / 3000) ** 0.5
+    assert abs(dataset.validation_documents / 3000 - fraction) < 4 * spread
+
+
+def test_the_split_stays_when_documents_are_added(tmp_path):
+    first = write_jsonl(tmp_path / "a.jsonl", stories(300))
+    second = write_parquet(tmp_path / "b.parquet", stories(300, seed=1))
+    held_before, train_before = held_out_and_train(prepare(config(first), workers=1))
+    held_after, train_after = held_out_and_train(prepare(config(first, second), workers=1))
+    assert set(held_before) < set(held_after)
+    assert set(train_before) < set(train_after)
+
+
+def test_the_split_grows_with_its_fraction(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(300))
+    small, _ = held_out_and_train(prepare(config(path), workers=1))
+    large, _ = held_out_and_train(prepare(config(path, validation_fraction=0.4), workers=1))
+    assert set(small) < set(large)
+
+
+def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
+    texts = stories(120)
+    write_jsonl(tmp_path / "one" / "all.jsonl", texts)
+    write_parquet(tmp_path / "two" / "z.parquet", texts[:50], row_group_size=7)
+    write_jsonl(tmp_path / "two" / "a.jsonl.xz", texts[50:], ".xz")
+    digests = set()
+    for number, (folder, workers) in enumerate([("one", 1), ("two", 1), ("two", 3)]):
+        monkeypatch.setenv("KVLAB_DATA", str(tmp_path / f"home-{number}"))
+        for more in ({}, {"max_bytes": 20_000}):
+            digests.add((prepare(config(tmp_path / folder, **more), workers=workers).digest,
+                         *more))  # fmt: skip
+    assert len(digests) == 2
+
+
+def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):
+    first = write_jsonl(tmp_path / "a.jsonl", stories(300))
+    second = write_jsonl(tmp_path / "b.jsonl", stories(300, seed=1))
+    held_out, train = held_out_and_train(prepare(config(first, second, max_bytes=80_000)))
+    texts = [*held_out, *train]
+    size = sum(len(text.encode()) for text in texts)
+    assert 80_000 <= size < 80_000 + max(len(text.encode()) for text in texts)
+    from_first = sum(text.startswith("Story 0-") for text in texts)
+    assert 0.3 < from_first / len(texts) < 0.7
+    assert set(texts) < {*stories(300), *stories(300, seed=1)}
+
+
+def test_a_second_call_finds_the_first(tmp_path):
+    data = config(write_jsonl(tmp_path / "a.jsonl", stories(100)))
+    first = prepare(data, workers=1)
+    stamp = (first.folder / "train.bin").stat()
+    second = prepare(data)
+    assert (second.folder / "train.bin").stat() == stamp
+    assert second.digest == first.digest
+    assert np.array_equal(second.train, first.train)
+    assert prepared() == [first.folder]
+
+
+def test_the_digest_is_over_both_files(tmp_path):
+    dataset = prepare(config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1)
+    lines = ""
+    for name, tokens in (("train", dataset.train), ("validation", dataset.validation)):
+        lines += f"{name} {hashlib.sha256(tokens.tobytes()).hexdigest()}\n"
+    assert dataset.digest == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_killed_at_any_durable_step_nothing_half_made_is_taken_for_whole(tmp_path):
+    paths = [
+        str(write_jsonl(tmp_path / f"{number}.jsonl", stories(10, seed=number)))
+        for number in range(3)
+    ]
+    done = script(KILLS, paths, str(tmp_path / "homes"))
+    out, _ = done.communicate(timeout=60)
+    assert done.returncode == 0
+    moments, digests = json.loads(out)
+    assert moments > 30
+    assert len(set(digests)) == 1
+
+
+def pieces(home):
+    return sorted(home.glob("datasets/.*.work/pieces/*.npy"))
+
+
+def kill_after_pieces(child, home, count):
+    """SIGKILLs ``child`` when there are ``count`` pieces; False if it ended before."""
+    deadline = time.monotonic() + 60
+    while len(pieces(home)) < count:
+        assert time.monotonic() < deadline
+        if child.poll() is not None:
+            return False
+        time.sleep(0.005)
+    child.kill()
+    child.communicate()
+    return True
+
+
+def test_killed_again_and_again_it_goes_on_to_the_same_result(tmp_path, data_home, monkeypatch):
+    paths = [
+        str(write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(600, seed=number)))
+        for number in range(12)
+    ]
+    for count in (1, 5, 8):
+        assert kill_after_pieces(script(PREPARE, paths, 2), data_home, count)
+        assert prepared() == []
+    last = script(PREPARE, paths, 2)
+    out, _ = last.communicate(timeout=60)
+    assert last.returncode == 0
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "undisturbed"))
+    data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths))
+    assert out.split()[0] == prepare(data, workers=1).digest
+
+
+def test_pieces_made_before_a_kill_are_not_made_again(tmp_path, data_home):
+    paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(6)]
+    assert kill_after_pieces(script(PREPARE, paths, 1), data_home, 2)
+    # Marked, so that they can be told from pieces made again.
+    made = pieces(data_home)[0].with_suffix(".tokens")
+    marks = np.full(made.stat().st_size // 2, 1234, np.uint16)
+    made.write_bytes(marks.tobytes())
+    dataset = prepare(DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths)))
+    there = np.concatenate([dataset.train, dataset.validation])
+    assert abs((there == 1234).sum() - len(marks)) < len(marks) / 100
+    assert not list(data_home.glob("datasets/.*.work"))
+
+
+def test_processes_that_prepare_at_once_get_one_dataset(tmp_path, data_home):
+    paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(500, seed=n))) for n in range(3)]
+    children = [script(PREPARE, paths, 1) for _ in range(3)]
+    answers = {child.communicate(timeout=60)[0] for child in children}
+    assert [child.returncode for child in children] == [0, 0, 0]
+    assert len(answers) == 1
+    assert len(list(data_home.glob("datasets/*/manifest.json"))) == 1
+
+
+def test_a_tokenising_process_that_dies_is_a_refusal(tmp_path):
+    for number in range(8):
+        write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(2000, seed=number))
+    with ThreadPoolExecutor(1) as thread:
+        preparing = thread.submit(prepare, config(tmp_path / "text"), workers=2)
+        while not (children := tokenising_children()):
+            assert not preparing.done()
+            time.sleep(0.005)
+        children[0].kill()
+        with pytest.raises(DataError, match="ended early"):
+            preparing.result(timeout=60)
+    assert tokenising_children() == []
+    assert prepared() == []
+    assert prepare(config(tmp_path / "text"), workers=2).train_documents > 14_000
+
+
+def tokenising_children():
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "kvlab.data.worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_damaged_file_is_a_refusal_and_leaves_no_dataset(tmp_path, workers):
+    write_jsonl(tmp_path / "text" / "a.jsonl", stories(20))
+    bad = write_jsonl(tmp_path / "text" / "b.jsonl", stories(20, seed=1))
+    bad.write_bytes(bad.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"b\.jsonl, line 20: is not JSON"):
+        prepare(config(tmp_path / "text"), workers=workers)
+    assert prepared() == []
+    write_jsonl(bad, stories(20, seed=1))
+    assert prepare(config(tmp_path / "text", validation_fraction=0.4), workers=workers)
+
+
+@pytest.mark.parametrize("texts", [[], ["", "  "], ["one"], ["one", "two"]])
+def test_too_little_text_is_refused(tmp_path, texts):
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    with pytest.raises(DataError, match=r"no text|holds out (none|all)"):
+        prepare(config(path, validation_fraction=0.001), workers=1)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+def test_damage_is_found(tmp_path, name):
+    data = config(write_jsonl(tmp_path / "a.jsonl", stories(100)))
+    folder = prepare(data, workers=1).folder
+    assert verify_dataset(folder) == []
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    assert len(verify_dataset(folder)) == 1
+    (folder / name).write_bytes(whole[:-2])
+    assert verify_dataset(folder)
+    with pytest.raises(DataError, match=name):
+        prepare(data)
+    shutil.rmtree(folder)
+    assert (prepare(data, workers=1).folder / name).read_bytes() == whole
+
+
+def test_a_manifest_of_another_schema_is_refused(tmp_path):
+    folder = prepare(config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1).folder
+    (folder / "manifest.json").write_text('{"schema": 0}')
+    with pytest.raises(DataError, match="schema"):
+        open_dataset(folder)
+
+
+def test_docstrings_make_a_dataset():
+    data = DataConfig(tokenizer="gpt2:2048", max_bytes=300_000, validation_fraction=0.1)
+    dataset = prepare(data, workers=1)
+    held_out, train = held_out_and_train(dataset)
+    size = sum(len(text.encode()) for text in [*held_out, *train])
+    assert 300_000 <= size < 400_000
+    assert 1.5 < dataset.bytes_per_token < 4
+    assert len(set(train)) == len(train)

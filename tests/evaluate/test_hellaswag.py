@@ -1,0 +1,199 @@
+"""HellaSwag against ten plain lines of each convention, on items made to be awkward."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from kvlab.data import HellaSwagItem, tokenizer
+from kvlab.evaluate import evaluate
+from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag, standard_error
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.trial.metrics import METRICS
+
+BPE, BYTES = tokenizer("gpt2:2048"), tokenizer("bytes")
+
+
+def item(ind, label, activity, a, b, *endings):
+    return HellaSwagItem(ind, activity, f"{a} {b}".strip(), a, b, endings, label, f"made~{ind}")
+
+
+ITEMS = [
+    item(24, 3, "Roof shingle removal", "A man is sitting on a roof.", "he", "is using wrap.",
+         "is ripping level tiles off.", "is holding a rubik's cube.", "starts pulling up roofing."),
+    item(53, 0, "Clean and jerk", "Une élève naïve soulève la barre à l'école.", "elle",
+         "la lève très haut, déjà épuisée.", "mange un gâteau.", "s'en va.", "où ça ?"),
+    item(92, 2, "書道", "女の人が筆を持って座っています。", "彼女は", "紙に「永」と書きます。",
+         "走ります。", "墨をすり、ゆっくりと字を書き始める。", "🎌"),
+    item(101, 1, "Health", "[header] How to cope [title] Breathe.  [step] Sit down [substeps] "
+         "Rest. [title]", "", "[step] Wait.", "Go  on [title] and on.", "a", ""),
+    item(110, 1, "Finance", "The end of this context is stripped away [step]", "", "x", "y z",
+         "Pay your bills. [title] Again.", "'s own"),
+    item(120, 2, "Long", "word and word again " * 9, "SHE THEN", "stops.", "goes on " * 12,
+         "runs.", "sleeps until noon."),
+    item(131, 0, "", "", "", "only endings", "here", "and", "there"),
+]  # fmt: skip
+
+
+def make_model(tokens, **shape):
+    config = {"vocab_size": 2304, "block_size": 64, "n_layer": 4, "n_head": 2, "n_embd": 16}
+    model = GPT(ModelConfig(**{**config, "vocab_size": tokens.vocab_size, **shape}), seed=1)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return model
+
+
+def log_likelihood(model, context, ending, end_of_text):
+    """The plain way: one row, no padding, no cache."""
+    ids = ((context or [end_of_text]) + ending)[-model.config.block_size - 1 :]
+    with torch.no_grad():
+        logits = model(torch.tensor([ids[:-1]]))[0].log_softmax(-1)
+    scored = min(len(ending), len(ids) - 1)
+    return sum(logits[-scored + i, token].item() for i, token in enumerate(ids[-scored:]))
+
+
+def plain_completion(model, it, tok):
+    context = tok.encode(it.ctx)
+    endings = [tok.encode(" " + ending) for ending in it.endings]
+    sums = [log_likelihood(model, context, ending, tok.end_of_text) for ending in endings]
+    means = [total / len(ending) for total, ending in zip(sums, endings, strict=True)]
+    return sums, int(np.argmax(sums)), int(np.argmax(means))
+
+
+def plain_lmeval(model, it, tok):
+    def clean(text):
+        return re.sub("\\[.*?\\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
+
+    query = clean(it.activity_label + ": " + it.ctx_a + " " + it.ctx_b.capitalize())
+    choices = [clean(ending) for ending in it.endings]
+    context = tok.encode(query.rstrip())
+    sums = [
+        log_likelihood(model, context, tok.encode(query + " " + c)[len(context) :], tok.end_of_text)
+        for c in choices
+    ]
+    normed = [total / max(1, len(choice)) for total, choice in zip(sums, choices, strict=True)]
+    return sums, int(np.argmax(sums)), int(np.argmax(normed))
+
+
+PLAIN = {"completion": plain_completion, "lmeval": plain_lmeval}
+
+
+@pytest.mark.parametrize(
+    ("tok", "shape"),
+    [
+        (BPE, {}),
+        (BPE, {"n_kv_head": 1, "position": "rope", "attention_pattern": "GLL", "window": 9}),
+        (BYTES, {"block_size": 128, "kv_sharing": "adjacent:2"}),
+    ],
+)
+def test_every_item_scores_as_in_the_plain_way_one_shot_and_served(tok, shape):
+    model = make_model(tok, **shape)
+    records = score_hellaswag(model, ITEMS, tok, ServingConfig(), lambda _: None)
+    assert [(r["ind"], r["label"]) for r in records] == [(i.ind, i.label) for i in ITEMS]
+    for record, it in zip(records, ITEMS, strict=True):
+        for convention, plain in PLAIN.items():
+            sums, prediction, prediction_norm = plain(model, it, tok)
+            for way in ("one_shot", "served"):
+                found = record[convention][way]
+                assert found["scores"] == pytest.approx(sums, rel=1e-5), (it.ind, convention, way)
+                assert found["prediction"] == prediction
+                assert found["prediction_norm"] == prediction_norm
+    json.dumps(records)
+
+
+def test_what_does_not_fit_is_cut_and_counted():
+    model = make_model(BPE)
+    records = score_hellaswag(model, ITEMS, BPE, None, lambda _: None)
+    cut = [r["ind"] for r in records if r["lmeval"]["shortened"]]
+    lengths = {i.ind: len(BPE.encode(f"{i.activity_label}: {i.ctx}")) for i in ITEMS}
+    assert 120 in cut
+    assert 24 not in cut
+    assert lengths[120] > 40 > lengths[24]
+    assert "served" not in records[0]["completion"]
+    assert hellaswag_measurements(records)["hellaswag_shortened"] == len(
+        {r["ind"] for r in records if r["lmeval"]["shortened"] or r["completion"]["shortened"]}
+    )
+
+
+def test_an_ending_longer_than_the_model_is_scored_by_what_fits():
+    model = make_model(BPE, block_size=8)
+    records = score_hellaswag(model, ITEMS[:2], BPE, ServingConfig(), lambda _: None)
+    for record, it in zip(records, ITEMS, strict=False):
+        for convention, plain in PLAIN.items():
+            wanted = pytest.approx(plain(model, it, BPE)[0], rel=1e-5)
+            assert record[convention]["one_shot"]["scores"] == wanted
+            assert record[convention]["served"]["scores"] == wanted
+
+
+def test_a_tied_cache_is_scored_as_it_serves():
+    """The context goes in at once; then every ending token alone sees it through the cache."""
+    model, serving = make_model(BPE, block_size=256), ServingConfig(tie="adjacent:2")
+    records = score_hellaswag(model, ITEMS[:3], BPE, serving, lambda _: None)
+    for record, it in zip(records, ITEMS, strict=False):
+        context = BPE.encode(it.ctx)
+        wanted = []
+        for ending in it.endings:
+            ids = BPE.encode(" " + ending)
+            cache = model.new_cache(1, 256, serving)
+            with torch.no_grad():
+                logits = [model(torch.tensor([context]), cache=cache)[:, -1:]]
+                logits += [model(torch.tensor([[token]]), cache=cache) for token in ids[:-1]]
+            chances = torch.cat(logits, 1)[0].log_softmax(-1)
+            wanted.append(chances[torch.arange(len(ids)), ids].sum().item())
+        assert record["completion"]["served"]["scores"] == pytest.approx(wanted, rel=1e-5)
+        assert (
+            record["completion"]["served"]["scores"] != record["completion"]["one_shot"]["scores"]
+        )
+
+
+def test_shares_and_standard_errors():
+    def record(label, *predictions):
+        names = ("prediction", "prediction_norm")
+        one, two = (
+            dict(zip(names, predictions[:2], strict=True)),
+            dict(zip(names, predictions[2:], strict=True)),
+        )
+        return {"label": label, "completion": {"shortened": False, "one_shot": one},
+                "lmeval": {"shortened": False, "one_shot": two}}  # fmt: skip
+
+    records = [
+        record(0, 0, 0, 0, 1),
+        record(1, 0, 1, 1, 1),
+        record(2, 0, 2, 0, 0),
+        record(3, 0, 2, 0, 0),
+    ]
+    found = hellaswag_measurements(records)
+    assert found["hellaswag_acc"] == 0.25
+    assert found["hellaswag_acc_norm"] == 0.75
+    assert found["hellaswag_lmeval_acc"] == 0.5
+    assert found["hellaswag_lmeval_acc_norm"] == 0.25
+    assert found["hellaswag_acc_stderr"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
+    assert set(found) <= set(METRICS)
+    assert standard_error(0.2859, 10042) == pytest.approx(0.00451, abs=1e-5)
+
+
+def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):
+    from kvlab.spec import Experiment
+
+    monkeypatch.setattr("kvlab.evaluate.evaluation.hellaswag", lambda limit: ITEMS[:limit])
+    of = Experiment(
+        name="small",
+        model={"vocab_size": 257, "block_size": 256, "n_layer": 2, "n_head": 2, "n_embd": 8},
+        data={"tokenizer": "bytes"},
+        evaluation={"loss_tokens": 256, "hellaswag": 3},
+        benchmark={"prompt_tokens": 4, "new_tokens": 4},
+    )
+    data = SimpleNamespace(validation=np.zeros(300, np.uint16), bytes_per_token=1.0)
+    updates = []
+    found = evaluate(GPT(of.model), data, of, on_progress=updates.append)
+    assert found.measurements["hellaswag_items"] == len(found.items) == 3
+    names = {f"hellaswag_{kind}{way}" for way in ("", "_served") for kind in
+             ("acc", "acc_norm", "lmeval_acc", "lmeval_acc_norm")}  # fmt: skip
+    assert names <= set(found.measurements) <= set(METRICS)
+    assert updates[0]["stage"] == "evaluation"

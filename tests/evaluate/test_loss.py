@@ -1,0 +1,113 @@
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.errors import DataError, Stopped
+from kvlab.evaluate import evaluate
+from kvlab.model import GPT
+from kvlab.spec import Experiment
+
+MODEL = {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
+TEXT = np.random.default_rng(3).integers(0, 257, 2000).astype(np.uint16)
+DATA = SimpleNamespace(validation=TEXT, bytes_per_token=1.25)
+
+
+def experiment(model=(), serving=(), **evaluation):
+    return Experiment(
+        name="small",
+        model={**MODEL, **dict(model)},
+        data={"tokenizer": "bytes"},
+        serving=dict(serving),
+        evaluation={"loss_tokens": 160, **evaluation},
+        benchmark={"prompt_tokens": 4, "new_tokens": 4},
+    )
+
+
+def lively(of):
+    model = GPT(of.model, seed=3)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def window_loss(model, windows, served=None):
+    """Ten lines: plain forwards, or a cache of one row fed token by token."""
+    text = torch.from_numpy(TEXT.astype(np.int64))
+    losses = []
+    for at in range(0, windows * 16, 16):
+        x, y = text[at : at + 16], text[at + 1 : at + 17]
+        logits = model(x[None])[0]
+        if served is not None:
+            cache = model.new_cache(1, 16, served)
+            logits = torch.cat([model(token.view(1, 1), cache=cache)[0] for token in x])
+        losses.append(F.cross_entropy(logits, y).item())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("shape", [{}, {"n_kv_head": 1, "attention_pattern": "GL", "window": 5}])
+def test_an_untied_cache_has_no_gap(shape):
+    of = experiment(model=shape)
+    model = lively(of)
+    found = evaluate(model, DATA, of).measurements
+    assert found["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) / 1.25)
+    assert found["loss_tokens"] == found["served_tokens"] == 160
+    assert abs(found["serving_gap"]) < 1e-5
+
+
+@pytest.mark.parametrize("rule", ["overwrite", "owner"])
+def test_tying_shows_in_the_served_loss_alone(rule):
+    of = experiment(serving={"tie": "adjacent:2", "tie_rule": rule}, served_tokens=64)
+    model = lively(of)
+    found = evaluate(model, DATA, of).measurements
+    assert found["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
+    served = window_loss(model, 4, of.serving)
+    assert found["loss_served"] == pytest.approx(served, rel=1e-5)
+    assert found["serving_gap"] == pytest.approx(served - window_loss(model, 4), abs=1e-5)
+    assert abs(found["serving_gap"]) > 1e-2
+    assert found["served_tokens"] == 64
+
+
+def test_a_coarse_cache_shows_too():
+    of = experiment(serving={"kv_dtype": "int8"})
+    model = lively(of)
+    found = evaluate(model, DATA, of).measurements
+    assert found["loss_served"] == pytest.approx(window_loss(model, 10, of.serving), rel=1e-4)
+    assert 1e-5 < abs(found["serving_gap"]) < 1e-1
+
+
+def test_more_served_tokens_than_loss_tokens():
+    of = experiment(loss_tokens=32, served_tokens=81)
+    model = lively(of)
+    found = evaluate(model, DATA, of).measurements
+    assert (found["loss_tokens"], found["served_tokens"]) == (32, 96)
+    assert found["loss"] == pytest.approx(window_loss(model, 2), rel=1e-5)
+    assert found["loss_served"] == pytest.approx(window_loss(model, 6), rel=1e-5)
+    assert abs(found["serving_gap"]) < 1e-5
+
+
+def test_unserved_measures_nothing_served():
+    of = experiment(served=False)
+    found = evaluate(lively(of), DATA, of).measurements
+    assert set(found) == {"loss", "loss_tokens", "bits_per_byte"}
+
+
+def test_too_little_text_is_refused():
+    of = experiment(loss_tokens=2001)
+    with pytest.raises(DataError, match="too few"):
+        evaluate(lively(of), DATA, of)
+
+
+def test_what_the_listener_raises_ends_it():
+    def stop(update):
+        raise Stopped(update["note"])
+
+    of = experiment()
+    with pytest.raises(Stopped, match="validation loss"):
+        evaluate(lively(of), DATA, of, on_progress=stop)

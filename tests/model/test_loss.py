@@ -1,0 +1,76 @@
+"""The chunked loss against torch's own over all logits at once."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.model.loss import CHUNK_TOKENS, summed_loss, token_losses
+
+
+def case(count, dtype=torch.float64, width=7, vocabulary=31):
+    generator = torch.Generator().manual_seed(count)
+    hidden = torch.randn(count, width, generator=generator, dtype=dtype) * 3
+    weight = torch.randn(vocabulary, width, generator=generator, dtype=dtype)
+    targets = torch.randint(0, vocabulary, (count,), generator=generator)
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+@pytest.mark.parametrize("count", [1, CHUNK_TOKENS["cpu"], 2 * CHUNK_TOKENS["cpu"] + 3])
+def test_value_and_gradients_are_those_of_plain_cross_entropy(count):
+    hidden, weight, targets = case(count)
+    plain = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    wanted = torch.autograd.grad(plain / 7, [hidden, weight])
+    ours = summed_loss(hidden, weight, targets)
+    found = torch.autograd.grad(ours / 7, [hidden, weight])
+    assert abs(ours.item() - plain.item()) < 1e-9 * plain.item()
+    for a, b in zip(found, wanted, strict=True):
+        assert (a - b).abs().max() < 1e-11
+
+
+def test_it_stays_finite_where_the_target_is_all_but_impossible():
+    hidden, weight, targets = case(3, torch.float32)
+    with torch.no_grad():
+        hidden *= 1e3
+    losses = token_losses(hidden, weight, targets)
+    assert losses.isfinite().all()
+    assert losses.max() > 200, "the probability itself would be zero in float32"
+    assert torch.allclose(losses, F.cross_entropy(hidden @ weight.T, targets, reduction="none"))
+
+
+def test_token_losses_keep_the_shape_and_sum_to_the_summed_loss():
+    hidden, weight, targets = case(1200)
+    losses = token_losses(hidden.view(4, 300, -1), weight, targets.view(4, 300))
+    assert losses.shape == (4, 300)
+    assert torch.allclose(losses.sum(), summed_loss(hidden, weight, targets))
+
+
+def test_a_tied_weight_gets_both_gradients():
+    _, weight, targets = case(40)
+    ours = summed_loss(F.embedding(targets, weight), weight, targets)
+    plain = F.cross_entropy(F.embedding(targets, weight) @ weight.T, targets, reduction="sum")
+    found, wanted = (torch.autograd.grad(loss, weight)[0] for loss in (ours, plain))
+    assert torch.allclose(found, wanted)
+
+
+def test_under_autocast_products_are_bfloat16_and_gradients_keep_the_parameters_dtype():
+    hidden, weight, targets = case(2000, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = summed_loss(hidden, weight, targets)
+    found = torch.autograd.grad(ours, [hidden, weight])
+    exact = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
+    wanted = torch.autograd.grad(exact, [hidden, weight])
+    assert ours.dtype == torch.float32
+    assert 0 < abs(ours.item() - exact.item()) < 1e-2 * exact.item()
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == torch.float32
+        assert (a - b).norm() < 2e-2 * b.norm()
+
+
+def test_compiled_equals_eager():
+    hidden, weight, targets = case(1100, torch.float32)
+    results = []
+    for compile in (False, True):
+        loss = summed_loss(hidden, weight, targets, compile=compile)
+        results.append([loss, *torch.autograd.grad(loss, [hidden, weight])])
+    for a, b in zip(*results, strict=True):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)

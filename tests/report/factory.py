@@ -1,0 +1,223 @@
+"""Synthetic records with known effects, as a driver and its workers would leave them."""
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from kvlab.trial.record import Store
+
+Levels = Mapping[str, str]
+
+FACTORS = {
+    "heads": ("mha", "mqa"),
+    "position": ("learned", "rope"),
+    "horizon": ("global", "hybrid"),
+    "sharing": ("none", "trained", "tied"),
+}
+EFFECTS = {"mqa": 0.10, "rope": -0.05, "hybrid": 0.02, "trained": 0.08}
+TIED_GAP = 1.5
+SERVING_ONLY = frozenset({"tied"})
+"""Levels that share the training of their factor's baseline level."""
+
+_KV = {"mqa": 4, "hybrid": 3, "trained": 2, "tied": 2}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass
+class Record:
+    """A sweep that `write` puts into a store.
+
+    ``effects`` are added to the loss where a level is present; ``noise`` is the standard
+    deviation of one training's loss, ``seed_noise`` of what all cells share at a seed.
+    """
+
+    name: str = "made"
+    factors: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: dict(FACTORS))
+    seeds: tuple[int, ...] = (0, 1, 2)
+    effects: Mapping[str, float] = field(default_factory=lambda: dict(EFFECTS))
+    noise: float = 0.005
+    seed_noise: float = 0.05
+    items: int = 0
+    points: int = 5
+    exclude: Callable[[Levels], bool] = lambda _levels: False
+    status: Callable[[Levels, int], str] = lambda _levels, _seed: "done"
+    error: str = "the loss became nan"
+    question: str = "What does each reduction cost?"
+
+    def cells(self) -> list[dict[str, str]]:
+        combinations = (
+            dict(zip(self.factors, levels, strict=True))
+            for levels in product(*self.factors.values())
+        )
+        return [levels for levels in combinations if not self.exclude(levels)]
+
+    def trial(self, levels: Levels, seed: int) -> str:
+        return digest(f"trial {self.name} {sorted(levels.items())} {seed}")
+
+    def training(self, levels: Levels, seed: int) -> str:
+        trained = {
+            factor: self.factors[factor][0] if level in SERVING_ONLY else level
+            for factor, level in levels.items()
+        }
+        return digest(f"training {self.name} {sorted(trained.items())} {seed}")
+
+    def write(self, store: Path, order: int | None = None) -> Store:
+        """Writes the record; ``order`` shuffles cells and results."""
+        target = Store(store)
+        cells = self.cells()
+        if order is not None:
+            random.Random(order).shuffle(cells)
+        for levels in cells:
+            for seed in self.seeds:
+                status = self.status(levels, seed)
+                if status != "missing":
+                    self.write_result(target, levels, seed, status)
+        target.write_sweep(self.description(cells))
+        return target
+
+    def write_result(self, store: Store, levels: Levels, seed: int, status: str) -> None:
+        trial = self.trial(levels, seed)
+        if status == "done" and self.items:
+            store.write_items(trial, self.outcomes(levels, seed))
+        store.write_result(self.result(levels, seed, status))
+
+    def description(self, cells: list[dict[str, str]]) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "question": self.question,
+            "factors": {factor: list(levels) for factor, levels in self.factors.items()},
+            "patches": {
+                factor: {
+                    level: {} if n == 0 else {f"model.{factor}": level}
+                    for n, level in enumerate(levels)
+                }
+                for factor, levels in self.factors.items()
+            },
+            "baseline": {factor: levels[0] for factor, levels in self.factors.items()},
+            "design": "full",
+            "seeds": list(self.seeds),
+            "cells": [
+                {
+                    "levels": levels,
+                    "trials": {str(seed): self.trial(levels, seed) for seed in self.seeds},
+                }
+                for levels in cells
+            ],
+            "yaml": "question: made\n",
+            "yaml_sha256": digest("yaml"),
+            "experiment_yaml": "name: made\n",
+            "command": f"kvlab submit sweeps/{self.name}.yaml",
+        }
+
+    def loss(self, levels: Levels, seed: int) -> float:
+        noise = random.Random(self.training(levels, seed)).gauss(0.0, self.noise)
+        shared = random.Random(f"{self.name} {seed}").gauss(0.0, self.seed_noise)
+        return 4.0 + shared + noise + sum(self.effects.get(v, 0.0) for v in levels.values())
+
+    def bytes(self, levels: Levels) -> int:
+        size = 2**20
+        for level in levels.values():
+            size //= _KV.get(level, 1)
+        return size
+
+    def outcomes(self, levels: Levels, seed: int) -> list[dict[str, Any]]:
+        chance = random.Random(f"{self.training(levels, seed)} items")
+        tied = "tied" in levels.values()
+        found = []
+        for index in range(self.items):
+            right = chance.random() < 0.4
+            served = right and not (tied and chance.random() < 0.5)
+            ways = {
+                way: {"scores": [0.0] * 4, "prediction": 1 - ok, "prediction_norm": 1 - ok}
+                for way, ok in (("one_shot", right), ("served", served))
+            }
+            found.append({"ind": index, "label": 0, "completion": ways, "lmeval": ways})
+        return found
+
+    def measurements(self, levels: Levels, seed: int) -> dict[str, float]:
+        loss = self.loss(levels, seed)
+        tied = "tied" in levels.values()
+        served = loss + (TIED_GAP if tied else 0.0)
+        stored = self.bytes(levels)
+        time = random.Random(f"{self.trial(levels, seed)} time")
+        found: dict[str, float] = {
+            "loss": loss, "loss_served": served, "serving_gap": served - loss,
+            "bits_per_byte": loss / 3.0, "bits_per_byte_served": served / 3.0,
+            "kv_bytes_formula": stored, "kv_bytes_storage": stored,
+            "kv_bytes_read": stored * (2 if tied or "trained" in levels.values() else 1),
+            "peak_bytes_cached": stored + 5 * 10**6, "peak_bytes_uncached": 6 * 10**6,
+            "ttft_ms": time.uniform(3.0, 3.2), "tpot_ms_p50": time.uniform(1.0, 1.1),
+            "tpot_ms_p95": time.uniform(1.2, 1.3), "tokens_per_second": time.uniform(900, 1000),
+        }  # fmt: skip
+        if self.items:
+            outcomes = self.outcomes(levels, seed)
+            found["hellaswag_items"] = self.items
+            for name, way in (
+                ("acc", "one_shot"),
+                ("acc_norm", "one_shot"),
+                ("acc_norm_served", "served"),
+            ):
+                right = sum(o["completion"][way]["prediction_norm"] == 0 for o in outcomes)
+                found[f"hellaswag_{name}"] = right / self.items
+            share = found["hellaswag_acc_norm"]
+            found["hellaswag_acc_norm_stderr"] = (share * (1 - share) / (self.items - 1)) ** 0.5
+        return found
+
+    def result(self, levels: Levels, seed: int, status: str) -> dict[str, Any]:
+        done = status == "done"
+        loss = self.loss(levels, seed)
+        steps = [round(150 * (n + 1) / self.points) for n in range(self.points)]
+        curve = [[step, 4096 * step, loss + 2.0 * (150 - step) / 150] for step in steps]
+        return {
+            "trial": self.trial(levels, seed),
+            "training": self.training(levels, seed),
+            "status": status,
+            "seed": seed,
+            "experiment": {
+                "name": "made",
+                "model": {"n_layer": 6, "n_kv_head": 1 if "mqa" in levels.values() else 4,
+                          "window": None, "kv_sharing": [[0, 1], [2, 3]]},
+                "data": {"source": "docstrings", "tokenizer": "gpt2:2048", "paths": []},
+                "training": {"tokens": 614400, "learning_rate": 3e-3},
+            },
+            "kv": {"owners": [0, 1, 2], "kinds": "GLL", "bytes_per_token": 1024,
+                   "bytes_at_block_size": self.bytes(levels)},
+            "model": {"parameters": 1_000_000 - 30_000 * ("mqa" in levels.values()), "training_flops": 10**12},
+            "measurements": self.measurements(levels, seed) if done else {},
+            "curves": {
+                "train_loss": curve if done else [],
+                "validation_loss": curve if done else [],
+            },
+            "training_record": {"steps": 150, "tokens": 614400, "seconds": 10.0,
+                                "tokens_per_second": 61440.0, "resumed_from": [],
+                                "peak_bytes": 10**8} if done else None,
+            "error": None if done else {
+                "class": "diverged" if status == "diverged" else "bug",
+                "type": "Diverged" if status == "diverged" else "ValueError",
+                "message": self.error,
+                "traceback": "attempts/1/traceback.txt",
+            },
+            "provenance": {
+                "commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False,
+                "kvlab": "0.1.0", "python": "3.11.9",
+                "versions": {"numpy": "2.4.6", "torch": "2.11.0"},
+                "device": "cpu", "threads": 1,
+                "data": {"identity": "d" * 64, "digest": "e" * 64, "licence": "BSD",
+                         "tokenizer": "gpt2:2048"},
+                "command": f"kvlab submit sweeps/{self.name}.yaml",
+                "started": f"2026-01-02T03:{seed:02d}:00Z",
+                "finished": f"2026-01-02T03:{seed:02d}:30Z", "attempts": 1,
+            },
+        }  # fmt: skip
+
+
+def no_learned_hybrid(levels: Levels) -> bool:
+    """The exclusion of the shipped sweeps: a hybrid horizon needs relative positions."""
+    return levels["position"] == "learned" and levels["horizon"] == "hybrid"

@@ -1,0 +1,253 @@
+"""The written report: reproducible, complete, honest about what is missing, and harmless."""
+
+import csv
+import json
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from kvlab.errors import UsageError
+from kvlab.report import write_report
+from tests.report.factory import Record, no_learned_hybrid
+
+HOSTILE = (
+    "<script>alert(1)</script> | `x` `` <img src=x onerror=alert(1)> [a](javascript:b) **b** \x1b[31m"
+    " \u202egnp.exe $\\alpha$ & &amp; https://evil.example www.evil.example @team\n# head\n- list"
+)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def full(**changes) -> Record:
+    return Record(exclude=no_learned_hybrid, items=40, **changes)
+
+
+def test_same_record_same_bytes_in_any_folder_and_order(tmp_path, monkeypatch):
+    first = full().write(tmp_path / "a")
+    second = full().write(tmp_path / "elsewhere" / "b", order=5)
+    one = write_report(first, "made", tmp_path / "reports")
+    monkeypatch.chdir(tmp_path)
+    two = write_report(second.path, "made", Path("other"))
+    assert (one.name, two.name) == ("made", "made")
+    ours, theirs = files(one), files(two)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name] == theirs[name], name
+    assert {"report.md", "report.html", "results.jsonl", "figures/pareto.svg",
+            "figures/pareto.png", "tables/cells.csv"} <= ours.keys()  # fmt: skip
+    assert str(tmp_path).encode() not in b"".join(ours.values())
+
+
+def test_again_into_the_same_folder_changes_nothing_and_drops_what_is_old(tmp_path):
+    store = full().write(tmp_path / "store")
+    folder = write_report(store, "made", tmp_path)
+    before = files(folder)
+    (folder / "tables" / "old.csv").write_text("from a report with another section")
+    write_report(store, "made", tmp_path)
+    assert files(folder) == before
+
+
+def test_tidy_rows(tmp_path):
+    store = Record(seeds=(1, 0)).write(tmp_path / "store", order=3)
+    folder = write_report(store, "made", tmp_path)
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    assert len(rows) == 24 * 2
+    assert [row["seed"] for row in rows[:2]] == [0, 1]
+    assert rows[0]["factor.heads"] == "mha"
+    assert rows[-1]["factor.sharing"] == "tied"
+    assert all(row["kv.bytes_at_block_size"] == row["measured.kv_bytes_storage"] for row in rows)
+
+
+def test_csv_holds_the_numbers_unrounded(tmp_path):
+    record = Record(seeds=(0, 1))
+    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path)
+    rows = list(csv.reader((folder / "tables" / "cells.csv").open()))
+    column = rows[0].index("served loss (nats/token)")
+    base = {"heads": "mha", "position": "learned", "horizon": "global", "sharing": "none"}
+    assert float(rows[1][column]) == pytest.approx(
+        (record.loss(base, 0) + record.loss(base, 1)) / 2, rel=1e-12
+    )
+
+
+def test_partial_sweeps_say_what_is_missing(tmp_path):
+    def status(levels, seed):
+        if levels["heads"] == "mqa":
+            return "missing" if seed else "diverged"
+        return "done"
+
+    folder = write_report(Record(status=status).write(tmp_path / "store"), "made", tmp_path)
+    text = (folder / "report.md").read_text()
+    assert "This report is partial" in text
+    assert "36 of 72 trials are measured (12 diverged, 24 missing)" in text
+    assert "24 trials of 12 cells have not ended yet" in text
+
+
+def test_nothing_measured_is_a_report_too(tmp_path):
+    store = Record(status=lambda _levels, _seed: "missing").write(tmp_path / "store")
+    folder = write_report(store, "made", tmp_path)
+    assert "0 of 72 trials are measured (72 missing)" in (folder / "report.md").read_text()
+
+
+def test_damaged_results_are_left_out_and_said(tmp_path):
+    record = Record()
+    store = record.write(tmp_path / "store")
+    trial = record.trial(record.cells()[0], 0)
+    (store.trial_directory(trial) / "result.json").write_text('{"schema": 1, "tri')
+    text = (write_report(store, "made", tmp_path) / "report.md").read_text()
+    assert "71 of 72 trials are measured (1 damaged)" in text
+
+
+def test_one_seed_is_said_and_no_verdict_given(tmp_path):
+    folder = write_report(Record(seeds=(0,), items=20).write(tmp_path / "s"), "made", tmp_path)
+    text = (folder / "report.md").read_text()
+    assert "one seed, so no difference is claimed" in text
+    effects = text.split("## What each level does")[1].split("## ")[0]
+    assert "one seed: not tested" in effects
+    assert "worse" not in effects
+    assert "within noise means" not in effects
+
+
+def test_unknown_sweep_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="nosuch is not in the store"):
+        write_report(Record().write(tmp_path), "nosuch", tmp_path)
+
+
+def test_memory_mismatch_is_called_a_bug(tmp_path):
+    class Wrong(Record):
+        def measurements(self, levels, seed):
+            found = super().measurements(levels, seed)
+            return {**found, "kv_bytes_storage": found["kv_bytes_storage"] + seed}
+
+    text = (write_report(Wrong().write(tmp_path / "s"), "made", tmp_path) / "report.md").read_text()
+    assert "48 of 72 trials disagree: a bug, not a result" in text
+
+
+def test_mixed_code_is_warned_of(tmp_path):
+    class Mixed(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            found["provenance"]["commit"] = f"{seed}" * 40
+            found["provenance"]["dirty"] = True
+            return found
+
+    text = (write_report(Mixed().write(tmp_path / "s"), "made", tmp_path) / "report.md").read_text()
+    assert "trials differ in commit" in text
+    assert "Uncommitted code" in text
+
+
+class Elements(HTMLParser):
+    """Every element, attribute and piece of visible text."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def hostile_record() -> Record:
+    bad = 'mqa"><svg onload=alert(1)>|`'
+    return Record(
+        factors={"heads": ("mha", bad), "<b>f</b>": ("none", "a|b")},
+        question=HOSTILE,
+        error=HOSTILE + "\ud800",
+        items=20,
+        status=lambda levels, seed: "failed" if seed == 2 and levels["heads"] == "mha" else "done",
+    )
+
+
+def test_hostile_texts_do_no_harm_in_html(tmp_path):
+    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    plain = write_report(Record(items=20).write(tmp_path / "plain"), "made", tmp_path / "p")
+    harmless = Elements()
+    harmless.feed((plain / "report.html").read_text(encoding="utf-8"))
+    found = Elements()
+    found.feed(page)
+    assert set(found.tags) <= set(harmless.tags) | {"li", "ul"}
+    assert found.tags.count("script") == 1
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert "<script>alert(1)</script> | `x`" in "".join(found.texts)
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
+
+
+def test_page_needs_nothing_from_elsewhere(tmp_path):
+    folder = write_report(full().write(tmp_path / "store"), "made", tmp_path)
+    found = Elements()
+    found.feed((folder / "report.html").read_text(encoding="utf-8"))
+    assert not {"img", "link", "iframe", "object"} & set(found.tags)
+    links = [value for name, value in found.attributes if name in ("src", "href")]
+    assert all(link.startswith("#") for link in links)
+    images = [value for name, value in found.attributes if name == "aria-label"]
+    assert all(images)
+    assert ("lang", "en") in found.attributes
+
+
+def test_hostile_texts_do_no_harm_in_markdown(tmp_path):
+    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    inline = [child for token in tokens for child in token.children or []]
+    assert not [t for t in inline if t.type == "html_inline"]
+    html = [t.content for t in tokens if t.type == "html_block"]
+    assert all(re.match(r"</?details>", block) for block in html)
+    links = [t.attrs["href"] for t in inline if t.type == "link_open"]
+    assert all(re.match(r"(tables|figures|report\.html|results\.jsonl)", link) for link in links)
+    headings = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open"]
+    assert "head" not in headings
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    for table in tables:
+        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(cells) == 1, table
+    shown = "".join(t.content for t in inline if t.type in ("text", "code_inline"))
+    assert "<script>alert(1)</script> | " in shown
+
+
+def test_hostile_texts_do_no_harm_in_csv(tmp_path):
+    store = Record(
+        error="=HYPERLINK(1)", status=lambda _levels, seed: "failed" if seed else "done"
+    ).write(tmp_path / "store")
+
+    folder = write_report(store, "made", tmp_path)
+    with (folder / "tables" / "failures.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert len({len(row) for row in rows}) == 1
+    assert not [value for row in rows for value in row if value[:1] in "=@+" and value]
+
+
+def test_a_thousand_trials_in_seconds(tmp_path):
+    factors = {f"f{n}": tuple(f"l{n}{level}" for level in range(5)) for n in range(4)}
+    record = Record(factors=factors, effects={"l01": 0.1}, seeds=(0, 1), points=20)
+    store = record.write(tmp_path / "store")
+    started = time.perf_counter()
+    folder = write_report(store, "made", tmp_path)
+    assert time.perf_counter() - started < 10
+    assert len((folder / "results.jsonl").read_text().splitlines()) == 1250
+
+
+def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
+    import kvlab.report
+    from kvlab.report.sections import SECTIONS
+
+    guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
+    names: dict[str, object] = {}
+    exec(re.search(r"```python\n(.*?)```", guide, re.S)[1], names)
+    monkeypatch.setitem(SECTIONS, "training-time", names["training_time"])
+    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
+    assert "## Training time\n\n24 cells." in (folder / "report.md").read_text()
+    rows = list(csv.reader((folder / "tables" / "training-time.csv").open()))
+    assert rows[1] == ["baseline", "10.0"]
+    assert 'id="training-time"' in (folder / "report.html").read_text()

@@ -1,0 +1,141 @@
+"""A trial that takes no time: real recording and locking around stages that only write files."""
+
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+from kvlab.errors import Diverged, Stopped
+from kvlab.spec import load_sweep
+from kvlab.sweep import plan
+from kvlab.trial.origin import Origin
+from kvlab.trial.provenance import DataProvenance, Machine
+from kvlab.trial.result import Measured
+from kvlab.trial.run import run_trial
+
+EXPERIMENT = """\
+name: tiny
+model: {vocab_size: 257, block_size: 8, n_layer: 2, n_head: 2, n_embd: 8}
+data: {tokenizer: bytes}
+training: {tokens: 320, batch_tokens: 16}
+benchmark: {prompt_tokens: 4, new_tokens: 4}
+"""
+
+SWEEP = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+  serving:
+    plain: {}
+    tied: {serving.tie: "adjacent:2"}
+seeds: [0, 1]
+"""
+
+
+def write_sweep(folder: Path, text: str = SWEEP, name: str = "s.yaml") -> Path:
+    (folder / "e.yaml").write_text(EXPERIMENT)
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def identify(data) -> str:
+    return "text of " + data.source
+
+
+def tiny_plan(folder: Path, store=None, text: str = SWEEP):
+    return plan(load_sweep(write_sweep(folder, text)), store, identify=identify)
+
+
+class StubStages:
+    """Counts steps in a checkpoint file; ``script`` says what happens at which trial and step."""
+
+    def __init__(self, trial, report, *, flag, seconds=0.0, script=None):
+        self.trial, self.report, self.seconds = trial, report, seconds
+        self.flag, self.script = flag, script or {}
+
+    def train(self, directory, should_stop):
+        checkpoint = directory / "checkpoint"
+        step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+        while step < self.trial.experiment.training.steps:
+            self.act("train", step)
+            step += 1
+            time.sleep(self.seconds)
+            write_whole(checkpoint, str(step))
+            with open(directory / "steps.log", "a") as log:
+                log.write(f"{step}\n")
+            self.report({"stage": "training", "step": step, "steps": 20, "loss": 1.0 / step})
+            if should_stop():
+                raise Stopped("asked to stop")
+        (directory / "final").mkdir(exist_ok=True)
+        write_whole(directory / "final" / "model.safetensors", self.weights())
+        write_whole(directory / "training.json", "{}")
+
+    def measure(self, directory):
+        self.act("measure", 0)
+        self.report({"stage": "evaluation"})
+        weights = (directory / "final" / "model.safetensors").read_text()
+        loss = int(hashlib.sha256((weights + self.trial.id).encode()).hexdigest()[:8], 16) / 2**32
+        return Measured(
+            measurements={"loss": loss, "kv_bytes_formula": 64},
+            curves={"train_loss": [[20, 320, loss]], "validation_loss": []},
+            training_record={"steps": 20},
+            machine=Machine("stub", 1),
+            data=DataProvenance(self.trial.data_identity, "0" * 64, "none", "bytes"),
+            items=[{"ind": 1, "correct": True}],
+        )
+
+    def weights(self):
+        return f"weights of {self.trial.training_id}"
+
+    def act(self, stage, step):
+        match self.script.get((self.trial.id, stage, step)):
+            case "bug":
+                raise ValueError(f"no way to {stage} from /home/somebody/file")
+            case "diverge":
+                raise Diverged("loss is nan at step 3")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "memory":
+                raise MemoryError
+            case "kill once":
+                marker = Path(self.flag).with_name(f"killed-{self.trial.id}")
+                if not marker.exists():
+                    marker.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                Path(self.flag).touch()
+
+
+def write_whole(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class StubRun:
+    """`run_trial` of a store with stub stages; picklable, for workers in other processes."""
+
+    def __init__(self, store, name="s", **stages):
+        self.store, self.stages = str(store), stages
+        self.flag = str(Path(store) / "sweeps" / name / "stop")
+
+    def __call__(self, trial):
+        origin = Origin(command="kvlab submit s.yaml", stop_flag=self.flag)
+        return run_trial(trial, self.store, origin=origin, make_stages=self.make)
+
+    def make(self, trial, report):
+        return StubStages(trial, report, flag=self.flag, **self.stages)
+
+
+def numbers(store, planned) -> dict:
+    """What a sweep found, without what differs from run to run."""
+    found = {}
+    for one in planned.trials:
+        result = store.result(one.trial.id)
+        found[one.trial.id] = result and (result["status"], json.dumps(result["measurements"]))
+    return found

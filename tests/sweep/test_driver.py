@@ -1,0 +1,249 @@
+"""The driver, with real recording and locking around stages that take no time."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.errors import ResourceError, StoreError, UsageError
+from kvlab.spec import load_sweep
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executor import Ended, WorkerKilled
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from tests.sweep.stub import (
+    EXPERIMENT,
+    SWEEP,
+    StubRun,
+    identify,
+    numbers,
+    tiny_plan,
+    write_sweep,
+)
+
+
+def drive(planned, store, run, **options):
+    return Driver(planned, store, InlineExecutor(run), **options).run()
+
+
+def ids(planned):
+    return [one.trial.id for one in planned.trials]
+
+
+def test_every_trial_is_run_once_and_a_second_run_finds_nothing_missing(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    results = []
+    summary = drive(planned, store, StubRun(store.path), on_result=results.append)
+    assert (summary.exit_code, summary.states["done"], summary.ran) == (0, 8, 8)
+    assert sorted(results) == sorted(ids(planned))
+    again = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
+    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 0)
+    assert all(store.attempts(trial) == [1] for trial in ids(planned))
+
+
+def test_trials_that_share_a_training_train_once(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    drive(planned, store, StubRun(store.path))
+    trainings = {one.trial.training_id for one in planned.trials}
+    assert len(trainings) == 4
+    for training in trainings:
+        steps = (store.training_directory(training) / "steps.log").read_text().split()
+        assert steps == [str(step) for step in range(1, 21)]
+
+
+def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    bad = ids(planned)[2]
+    summary = drive(planned, store, StubRun(store.path, script={(bad, "measure", 0): "bug"}))
+    assert summary.exit_code == 1
+    assert summary.states == {"done": 7, "failed": 1, "missing": 0}
+    error = store.result(bad)["error"]
+    assert (error["class"], error["type"]) == ("bug", "ValueError")
+    assert "no way to measure" in (store.trial_directory(bad) / error["traceback"]).read_text()
+
+
+def test_failed_trials_run_again_only_when_asked_and_keep_both_attempts(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    bad = ids(planned)[0]
+    drive(planned, store, StubRun(store.path, script={(bad, "train", 5): "bug"}))
+    unasked = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
+    assert (unasked.ran, unasked.exit_code) == (0, 1)
+    asked = drive(tiny_plan(tmp_path, store), store, StubRun(store.path), retry_failed=True)
+    assert (asked.ran, asked.exit_code, asked.states["done"]) == (1, 0, 8)
+    assert store.attempts(bad) == [1, 2]
+    assert (store.attempt_directory(bad, 1) / "result.json").exists()
+    assert store.result(bad)["provenance"]["attempts"] == 2
+
+
+def test_a_training_that_diverges_ends_its_trials_without_training_again(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    leader = planned.trials[0].trial
+    summary = drive(
+        planned, store, StubRun(store.path, script={(leader.id, "train", 3): "diverge"})
+    )
+    same = [one.trial.id for one in planned.trials if one.trial.training_id == leader.training_id]
+    assert len(same) == 2
+    assert [store.status(trial) for trial in same] == ["diverged", "diverged"]
+    steps = (store.training_directory(leader.training_id) / "steps.log").read_text().split()
+    assert steps == ["1", "2", "3"]
+    assert (summary.exit_code, summary.states["diverged"]) == (0, 2)
+
+
+def test_a_stop_leaves_a_checkpoint_and_the_next_run_goes_on_from_it(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    first = planned.trials[0].trial
+    stop = {(first.id, "train", 3): "stop"}
+    summary = drive(planned, store, StubRun(store.path, seconds=0.04, script=stop))
+    assert (summary.exit_code, summary.states["missing"]) == (130, 8)
+    log = store.training_directory(first.training_id) / "steps.log"
+    assert 3 < len(log.read_text().split()) < 20
+    assert not store.stop_flag("s").exists()
+    drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
+    assert log.read_text().split() == [str(step) for step in range(1, 21)]
+
+
+def test_an_interrupted_sweep_ends_with_the_results_of_an_undisturbed_one(tmp_path):
+    calm, rough = Store(tmp_path / "calm"), Store(tmp_path / "rough")
+    planned = tiny_plan(tmp_path)
+    drive(planned, calm, StubRun(calm.path))
+    for at in (0, 3, 5):
+        stop = {(planned.trials[at].trial.id, "train", 4): "stop"}
+        drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path, seconds=0.02, script=stop))
+    drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path))
+    assert numbers(rough, planned) == numbers(calm, planned)
+
+
+def test_a_second_driver_of_the_same_sweep_is_refused(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+
+    def run(trial):
+        with pytest.raises(UsageError, match=r"being run by process \d+ since .*kvlab stop s"):
+            drive(planned, store, StubRun(store.path))
+        return StubRun(store.path)(trial)
+
+    assert drive(planned, store, run).states["done"] == 8
+
+
+def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path):
+    path = write_sweep(tmp_path)
+    (tmp_path / "e.yaml").write_text(EXPERIMENT + "resources: {cpus: 4000}\n")
+    store = Store(tmp_path / "runs")
+    planned = plan(load_sweep(path), store, identify=identify)
+    with pytest.raises(ResourceError, match="resources.cpus = 4000"):
+        drive(planned, store, StubRun(store.path))
+    assert not store.path.exists()
+
+
+def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    broken = planned.trials[3].trial.id
+
+    def run(trial):
+        if trial.id == broken:
+            raise StoreError("runs cannot be written: No space left on device")
+        return StubRun(store.path)(trial)
+
+    with pytest.raises(StoreError, match="No space left"):
+        drive(planned, store, run)
+    assert [store.status(trial) for trial in ids(planned)] == ["done"] * 3 + [None] * 5
+    assert drive(tiny_plan(tmp_path, store), store, StubRun(store.path)).states["done"] == 8
+
+
+def test_workers_that_write_somewhere_else_are_noticed(tmp_path):
+    store, elsewhere = Store(tmp_path / "runs"), Store(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="must share the store"):
+        drive(tiny_plan(tmp_path), store, StubRun(elsewhere.path))
+
+
+class RoughExecutor:
+    """A fake cluster: several slots, ends in any order, and processes that die at any moment."""
+
+    def __init__(self, run, slots, chance, seed):
+        self.run, self.slots, self.chance = run, slots, chance
+        self.random = random.Random(seed)
+        self.trials = []
+        self.starts = Counter()
+
+    def describe(self):
+        return "rough"
+
+    def check(self, requests):
+        pass
+
+    def has_room(self, resources):  # noqa: ARG002
+        return len(self.trials) < self.slots
+
+    def start(self, trial):
+        assert trial.id not in {t.id for t in self.trials}, "started twice at once"
+        busy = {t.training_id for t in self.trials}
+        done = (
+            Store(self.run.store).training_directory(trial.training_id) / "training.json"
+        ).exists()
+        assert done or trial.training_id not in busy, "two trials would train the same"
+        self.starts[trial.id] += 1
+        self.trials.append(trial)
+
+    def wait(self, seconds):  # noqa: ARG002
+        if not self.trials:
+            return []
+        trial = self.trials.pop(self.random.randrange(len(self.trials)))
+        killed = Ended(trial.id, error=WorkerKilled("its process died"))
+        if self.random.random() < self.chance / 2:
+            return [killed]  # before it did anything
+        outcome = self.run(trial)
+        if self.random.random() < self.chance / 2:
+            return [killed]  # after it had recorded its result
+        return [Ended(trial.id, outcome=outcome)]
+
+    def close(self, *, force=False):
+        pass
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    slots=st.integers(1, 4),
+    chance=st.sampled_from([0.0, 0.3, 0.9]),
+    seed=st.integers(0, 10**6),
+    bugs=st.sets(st.integers(0, 7), max_size=3),
+)
+def test_whatever_dies_every_trial_is_recorded_exactly_once(
+    tmp_path_factory, slots, chance, seed, bugs
+):
+    folder = tmp_path_factory.mktemp("rough")
+    store = Store(folder / "runs")
+    planned = tiny_plan(folder)
+    script = {(ids(planned)[index], "measure", 0): "bug" for index in bugs}
+    run = StubRun(store.path, script=script)
+    executor = RoughExecutor(run, slots, chance, seed)
+    recorded = []
+    summary = Driver(planned, store, executor, on_result=recorded.append).run()
+    assert sorted(recorded) == sorted(ids(planned))
+    assert summary.states["missing"] == 0
+    for index, trial in enumerate(ids(planned)):
+        result = store.result(trial)
+        kinds = {None if result["error"] is None else result["error"]["class"]}
+        assert kinds <= ({"bug", "killed"} if index in bugs else {None, "killed"})
+        assert executor.starts[trial] <= 4
+        if kinds == {"killed"}:
+            assert executor.starts[trial] == 4
+    assert chance or summary.states["failed"] == len(bugs)
+
+
+def test_two_sweeps_of_one_store_share_what_is_equal(tmp_path):
+    store = Store(tmp_path / "runs")
+    drive(tiny_plan(tmp_path), store, StubRun(store.path))
+    (tmp_path / "other").mkdir()
+    text = SWEEP.replace("seeds: [0, 1]", "seeds: [1, 2]").replace("heads", "attention")
+    other = tiny_plan(tmp_path / "other", store, text)
+    assert other.counts() == {"done": 4, "new": 2, "shares training": 2}
+    assert drive(other, store, StubRun(store.path)).ran == 4

@@ -1,0 +1,314 @@
+"""MLflow as a projection of the record: complete, idempotent, rebuilt alike, repaired."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from kvlab.errors import TrackingError, UsageError
+from kvlab.track import Tracker
+from tests.report.factory import Record
+
+SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
+
+
+def small(**changes) -> Record:
+    return Record(**{"factors": SMALL, "seeds": (0, 1), "items": 5, **changes})
+
+
+def client_of(store: Path) -> MlflowClient:
+    return MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
+
+
+def runs_of(store: Path, sweep: str = "made"):
+    client = client_of(store)
+    experiment = client.get_experiment_by_name(sweep)
+    return client.search_runs([experiment.experiment_id], max_results=1000)
+
+
+def contents(store: Path, sweep: str = "made"):
+    """Everything in an experiment but the ids that MLflow gives."""
+    client = client_of(store)
+    found = {}
+    runs = {run.info.run_id: run for run in runs_of(store, sweep)}
+    for run_id, run in runs.items():
+        tags = dict(run.data.tags)
+        parent = tags.pop("mlflow.parentRunId", None)
+        tags["parent"] = runs[parent].info.run_name if parent else ""
+        history = {
+            key: [(m.value, m.timestamp, m.step) for m in client.get_metric_history(run_id, key)]
+            for key in run.data.metrics
+        }
+        artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
+        files = {
+            str(path.relative_to(artifacts)): path.read_bytes()
+            for path in sorted(artifacts.rglob("*"))
+            if path.is_file()
+        }
+        datasets = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
+        info = (run.info.status, run.info.start_time, run.info.end_time)
+        name = run.info.run_name
+        assert name not in found, "one run a cell and seed"
+        found[name] = (info, run.data.params, history, tags, files, datasets)
+    return found
+
+
+def database(store: Path) -> dict[str, list]:
+    """Every row of every table."""
+    import sqlite3
+
+    with sqlite3.connect(store / "mlflow.db") as connection:
+        tables = [
+            name
+            for (name,) in connection.execute("select name from sqlite_master where type='table'")
+        ]
+        return {
+            name: sorted(map(repr, connection.execute(f"select * from {name}"))) for name in tables
+        }
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A database without runs: making one takes seconds."""
+    store = tmp_path_factory.mktemp("empty")
+    Tracker(store)
+    return store / "mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store with its report, mirrored once; tests that change it copy it."""
+    home = tmp_path_factory.mktemp("made")
+    store = home / "store"
+    small().write(store)
+    report = home / "report"
+    (report / "figures").mkdir(parents=True)
+    (report / "report.md").write_text("# made")
+    (report / "figures" / "pareto.svg").write_text("<svg/>")
+    mirrored = Tracker(store).mirror("made", report)
+    assert (mirrored.written, mirrored.unchanged, mirrored.deleted) == (8, 0, 0)
+    return store, report
+
+
+def test_what_a_run_holds(made):
+    store, _ = made
+    found = contents(store)
+    assert len(found) == 1 + 8
+    info, params, history, tags, files, datasets = found["mqa+tied seed 1"]
+    record = small()
+    levels = {"heads": "mqa", "sharing": "tied"}
+    result = record.result(levels, 1, "done")
+    assert info[0] == "FINISHED"
+    assert (info[2] - info[1]) == 30_000
+    assert params["model.n_kv_head"] == "1"
+    assert params["model.kv_sharing"] == "[[0, 1], [2, 3]]"
+    assert params["seed"] == "1"
+    assert [(value, step) for value, _, step in history["validation_loss"]] == [
+        (loss, step) for step, _, loss in result["curves"]["validation_loss"]
+    ]
+    times = [time for _, time, _ in history["validation_loss"]]
+    assert times == sorted(times)
+    assert info[1] < times[0] <= times[-1] <= info[2]
+    assert [(v, s) for v, _, s in history["loss_served"]] == [
+        (result["measurements"]["loss_served"], 150)
+    ]
+    assert tags["kvlab.factor.heads"] == "mqa"
+    assert tags["kvlab.trial"] == record.trial(levels, 1)
+    assert tags["parent"] == "made"
+    assert set(files) == {"result.json", "items.jsonl.gz"}
+    assert datasets == ["e" * 36]
+
+
+def test_the_parent_run(made):
+    store, _ = made
+    info, _, _, tags, files, _ = contents(store)["made"]
+    assert info[0] == "FINISHED"
+    assert tags["kvlab.states"] == "8 done"
+    assert tags["mlflow.note.content"].startswith("What does each reduction cost?")
+    assert set(files) == {"report/report.md", "report/figures/pareto.svg"}
+
+
+def test_mirroring_twice_changes_nothing_at_all(made, monkeypatch):
+    store, report = made
+    before = database(store)
+    # What a shell may hold must not lead the runs astray.
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "other")
+    tracker = Tracker(store)
+    assert tracker.close_zombies() == 0
+    mirrored = tracker.mirror("made", report)
+    assert (mirrored.written, mirrored.unchanged, mirrored.deleted) == (0, 8, 0)
+    for trial in list(os.listdir(store / "trials"))[:2]:
+        tracker.mirror_trial("made", trial)
+    assert database(store) == before
+
+
+def test_rebuilt_after_the_database_is_gone(made, tmp_path, empty):
+    store, report = made
+    target = tmp_path / "store"
+    shutil.copytree(store, target, ignore=shutil.ignore_patterns("mlflow.db", "mlartifacts"))
+    shutil.copy(empty, target / "mlflow.db")
+    Tracker(target).mirror("made", report)
+    assert contents(target) == contents(store)
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    """The mirrored store again, free to be changed. Its artifacts stay where they were."""
+    target = tmp_path / "store"
+    shutil.copytree(made[0], target)
+    return target
+
+
+def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path, empty):
+    store = small().write(tmp_path / "store")
+    shutil.copy(made[0] / "tracking.id", store.path / "tracking.id")
+    shutil.copy(empty, store.path / "mlflow.db")
+    tracker = Tracker(store.path)
+    for trial in store.sweep_trials("made"):
+        tracker.mirror_trial("made", trial)
+    states = {run.info.run_name: run.info.status for run in runs_of(store.path)}
+    assert states.pop("made") == "RUNNING"
+    assert set(states.values()) == {"FINISHED"}
+    assert tracker.mirror("made", made[1]).written == 0
+    assert contents(store.path) == contents(made[0])
+
+
+def test_a_half_made_run_is_completed_without_a_point_twice(copy):
+    """As after a kill: begun, some of its points there, not ended."""
+    before = contents(copy)
+    client = client_of(copy)
+    run = next(run for run in runs_of(copy) if run.info.run_name == "mqa seed 0")
+    client.delete_tag(run.info.run_id, "kvlab.digest")
+    client.update_run(run.info.run_id, "RUNNING")
+    tracker = Tracker(copy)
+    assert tracker.close_zombies() == 1
+    assert tracker.mirror("made").written == 1
+    assert contents(copy) == before
+
+
+def test_a_run_begun_twice_is_one_run_afterwards(copy):
+    client = client_of(copy)
+    run = next(run for run in runs_of(copy) if run.info.run_name == "mqa seed 0")
+    tags = {k: v for k, v in run.data.tags.items() if k != "kvlab.digest"}
+    client.create_run(run.info.experiment_id, run.info.start_time, tags, run.info.run_name)
+    before = len(runs_of(copy))
+    Tracker(copy).mirror("made")
+    assert len(runs_of(copy)) == before - 1
+    assert len(contents(copy)) == 9
+
+
+def test_a_changed_result_makes_its_run_anew(copy):
+    record = small()
+    levels = {"heads": "mqa", "sharing": "none"}
+    result = record.result(levels, 0, "done")
+    result["measurements"]["loss"] = 1.25
+    from kvlab.trial.record import Store
+
+    Store(copy).write_result(result)
+    mirrored = Tracker(copy).mirror("made")
+    assert mirrored.written == 1
+    _, _, history, *_ = contents(copy)["mqa seed 0"]
+    assert [value for value, _, _ in history["loss"]] == [1.25]
+
+
+def test_a_result_that_is_gone_takes_its_run_along(copy):
+    record = small()
+    trial = record.trial({"heads": "mqa", "sharing": "none"}, 0)
+    (copy / "trials" / trial / "result.json").unlink()
+    mirrored = Tracker(copy).mirror("made")
+    assert mirrored.deleted == 1
+    found = contents(copy)
+    assert "mqa seed 0" not in found
+    assert found["made"][0][0] == "KILLED"
+    assert found["made"][3]["kvlab.states"] == "7 done, 1 missing"
+
+
+def test_runs_that_are_not_ours_are_left_alone(copy):
+    client = client_of(copy)
+    experiment = client.get_experiment_by_name("made").experiment_id
+    theirs = client.create_run(experiment, 1, {"kvlab.store": "another"}, "theirs").info.run_id
+    tracker = Tracker(copy)
+    assert tracker.close_zombies() == 0
+    tracker.mirror("made")
+    assert client.get_run(theirs).info.lifecycle_stage == "active"
+    assert client.get_run(theirs).info.status == "RUNNING"
+
+
+def test_failures_and_hostile_texts(tmp_path, empty):
+    message = "<b>|" + "x" * 20_000
+    record = small(
+        status=lambda levels, _seed: "failed" if levels["heads"] == "mqa" else "diverged",
+        error=message,
+        question="q" * 20_000,
+    )
+    store = record.write(tmp_path / "store")
+    shutil.copy(empty, store.path / "mlflow.db")
+    attempt = store.attempt_directory(record.trial({"heads": "mqa", "sharing": "none"}, 0), 1)
+    attempt.mkdir(parents=True)
+    (attempt / "traceback.txt").write_text("Traceback")
+    Tracker(store.path).mirror("made")
+    found = contents(store.path)
+    info, _, history, tags, files, _ = found["mqa seed 0"]
+    assert info[0] == "FAILED"
+    assert tags["kvlab.status"] == "failed"
+    assert tags["kvlab.error.message"].startswith("<b>|xxx")
+    assert "sha256:" in tags["kvlab.error.message"]
+    assert "loss" not in history
+    assert "attempts/1/traceback.txt" in files
+    assert found["made"][0][0] == "FAILED"
+
+
+def test_a_trial_of_two_sweeps_is_in_both(tmp_path, empty):
+    store = small().write(tmp_path / "store")
+    shutil.copy(empty, store.path / "mlflow.db")
+    other = {**store.sweep("made"), "name": "other", "question": "Again?"}
+    other["cells"] = other["cells"][:1]
+    store.write_sweep(other)
+    tracker = Tracker(store.path)
+    assert tracker.mirror("made").written == 8
+    assert tracker.mirror("other").written == 2
+    trials = {run.data.tags.get("kvlab.trial") for run in runs_of(store.path, "other")} - {None}
+    assert len(trials) == 2
+    assert trials <= {run.data.tags.get("kvlab.trial") for run in runs_of(store.path)}
+
+
+def test_a_deleted_experiment_comes_back(copy):
+    client = client_of(copy)
+    client.delete_experiment(client.get_experiment_by_name("made").experiment_id)
+    Tracker(copy).mirror("made")
+    assert client.get_experiment_by_name("made").lifecycle_stage == "active"
+
+
+def test_errors_have_a_way_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError, match="kvlab sync"):
+        Tracker(tmp_path, "http://user:secret@127.0.0.1:9")
+    (tmp_path / "mlflow.db").write_text("not a database, but long enough to look at" * 50)
+    with pytest.raises(TrackingError, match="delete it"):
+        Tracker(tmp_path)
+    with pytest.raises(TrackingError, match="sqlite:///"):
+        Tracker(tmp_path, "ftp://nowhere")
+    try:
+        Tracker(tmp_path, "http://user:secret@127.0.0.1:9")
+    except TrackingError as error:
+        assert "secret" not in str(error)
+
+
+def test_unknown_sweep(copy):
+    with pytest.raises(UsageError, match="nosuch"):
+        Tracker(copy).mirror("nosuch")
+
+
+def test_long_values_are_cut_with_a_hash():
+    from kvlab.track.description import cut, flat
+
+    assert cut("x" * 6000, 6000) == "x" * 6000
+    one, other = cut("x" * 6001, 6000), cut("x" * 6002, 6000)
+    assert len(one) == len(other) == 6000
+    assert one != other
+    settings = {"a": {"b": [1, {"c": None}], "d": "text"}, "e": True}
+    assert dict(flat(settings)) == {"a.b": json.dumps([1, {"c": None}]), "a.d": "text", "e": "true"}

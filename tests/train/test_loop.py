@@ -1,0 +1,209 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.data import training_batch
+from kvlab.errors import Diverged, Stopped, StoreError
+from kvlab.train import load_training, load_weights, train
+from kvlab.train.schedule import learning_rate
+from tests.train.small import dataset, experiment, model
+
+DATA = dataset()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(of, directory, seed=0, **options):
+    trained = model(of, seed)
+    record = train(trained, DATA, of, seed=seed, directory=directory, **options)
+    return trained, record
+
+
+def plain_training(of, seed=0, dtype=torch.float32):
+    """The same training as anybody would write it down, over all tokens of a step at once."""
+    net, t, block = model(of, seed).to(dtype), of.training, of.model.block_size
+    wide = [p for p in net.parameters() if p.dim() > 1]
+    thin = [p for p in net.parameters() if p.dim() == 1]
+    groups = [{"params": wide, "weight_decay": 0.1}, {"params": thin, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    curve = []
+    for step in range(t.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(t, step)
+        x, y = training_batch(
+            DATA.train, seed=seed, step=step, batch_size=t.batch_tokens // block, block_size=block
+        )
+        logits = net(torch.from_numpy(x))
+        loss = F.cross_entropy(logits.flatten(0, 1), torch.from_numpy(y).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        curve.append(loss.item())
+    return net, curve
+
+
+def test_it_is_plain_training_whatever_the_microbatch(tmp_path):
+    of = experiment()
+    wanted, curve = plain_training(of)
+    for tokens in (None, 16, 32):
+        small = experiment(resources={"microbatch_tokens": tokens})
+        trained, record = run(small, tmp_path / str(tokens))
+        assert [point[2] for point in record.train_curve] == pytest.approx(curve, abs=1e-5)
+        for a, b in zip(trained.parameters(), wanted.parameters(), strict=True):
+            assert (a - b).abs().max() < 1e-4
+
+
+def test_it_learns_and_records_what_it_did(tmp_path):
+    of = experiment(training={"tokens": 64 * 80, "evaluate_every": 30, "evaluate_tokens": 320})
+    updates = []
+    trained, record = run(of, tmp_path, on_progress=updates.append)
+    assert record == load_training(tmp_path)
+    assert (record.steps, record.tokens, record.resumed_from) == (80, 5120, [])
+    assert [p[:2] for p in record.validation_curve] == [[30, 1920], [60, 3840], [80, 5120]]
+    assert [p[0] for p in record.train_curve] == list(range(1, 81))
+    assert record.train_curve[0][2] == pytest.approx(math.log(258), abs=0.1)
+    assert record.validation_curve[-1][2] < 4.2, "log 258 is 5.55, and 41 tokens make up the text"
+    assert record.tokens_per_second > 0
+    assert record.seconds > 0
+    assert record.peak_bytes > sum(p.nbytes for p in trained.parameters())
+    assert updates[-1]["step"] == updates[-1]["steps"] == 80
+    assert not (tmp_path / "checkpoints").exists()
+    text = torch.from_numpy(DATA.validation[:321].astype("int64"))
+    logits = trained(text[:-1].view(20, 16)).flatten(0, 1)
+    loss = F.cross_entropy(logits, text[1:]).item()
+    assert record.validation_curve[-1][2] == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_long_curve_is_thinned_to_means(tmp_path):
+    of = experiment(
+        model={"n_layer": 1, "n_embd": 4},
+        training={
+            "tokens": 16 * 1003,
+            "batch_tokens": 16,
+            "evaluate_every": 2000,
+            "checkpoint_every": 2000,
+        },
+    )
+    _, record = run(of, tmp_path)
+    assert [p[0] for p in record.train_curve[:3]] == [2, 4, 6]
+    assert record.train_curve[-1][0] == 1003
+    assert len(record.train_curve) == 502
+
+
+def test_no_steps_keep_the_initial_weights(tmp_path):
+    of = experiment(training={"tokens": 0})
+    _, record = run(of, tmp_path, seed=5)
+    assert (record.steps, record.tokens, record.tokens_per_second) == (0, 0, 0.0)
+    loaded = model(of, seed=1)
+    load_weights(loaded, tmp_path)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(loaded.parameters(), model(of, seed=5).parameters(), strict=True)
+    )
+
+
+def test_a_finished_training_is_loaded_not_repeated(tmp_path):
+    of = experiment()
+    trained, record = run(of, tmp_path)
+    again, same = run(of, tmp_path, on_progress=lambda _: pytest.fail("it trained again"))
+    assert same == record
+    assert all(map(torch.equal, trained.parameters(), again.parameters()))
+
+
+def test_bfloat16_trains_close_to_float32_and_keeps_float32_weights(tmp_path):
+    _, exact = run(experiment(), tmp_path / "a")
+    trained, reduced = run(experiment(training={"precision": "bfloat16"}), tmp_path / "b")
+    assert {p.dtype for p in trained.parameters()} == {torch.float32}
+    last, wanted = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
+    assert last != wanted
+    assert last == pytest.approx(wanted, abs=0.1)
+
+
+def test_compiled_training_is_the_same_training(tmp_path):
+    training = {"tokens": 64 * 6, "evaluate_tokens": 80}
+    shape = {"n_layer": 1}
+    _, eager = run(experiment(shape, training), tmp_path / "a")
+    _, compiled = run(experiment(shape, {**training, "compile": True}), tmp_path / "b")
+    for name in ("train_curve", "validation_curve"):
+        for a, b in zip(getattr(eager, name), getattr(compiled, name), strict=True):
+            assert a == pytest.approx(b, abs=1e-3)
+
+
+def test_the_schedule_is_warm_up_then_half_a_cosine():
+    t = experiment(
+        training={"tokens": 64 * 110, "warmup_tokens": 64 * 10, "final_learning_rate": 1e-3}
+    ).training
+    rates = [learning_rate(t, step) for step in range(110)]
+    assert rates[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert rates[10] == pytest.approx(1e-2)
+    assert rates[60] == pytest.approx((1e-2 + 1e-3) / 2)
+    assert rates[35] == pytest.approx(1e-3 + 9e-3 * (0.5 + math.sqrt(2) / 4))
+    assert 1e-3 < rates[-1] < 1.01e-3
+    assert sorted(rates[9:], reverse=True) == rates[9:]
+
+
+def test_a_loss_that_is_no_number_ends_it_before_the_weights_are_touched(tmp_path):
+    of = experiment()
+    broken = model(of)
+    with torch.no_grad():
+        broken.token_embedding.weight[3, 0] = float("inf")
+    before = [p.clone() for p in broken.parameters()]
+    with pytest.raises(Diverged, match=r"the loss is nan at step 0 of 24.*learning_rate = 0.01"):
+        train(broken, DATA, of, seed=0, directory=tmp_path)
+    assert all(map(torch.equal, before, broken.parameters()))
+    assert load_training(tmp_path) is None
+
+
+def test_a_learning_rate_far_too_high_diverges_as_a_finding(tmp_path):
+    of = experiment(training={"tokens": 64 * 200, "learning_rate": 1e35, "clip": 1e30})
+    with pytest.raises(Diverged):
+        run(of, tmp_path)
+
+
+def test_another_trainings_checkpoint_is_refused(tmp_path):
+    steps = iter(range(100))
+    with pytest.raises(Stopped):
+        run(experiment(), tmp_path, should_stop=lambda: next(steps) == 6)
+    for other in (
+        experiment(training={"learning_rate": 2e-2}),
+        experiment(model={"n_kv_head": 1}),
+        experiment(model={"position": "none"}),
+    ):
+        with pytest.raises(StoreError, match="belongs to another training"):
+            run(other, tmp_path)
+    with pytest.raises(StoreError, match="belongs to another training"):
+        run(experiment(), tmp_path, seed=1)
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    run(experiment(training={"tokens": 0}), tmp_path)
+    for change in ({"n_embd": 32}, {"n_kv_head": 1}, {"n_layer": 3}):
+        with pytest.raises(StoreError, match="does not fit the model"):
+            load_weights(model(experiment(model=change)), tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_said_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"):
+        run(experiment(), tmp_path / "file")
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(StoreError, match="checkpoints cannot be written"):
+        run(experiment(), tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_cuda_trains_as_the_cpu_does(tmp_path):
+    _, cpu = run(experiment(), tmp_path / "cpu")
+    _, cuda = run(experiment(), tmp_path / "cuda", device="cuda")
+    for a, b in zip(cpu.validation_curve, cuda.validation_curve, strict=True):
+        assert a == pytest.approx(b, abs=1e-2)

@@ -1,0 +1,147 @@
+"""Interrupted at any moment, in any way: the weights come out bitwise the same."""
+
+import multiprocessing
+import os
+import random
+import shutil
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvlab.errors import Stopped
+from kvlab.train import load_training, train
+from tests.train.small import dataset, experiment, model
+
+DATA = dataset()
+OF = experiment()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(directory, of=OF, **options):
+    return train(model(of), DATA, of, seed=0, directory=directory, **options)
+
+
+def stop_after(directory, steps, of=OF):
+    """Runs until ``steps`` more steps are done."""
+    asked = iter(range(1, 1000))
+    with pytest.raises(Stopped):
+        run(directory, of, should_stop=lambda: next(asked) == steps)
+
+
+def same_as(record, directory, wanted_record, wanted):
+    ours, theirs = (load_file(d / "final" / "model.safetensors") for d in (directory, wanted))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+    assert record.train_curve == wanted_record.train_curve
+    assert record.validation_curve == wanted_record.validation_curve
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    torch.set_num_threads(1)
+    return run(directory), directory
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed):
+    rng, at, stops = random.Random(seed), 0, []
+    while at + (step := rng.randint(1, 9)) < OF.training.steps:
+        stop_after(tmp_path, step)
+        at += step
+        stops.append(at)
+        assert (tmp_path / "checkpoints" / f"step-{at:08d}").is_dir()
+        assert len(list((tmp_path / "checkpoints").iterdir())) <= 2
+    record = run(tmp_path)
+    assert record.resumed_from == stops
+    same_as(record, tmp_path, *whole)
+    assert record.steps == OF.training.steps
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training": {"precision": "bfloat16"}},
+        {"model": {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5}},
+    ],
+)
+def test_other_recipes_resume_bitwise_too(tmp_path, changes):
+    of = experiment(**changes)
+    record = run(tmp_path / "whole", of)
+    stop_after(tmp_path / "parts", 7, of)
+    same_as(run(tmp_path / "parts", of), tmp_path / "parts", record, tmp_path / "whole")
+
+
+def test_the_same_sharing_in_other_words_goes_on(tmp_path):
+    stop_after(tmp_path, 5, experiment(model={"kv_sharing": "adjacent:2"}))
+    other = experiment(model={"kv_sharing": [[0, 1]], "attention_pattern": "GG"})
+    assert run(tmp_path, other).resumed_from == [5]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone", "state", "old state"])
+def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before(tmp_path, whole, damage, caplog):
+    stop_after(tmp_path, 10)  # leaves steps 8 and 10
+    newest = tmp_path / "checkpoints" / "step-00000010"
+    weights, state = newest / "model.safetensors", newest / "state.json"
+    if damage == "cut":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif damage == "flip":
+        raw = bytearray(weights.read_bytes())
+        raw[-5] ^= 1
+        weights.write_bytes(raw)
+    elif damage == "gone":
+        (newest / "optimizer.safetensors").unlink()
+    elif damage == "state":
+        state.write_text(state.read_text()[:50])
+    else:
+        state.write_text(state.read_text().replace('"pending"', '"older"'))
+    record = run(tmp_path)
+    assert record.resumed_from == [8]
+    assert "step-00000010 is damaged" in caplog.text
+    same_as(record, tmp_path, *whole)
+
+
+def test_with_all_checkpoints_damaged_it_starts_again(tmp_path, whole):
+    stop_after(tmp_path, 10)
+    for state in tmp_path.glob("checkpoints/*/state.json"):
+        state.write_text("")
+    record = run(tmp_path)
+    assert record.resumed_from == []
+    same_as(record, tmp_path, *whole)
+
+
+def child(directory, started):
+    torch.set_num_threads(1)
+    run(directory, on_progress=lambda _: started.set())
+
+
+def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
+    """Real kills of real processes, many of them while one writes a checkpoint or the weights."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["kvlab.train", "torch._dynamo"])  # seconds each
+    rng, kills = random.Random(3), 0
+    while load_training(tmp_path) is None or kills < 30:
+        if load_training(tmp_path) is not None:  # whole too soon: the rest on a new training
+            same_as(run(tmp_path), tmp_path, *whole)
+            shutil.rmtree(tmp_path)
+        started = processes.Event()
+        process = processes.Process(target=child, args=(tmp_path, started))
+        process.start()
+        assert started.wait(60), "the child failed"
+        time.sleep(rng.uniform(0.0, 0.08))
+        kills += process.is_alive()
+        process.kill()
+        process.join()
+    same_as(run(tmp_path), tmp_path, *whole)
+    assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
