@@ -40,5 +40,5 @@ def _whole(value: Any) -> Any:
 
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**15)]
 CountOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**15)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]

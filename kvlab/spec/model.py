@@ -127,6 +127,17 @@ class ModelConfig(SpecModel):
         """The layer whose K/V projections each layer reads."""
         return owner_map(self.kv_sharing, self.layer_kinds)
 
+    def computation(self) -> dict[str, Any]:
+        """What the model computes, as plain data: spellings of one computation are equal.
+
+        Sharing counts as the owner map, the attention pattern as one letter a layer.
+        """
+        facts = self.identity()
+        del facts["kv_sharing"], facts["attention_pattern"]
+        if self.position != "rope":
+            del facts["rope_theta"]
+        return {**facts, "owners": list(self.kv_owners), "kinds": self.layer_kinds}
+
 
 def _default_ffn_dim(model: ModelConfig) -> int:
     if model.mlp == "gelu":

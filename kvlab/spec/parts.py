@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from kvlab.spec.base import Count, CountOrZero, Fraction, Positive, SpecModel, refuse
+from kvlab.spec.base import Count, CountOrZero, Decay, Positive, SpecModel, refuse
 from kvlab.spec.model import SharingField
 
 SOURCES = ("docstrings", "files", "fineweb-edu-10b", "fineweb-edu-100b")
@@ -84,15 +84,15 @@ class TrainingConfig(SpecModel):
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(
         default=0.1, description="On matrices only."
     )
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.95
+    beta1: Decay = 0.9
+    beta2: Decay = 0.95
     adam_eps: Positive = 1e-8
     clip: Positive = Field(default=1.0, description="Largest norm of the gradient.")
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = Field(default=False, description="torch.compile the model.")
     evaluate_every: Count = Field(default=100, description="Steps between validation losses.")
     evaluate_tokens: Count = Field(
-        default=65_536, description="Validation tokens of each of those; the last uses loss_tokens."
+        default=65_536, description="Validation tokens of each of those losses."
     )
     checkpoint_every: Count = Field(default=100, description="Steps between checkpoints.")
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from kvlab.errors import DataError
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import DataConfig
@@ -77,11 +78,14 @@ class Plan:
     Attributes:
         trials: every trial once, cell by cell, seed by seed.
         cells: every cell of the design, also those whose trials another cell has too.
+        absent: why a text is not there, one line each. Then the ids are provisional: they
+            change once the text can be identified.
     """
 
     sweep: Sweep
     trials: tuple[PlannedTrial, ...]
     cells: tuple[PlannedCell, ...] = field(repr=False)
+    absent: tuple[str, ...] = ()
 
     @cached_property
     def trainings(self) -> int:
@@ -116,7 +120,11 @@ class Plan:
 
 
 def plan(
-    sweep: Sweep, store: Store | str | Path | None = None, *, identify: Identify | None = None
+    sweep: Sweep,
+    store: Store | str | Path | None = None,
+    *,
+    identify: Identify | None = None,
+    provisional: bool = False,
 ) -> Plan:
     """The trials of every cell and seed of ``sweep``.
 
@@ -124,22 +132,24 @@ def plan(
         sweep: from `kvlab.spec.load_sweep`.
         store: where finished trials are looked up; None takes all as new.
         identify: digest of the text of a data section; default `kvlab.data.identity`.
+        provisional: plan also without the text, as before a download; see ``Plan.absent``.
 
     Raises:
         SpecError: a cell is not possible.
-        DataError: the text is not there.
+        DataError: the text is not there, and ``provisional`` is not set.
     """
     record = Store(store) if isinstance(store, str | Path) else store
-    builder = _Builder(record, identify or _identity)
+    builder = _Builder(record, identify or _identity, provisional)
     cells = tuple(builder.add(cell.levels, cell.experiment, sweep.seeds) for cell in sweep.cells())
-    return Plan(sweep, builder.trials(), cells)
+    return Plan(sweep, builder.trials(), cells, tuple(builder.absent))
 
 
 class _Builder:
     """Collects trials by id; several cells may compute the same."""
 
-    def __init__(self, store: Store | None, identify: Identify):
-        self._store, self._identify = store, identify
+    def __init__(self, store: Store | None, identify: Identify, provisional: bool):
+        self._store, self._identify, self._provisional = store, identify, provisional
+        self.absent: list[str] = []
         self._identities: dict[DataConfig, str] = {}
         self._trials: dict[str, Trial] = {}
         self._cells: dict[str, list[Mapping[str, str]]] = {}
@@ -183,8 +193,17 @@ class _Builder:
     def _trial(self, experiment: Experiment, seed: int) -> Trial:
         data = experiment.data
         if data not in self._identities:
-            self._identities[data] = self._identify(data)
+            self._identities[data] = self._identity(data)
         return Trial.of(experiment, self._identities[data], seed)
+
+    def _identity(self, data: DataConfig) -> str:
+        try:
+            return self._identify(data)
+        except DataError as error:
+            if not self._provisional:
+                raise
+            self.absent.append(str(error))
+            return f"absent {data.source}"
 
     def _ended(self, trial: Trial) -> State | None:
         status = self._store.status(trial.id) if self._store else None

@@ -57,19 +57,9 @@ class State:
 
 
 def run_identity(experiment: Experiment, seed: int, train_tokens: int) -> str:
-    """sha256 of what makes two runs the same, so that one does not go on from another's state.
-
-    What is only spelled differently is equal: sharing counts as the owner map.
-    """
-    model = experiment.model.identity()
-    for key in ("kv_sharing", "attention_pattern"):
-        del model[key]
-    if experiment.model.position != "rope":
-        del model["rope_theta"]
+    """sha256 of what makes two runs the same, so that one does not go on from another's state."""
     facts = {
-        "model": model,
-        "owners": list(experiment.model.kv_owners),
-        "kinds": experiment.model.layer_kinds,
+        "model": experiment.model.computation(),
         "training": experiment.training.identity(),
         "seed": seed,
         "train_tokens": train_tokens,

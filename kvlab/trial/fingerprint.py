@@ -13,7 +13,6 @@ from typing import Any
 
 from kvlab.layout import KVLayout
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import EvaluationConfig
 
 TRAINING_VERSION = 1
@@ -58,7 +57,7 @@ def training_identity(experiment: Experiment, data_identity: str, seed: int) -> 
     """What the weights depend on, as plain data."""
     return {
         "version": TRAINING_VERSION,
-        "model": _model_identity(experiment.model),
+        "model": experiment.model.computation(),
         "data": {**experiment.data.identity(), "text": data_identity},
         "training": experiment.training.identity(),
         "seed": seed,
@@ -85,14 +84,6 @@ def trial_fingerprint(experiment: Experiment, data_identity: str, seed: int) -> 
     """64 hex digits that name the result."""
     training = training_fingerprint(experiment, data_identity, seed)
     return fingerprint(trial_identity(experiment, training))
-
-
-def _model_identity(model: ModelConfig) -> dict[str, Any]:
-    data = model.identity()
-    del data["kv_sharing"], data["attention_pattern"]
-    if model.position != "rope":
-        del data["rope_theta"]
-    return {**data, "owners": list(model.kv_owners), "kinds": model.layer_kinds}
 
 
 def _serving_identity(experiment: Experiment) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    planned = plan(load_sweep(options.sweep), Store(options.store))
+    planned = plan(load_sweep(options.sweep), Store(options.store), provisional=True)
     print(json.dumps(_facts(planned), indent=1) if options.json else _text(planned))
     return 0
 
@@ -32,6 +32,7 @@ def _text(planned: Plan) -> str:
     counts = ", ".join(f"{number} {state}" for state, number in planned.counts().items())
     lines.append(planned.totals() + ".")
     lines.append(f"State: {counts}.")
+    lines += [f"The text is not here yet, so the ids will change: {why}" for why in planned.absent]
     if planned.flops:
         cost = f"{short_number(planned.flops)} FLOPs, {short_number(planned.tokens)} tokens"
         lines.append(f"Training still to do: {cost}.")
@@ -72,6 +73,7 @@ def _equal_cells(planned: Plan) -> list[str]:
 def _facts(planned: Plan) -> dict[str, Any]:
     return {
         "sweep": planned.sweep.name,
+        "text_absent": list(planned.absent),
         "trials": [
             {
                 "trial": one.trial.id,
