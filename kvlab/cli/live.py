@@ -143,8 +143,8 @@ def _numbers(result: dict[str, Any]) -> Iterator[str]:
     found = result["measurements"]
     if "loss" in found:
         yield f"loss {found['loss']:.4f}"
-    if "loss_served" in found:
-        yield f"served {found['loss_served']:.4f}"
+    if "serving_gap" in found:
+        yield f"served {found['serving_gap']:+.4f}"
     if "hellaswag_acc_norm" in found:
         yield f"HellaSwag {found['hellaswag_acc_norm']:.1%}"
     yield f"KV {short_bytes(result['kv']['bytes_at_block_size'])}"
