@@ -92,7 +92,7 @@ class TrainingConfig(SpecModel):
     compile: bool = Field(default=False, description="torch.compile the model.")
     evaluate_every: Count = Field(default=100, description="Steps between validation losses.")
     evaluate_tokens: Count = Field(
-        default=65_536, description="Validation tokens of each of those; the last uses loss_tokens."
+        default=65_536, description="Validation tokens of each of those."
     )
     checkpoint_every: Count = Field(default=100, description="Steps between checkpoints.")
 

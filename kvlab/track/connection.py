@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError
 from kvlab.files import write_atomic
-from kvlab.trial.lock import Lock
+from kvlab.lock import Lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
