@@ -59,5 +59,5 @@ class Mirror:
     def _failed(self, error: TrackingError) -> None:
         if self._error is None:
             text = f"MLflow is not up to date: {error}"
-            self._warn(f"{text}; the sweep does without, `kvlab sync {self._sweep}` catches up")
+            self._warn(f"{text}; the sweep goes on without it")
         self._error = str(error)
