@@ -122,7 +122,7 @@ def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
 
 def test_stages_that_cannot_even_be_set_up_are_a_failure(store, trial):
     class Absent(StubStages):
-        def __init__(self, *arguments, **options):
+        def __init__(self, *arguments, **options):  # noqa: ARG002
             raise ResourceError("resources.gpus = 1, and no CUDA device is visible here")
 
     assert run(trial, store, Absent) == "failed"
