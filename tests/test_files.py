@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kvlab.errors import StoreError
-from kvlab.files import read_json, write_atomic, write_json
+from kvlab.files import read_json, write_json
 
 FULL = """
 import resource, signal, sys

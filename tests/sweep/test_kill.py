@@ -4,6 +4,7 @@ Moments are counted in training steps on disk, not in seconds.
 """
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -23,7 +24,9 @@ PATIENCE = 120.0
 
 def start(folder, *options):
     command = [sys.executable, "-m", "tests.sweep.drive_stub", str(folder), *map(str, options)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True
+    )
 
 
 def finish(process):
@@ -78,7 +81,9 @@ def test_a_driver_killed_again_and_again_ends_with_the_same_results(tmp_path, sw
     moments = sorted(chance.sample(range(1, 80), 3))
     for steps in moments:
         driver = start(tmp_path, "--seconds", 0.005)
-        wait_for(lambda steps=steps, driver=driver: total(store) >= steps or driver.poll() is not None)
+        wait_for(
+            lambda steps=steps, driver=driver: total(store) >= steps or driver.poll() is not None
+        )
         kills += driver.poll() is None
         driver.kill()
         driver.communicate()
@@ -157,8 +162,12 @@ def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(tmp_path
     before, steps = ended(store, planned), total(store)
     assert steps < 80
     assert all(not store.is_running(one.trial.id) for one in planned.trials)
-    facts = finish(start(tmp_path, "--executor", "ray"))
-    assert (facts["exit"], facts["states"]["done"]) == (0, 8)
+    again = start(tmp_path, "--executor", "ray", "--seconds", 0.05)
+    wait_for(lambda: total(store) >= 30)
+    os.killpg(again.pid, signal.SIGINT)  # as Ctrl-C at a terminal: to the workers too
+    facts = finish(again)
+    assert (facts["exit"], facts["retried"]) == (130, 0)
+    assert finish(start(tmp_path))["states"]["done"] == 8
     assert numbers(store, planned) == expected
     assert ended(store, planned).items() >= before.items()
     assert all(done == sorted(set(done)) for done in logged(store).values())

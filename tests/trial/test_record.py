@@ -31,7 +31,8 @@ def test_reading_makes_nothing(store):
     assert store.status(ID) is None
     assert store.result(ID) is None
     assert (store.trial_ids(), store.sweep_names(), store.attempts(ID)) == ([], [], [])
-    assert not (store.is_running(ID) or store.is_driven("s") or store.training_done(ID))
+    answers = (store.is_running(ID), store.is_driven("s"), store.training_done(ID))
+    assert answers == (False, False, False)
     assert not store.path.exists()
 
 

@@ -1,6 +1,5 @@
 """The Ray executor, on one local cluster for all tests here."""
 
-
 import psutil
 import pytest
 
@@ -49,7 +48,6 @@ class TestRay(ExecutorContract):
         ended = until_ended(executor)[trial.id]
         assert isinstance(ended.error, WorkerKilled)
         self.test_a_trial_ends_once_with_its_outcome(executor, run)
-
 
     def test_the_driver_starts_killed_trials_again_from_their_checkpoint(
         self, executor, run, tmp_path
