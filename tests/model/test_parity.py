@@ -7,7 +7,7 @@ import torch
 
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.model.architecture import PretrainedError
+from kvlab.errors import PretrainedError
 from kvlab.spec import ModelConfig
 
 transformers = pytest.importorskip("transformers", reason="the independent implementation")
