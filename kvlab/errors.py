@@ -12,6 +12,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
+    ├── SourceMissing          the weights that it starts from are not there, or none fits
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -97,6 +98,10 @@ class TrialError(KvlabError):
 
 class Diverged(TrialError):
     """The training loss became NaN or infinite."""
+
+
+class SourceMissing(TrialError):
+    """The weights that a training starts from are not there, or none of them fits."""
 
 
 class Stopped(TrialError):

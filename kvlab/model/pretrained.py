@@ -20,6 +20,7 @@ from kvlab.spec.model import ModelConfig
 if TYPE_CHECKING:
     from kvlab.model.gpt import GPT
 
+
 def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
     """The architecture and our configuration of a checkpoint folder."""
     try:

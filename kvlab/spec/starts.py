@@ -56,7 +56,8 @@ def _problems(
     name = f"the cell {_label(levels)}"
     source = known.get(cell_key(levels))
     if source is None:
-        yield FIELD, f"{shown} is {name}, which is not in the design; include it, or start elsewhere"
+        text = f"{shown} is {name}, which is not in the design"
+        yield FIELD, f"{text}; include it, or start elsewhere"
     elif _comes_back(cell, known):
         text = f"in a circle for the cell {_label(cell.levels)}"
         yield FIELD, f"{shown} leads {text}; let one of its cells start without"
