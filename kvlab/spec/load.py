@@ -47,7 +47,8 @@ def load_shape(target: str, overrides: Mapping[str, Any] | None = None) -> Shape
         preset = Document(target, {"name": target, "model": {"preset": target}}, {}, {})
         return _validated(Shape, preset.data, preset, overrides or {})
     if not target.endswith((".yaml", ".yml")):
-        near = get_close_matches(target, PRESETS, 1)
+        near = [name for name in PRESETS if target and name.startswith(target)]
+        near += get_close_matches(target, PRESETS, 1)
         hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
         raise SpecError(f"{target}: is not a preset or a .yaml file; {hint}")
     experiment = load_experiment(target, overrides)
@@ -64,7 +65,27 @@ def load_sweep(path: str | Path) -> Sweep:
     """
     document = read_yaml(path)
     data = {"name": Path(path).stem, **document.data}
-    sweep = _validated(Sweep, data, document)
+    try:
+        sweep = _validated(Sweep, data, document)
+    except SpecError as error:
+        raise SpecError([*error.problems, *_level_problems(document, path)]) from None
+    return _with_base(sweep, document, path)
+
+
+def _level_problems(document: Document, path: str | Path) -> list[Problem]:
+    """What is wrong in the levels of a sweep that has other problems too: all at once."""
+    parts = {key: document.data[key] for key in ("experiment", "factors") if key in document.data}
+    try:
+        _with_base(Sweep.model_validate({"question": "?", **parts}), document, path)
+    except ValidationError:
+        return []  # the factors themselves are wrong, which is among the problems already
+    except SpecError as error:
+        return error.problems
+    return []
+
+
+def _with_base(sweep: Sweep, document: Document, path: str | Path) -> Sweep:
+    """The sweep with its base experiment, every cell checked."""
     base_path = os.path.normpath(Path(path).parent / sweep.experiment)
     try:
         base = read_yaml(base_path)

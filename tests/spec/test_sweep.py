@@ -109,3 +109,9 @@ def test_a_combination_that_fails_names_its_cell(tmp_path):
 def test_a_hostile_file_name_is_no_sweep_name(tmp_path):
     with pytest.raises(SpecError, match="is not a usable name"):
         load(tmp_path, SWEEP, "A b.yaml")
+
+
+def test_problems_of_the_sweep_and_of_its_levels_are_shown_together(tmp_path):
+    text = SWEEP.replace("n_kv_head: 1", "n_kv_heads: 1").replace("[0, 1]", "[0, one]")
+    lines = refusal(tmp_path, text).splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["s.yaml:6:11", "s.yaml:15:12"]
