@@ -14,8 +14,8 @@ from kvlab.spec.parts import DataConfig
 from kvlab.spec.starts import CellKey, cell_key
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.sweep.starts import Starts
+from kvlab.trial.fingerprint import MODEL_DTYPE
 from kvlab.trial.record import Store
-from kvlab.trial.result import MODEL_DTYPE
 from kvlab.trial.trial import Trial
 
 State = Literal["new", "shares training", "done", "failed", "diverged"]

@@ -16,6 +16,9 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import EvaluationConfig
 from kvlab.trial.start import Start
 
+MODEL_DTYPE = "float32"
+"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
+
 TRAINING_VERSION = 1
 """Goes up when the same training spec comes to compute something else."""
 
@@ -98,6 +101,8 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     layout = KVLayout.of(experiment.model, experiment.serving)
     data = experiment.serving.identity()
     del data["tie"], data["tie_rule"]
+    if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
+        data["compared_with"] = MODEL_DTYPE  # such trials measure what their dtype costs
     return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}
 
 

@@ -9,12 +9,10 @@ from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.failure import Failure
+from kvlab.trial.fingerprint import MODEL_DTYPE
 from kvlab.trial.metrics import METRICS
 from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.trial import Trial
-
-MODEL_DTYPE = "float32"
-"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
 
 
 @dataclass(frozen=True)
