@@ -123,7 +123,9 @@ def test_what_a_coarse_cache_costs_is_told_apart_from_what_a_tie_costs(kind):
     both = window_loss(model, 3, of.serving), window_loss(model, 3, exact)
     assert found["kv_dtype_loss_change"] == pytest.approx(both[0] - both[1], abs=2e-5)
     errors = logit_errors(model, 3, of.serving, exact)
-    assert found["kv_dtype_logit_rms"] == pytest.approx(errors.square().mean().sqrt().item(), rel=1e-3)
+    assert found["kv_dtype_logit_rms"] == pytest.approx(
+        errors.square().mean().sqrt().item(), rel=1e-3
+    )
     assert found["kv_dtype_logit_largest"] == pytest.approx(errors.abs().max().item(), rel=1e-3)
     assert found["kv_dtype_logit_rms"] > 1e-4
     assert abs(found["serving_gap"]) > 10 * abs(found["kv_dtype_loss_change"])
