@@ -3,30 +3,17 @@
 import json
 
 import pytest
-import torch
 
 from kvlab.cli.main import main
 from kvlab.data import tokenizer
 from kvlab.model import GPT
 from kvlab.model.generate import generate
-from kvlab.spec import Experiment, ModelConfig
+from kvlab.spec import ModelConfig
 from kvlab.spec.presets import PRESETS
-from kvlab.train.weights import FINAL, write_tensors
-from kvlab.trial import Store, Trial
-from kvlab.trial.provenance import DataProvenance, Machine
-from kvlab.trial.result import Measured, result_document
+from tests.cli.trained import experiment, lively, write_trial
 
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 PROMPT = "ab ab"
-
-
-def lively(config):
-    model = GPT(config, seed=1)
-    torch.manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +26,7 @@ def trial(model, tmp_path, monkeypatch):
     """A store that holds one trained trial; gives its id."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVLAB_STORE", raising=False)
-    experiment = Experiment(
-        name="tiny",
-        model=SHAPE,
-        data={"tokenizer": "bytes"},
-        benchmark={"prompt_tokens": 4, "new_tokens": 4},
-    )
-    made, store = Trial.of(experiment, "text", 0), Store(tmp_path / "runs")
-    directory = store.training_directory(made.training_id)
-    write_tensors(directory / FINAL, dict(model.named_parameters()))
-    (directory / "training.json").write_text("{}")
-    measured = Measured(
-        {"loss": 1.0}, {"train_loss": [], "validation_loss": []}, {"steps": 0},
-        Machine("cpu", 1), DataProvenance("text", "0" * 64, "none", "bytes"),
-    )  # fmt: skip
-    store.write_result(result_document(made, "done", {}, measured=measured))
-    return made.id
+    return write_trial(tmp_path / "runs", SHAPE, model)
 
 
 @pytest.fixture
@@ -140,9 +112,7 @@ def test_no_new_tokens_leave_the_prompt(trial, capsys):
 @pytest.mark.parametrize("change", ["kv_dtype=int8", "tie=adjacent:2"])
 def test_serving_may_differ_from_what_was_trained(trial, model, capsys, change):
     key, _, value = change.partition("=")
-    serving = Experiment(name="t", model=SHAPE, data={"tokenizer": "bytes"},
-                         benchmark={"prompt_tokens": 4, "new_tokens": 4},
-                         serving={key: value}).serving  # fmt: skip
+    serving = experiment(SHAPE, serving={key: value}).serving
     wanted = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
     words = (trial, "--prompt-ids", "97,98,99,100", "--new-tokens", "40")
     assert rows(capsys, *words, "--serving", change) == wanted
