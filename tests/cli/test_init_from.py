@@ -166,6 +166,7 @@ def test_what_does_not_fit_is_recorded_and_logged(folder):
     assert len(start["unused"]) == 12
     log = (store.attempt_directory(result["trial"], 1) / "log.txt").read_text()
     assert "position_embedding.weight[8:]" in log
+    assert "of checkpoint: 28 copied, 0 pooled, 0 averaged, 1 fresh, 12 unused" in log
 
 
 def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
