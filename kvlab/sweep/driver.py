@@ -142,9 +142,8 @@ class Driver:
             while queue and self._executor.has_room(resources):
                 planned = queue.popleft()
                 training = planned.trial.training_id
-                source = planned.trial.source
-                if source is not None and not self._store.training_done(source.training_id):
-                    self._after_source(planned, source.training_id)
+                if self._needs_source(planned):
+                    self._after_source(planned)
                     continue
                 if training in self._training:
                     self._waiting.setdefault(training, []).append(planned)
@@ -155,8 +154,19 @@ class Driver:
                 self._tell(Event("started", planned))
                 self._executor.start(planned.trial)
 
-    def _after_source(self, planned: PlannedTrial, source: str) -> None:
+    def _needs_source(self, planned: PlannedTrial) -> bool:
+        """Whether it must train, and what it starts from is not trained."""
+        source, done = planned.trial.source, self._store.training_done
+        return (
+            source is not None
+            and not done(planned.trial.training_id)
+            and not done(source.training_id)
+        )
+
+    def _after_source(self, planned: PlannedTrial) -> None:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
+        assert planned.trial.source is not None, "asked for by `_needs_source`"
+        source = planned.trial.source.training_id
         if any(
             other.trial.training_id == source and other.trial.id not in self._states
             for other in self._plan.trials
