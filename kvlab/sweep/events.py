@@ -1,7 +1,24 @@
-"""How a sweep stands after a driver's run."""
+"""What a driver tells those who watch, and how a sweep stands in the end."""
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Literal
+
+from kvlab.sweep.plan import PlannedTrial
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that people watching would like to know.
+
+    ``seconds`` is how long the trial ran; ``message`` says why it was started again.
+    """
+
+    kind: Literal["started", "ended", "retried"]
+    planned: PlannedTrial
+    status: str = ""
+    seconds: float = 0.0
+    message: str = ""
 
 
 @dataclass
