@@ -14,6 +14,7 @@ from kvlab.spec import Experiment
 from kvlab.spec.presets import PRESETS
 from kvlab.trial import Trial, training_fingerprint, trial_fingerprint
 from kvlab.trial.fingerprint import fingerprint
+from kvlab.trial.start import CheckpointStart
 
 BASE = {
     "name": "base",
