@@ -140,7 +140,7 @@ def plan(
     """
     record = Store(store) if isinstance(store, str | Path) else store
     builder = _Builder(record, identify or _identity, provisional)
-    cells = tuple(builder.add(cell.levels, cell.experiment, sweep.seeds) for cell in sweep.cells())
+    cells = tuple(builder.add(cell.levels, cell.experiment, cell.seeds) for cell in sweep.cells())
     return Plan(sweep, builder.trials(), cells, tuple(builder.absent))
 
 
