@@ -71,10 +71,12 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def _level_problems(document: Document, path: str | Path) -> list[Problem]:
-    """What is wrong in the levels of a sweep that has other problems too: all at once."""
-    parts = {key: document.data[key] for key in ("experiment", "factors") if key in document.data}
+    """What is wrong in single levels of a sweep that has other problems too: all at once."""
+    kept = ("experiment", "factors", "baseline", "when", "zip")
+    parts = {key: document.data[key] for key in kept if key in document.data}
+    alone = {"question": "?", "design": "one_factor", **parts}
     try:
-        _with_base(Sweep.model_validate({"question": "?", **parts}), document, path)
+        _with_base(Sweep.model_validate(alone), document, path)
     except ValidationError:
         return []  # the factors themselves are wrong, which is among the problems already
     except SpecError as error:

@@ -11,7 +11,7 @@ from kvlab.errors import DataError
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import DataConfig
-from kvlab.spec.sweep import Sweep
+from kvlab.spec.sweep import Cell, Sweep
 from kvlab.trial.record import Store
 from kvlab.trial.result import MODEL_DTYPE
 from kvlab.trial.trial import Trial
@@ -65,10 +65,14 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One combination of levels, and the trial that answers it at every seed."""
+    """One combination of levels, and the trial that answers it at every seed.
+
+    ``off`` names the factors that do not apply in it.
+    """
 
     levels: Mapping[str, str]
     trials: Mapping[int, str]
+    off: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ def plan(
     """
     record = Store(store) if isinstance(store, str | Path) else store
     builder = _Builder(record, identify or _identity, provisional)
-    cells = tuple(builder.add(cell.levels, cell.experiment, cell.seeds) for cell in sweep.cells())
+    cells = tuple(builder.add(cell) for cell in sweep.cells())
     return Plan(sweep, builder.trials(), cells, tuple(builder.absent))
 
 
@@ -155,19 +159,16 @@ class _Builder:
         self._cells: dict[str, list[Mapping[str, str]]] = {}
         self._facts: dict[str, dict[str, int]] = {}
 
-    def add(
-        self, levels: Mapping[str, str], experiment: Experiment, seeds: tuple[int, ...]
-    ) -> PlannedCell:
-        experiment = _with_absolute_paths(experiment)
+    def add(self, cell: Cell) -> PlannedCell:
+        experiment = _with_absolute_paths(cell.experiment)
         facts = _facts(experiment)
         ids = {}
-        for seed in seeds:
-            trial = self._trial(experiment, seed)
-            ids[seed] = trial.id
+        for trial in self._at_seeds(experiment, cell.seeds):
+            ids[trial.seed] = trial.id
             self._trials.setdefault(trial.id, trial)
-            self._cells.setdefault(trial.id, []).append(levels)
+            self._cells.setdefault(trial.id, []).append(cell.levels)
             self._facts.setdefault(trial.id, facts)
-        return PlannedCell(levels, ids)
+        return PlannedCell(cell.levels, ids, cell.off)
 
     def trials(self) -> tuple[PlannedTrial, ...]:
         first: dict[str, str] = {}
@@ -190,11 +191,11 @@ class _Builder:
             )
         return tuple(planned)
 
-    def _trial(self, experiment: Experiment, seed: int) -> Trial:
+    def _at_seeds(self, experiment: Experiment, seeds: tuple[int, ...]) -> list[Trial]:
         data = experiment.data
         if data not in self._identities:
             self._identities[data] = self._identity(data)
-        return Trial.of(experiment, self._identities[data], seed)
+        return Trial.at_seeds(experiment, self._identities[data], seeds)
 
     def _identity(self, data: DataConfig) -> str:
         try:

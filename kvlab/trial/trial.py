@@ -1,9 +1,10 @@
 """A trial: a cell with a seed, and the two ids that name its weights and its result."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.spec.experiment import Experiment
-from kvlab.trial.fingerprint import fingerprint, training_fingerprint, trial_identity
+from kvlab.trial.fingerprint import fingerprint, training_identity, trial_identity
 
 ID_LENGTH = 16
 """Hex digits of a fingerprint that make an id: 64 bits."""
@@ -29,6 +30,19 @@ class Trial:
 
     @classmethod
     def of(cls, experiment: Experiment, data_identity: str, seed: int) -> "Trial":
-        training = training_fingerprint(experiment, data_identity, seed)
-        whole = fingerprint(trial_identity(experiment, training))
-        return cls(whole[:ID_LENGTH], training[:ID_LENGTH], experiment, seed, data_identity)
+        return cls.at_seeds(experiment, data_identity, (seed,))[0]
+
+    @classmethod
+    def at_seeds(
+        cls, experiment: Experiment, data_identity: str, seeds: Sequence[int]
+    ) -> "list[Trial]":
+        """The trials of one cell: what they have in common is looked at once."""
+        weights = training_identity(experiment, data_identity, 0)
+        result = trial_identity(experiment, "")
+        trials = []
+        for seed in seeds:
+            training = fingerprint({**weights, "seed": seed})
+            whole = fingerprint({**result, "training": training})
+            ids = whole[:ID_LENGTH], training[:ID_LENGTH]
+            trials.append(cls(*ids, experiment, seed, data_identity))
+        return trials

@@ -93,7 +93,8 @@ def _written(asked: Asked, generated: int) -> dict[int, Word]:
 def _chosen(count: int, generated: int) -> dict[int, Word]:
     """The last axes as products of the first ones."""
     free = range(count - generated)
-    products = [frozenset(by) for size in range(len(free), 1, -1) for by in combinations(free, size)]
+    sizes = range(len(free), 1, -1)
+    products = [frozenset(by) for size in sizes for by in combinations(free, size)]
     if len(products) < generated:
         text = f"cannot set {generated} factors by products of {len(free)}; use a larger fraction"
         raise DesignError("design", text)
