@@ -144,7 +144,7 @@ def _numbers(result: dict[str, Any]) -> Iterator[str]:
     if "loss" in found:
         yield f"loss {found['loss']:.4f}"
     if "serving_gap" in found:
-        yield f"served {found['serving_gap']:+.4f}"
+        yield f"served {round(found['serving_gap'], 4) + 0.0:+.4f}"  # no -0.0000
     if "hellaswag_acc_norm" in found:
         yield f"HellaSwag {found['hellaswag_acc_norm']:.1%}"
     yield f"KV {short_bytes(result['kv']['bytes_at_block_size'])}"
