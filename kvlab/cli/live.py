@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from kvlab.cli.table import short_bytes
-from kvlab.sweep.driver import Driver, Event, to_run
+from kvlab.sweep.driver import Driver, to_run
+from kvlab.sweep.events import Event
 from kvlab.sweep.pace import Pace
 from kvlab.sweep.plan import Plan, PlannedTrial
 from kvlab.trial.progress import describe, duration

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.base import NAME_PATTERN, SpecModel, refuse
+from kvlab.spec.base import NAME_PATTERN, SpecModel, level_name, refuse
 from kvlab.spec.design import DesignError
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.patch import apply_patch
+from kvlab.spec.paths import resolve
 from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
 from kvlab.spec.selection import Chosen, Selection, select
 from kvlab.spec.sweep_rules import name_problems, use_problems, zip_problems
@@ -21,20 +22,15 @@ from kvlab.spec.yaml_reader import Document, Key
 Label = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-def _label(value: Any) -> Any:
-    """Level names such as 4 or true are names, not numbers."""
-    return str(value).lower() if isinstance(value, int | bool) else value
-
-
 def _labels(value: Any) -> Any:
-    return tuple(map(_label, value)) if isinstance(value, list) else (_label(value),)
+    return tuple(map(level_name, value)) if isinstance(value, list) else (level_name(value),)
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-LevelName = Annotated[Label, BeforeValidator(_label)]
+LevelName = Annotated[Label, BeforeValidator(level_name)]
 LevelNames = Annotated[tuple[Label, ...], BeforeValidator(_labels)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_tuple), Field(min_length=1)]
@@ -187,7 +183,7 @@ class Sweep(SpecModel):
                 cells.append(Cell(chosen.levels, experiment, chosen.seeds, chosen.off))
             except ValidationError as error:
                 for found in find_problems(error, Experiment, data):
-                    problem = self._place(found, _patching(chosen))
+                    problem = self.place(found, _patching(chosen))
                     problems.setdefault((problem.file, problem.line, problem.column), problem)
         if problems:
             raise SpecError(list(problems.values()))
@@ -208,16 +204,11 @@ class Sweep(SpecModel):
         self.cells()
 
     def _patch(self, factor: str, level: str) -> dict[str, Any]:
-        patch = dict(self.factors[factor][level])
-        paths = patch.get("data.paths")
-        if isinstance(paths, list):
-            folder = Path(self.source.folder)
-            patch["data.paths"] = [
-                str(folder / Path(p).expanduser()) if isinstance(p, str) else p for p in paths
-            ]
-        return patch
+        folder = Path(self.source.folder)
+        patch = self.factors[factor][level]
+        return {key: resolve(key, value, folder) for key, value in patch.items()}
 
-    def _place(self, found: Found, levels: Mapping[str, str]) -> Problem:
+    def place(self, found: Found, levels: Mapping[str, str]) -> Problem:
         """A cell's problem at the level whose patch sets the key, else at the base experiment."""
         path, message, at_key = found
         dotted = ".".join(map(str, path))
@@ -226,7 +217,8 @@ class Sweep(SpecModel):
             for key in self.factors[factor][level]:
                 unknown_section = at_key and key.startswith(dotted + ".")
                 if dotted == key or dotted.startswith(key + ".") or unknown_section:
-                    where: tuple[Key, ...] = ("factors", factor, level, key)
+                    inner = path[key.count(".") + 1 :]
+                    where: tuple[Key, ...] = ("factors", factor, level, key, *inner)
                     return document.problem(where, message, at_key=at_key)
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
         section = str(path[0]) + "." if path else ""

@@ -12,10 +12,10 @@ Found = Iterator[tuple[str, str]]
 
 def name_problems(sweep: "Sweep") -> Found:
     """Every factor and level that is named must exist."""
-    yield from _level_problems(sweep, "baseline", sweep.baseline)
-    yield from _level_problems(sweep, "target", sweep.target)
+    yield from level_problems(sweep, "baseline", sweep.baseline)
+    yield from level_problems(sweep, "target", sweep.target)
     for number, cell in enumerate(sweep.cells_asked):
-        yield from _level_problems(sweep, f"cells.{number}", cell)
+        yield from level_problems(sweep, f"cells.{number}", cell)
     for key, rules in (("exclude", sweep.exclude), ("include", sweep.include)):
         for number, rule in enumerate(rules):
             yield from _rule_problems(sweep, f"{key}.{number}", rule)
@@ -87,10 +87,10 @@ def _rule_problems(sweep: "Sweep", where: str, rule: Mapping[str, tuple[str, ...
         yield where, "names no level, so it would fit every cell; name at least one"
     for factor, levels in rule.items():
         for level in levels:
-            yield from _level_problems(sweep, where, {factor: level})
+            yield from level_problems(sweep, where, {factor: level})
 
 
-def _level_problems(sweep: "Sweep", where: str, levels: Mapping[str, str]) -> Found:
+def level_problems(sweep: "Sweep", where: str, levels: Mapping[str, str]) -> Found:
     for factor, level in levels.items():
         if factor not in sweep.factors:
             yield f"{where}.{factor}", f"is not a factor; {_one_of(factor, sweep.factors)}"

@@ -7,57 +7,23 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import SourceMissing, StoreError, UsageError
 from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.plan import Plan, PlannedTrial
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
 from kvlab.trial.record import Store
-from kvlab.trial.run import record_failure
+from kvlab.trial.run import missing_source, record_failure
 
 KILLED_RETRIES = 3
 """How often a trial whose process died is started again, from its checkpoint."""
 
 WAIT_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that people watching would like to know.
-
-    ``seconds`` is how long the trial ran; ``message`` says why it was started again.
-    """
-
-    kind: Literal["started", "ended", "retried"]
-    planned: PlannedTrial
-    status: str = ""
-    seconds: float = 0.0
-    message: str = ""
-
-
-@dataclass
-class Summary:
-    """How a sweep stands after a driver's run.
-
-    ``states`` counts trials by how they ended: done, failed, diverged, or ``missing``.
-    """
-
-    states: Counter[str] = field(default_factory=Counter)
-    ran: int = 0
-    seconds: float = 0.0
-    stopped: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0 all ended without a failure, 1 some failed, 130 stopped before the end."""
-        if self.stopped and self.states["missing"]:
-            return 130
-        return 1 if self.states["failed"] or self.states["missing"] else 0
 
 
 class Driver:
@@ -176,6 +142,10 @@ class Driver:
             while queue and self._executor.has_room(resources):
                 planned = queue.popleft()
                 training = planned.trial.training_id
+                source = planned.trial.source
+                if source is not None and not self._store.training_done(source.training_id):
+                    self._after_source(planned, source.training_id)
+                    continue
                 if training in self._training:
                     self._waiting.setdefault(training, []).append(planned)
                     continue
@@ -184,6 +154,27 @@ class Driver:
                 self._running[planned.trial.id] = time.monotonic()
                 self._tell(Event("started", planned))
                 self._executor.start(planned.trial)
+
+    def _after_source(self, planned: PlannedTrial, source: str) -> None:
+        """Lets a trial wait for the training that it starts from, or fails it if none comes."""
+        if any(
+            other.trial.training_id == source and other.trial.id not in self._states
+            for other in self._plan.trials
+        ):
+            self._waiting.setdefault(source, []).append(planned)
+            return
+        error = SourceMissing(missing_source(planned.trial, self._store))
+        status = self._failed(planned, error)
+        if status is not None:
+            self._ended(planned, status, 0.0)
+
+    def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
+        self._states[planned.trial.id] = status
+        self._ran += 1
+        if self._on_result is not None:
+            self._on_result(planned.trial.id)
+        self._tell(Event("ended", planned, status, seconds))
+        self._release(planned.trial.training_id)
 
     def _handle(self, ended: Ended) -> None:
         planned = self._planned[ended.trial_id]
@@ -198,11 +189,7 @@ class Driver:
             text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
             self._abort(StoreError(f"{text} no result; workers and driver must share the store"))
         if status is not None:
-            self._states[ended.trial_id] = status
-            self._ran += 1
-            if self._on_result is not None:
-                self._on_result(ended.trial_id)
-            self._tell(Event("ended", planned, status, seconds))
+            self._ended(planned, status, seconds)
         elif ended.outcome == "stopped":
             self._tell(Event("ended", planned, "stopped", seconds))
             if not self._stopping and not self._flag.exists():
@@ -233,6 +220,11 @@ class Driver:
         training = planned.trial.training_id
         if self._training.get(training) == planned.trial.id:
             del self._training[training]
+        self._release(training)
+
+    def _release(self, training: str) -> None:
+        """Queues again what waits for a training, unless it runs."""
+        if training not in self._training:
             for waiting in reversed(self._waiting.pop(training, [])):
                 self._queue(waiting).appendleft(waiting)
 

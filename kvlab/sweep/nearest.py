@@ -30,7 +30,8 @@ class Nearest:
 def nearest_finished(trial: Trial, store: Store) -> Nearest | None:
     """Compares what identifies ``trial`` with every finished trial of the store; None if it has
     none. Records that are damaged or of an older spec are passed over."""
-    wanted = _identity(trial.experiment, trial.data_identity, trial.seed)
+    training = training_identity(trial.experiment, trial.data_identity, trial.seed, trial.start)
+    wanted = _identity(trial.experiment, training)
     best: Nearest | None = None
     for trial_id in store.trial_ids():
         if store.status(trial_id) != "done":
@@ -43,17 +44,19 @@ def nearest_finished(trial: Trial, store: Store) -> Nearest | None:
     return best
 
 
-def _identity(experiment: Experiment, data_identity: str, seed: int) -> dict[str, Any]:
-    facts = {**trial_identity(experiment, ""), **training_identity(experiment, data_identity, seed)}
-    return dict(flat(facts))
+def _identity(experiment: Experiment, training: dict[str, Any]) -> dict[str, Any]:
+    """What a result depends on, field by field, as JSON gives it back."""
+    found = {**trial_identity(experiment, ""), **training}
+    return dict(flat(json.loads(json.dumps(found))))
 
 
 def _recorded(store: Store, trial_id: str) -> dict[str, Any] | None:
     try:
         facts = read_json(store.trial_directory(trial_id) / "trial.json")
-        # what was written were lists and numbers, so it is read as JSON, which is not strict
+        training = read_json(store.training_directory(facts["training"]) / "config.json")
+        # JSON has no tuples, so it is validated as JSON
         experiment = Experiment.model_validate_json(json.dumps(facts["experiment"]))
-        return _identity(experiment, str(facts["data_identity"]), int(facts["seed"]))
+        return _identity(experiment, training)
     except (FileNotFoundError, StoreError, ValidationError, KeyError, TypeError):
         return None
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from kvlab.errors import Diverged, Stopped, StoreError
+from kvlab.errors import Diverged, SourceMissing, Stopped, StoreError
 from kvlab.files import write_json
 from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
 from kvlab.trial.failure import Failure
@@ -77,6 +77,16 @@ def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure)
         facts = provenance(origin, started=now(), attempts=len(store.attempts(trial.id)))
         store.write_result(result_document(trial, "failed", facts, failure=failure))
         return True
+
+
+def missing_source(trial: Trial, store: Store) -> str:
+    """Why the training that this one starts from is not there, and the way out."""
+    source = trial.source
+    assert source is not None, "only trainings that start from another can miss it"
+    said = store.divergence(source.training_id)
+    why = f"diverged: {said}" if said else "has no weights: its trials failed or are gone"
+    text = f"its weights start from training {source.training_id} ({source.name}), which {why}"
+    return f"{text}; repair that one, then submit with --retry-failed"
 
 
 class _Run:
@@ -186,9 +196,14 @@ class _Run:
             message = self.store.divergence(training)
             if message is not None:
                 raise Diverged(message)
+            source = self.trial.source
+            if source is not None and not self.store.training_done(source.training_id):
+                raise SourceMissing(missing_source(self.trial, self.store))
             if not (directory / "config.json").exists():
                 trial = self.trial
-                identity = training_identity(trial.experiment, trial.data_identity, trial.seed)
+                identity = training_identity(
+                    trial.experiment, trial.data_identity, trial.seed, trial.start
+                )
                 write_json(directory / "config.json", identity)
             try:
                 stages.train(directory, self.should_stop)

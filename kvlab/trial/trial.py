@@ -1,13 +1,10 @@
 """A trial: a cell with a seed, and the two ids that name its weights and its result."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.spec.experiment import Experiment
-from kvlab.trial.fingerprint import fingerprint, training_identity, trial_identity
-
-ID_LENGTH = 16
-"""Hex digits of a fingerprint that make an id: 64 bits."""
+from kvlab.trial.fingerprint import fingerprint, training_fingerprint, trial_identity
+from kvlab.trial.start import ID_LENGTH, Start, TrainingStart
 
 
 @dataclass(frozen=True)
@@ -20,6 +17,7 @@ class Trial:
         experiment: the complete configuration.
         seed: of the initial weights and the batches.
         data_identity: digest of the text, as it was when the trial was planned.
+        start: where the first weights come from; None if they are freshly drawn.
     """
 
     id: str
@@ -27,22 +25,18 @@ class Trial:
     experiment: Experiment
     seed: int
     data_identity: str
+    start: Start | None = None
 
     @classmethod
-    def of(cls, experiment: Experiment, data_identity: str, seed: int) -> "Trial":
-        return cls.at_seeds(experiment, data_identity, (seed,))[0]
+    def of(
+        cls, experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+    ) -> "Trial":
+        training = training_fingerprint(experiment, data_identity, seed, start)
+        whole = fingerprint(trial_identity(experiment, training))
+        ids = whole[:ID_LENGTH], training[:ID_LENGTH]
+        return cls(*ids, experiment, seed, data_identity, start)
 
-    @classmethod
-    def at_seeds(
-        cls, experiment: Experiment, data_identity: str, seeds: Sequence[int]
-    ) -> "list[Trial]":
-        """The trials of one cell: what they have in common is looked at once."""
-        weights = training_identity(experiment, data_identity, 0)
-        result = trial_identity(experiment, "")
-        trials = []
-        for seed in seeds:
-            training = fingerprint({**weights, "seed": seed})
-            whole = fingerprint({**result, "training": training})
-            ids = whole[:ID_LENGTH], training[:ID_LENGTH]
-            trials.append(cls(*ids, experiment, seed, data_identity))
-        return trials
+    @property
+    def source(self) -> TrainingStart | None:
+        """The training that must be done before this one can start, if there is one."""
+        return self.start if isinstance(self.start, TrainingStart) else None

@@ -87,7 +87,7 @@ def test_the_memory_of_the_largest_trial_is_compared(tmp_path):
         ("seeds: [0, 1]", "seeds: [5]", {"seed": (5, 0)}),
         ("mha: {}", "mha: {training.learning_rate: 1e-3}",
          {"training.learning_rate": (1e-3, 6e-4), "training.final_learning_rate": (1e-4, 6e-4 / 10)}),
-        ("plain: {}", "plain: {serving.kv_dtype: int8}", {"serving.kv_dtype": ("int8", "model")}),
+        ("plain: {}", "plain: {serving.kv_dtype: int8}", {"serving.kv_dtype": ("int8", "model"), "serving.compared_with": ("float32", None)}),
         ("plain: {}", "plain: {resources.cpus: 0.5}", None),
     ],
 )  # fmt: skip
