@@ -67,6 +67,8 @@ class Live:
                 self._print(f"started {_label(planned)}")
         elif event.kind == "retried":
             self._print(f"again   {_label(planned)}: {event.message}")
+        elif event.kind == "halted":
+            self._print(f"giving up: {event.message}")
         elif event.status == "stopped":
             self._print(f"stopped {_label(planned)}")
         else:

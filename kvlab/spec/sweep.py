@@ -12,6 +12,7 @@ from kvlab.errors import Problem, SpecError
 from kvlab.spec.base import NAME_PATTERN, SpecModel, level_name, refuse
 from kvlab.spec.design import DesignError
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.paths import resolve
 from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
@@ -110,6 +111,7 @@ class Sweep(SpecModel):
     exclude: Rules = Field(default=(), description="Drops every cell that has all of a rule.")
     include: Rules = Field(default=(), description="Adds cells; left out is baseline.")
     seeds: Seeds = (0,)
+    failures: FailuresConfig = FailuresConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
 
