@@ -82,6 +82,8 @@ class Live:
                 self.say(f"started {_label(planned)}")
         elif event.kind == "retried":
             self.say(f"again   {_label(planned)}: {event.message}")
+        elif event.kind == "halted":
+            self.say(f"giving up: {event.message}")
         elif event.status == "stopped":
             self.say(f"stopped {_label(planned)}")
         else:

@@ -17,8 +17,9 @@ from kvlab.data import validation_batches
 from kvlab.evaluate.batching import decode_rows
 from kvlab.evaluate.loss import Tick, Tokens, served_hidden
 from kvlab.layout import KVLayout
+from kvlab.layout.training_memory import CHUNK_TOKENS
 from kvlab.model import GPT
-from kvlab.model.loss import CHUNK_TOKENS, token_losses
+from kvlab.model.loss import token_losses
 from kvlab.spec.parts import ServingConfig
 
 

@@ -10,6 +10,7 @@ from kvlab.layout.cost import (
 from kvlab.layout.dtypes import ITEM_BYTES, QUANTISED, SCALE_BYTES
 from kvlab.layout.estimate import Estimate, estimate
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.training_memory import training_peak_bytes
 from kvlab.layout.transfer import SIZES, TransferError, transfer
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "forward_flops",
     "parameter_count",
     "training_flops",
+    "training_peak_bytes",
     "transfer",
     "weight_bytes_read",
 ]

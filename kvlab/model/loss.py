@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
-"""On CPU small enough for a core's cache and large enough for a full-speed matrix product:
-measured at 4,096 tokens forward and backward, 89 ms against 150 ms for one piece (V 2304, E
-128), and 2.8 s against 3.4 s a thousand tokens (V 50304, E 768)."""
+from kvlab.layout.training_memory import CHUNK_TOKENS
 
 
 def summed_loss(

@@ -97,7 +97,7 @@ class Effect:
 def main_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
     """One effect for every level that is not a baseline level, Holm-corrected together."""
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
-    return _corrected([_effect(cells, factors, change, metric) for change in changes])
+    return corrected([_effect(cells, factors, change, metric) for change in changes])
 
 
 def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
@@ -108,10 +108,11 @@ def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
         for one, other in product(factors[first][1:], factors[second][1:])
     ]
     found = (_effect(cells, factors, change, metric) for change in changes)
-    return _corrected([effect for effect in found if effect.designed])
+    return corrected([effect for effect in found if effect.designed])
 
 
-def _corrected(effects: list[Effect]) -> list[Effect]:
+def corrected(effects: list[Effect]) -> list[Effect]:
+    """Effects with their p-values corrected together (Holm 1979)."""
     tested = [effect for effect in effects if effect.estimate and effect.tested]
     p_values = iter(holm([effect.estimate.p for effect in tested if effect.estimate]))
     return [

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+from kvlab.report.contrasts import contrast_effects
 from kvlab.report.effects import Effect, interactions, main_effects
 from kvlab.report.rows import Levels, TrialRow, read_rows
 from kvlab.report.statistics.grouped import Estimate, estimate
@@ -52,6 +53,11 @@ class Study:
     @property
     def name(self) -> str:
         return str(self.sweep["name"])
+
+    @property
+    def fractional(self) -> bool:
+        """Whether effects are contrasts over all cells, since no two differ in one factor."""
+        return str(self.sweep.get("design", "")).startswith("fractional:")
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
@@ -136,7 +142,8 @@ class Study:
     def effects(self, metric: str) -> list[Effect]:
         """Every level's difference from its factor's baseline level, corrected together."""
         if metric not in self._effects:
-            self._effects[metric] = main_effects(self.cells, self.factors, metric)
+            find = contrast_effects if self.fractional else main_effects
+            self._effects[metric] = find(self.cells, self.factors, metric)
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:

@@ -6,6 +6,7 @@ hand a global layer a cache that has dropped tokens.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kvlab.sharing.pattern import Sharing, SharingError
 from kvlab.sharing.patterns import PATTERNS
@@ -26,17 +27,22 @@ def owner_map(sharing: Sharing, kinds: str) -> OwnerMap:
         SharingError: the sharing is not known or not possible on these layers.
     """
     if isinstance(sharing, str):
-        name, _, argument = sharing.partition(":")
-        pattern = PATTERNS.get(name)
-        if pattern is None:
-            raise SharingError(
-                f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners"
-            )
-        owners = _from_groups(pattern(argument, kinds), kinds)
-    elif all(isinstance(item, int) for item in sharing):
+        return _of_pattern(sharing, kinds)
+    if all(isinstance(item, int) for item in sharing):
         owners = tuple(item for item in sharing if isinstance(item, int))
     else:
         owners = _from_groups([g for g in sharing if not isinstance(g, int)], kinds)
+    check_owner_map(owners, kinds)
+    return owners
+
+
+@lru_cache(maxsize=4096)  # a plan of thousands of cells asks for the same few
+def _of_pattern(sharing: str, kinds: str) -> OwnerMap:
+    name, _, argument = sharing.partition(":")
+    pattern = PATTERNS.get(name)
+    if pattern is None:
+        raise SharingError(f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners")
+    owners = _from_groups(pattern(argument, kinds), kinds)
     check_owner_map(owners, kinds)
     return owners
 
@@ -78,6 +84,7 @@ def merge_owner_maps(first: OwnerMap, second: OwnerMap) -> OwnerMap:
     return tuple(root(layer) for layer in range(len(first)))
 
 
+@lru_cache(maxsize=4096)
 def tied_slots(trained: OwnerMap, tie: OwnerMap, rule: str) -> OwnerMap:
     """The slot of every layer when caches are tied at serving by ``tie``.
 

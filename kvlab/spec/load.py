@@ -69,14 +69,18 @@ def load_sweep(path: str | Path) -> Sweep:
         sweep = _validated(Sweep, data, document)
     except SpecError as error:
         raise SpecError([*error.problems, *_level_problems(document, path)]) from None
-    return _with_base(sweep, document, path)
+    _with_base(sweep, document, path)
+    check_starts(sweep)
+    return sweep
 
 
 def _level_problems(document: Document, path: str | Path) -> list[Problem]:
-    """What is wrong in the levels of a sweep that has other problems too: all at once."""
-    parts = {key: document.data[key] for key in ("experiment", "factors") if key in document.data}
+    """What is wrong in single levels of a sweep that has other problems too: all at once."""
+    kept = ("experiment", "factors", "baseline", "when", "zip")
+    parts = {key: document.data[key] for key in kept if key in document.data}
+    alone = {"question": "?", "design": "one_factor", **parts}
     try:
-        _with_base(Sweep.model_validate({"question": "?", **parts}), document, path)
+        _with_base(Sweep.model_validate(alone), document, path)
     except ValidationError:
         return []  # the factors themselves are wrong, which is among the problems already
     except SpecError as error:
@@ -84,8 +88,8 @@ def _level_problems(document: Document, path: str | Path) -> list[Problem]:
     return []
 
 
-def _with_base(sweep: Sweep, document: Document, path: str | Path) -> Sweep:
-    """The sweep with its base experiment, every cell checked."""
+def _with_base(sweep: Sweep, document: Document, path: str | Path) -> None:
+    """Gives a sweep its base experiment, and checks every cell."""
     base_path = os.path.normpath(Path(path).parent / sweep.experiment)
     try:
         base = read_yaml(base_path)
@@ -101,8 +105,6 @@ def _with_base(sweep: Sweep, document: Document, path: str | Path) -> Sweep:
     )
     object.__setattr__(sweep, "_source", source)
     sweep.check()
-    check_starts(sweep)
-    return sweep
 
 
 def parse_override(text: str) -> tuple[str, Any]:

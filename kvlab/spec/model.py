@@ -130,13 +130,17 @@ class ModelConfig(SpecModel):
     def computation(self) -> dict[str, Any]:
         """What the model computes, as plain data: spellings of one computation are equal.
 
-        Sharing counts as the owner map, the attention pattern as one letter a layer.
+        Sharing counts as the owner map, the attention pattern as one letter a layer, and a
+        window that holds the whole block as none.
         """
         facts = self.identity()
         del facts["kv_sharing"], facts["attention_pattern"]
+        kinds = self.layer_kinds
+        if self.window is not None and self.window >= self.block_size:
+            facts["window"], kinds = None, "G" * self.n_layer
         if self.position != "rope":
             del facts["rope_theta"]
-        return {**facts, "owners": list(self.kv_owners), "kinds": self.layer_kinds}
+        return {**facts, "owners": list(self.kv_owners), "kinds": kinds}
 
 
 def _default_ffn_dim(model: ModelConfig) -> int:

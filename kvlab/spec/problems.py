@@ -31,7 +31,12 @@ _EXPECTED: dict[str, str] = {
     "too_long": "has too many entries; give at most {max_length}",
     "string_too_short": "is empty; write something",
 }
+DESIGN_PATTERN = (
+    r"^(full|one_factor|leave_one_out|cumulative|pairwise|cells|fractional:(2|4|8|16|32|64))$"
+)
+_DESIGNS = "full, one_factor, leave_one_out, cumulative, pairwise, cells, fractional:2 (4, 8, ...)"
 _PATTERNS = {
+    DESIGN_PATTERN: f"is not one of {_DESIGNS}",
     NAME_PATTERN: f"is not a usable name; {NAME_RULE}",
     r"^(gpt2(:[1-9][0-9]{0,5})?|bytes)$": "is not a tokenizer; use gpt2, gpt2:2048 or bytes",
     r"^[GL]{1,10000}$": "may hold only G (global) and L (local); use one such as GLLLLL",
@@ -154,6 +159,6 @@ def _names_at(path: tuple[Key, ...], root: type[BaseModel]) -> Iterator[str]:
             return
         kinds = [field.annotation, *get_args(field.annotation)]
         model = next((k for k in kinds if hasattr(k, "model_fields")), None)
-    yield from getattr(model, "model_fields", {})
+    yield from (field.alias or name for name, field in getattr(model, "model_fields", {}).items())
     if model is not None and model.__name__ == "ModelConfig":
         yield "preset"

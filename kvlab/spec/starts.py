@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.sweep_rules import level_problems
 
 FIELD = ("training", "init_from")
 
@@ -45,7 +46,7 @@ def _problems(
     start = cell.experiment.training.init_from
     if not isinstance(start, dict):
         return
-    wrong = [*sweep.name_problems("training.init_from", start)]
+    wrong = [*level_problems(sweep, "training.init_from", start)]
     if wrong:
         for name, rule in wrong:
             factor = name.removeprefix("training.init_from.")
@@ -61,6 +62,9 @@ def _problems(
     elif _comes_back(cell, known):
         text = f"in a circle for the cell {_label(cell.levels)}"
         yield FIELD, f"{shown} leads {text}; let one of its cells start without"
+    elif set(cell.seeds) - set(source.seeds):
+        seeds = ", ".join(map(str, sorted(set(cell.seeds) - set(source.seeds))))
+        yield FIELD, f"{shown} is {name}, which is not planned at seed {seeds}; give it that too"
     else:
         yield from ((FIELD, f"{shown} is {name}, {why}") for why in _misfits(cell, source))
 

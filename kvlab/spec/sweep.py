@@ -1,20 +1,23 @@
 """`sweeps/*.yaml`: one question over one experiment."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from itertools import product
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.base import NAME_PATTERN, SpecModel, level_name, refuse
+from kvlab.spec.design import DesignError
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.paths import resolve
-from kvlab.spec.problems import Found, find_problems
+from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
+from kvlab.spec.selection import Chosen, Selection, select
+from kvlab.spec.sweep_rules import name_problems, use_problems, zip_problems
 from kvlab.spec.yaml_reader import Document, Key
 
 Label = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -31,14 +34,25 @@ def _tuple(value: Any) -> Any:
 LevelName = Annotated[Label, BeforeValidator(level_name)]
 LevelNames = Annotated[tuple[Label, ...], BeforeValidator(_labels)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_tuple), Field(min_length=1)]
+DesignName = Annotated[str, Field(pattern=DESIGN_PATTERN)]
+Rule = dict[Label, LevelNames]
+Rules = Annotated[tuple[Rule, ...], BeforeValidator(_tuple)]
+Group = Annotated[tuple[Label, ...], BeforeValidator(_tuple), Field(min_length=2)]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of levels, and the experiment that it makes."""
+    """One combination of levels, and the experiment that it makes.
+
+    ``off`` names the factors that do not apply here (`when`): they stand at their baseline
+    level and change nothing.
+    """
 
     levels: Mapping[str, str]
     experiment: Experiment
+    seeds: tuple[int, ...] = (0,)
+    off: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -59,7 +73,7 @@ class Sweep(SpecModel):
     """One question: a base experiment, factors with named levels, a design, seeds.
 
     ``baseline`` names the level of every factor that deltas are taken against; the default
-    is each factor's first. ``exclude`` drops every cell that matches all of a rule's levels.
+    is each factor's first. `kvlab.spec.selection` says how the other keys make the cells.
     """
 
     name: str = Field(
@@ -71,38 +85,66 @@ class Sweep(SpecModel):
         min_length=1, description="factor -> level -> patch of dotted keys."
     )
     baseline: dict[Label, LevelName] = Field(default_factory=dict)
-    design: Literal["full"] = "full"
-    exclude: Annotated[tuple[dict[Label, LevelNames], ...], BeforeValidator(_tuple)] = ()
-    seeds: Annotated[tuple[Seed, ...], BeforeValidator(_tuple), Field(min_length=1)] = (0,)
+    design: DesignName = Field(
+        default="full",
+        description="full, one_factor, leave_one_out, cumulative, pairwise, cells or fractional:N.",
+    )
+    designs: dict[DesignName, Seeds] = Field(
+        default_factory=dict, description="Several designs, each with its seeds, as one."
+    )
+    zip: Annotated[tuple[Group, ...], BeforeValidator(_tuple)] = Field(
+        default=(), description="Factors that move together, level by level."
+    )
+    when: dict[Label, Rule] = Field(
+        default_factory=dict,
+        description="factor -> levels of factors above it, without which it does not apply.",
+    )
+    target: dict[Label, LevelName] = Field(
+        default_factory=dict, description="The reduction of a factor with several other levels."
+    )
+    cells_asked: Annotated[tuple[dict[Label, LevelName], ...], BeforeValidator(_tuple)] = Field(
+        default=(), alias="cells", description="Cells of design: cells; left out is baseline."
+    )
+    generators: dict[Label, Group] = Field(
+        default_factory=dict, description="fractional: a factor -> those whose product sets it."
+    )
+    exclude: Rules = Field(default=(), description="Drops every cell that has all of a rule.")
+    include: Rules = Field(default=(), description="Adds cells; left out is baseline.")
+    seeds: Seeds = (0,)
+    failures: FailuresConfig = FailuresConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        problems = list(self.name_problems("baseline", self.baseline))
-        for number, rule in enumerate(self.exclude):
-            for factor, levels in rule.items():
-                for level in levels:
-                    problems += self.name_problems(f"exclude.{number}", {factor: level})
-        if len(set(self.seeds)) != len(self.seeds):
-            problems.append(("seeds", "names a seed twice; name each once"))
-        refuse(problems)
+        refuse([*name_problems(self), *use_problems(self)])
         first = {factor: next(iter(levels)) for factor, levels in self.factors.items()}
         object.__setattr__(self, "baseline", {**first, **self.baseline})
-        if any(_matches(rule, self.baseline) for rule in self.exclude):
+        refuse(zip_problems(self))
+        try:
+            baseline = self.selection.cells[:1]
+        except DesignError as error:
+            refuse([(error.field, error.message)])
+        if not baseline or baseline[0].levels != self.baseline:
             refuse(
                 [("exclude", "drops the baseline cell, which every delta needs; narrow the rule")]
             )
         return self
 
-    def name_problems(self, where: str, levels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """For each factor or level that the sweep does not have: its place, and what is wrong."""
-        for factor, level in levels.items():
-            if factor not in self.factors:
-                yield f"{where}.{factor}", f"is not a factor; {_one_of(factor, self.factors)}"
-            elif level not in self.factors[factor]:
-                known = _one_of(level, self.factors[factor])
-                yield f"{where}.{factor}", f"is not a level of {factor}; {known}"
+    @property
+    def design_seeds(self) -> dict[str, tuple[int, ...]]:
+        """Every design of this sweep with its seeds."""
+        return self.designs or {self.design: self.seeds}
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """The seeds of all designs."""
+        return tuple(dict.fromkeys(s for seeds in self.design_seeds.values() for s in seeds))
+
+    @cached_property
+    def selection(self) -> Selection:
+        """Levels of every cell, the baseline first, and what each rule did."""
+        return select(self)
 
     @property
     def source(self) -> SweepSource:
@@ -115,37 +157,39 @@ class Sweep(SpecModel):
         """The base experiment, before any level."""
         return Experiment.model_validate(self.source.base)
 
-    def combinations(self) -> list[dict[str, str]]:
-        """Levels of every cell of the design, the baseline first, excluded cells left out."""
-        ordered = [
-            [self.baseline[factor], *(n for n in levels if n != self.baseline[factor])]
-            for factor, levels in self.factors.items()
-        ]
-        cells = (dict(zip(self.factors, names, strict=True)) for names in product(*ordered))
-        return [c for c in cells if not any(_matches(rule, c) for rule in self.exclude)]
-
-    def cells(self) -> list[Cell]:
-        """Every cell of the design as a checked experiment.
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell of the design as a checked experiment, the baseline first.
 
         Raises:
             SpecError: some cells are not possible; each problem stands at the level that
                 causes it.
         """
+        return self._cells
+
+    @cached_property
+    def _cells(self) -> tuple[Cell, ...]:
         cells: list[Cell] = []
         problems: dict[tuple[str, int, int], Problem] = {}
-        for levels in self.combinations():
+        patches = {
+            (factor, level): self._patch(factor, level)
+            for factor, levels in self.factors.items()
+            for level in levels
+        }
+        for chosen in self.selection.cells:
             data = self.source.base
-            for factor, level in levels.items():
-                data = apply_patch(data, self._patch(factor, level))
+            for factor, level in chosen.levels.items():
+                if factor not in chosen.off:
+                    data = apply_patch(data, patches[factor, level])
             try:
-                cells.append(Cell(levels, Experiment.model_validate(data)))
+                experiment = Experiment.model_validate(data)
+                cells.append(Cell(chosen.levels, experiment, chosen.seeds, chosen.off))
             except ValidationError as error:
                 for found in find_problems(error, Experiment, data):
-                    problem = self.place(found, levels)
+                    problem = self.place(found, _patching(chosen))
                     problems.setdefault((problem.file, problem.line, problem.column), problem)
         if problems:
             raise SpecError(list(problems.values()))
-        return cells
+        return tuple(cells)
 
     def check(self) -> None:
         """Raises SpecError unless every level patches known keys and every cell is possible."""
@@ -189,10 +233,5 @@ class Sweep(SpecModel):
         return self.source.base_document.problem(path, message, at_key=at_key)
 
 
-def _matches(rule: Mapping[str, tuple[str, ...]], cell: Mapping[str, str]) -> bool:
-    return all(cell[factor] in levels for factor, levels in rule.items())
-
-
-def _one_of(name: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+def _patching(cell: Chosen) -> dict[str, str]:
+    return {factor: level for factor, level in cell.levels.items() if factor not in cell.off}

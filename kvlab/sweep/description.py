@@ -28,12 +28,16 @@ def sweep_description(
         "factors": order,
         "patches": sweep.model_dump(mode="json")["factors"],
         "baseline": dict(sweep.baseline),
-        "design": sweep.design,
-        "seeds": list(sweep.seeds),
+        "design": " + ".join(sweep.design_seeds),
+        "designed": sweep.selection.designed,
+        "rules": [str(rule) for rule in sweep.selection.rules],
+        "notes": list(sweep.selection.notes),
+        "seeds": list(sweep.all_seeds),
         "cells": [
             {
                 "levels": dict(cell.levels),
                 "trials": {str(seed): trial for seed, trial in cell.trials.items()},
+                **({"off": sorted(cell.off)} if cell.off else {}),
             }
             for cell in plan.cells
         ],

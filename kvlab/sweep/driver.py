@@ -14,15 +14,14 @@ from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
+from kvlab.sweep.failures import Again, Failures
+from kvlab.sweep.order import run_order
 from kvlab.sweep.plan import Plan, PlannedTrial
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
 from kvlab.trial.record import Store
 from kvlab.trial.run import missing_source, record_failure
-
-KILLED_RETRIES = 3
-"""How often a trial whose process died is started again, from its checkpoint."""
 
 WAIT_SECONDS = 0.5
 
@@ -69,7 +68,9 @@ class Driver:
         self._training: dict[str, str] = {}  # training id -> the trial that runs it now
         self._waiting: dict[str, list[PlannedTrial]] = {}  # training id -> trials that need it
         self._running: dict[str, float] = {}  # trial id -> when it was started
-        self._killed: Counter[str] = Counter()
+        self._later: list[tuple[float, PlannedTrial]] = []  # when it may start again
+        self._failures = Failures(plan.sweep.failures, store, executor)
+        self._halted = ""
         self._states: dict[str, str] = {}
         self._ran = 0
 
@@ -138,7 +139,7 @@ class Driver:
             self._store.write_sweep(dict(self._description))
         if missing and self._before is not None:
             self._before(missing, self._check_stop)
-        for planned in missing:
+        for planned in run_order(missing):
             self._queue(planned).append(planned)
 
     def _check_stop(self) -> None:
@@ -150,11 +151,15 @@ class Driver:
         while True:
             with contextlib.suppress(Stopped):
                 self._check_stop()
-                self._start_ready()
-            if not self._running:
+                if not self._halted:
+                    self._start_ready()
+            if self._running:
+                for ended, seconds in self._wait():
+                    self._handle(ended, seconds)
+            elif self._later and not self._stopping and not self._halted:
+                time.sleep(min(WAIT_SECONDS, max(0.0, self._later[0][0] - time.monotonic())))
+            else:
                 return
-            for ended, seconds in self._wait():
-                self._handle(ended, seconds)
 
     def _wait(self) -> list[tuple[Ended, float]]:
         """What has ended, and how long it ran; none of it runs any more."""
@@ -164,7 +169,10 @@ class Driver:
         ]
 
     def _start_ready(self) -> None:
-        for resources, queue in self._queues.items():
+        while self._later and self._later[0][0] <= time.monotonic():
+            planned = self._later.pop(0)[1]
+            self._queue(planned).appendleft(planned)
+        for resources, queue in list(self._queues.items()):
             while queue and self._executor.has_room(resources):
                 planned = queue.popleft()
                 training = planned.trial.training_id
@@ -205,12 +213,26 @@ class Driver:
             self._ended(planned, status, 0.0)
 
     def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
+        again = self._failures.failed(planned) if status == "failed" else None
+        if again is not None and self._forget(planned) is None:
+            self._again(again)
+            return
+        why = self._failures.hopeless(planned) if status == "failed" else None
         self._states[planned.trial.id] = status
         self._ran += 1
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
         self._release(planned.trial.training_id)
+        if why and not self._halted:
+            self._halted = why
+            self._tell(Event("halted", planned, message=why))
+
+    def _again(self, again: Again) -> None:
+        self._planned[again.planned.trial.id] = again.planned
+        self._later.append((time.monotonic() + again.seconds, again.planned))
+        self._later.sort(key=lambda entry: entry[0])
+        self._tell(Event("retried", again.planned, message=again.why))
 
     def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
@@ -234,13 +256,11 @@ class Driver:
         """Queues a killed trial again, or records why there will be no result."""
         trial = planned.trial
         if isinstance(error, WorkerKilled):
-            self._killed[trial.id] += 1
-            if self._killed[trial.id] <= KILLED_RETRIES:
-                self._queue(planned).appendleft(planned)
-                again = f"{error}; retry {self._killed[trial.id]} of {KILLED_RETRIES}"
-                self._tell(Event("retried", planned, message=again))
+            again = self._failures.killed(planned, error)
+            if again is not None:
+                self._again(again)
                 return None
-            text = f"{error}, {self._killed[trial.id]} times; its log is in the last attempt"
+            text = f"{error}, {self._failures.kills(planned)} times; its log is in the last attempt"
             failure = Failure("killed", type(error).__name__, text)
         else:
             failure = Failure.of(error)
@@ -292,7 +312,7 @@ class Driver:
     def _summary(self, seconds: float) -> Summary:
         states = Counter(self._states.values())
         states["missing"] = len(self._planned) - states.total()
-        return Summary(states, self._ran, seconds, self._stopping)
+        return Summary(states, self._ran, seconds, self._stopping, self._halted)
 
 
 def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:

@@ -11,10 +11,11 @@ from kvlab.sweep.plan import PlannedTrial
 class Event:
     """Something that people watching would like to know.
 
-    ``seconds`` is how long the trial ran; ``message`` says why it was started again.
+    ``seconds`` is how long the trial ran; ``message`` says why it is started again, or, of a
+    ``halted`` sweep, why no more trials are started.
     """
 
-    kind: Literal["started", "ended", "retried"]
+    kind: Literal["started", "ended", "retried", "halted"]
     planned: PlannedTrial
     status: str = ""
     seconds: float = 0.0
@@ -26,12 +27,14 @@ class Summary:
     """How a sweep stands after a driver's run.
 
     ``states`` counts trials by how they ended: done, failed, diverged, or ``missing``.
+    ``halted`` says why the driver gave up before the end, if it did.
     """
 
     states: Counter[str] = field(default_factory=Counter)
     ran: int = 0
     seconds: float = 0.0
     stopped: bool = False
+    halted: str = ""
 
     @property
     def exit_code(self) -> int:

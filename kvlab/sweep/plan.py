@@ -69,10 +69,14 @@ class PlannedTrial:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One combination of levels, and the trial that answers it at every seed."""
+    """One combination of levels, and the trial that answers it at every seed.
+
+    ``off`` names the factors that do not apply in it.
+    """
 
     levels: Mapping[str, str]
     trials: Mapping[int, str]
+    off: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def plan(
     every = sweep.cells()
     starts = Starts(sweep, every, provisional=provisional)
     builder = _Builder(record, identify or _identity, provisional, starts)
-    cells = tuple(builder.add(cell, sweep.seeds) for cell in every)
+    cells = tuple(builder.add(cell) for cell in every)
     return Plan(sweep, builder.trials(), cells, (*builder.absent, *starts.absent))
 
 
@@ -164,16 +168,16 @@ class _Builder:
         self._cells: dict[str, list[Mapping[str, str]]] = {}
         self._facts: dict[str, dict[str, int]] = {}
 
-    def add(self, cell: Cell, seeds: tuple[int, ...]) -> PlannedCell:
+    def add(self, cell: Cell) -> PlannedCell:
         facts = _facts(cell.experiment)
         ids = {}
-        for seed in seeds:
+        for seed in cell.seeds:
             trial = self._trial(cell, seed)
             ids[seed] = trial.id
             self._trials.setdefault(trial.id, trial)
             self._cells.setdefault(trial.id, []).append(cell.levels)
             self._facts.setdefault(trial.id, facts)
-        return PlannedCell(cell.levels, ids)
+        return PlannedCell(cell.levels, ids, cell.off)
 
     def trials(self) -> tuple[PlannedTrial, ...]:
         first: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """The first weights of every cell and seed, resolved while a sweep is planned. No torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvlab.errors import PretrainedError, SpecError
@@ -22,7 +22,7 @@ class Starts:
             downloaded.
     """
 
-    def __init__(self, sweep: Sweep, cells: list[Cell], *, provisional: bool):
+    def __init__(self, sweep: Sweep, cells: Sequence[Cell], *, provisional: bool):
         self._sweep, self._provisional = sweep, provisional
         self._cells = {cell_key(cell.levels): cell for cell in cells}
         self._checkpoints: dict[str, CheckpointStart] = {}

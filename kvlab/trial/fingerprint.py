@@ -26,6 +26,9 @@ MEASUREMENT_VERSION = 1
 """Goes up when the same serving, evaluation or benchmark spec comes to measure something else."""
 
 
+_PLAIN = frozenset({str, int, bool, type(None)})
+
+
 def fingerprint(value: Any) -> str:
     """64 hex digits of ``value``, equal on every machine and Python version.
 
@@ -47,12 +50,14 @@ def _check(value: Any, place: str) -> None:
                 raise ValueError(f"{place} has the key {key!r}, which is not text; use text keys")
             _check(item, f"{place}.{key}")
     elif kind is list or kind is tuple:
+        if _PLAIN.issuperset(map(type, value)):
+            return
         for index, item in enumerate(value):
             _check(item, f"{place}[{index}]")
     elif kind is float:
         if not math.isfinite(value) or (value == 0.0 and math.copysign(1.0, value) < 0):
             raise ValueError(f"{place} = {value!r} cannot be fingerprinted; use a plain number")
-    elif value is not None and kind not in (str, int, bool):
+    elif kind not in _PLAIN:
         text = f"{place} is a {kind.__name__}, which has no stable form"
         raise ValueError(f"{text}; use numbers, text, lists and dicts")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.model.loss import CHUNK_TOKENS, summed_loss, token_losses
+from kvlab.layout.training_memory import CHUNK_TOKENS
+from kvlab.model.loss import summed_loss, token_losses
 
 
 def case(count, dtype=torch.float64, width=7, vocabulary=31):

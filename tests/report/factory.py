@@ -50,6 +50,8 @@ class Record:
     status: Callable[[Levels, int], str] = lambda _levels, _seed: "done"
     error: str = "the loss became nan"
     question: str = "What does each reduction cost?"
+    design: str = "full"
+    notes: tuple[str, ...] = ()
 
     def cells(self) -> list[dict[str, str]]:
         combinations = (
@@ -101,7 +103,9 @@ class Record:
                 for factor, levels in self.factors.items()
             },
             "baseline": {factor: levels[0] for factor, levels in self.factors.items()},
-            "design": "full",
+            "design": self.design,
+            "rules": [],
+            "notes": list(self.notes),
             "seeds": list(self.seeds),
             "cells": [
                 {

@@ -12,6 +12,7 @@ from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executor import Ended, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.order import run_order
 from kvlab.trial import Store
 from tests.sweep.stub import (
     EXPERIMENT,
@@ -147,7 +148,8 @@ def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path
 def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path):
     store = Store(tmp_path / "runs")
     planned = tiny_plan(tmp_path)
-    broken = planned.trials[3].trial.id
+    order = [one.trial.id for one in run_order(planned.trials)]
+    broken = order[3]
 
     def run(trial):
         if trial.id == broken:
@@ -156,7 +158,7 @@ def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path):
 
     with pytest.raises(StoreError, match="No space left"):
         drive(planned, store, run)
-    assert [store.status(trial) for trial in ids(planned)] == ["done"] * 3 + [None] * 5
+    assert [store.status(trial) for trial in order] == ["done"] * 3 + [None] * 5
     assert drive(tiny_plan(tmp_path, store), store, StubRun(store.path)).states["done"] == 8
 
 
@@ -297,7 +299,7 @@ def test_whatever_dies_every_trial_is_recorded_exactly_once(
 ):
     folder = tmp_path_factory.mktemp("rough")
     store = Store(folder / "runs")
-    planned = tiny_plan(folder)
+    planned = tiny_plan(folder, text=SWEEP + "failures: {same_error: 0, backoff_seconds: 0}\n")
     script = {(ids(planned)[index], "measure", 0): "bug" for index in bugs}
     run = StubRun(store.path, script=script)
     executor = RoughExecutor(run, slots, chance, seed)

@@ -8,6 +8,7 @@ from kvlab.report.numbers import counted, signed
 from kvlab.report.section import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
 from kvlab.report.section import cell as text_cell
 from kvlab.report.study import Study
+from kvlab.spec.designs import DESIGNS
 
 
 def design(study: Study) -> Section:
@@ -18,7 +19,7 @@ def design(study: Study) -> Section:
         f"{factor}={level}" for factor, level in zip(study.factors, study.baseline, strict=True)
     )
     intro = paragraph(
-        f"A {study.sweep.get('design', 'full')} factorial design: {cells} at"
+        f"A {_title(study)} design: {cells} at"
         f" {counted(len(study.seeds), 'seed')} ({seeds}). The {counted(len(study.done), 'trial')}"
         f" measured rest on {counted(trainings, 'training')}: cells that differ only in serving"
         " share weights. At one seed all cells see the same batches in the same order. The"
@@ -27,6 +28,16 @@ def design(study: Study) -> Section:
     )
     notes = Bullets(tuple(_notes(study)))
     return Section("Baseline and factors", (intro, _table(study), notes))
+
+
+def _title(study: Study) -> str:
+    """``full factorial``; several designs are joined."""
+    titles = []
+    for name in str(study.sweep.get("design", "full")).split(" + "):
+        kind, _, fraction = name.partition(":")
+        title = DESIGNS[kind].title if kind in DESIGNS else kind
+        titles.append(f"1/{fraction} {title}" if fraction else title)
+    return " and ".join(titles)
 
 
 def _table(study: Study) -> Table:
@@ -45,9 +56,11 @@ def _table(study: Study) -> Table:
 
 
 def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
+    yield from ((f"{rule}.",) for rule in study.sweep.get("rules", ()))
+    yield from ((f"Aliasing: {note}.",) for note in study.sweep.get("notes", ()))
     full = prod(len(levels) for levels in study.factors.values())
     excluded = full - len(study.cells)
-    if excluded:
+    if excluded and study.sweep.get("design", "full") == "full":
         combinations = _absent_pairs(study)
         absent = f": {'; '.join(combinations)} never occur" if combinations else ""
         yield (

@@ -74,6 +74,15 @@ def effects(study: Study) -> Section | None:
     return Section("What each level does", tuple(contents))
 
 
+_CONTRASTS = (
+    "No two cells of this design differ in one factor alone. An effect is a contrast: at each seed"
+    " the mean over all cells with the level minus the mean over all cells with the baseline"
+    " level; its error comes from how that varies between seeds. It contains the effects that"
+    " it is aliased with, which the section on baseline and factors lists. A pair here is one"
+    " seed at which every cell was measured."
+)
+
+
 def _method(study: Study, found: list[Effect]) -> list[Content]:
     text = (
         "A pair is two trials at the same seed and the same levels of all other factors, one with"
@@ -85,6 +94,8 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         " differently in different settings (see over settings) is not taken for noise. It"
         " describes these settings, and assumes that groups vary independently between seeds."
     )
+    if study.fractional:
+        text = _CONTRASTS
     tests = max((effect.tests for effect in found if effect.tested), default=0)
     rule = (
         f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"

@@ -1,0 +1,94 @@
+"""The contract of a design: which combinations of levels a sweep looks at.
+
+A design sees *axes*, each with positions 0, 1, ...; position 0 is the baseline. An axis is one
+factor, or several that are zipped and so move together.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+Positions = tuple[int, ...]
+"""One position for every axis."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that varies; ``points`` are its levels by factor, the baseline's first."""
+
+    factors: tuple[str, ...]
+    points: tuple[Mapping[str, str], ...]
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.factors)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a design is asked.
+
+    Attributes:
+        target: for every axis the position with the reduction on, None where several could be.
+        cells: as written, every axis left out at its baseline.
+        fraction: 4 in ``fractional:4``, else 1.
+        generators: an axis -> the axes whose product sets it; empty to have them chosen.
+    """
+
+    axes: tuple[Axis, ...]
+    target: tuple[int | None, ...] = ()
+    cells: tuple[Positions, ...] = ()
+    fraction: int = 1
+    generators: Mapping[str, tuple[str, ...]] | None = None
+
+    @property
+    def baseline(self) -> Positions:
+        return (0,) * len(self.axes)
+
+    def reductions(self) -> list[tuple[int, int]]:
+        """Every axis that has more than its baseline, with its target position.
+
+        Raises:
+            DesignError: an axis has several levels beside the baseline and none is the target.
+        """
+        found = []
+        for place, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
+            if position is None:
+                others = [point[axis.factors[0]] for point in axis.points[1:]]
+                text = f"has to say which level of {axis.factors[0]} is the reduction"
+                raise DesignError("target", f"{text}: {' or '.join(others)}")
+            if position:
+                found.append((place, position))
+        return found
+
+    def changed(self, changes: "Mapping[int, int]") -> Positions:
+        """The baseline with some axes at other positions."""
+        return tuple(changes.get(place, 0) for place in range(len(self.axes)))
+
+
+class DesignError(Exception):
+    """A design cannot answer what it was asked: the field at fault, the rule and the way out."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field, self.message = field, message
+
+
+def no_notes(asked: Asked) -> tuple[str, ...]:  # noqa: ARG001 (the contract's)
+    return ()
+
+
+@dataclass(frozen=True)
+class Design:
+    """One member of the family.
+
+    Attributes:
+        title: as the report names it.
+        positions: the cells, the baseline among them; the same one may come twice.
+        notes: what a reader has to know, such as which effects cannot be told apart.
+        filtered: whether its cells may be excluded or switched off and it still means the same.
+    """
+
+    title: str
+    positions: Callable[[Asked], Iterator[Positions]]
+    notes: Callable[[Asked], tuple[str, ...]] = no_notes
+    filtered: bool = True

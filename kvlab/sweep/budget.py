@@ -1,0 +1,168 @@
+"""What is still to be spent on a plan: memory, device-hours and money."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+from typing import Any, Literal
+
+from kvlab.errors import StoreError, UsageError
+from kvlab.layout import training_peak_bytes
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.plan import Plan, PlannedTrial
+from kvlab.trial.record import Store
+
+MOST_READ = 64
+"""Results that a rate is measured from."""
+
+_MOST_LOOKED_AT = 1000
+
+
+@dataclass(frozen=True)
+class Rate:
+    """How fast one trial trains, and how long it is measured afterwards.
+
+    ``measure_seconds`` is None where it was never seen.
+    """
+
+    flops_per_second: float
+    source: Literal["stated", "measured"]
+    results: int = 0
+    measure_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What running a plan's missing trials takes.
+
+    Attributes:
+        trials, trainings: to run.
+        parameters: smallest and largest model among them.
+        flops, tokens: of the trainings.
+        peak_bytes: predicted, of the trial that takes most; ``peak_trial`` is its id.
+        device: ``GPU`` or ``CPU core``: what hours are counted of.
+        hours: devices times hours; None without a rate, or if trials mix CPU and GPU.
+        money: ``hours`` times the price.
+    """
+
+    trials: int
+    trainings: int
+    parameters: tuple[int, int]
+    flops: int
+    tokens: int
+    peak_bytes: int
+    peak_trial: str
+    device: str
+    memory: int | None
+    rate: Rate | None
+    hours: float | None
+    money: float | None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the largest trial fits the memory; None if that is not known."""
+        return None if self.memory is None else self.peak_bytes <= self.memory
+
+
+def budget(
+    plan: Plan,
+    store: Store | None,
+    *,
+    rate: float | None = None,
+    price: float | None = None,
+    memory: int | None = None,
+) -> Budget | None:
+    """The budget of a plan; None if nothing is left to run.
+
+    Args:
+        rate: training FLOPs a second of one trial; default measured from the store's results of
+            trials with the same resources.
+        price: of one device for one hour.
+        memory: bytes of the device.
+
+    Raises:
+        UsageError: a price without any rate.
+    """
+    missing = [planned for planned in plan.trials if not planned.ended]
+    if not missing:
+        return None
+    known = Rate(rate, "stated") if rate else _measured(plan, store, missing)
+    hours = _hours(missing, known)
+    if price is not None and hours is None:
+        text = f"--price = {price:g} needs a rate, and no finished trial here gives one"
+        raise UsageError(f"{text}; state it with --rate FLOPS")
+    peaks = {p.trial.id: training_peak_bytes(p.trial.experiment, memory) for p in missing}
+    largest = max(peaks, key=lambda trial: peaks[trial])
+    sizes = [planned.parameters for planned in missing]
+    gpus = any(planned.trial.experiment.resources.gpus for planned in missing)
+    return Budget(
+        trials=len(missing),
+        trainings=sum(planned.trains for planned in missing),
+        parameters=(min(sizes), max(sizes)),
+        flops=plan.flops,
+        tokens=plan.tokens,
+        peak_bytes=peaks[largest],
+        peak_trial=largest,
+        device="GPU" if gpus else "CPU core",
+        memory=memory,
+        rate=known,
+        hours=hours,
+        money=None if price is None or hours is None else hours * price,
+    )
+
+
+def _hours(missing: list[PlannedTrial], rate: Rate | None) -> float | None:
+    kinds = {planned.trial.experiment.resources.gpus > 0 for planned in missing}
+    if rate is None or len(kinds) != 1:
+        return None
+    seconds = 0.0
+    for planned in missing:
+        resources = planned.trial.experiment.resources
+        own = planned.flops / rate.flops_per_second if planned.trains else 0.0
+        seconds += (own + (rate.measure_seconds or 0.0)) * (resources.gpus or resources.cpus)
+    return seconds / 3600
+
+
+def _measured(plan: Plan, store: Store | None, missing: list[PlannedTrial]) -> Rate | None:
+    """The median rate of finished trials with the resources of this plan's."""
+    wanted = {planned.trial.experiment.resources for planned in missing}
+    if store is None or len(wanted) != 1:
+        return None
+    own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
+    others = (trial for trial in store.trial_ids()[:_MOST_LOOKED_AT] if trial not in set(own))
+    rates, rests = [], []
+    for result in _results(store, (*own, *others), next(iter(wanted))):
+        seconds = result["training_record"]["seconds"]
+        rates.append(result["model"]["training_flops"] / seconds)
+        facts = result["provenance"]
+        if facts["attempts"] == 1 and not result["training_record"].get("resumed_from"):
+            rests.append(_apart(facts["started"], facts["finished"]) - seconds)
+        if len(rates) == MOST_READ:
+            break
+    if not rates:
+        return None
+    rest = max(0.0, median(rests)) if rests else None
+    return Rate(median(rates), "measured", len(rates), rest)
+
+
+def _results(
+    store: Store, trials: Iterable[str], wanted: ResourcesConfig
+) -> Iterator[dict[str, Any]]:
+    """Readable results of done trials that trained with the wanted resources."""
+    for trial in trials:
+        if store.status(trial) != "done":
+            continue
+        try:
+            result = store.result(trial)
+        except StoreError:
+            continue
+        record = (result or {}).get("training_record") or {}
+        if result is None or not record.get("seconds") or not result["model"]["training_flops"]:
+            continue
+        asked = result["experiment"]["resources"]
+        if (asked["gpus"], asked["cpus"]) == (wanted.gpus, wanted.cpus):
+            yield result
+
+
+def _apart(started: str, finished: str) -> float:
+    return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()

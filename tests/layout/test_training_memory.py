@@ -1,0 +1,54 @@
+"""The predicted peak of a training against a memory profile of a real step."""
+
+import numpy as np
+import pytest
+from torch.profiler import ProfilerActivity, profile
+
+from kvlab.layout import training_peak_bytes
+from kvlab.layout.training_memory import microbatch_rows
+from kvlab.model import GPT
+from kvlab.spec import Experiment
+from kvlab.train import train
+
+
+def experiment(model=None, **resources):
+    shape = {"vocab_size": 2304, "block_size": 128, "n_layer": 4, "n_head": 4, "n_embd": 64}
+    return Experiment.model_validate(
+        {
+            "name": "x",
+            "model": {**shape, **(model or {})},
+            "data": {"tokenizer": "gpt2:2048"},
+            "training": {"tokens": 2048, "batch_tokens": 2048, "evaluate_tokens": 128},
+            "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
+            "resources": resources,
+        }
+    )
+
+
+class Tokens:
+    train = np.random.default_rng(0).integers(0, 2000, 20_000).astype(np.uint16)
+    validation = train[:2000]
+
+
+@pytest.mark.parametrize(
+    ("model", "micro"), [({}, None), ({}, 256), ({"mlp": "swiglu"}, 2048), ({"n_embd": 128}, None)]
+)
+def test_peak_is_near_a_profile(tmp_path, model, micro):
+    asked = experiment(model, **({"microbatch_tokens": micro} if micro else {}))
+    gpt = GPT(asked.model, seed=0)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        train(gpt, Tokens(), asked, seed=0, directory=tmp_path, device="cpu")
+    held = most = 0
+    for event in seen.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    most += 4 * sum(weight.numel() for weight in gpt.parameters())  # made before the profile
+    assert 0.7 < training_peak_bytes(asked) / most < 1.5
+
+
+def test_a_gpu_without_known_memory_is_taken_at_one_row():
+    asked = experiment(gpus=1.0)
+    assert training_peak_bytes(asked) < training_peak_bytes(asked, memory=80 * 10**9)
+    assert microbatch_rows(asked, memory=1) == 1
+    assert microbatch_rows(asked, memory=80 * 10**9) == 16

@@ -1,0 +1,99 @@
+"""Fractions against their definition: contrasts computed from the cells themselves."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from kvlab.spec.design import DesignError
+from kvlab.spec.designs import DESIGNS
+from tests.spec.designs.asking import asked
+
+FRACTIONAL = DESIGNS["fractional"]
+
+
+def signs(cells):
+    """Cells as columns of -1 (baseline) and 1."""
+    return 2 * np.array(list(cells)) - 1
+
+
+def column(table, effect):
+    return np.prod(table[:, list(effect)], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "resolution"),
+    # Box, Hunter and Hunter, Statistics for Experimenters, table 6.22: the best resolutions.
+    [
+        (3, 2, 3),
+        (4, 2, 4),
+        (5, 2, 5),
+        (5, 4, 3),
+        (6, 4, 4),
+        (6, 8, 3),
+        (7, 8, 4),
+        (7, 16, 3),
+        (8, 16, 4),
+    ],
+)
+def test_chosen_fractions_have_the_best_resolution(count, fraction, resolution):
+    question = asked(*[2] * count, fraction=fraction)
+    table = signs(FRACTIONAL.positions(question))
+    assert len({tuple(row) for row in table}) == len(table) == 2**count // fraction
+    shortest = min(
+        size
+        for size in range(1, count + 1)
+        for effect in combinations(range(count), size)
+        if abs(column(table, effect).sum()) == len(table)
+    )
+    assert shortest == resolution
+    assert FRACTIONAL.notes(question)[0].startswith(f"resolution {resolution};")
+
+
+def test_what_is_stated_as_aliased_is_what_is_aliased():
+    """Every statement names two columns that are equal or opposite; and none is forgotten."""
+    question = asked(2, 2, 2, 2, 2, fraction=4)
+    table = signs(FRACTIONAL.positions(question))
+    stated = set()
+    for note in FRACTIONAL.notes(question)[1:]:
+        effect, _, others = note.partition(" is aliased with ")
+        for other in others.split(", "):
+            places = [
+                ["abcde".index(name) for name in side.split("*")] for side in (effect, other[1:])
+            ]
+            sign = {"+": 1, "-": -1}[other[0]]
+            assert (column(table, places[0]) == sign * column(table, places[1])).all(), note
+            stated.add(frozenset(map(tuple, places)))
+    effects = [e for size in (1, 2) for e in combinations(range(5), size)]
+    for one, other in combinations(effects, 2):
+        aliased = abs(column(table, one) @ column(table, other)) == len(table)
+        assert aliased == (frozenset((one, other)) in stated), (one, other)
+
+
+def test_written_generators_are_used():
+    question = asked(2, 2, 2, 2, fraction=2, generators={"b": ("a", "c")})
+    for a, b, c, _ in FRACTIONAL.positions(question):
+        assert b == (a + c) % 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "wanted"),
+    [
+        ((2, 3, 2), {}, "takes factors of two levels, and b has 3"),
+        ((2, 2), {}, "keeps fewer than 4 of 4 cells"),
+        ((2, 2, 2, 2, 2, 2), {"fraction": 16}, "cannot set 4 factors by products of 2"),
+        ((2, 2, 2), {"generators": {"z": ("a", "b")}}, "names z, which is no axis"),
+        ((2, 2, 2), {"generators": {"c": ("a", "a")}}, "use two or more factors"),
+        ((2, 2, 2, 2), {"fraction": 4}, "cannot set 2 factors"),
+        ((2, 2, 2, 2, 2), {"fraction": 4, "generators": {"d": ("a", "b"), "e": ("b", "a")}}, "move together"),
+        ((2, 2, 2), {"generators": {"b": ("a", "c"), "c": ("a", "b")}}, "has 2 of the 1 generators"),
+    ],
+)  # fmt: skip
+def test_refusals(sizes, options, wanted):
+    with pytest.raises(DesignError, match=wanted):
+        list(FRACTIONAL.positions(asked(*sizes, **{"fraction": 2, **options})))
+
+
+def test_no_fraction_is_searched_for_ever():
+    with pytest.raises(DesignError):
+        list(FRACTIONAL.positions(asked(*[2] * 10, fraction=32)))

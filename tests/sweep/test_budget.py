@@ -1,0 +1,121 @@
+"""What is left to spend, and the fields that keep a trial from being found."""
+
+import json
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.errors import UsageError
+from kvlab.sweep import Driver
+from kvlab.sweep.budget import budget
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.nearest import nearest_finished
+from kvlab.trial import Store
+from tests.sweep.stub import SWEEP, StubRun, tiny_plan
+
+
+def ran(tmp_path, text=SWEEP):
+    store = Store(tmp_path / "runs")
+    Driver(tiny_plan(tmp_path, text=text), store, InlineExecutor(StubRun(store.path))).run()
+    return store
+
+
+def rewrite(
+    store, trial_id, seconds, started="2026-01-01T00:00:00Z", finished="2026-01-01T00:01:00Z"
+):
+    path = store.trial_directory(trial_id) / "result.json"
+    result = json.loads(path.read_text())
+    result["training_record"] = {"steps": 20, "seconds": seconds, "resumed_from": []}
+    result["provenance"] |= {"started": started, "finished": finished}
+    path.write_text(json.dumps(result, indent=1))
+
+
+def test_hours_and_money_from_a_stated_rate(tmp_path):
+    planned = tiny_plan(tmp_path)
+    flops = planned.trials[0].flops
+    costs = budget(planned, None, rate=flops / 3600, price=2.5)
+    assert (costs.trials, costs.trainings, costs.device) == (8, 4, "CPU core")
+    assert costs.flops == sum(p.flops for p in planned.trials if p.trains)
+    assert costs.hours == pytest.approx(costs.flops / flops)
+    assert costs.money == pytest.approx(2.5 * costs.hours)
+
+
+def test_cores_count(tmp_path):
+    text = SWEEP.replace("plain: {}", "plain: {resources.cpus: 2.0}").replace(
+        "tied: {", "tied: {resources.cpus: 2.0, "
+    )
+    one, two = tiny_plan(tmp_path), tiny_plan(tmp_path, text=text)
+    assert budget(two, None, rate=1e9).hours == pytest.approx(2 * budget(one, None, rate=1e9).hours)
+
+
+def test_a_rate_is_measured_from_finished_trials(tmp_path):
+    store = ran(tmp_path)
+    planned = tiny_plan(tmp_path, store)
+    for one in planned.trials:
+        rewrite(store, one.trial.id, seconds=50.0)
+    longer = tiny_plan(tmp_path, store, SWEEP.replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    costs = budget(longer, store)
+    rates = sorted(p.flops / 50.0 for p in planned.trials)
+    assert costs.rate.flops_per_second == pytest.approx((rates[3] + rates[4]) / 2)
+    assert (costs.rate.source, costs.rate.results, costs.rate.measure_seconds) == (
+        "measured",
+        8,
+        10.0,
+    )
+    new = [p for p in longer.trials if not p.ended]
+    seconds = sum(p.flops for p in new if p.trains) / costs.rate.flops_per_second + 10.0 * len(new)
+    assert costs.hours == pytest.approx(seconds / 3600)
+    assert budget(planned, store) is None
+
+
+def test_a_price_without_a_rate_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"--price = 3 needs a rate.*--rate FLOPS"):
+        budget(tiny_plan(tmp_path), Store(tmp_path / "runs"), price=3.0)
+
+
+def test_the_memory_of_the_largest_trial_is_compared(tmp_path):
+    planned = tiny_plan(tmp_path)
+    costs = budget(planned, None)
+    assert costs.fits is None
+    assert budget(planned, None, memory=costs.peak_bytes).fits
+    assert not budget(planned, None, memory=costs.peak_bytes - 1).fits
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("seeds: [0, 1]", "seeds: [5]", {"seed": (5, 0)}),
+        ("mha: {}", "mha: {training.learning_rate: 1e-3}",
+         {"training.learning_rate": (1e-3, 6e-4), "training.final_learning_rate": (1e-4, 6e-4 / 10)}),
+        ("plain: {}", "plain: {serving.kv_dtype: int8}", {"serving.kv_dtype": ("int8", "model"), "serving.compared_with": ("float32", None)}),
+        ("plain: {}", "plain: {resources.cpus: 0.5}", None),
+    ],
+)  # fmt: skip
+def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, new, wanted):
+    store = ran(tmp_path)
+    changed = tiny_plan(tmp_path, store, SWEEP.replace(old, new))
+    first = changed.trials[0]
+    if wanted is None:
+        assert first.state == "done"
+        return
+    found = nearest_finished(first.trial, store)
+    assert {key: (here, there) for key, here, there in found.differences} == wanted
+    assert store.status(found.trial) == "done"
+
+
+def test_an_empty_store_has_no_nearest(tmp_path):
+    assert nearest_finished(tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")) is None
+
+
+def test_the_command_prints_the_budget_and_the_differences(tmp_path, capsys):
+    tiny_plan(tmp_path)
+    command = ["plan", str(tmp_path / "s.yaml"), "--store", str(tmp_path / "runs")]
+    assert main([*command, "--rate", "1e9", "--price", "2", "--memory", "1kB", "--why"]) == 0
+    text = capsys.readouterr().out
+    assert "Still to run: 8 trials, 4 trainings of" in text
+    assert "is more than the 1 kB there are; lower resources.microbatch_tokens" in text
+    assert "has no result: the store has no finished trial at all" in text
+    assert main([*command, "--json", "--rate", "1e9"]) == 0
+    assert json.loads(capsys.readouterr().out)["budget"]["trials"] == 8
+    assert main([*command, "--why", "zz"]) == 2
+    assert "--why = zz fits no trial" in capsys.readouterr().err

@@ -1,0 +1,198 @@
+"""Failure policies through the real driver and record: shrink, back off, give up."""
+
+import json
+
+import pytest
+
+from kvlab.spec.failures import FailuresConfig
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep import Driver
+from kvlab.sweep.executor import Ended, WorkerKilled
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.failures import Failures, smaller_microbatch
+from kvlab.trial import Store
+from kvlab.trial.progress import write_progress
+from tests.sweep.stub import SWEEP, StubRun, StubStages, tiny_plan
+
+ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
+    '    tied: {serving.tie: "adjacent:2"}\n', ""
+)
+
+
+class Hungry(StubStages):
+    """Runs out of memory above so many tokens in one pass."""
+
+    most = 0
+
+    def act(self, stage, step):  # noqa: ARG002 (the stub's)
+        tokens = self.trial.experiment.resources.microbatch_tokens or 16
+        if stage == "train" and tokens > self.most:
+            raise MemoryError(f"no room for {tokens} tokens")
+
+
+class HungryRun(StubRun):
+    def __init__(self, store, most):
+        super().__init__(store)
+        self.most = most
+
+    def make(self, trial, report):
+        stages = Hungry(trial, report, flag=self.flag)
+        stages.most = self.most
+        return stages
+
+
+def drive(planned, store, run, events=None):
+    on_event = None if events is None else events.append
+    return Driver(planned, store, InlineExecutor(run), on_event=on_event).run()
+
+
+def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
+    store, events = Store(tmp_path / "runs"), []
+    planned = tiny_plan(
+        tmp_path, text=ONE.replace("mqa: {", "mqa: {resources.microbatch_tokens: 16, ")
+    )
+    summary = drive(planned, store, HungryRun(store.path, most=8), events)
+    assert (summary.exit_code, summary.states["done"]) == (0, 2)
+    for one in planned.trials:
+        result = store.result(one.trial.id)
+        assert result["experiment"]["resources"]["microbatch_tokens"] == 8
+        assert store.attempts(one.trial.id) == [1, 2]
+        first = json.loads((store.attempt_directory(one.trial.id, 1) / "result.json").read_text())
+        assert first["error"]["class"] == "out_of_memory"
+    told = [event.message for event in events if event.kind == "retried"]
+    assert told == ["memory ran out (MemoryError); again with microbatch_tokens = 8"] * 2
+
+
+def test_what_no_microbatch_fits_is_recorded_as_failed(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=ONE)
+    summary = drive(planned, store, HungryRun(store.path, most=0))
+    assert (summary.exit_code, summary.states["failed"]) == (1, 2)
+    assert store.attempts(planned.trials[0].trial.id) == [1, 2]
+
+
+def test_shrinking_can_be_switched_off(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=ONE + "failures: {out_of_memory: fail}\n")
+    drive(planned, store, HungryRun(store.path, most=8))
+    assert store.attempts(planned.trials[0].trial.id) == [1]
+
+
+@pytest.mark.parametrize(
+    ("resources", "wanted"),
+    [
+        ({}, 384),  # on CPU up to 1,024 tokens are 6 of 12 rows of 128, and 3 are half of them
+        ({"microbatch_tokens": 1536}, 768),
+        ({"microbatch_tokens": 512}, 256),
+        ({"microbatch_tokens": 128}, None),
+        ({"gpus": 1.0}, 384),
+        ({"gpus": 1.0, "microbatch_tokens": 384}, 128),
+    ],
+)
+def test_the_next_smaller_microbatch_divides_the_step(tmp_path, resources, wanted):
+    text = ONE.replace(
+        "mha: {}",
+        "mha: {model.block_size: 128, training.batch_tokens: 1536, training.tokens: 3072}",
+    )
+    experiment = tiny_plan(tmp_path, text=text).trials[0].trial.experiment
+    experiment = experiment.model_copy(update={"resources": ResourcesConfig(**resources)})
+    assert smaller_microbatch(experiment) == wanted
+
+
+def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path):
+    class Cluster(InlineExecutor):
+        def check(self, requests):
+            pass
+
+    store = Store(tmp_path / "runs")
+    text = ONE.replace("mha: {}", "mha: {resources.gpus: 0.5}").replace(
+        "mqa: {", "mqa: {resources.gpus: 0.5, "
+    )
+    planned = tiny_plan(tmp_path, text=text)
+
+    class Crowded(StubRun):
+        def make(self, trial, report):
+            script = (
+                {} if trial.experiment.resources.gpus == 1 else {(trial.id, "measure", 0): "memory"}
+            )
+            return StubStages(trial, report, flag=self.flag, script=script)
+
+    assert Driver(planned, store, Cluster(Crowded(store.path))).run().states["done"] == 2
+    resources = [store.result(p.trial.id)["experiment"]["resources"] for p in planned.trials]
+    assert [asked["gpus"] for asked in resources] == [1.0, 1.0]
+
+
+def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):
+    store, events = Store(tmp_path / "runs"), []
+    planned = tiny_plan(tmp_path)
+    script = {(one.trial.id, "measure", 0): "bug" for one in planned.trials}
+    summary = drive(planned, store, StubRun(store.path, script=script), events)
+    assert (summary.exit_code, summary.states["failed"], summary.states["missing"]) == (1, 3, 5)
+    assert summary.halted.startswith(
+        "3 trials failed at the same place (ValueError: no way to measure"
+    )
+    assert [event.message for event in events if event.kind == "halted"] == [summary.halted]
+    mended = Driver(
+        tiny_plan(tmp_path, store), store, InlineExecutor(StubRun(store.path)), retry_failed=True
+    ).run()
+    assert mended.states["done"] == 8
+
+
+def test_errors_at_different_places_do_not_end_it(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    kinds = ["bug", "memory", "bug", "diverge", "diverge", "diverge", "memory", "diverge"]
+    script = {
+        (p.trial.id, "measure", 0): kind for p, kind in zip(planned.trials, kinds, strict=True)
+    }
+    summary = drive(planned, store, StubRun(store.path, script=script))
+    assert summary.halted == ""
+    assert summary.states == {"failed": 4, "diverged": 4, "missing": 0}
+
+
+def killed(tmp_path, **config):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path).trials[0]
+    path = store.trial_directory(planned.trial.id) / "progress.json"
+    path.parent.mkdir(parents=True)
+    failures = Failures(FailuresConfig(**config), store, InlineExecutor(None))
+    return planned, path, lambda: failures.killed(planned, WorkerKilled("its process died"))
+
+
+def test_a_killed_trial_waits_longer_each_time_until_it_has_died_too_often(tmp_path):
+    _, _, again = killed(tmp_path, killed_retries=3, backoff_seconds=2.0)
+    decisions = [again() for _ in range(4)]
+    assert [one and one.seconds for one in decisions] == [2.0, 4.0, 8.0, None]
+    assert decisions[1].why == "its process died; retry 2 of 3 in 4s"
+
+
+def test_a_backoff_has_an_end(tmp_path):
+    _, _, again = killed(tmp_path, killed_retries=1000, backoff_seconds=1.0)
+    assert [again().seconds for _ in range(40)][-1] == 300.0
+
+
+def test_a_trial_that_gets_further_between_kills_is_not_given_up(tmp_path):
+    _, path, again = killed(tmp_path, killed_retries=1)
+    for step in range(5):
+        write_progress(path, {"stage": "training", "step": step})
+        assert again() is not None
+    assert again() is None
+    write_progress(path, {"stage": "evaluation"})
+    assert again() is not None
+
+
+def test_the_driver_waits_and_then_goes_on(tmp_path):
+    class Preempting(InlineExecutor):
+        left = 2
+
+        def wait(self, seconds):
+            if self._next is not None and self.left:
+                self.left -= 1
+                trial, self._next = self._next, None
+                return [Ended(trial.id, error=WorkerKilled("its process died"))]
+            return super().wait(seconds)
+
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=ONE + "failures: {backoff_seconds: 0.01}\n")
+    summary = Driver(planned, store, Preempting(StubRun(store.path))).run()
+    assert (summary.exit_code, summary.states["done"], summary.ran) == (0, 2, 2)
