@@ -54,6 +54,12 @@ class Study:
         return str(self.sweep["name"])
 
     @cached_property
+    def sections(self) -> tuple[str, ...] | None:
+        """The sections that the sweep asks for, in order; None for all."""
+        asked = (self.sweep.get("report") or {}).get("sections")
+        return tuple(asked) if asked else None
+
+    @cached_property
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({row.seed for row in self.rows}))
 

@@ -14,6 +14,7 @@ from kvlab.spec.base import NAME_PATTERN, SpecModel, refuse
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.problems import Found, find_problems
+from kvlab.spec.report import ReportConfig
 from kvlab.spec.yaml_reader import Document, Key
 
 Label = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -78,6 +79,7 @@ class Sweep(SpecModel):
     design: Literal["full"] = "full"
     exclude: Annotated[tuple[dict[Label, LevelNames], ...], BeforeValidator(_tuple)] = ()
     seeds: Annotated[tuple[Seed, ...], BeforeValidator(_tuple), Field(min_length=1)] = (0,)
+    report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
 

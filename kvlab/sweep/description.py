@@ -30,6 +30,7 @@ def sweep_description(
         "baseline": dict(sweep.baseline),
         "design": sweep.design,
         "seeds": list(sweep.seeds),
+        "report": sweep.report.model_dump(mode="json"),
         "cells": [
             {
                 "levels": dict(cell.levels),

@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 from kvlab.cli.options import add_json, add_store
+from kvlab.cli.sweep_file import read_sweep
 from kvlab.cli.table import short_number, table
-from kvlab.spec import load_sweep
 from kvlab.sweep import Plan, PlannedTrial, plan
 from kvlab.trial import Store
 
@@ -18,7 +18,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    planned = plan(load_sweep(options.sweep), Store(options.store), provisional=True)
+    planned = plan(read_sweep(options.sweep), Store(options.store), provisional=True)
     print(json.dumps(_facts(planned), indent=1) if options.json else _text(planned))
     return 0
 

@@ -14,6 +14,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="reports", metavar="DIR", help="folder of reports (default: reports)"
     )
+    parser.add_argument(
+        "--sections",
+        metavar="A,B",
+        help="sections in order (default: what the sweep asks for, else all)",
+    )
     add_json(parser)
 
 

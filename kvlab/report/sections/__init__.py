@@ -1,5 +1,7 @@
 """The sections of a report, in order: name -> function. A new one is a file and a line here."""
 
+from difflib import get_close_matches
+
 from kvlab.report.section import MakeSection
 from kvlab.report.sections.answer import answer
 from kvlab.report.sections.cells import cells
@@ -30,3 +32,10 @@ SECTIONS: dict[str, MakeSection] = {
     "failures": failures,
     "provenance": provenance,
 }
+
+
+def unknown_section(name: str) -> str:
+    """What to say of a name that the table does not have: the rule and the way out."""
+    near = get_close_matches(name, SECTIONS, 1)
+    way = f"did you mean {near[0]}?" if near else f"use {', '.join(SECTIONS)}"
+    return f"is not a section of reports; {way}"
