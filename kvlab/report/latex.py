@@ -23,7 +23,7 @@ _ESCAPED = {
 }  # fmt: skip
 
 _TOKEN = re.compile("-(?=-)|,(?=,)|[^-, 0-9A-Za-z.:;()=+/@?!]")
-_LETTERS = re.compile("(?![\u00d7\u00f7ÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲųſ])[\u00c0-\u017f]")
+_LETTERS = re.compile("(?![\u00d7\u00f7\u017fÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų])[\u00c0-\u017f]")
 """Latin letters with accents that LaTeX sets in its default encoding."""
 
 

@@ -26,8 +26,8 @@ LONGEST_TABLE = 60
 
 _FORMS = (
     "[The interactive page](report.html) has the same content with sortable tables and hover"
-    " values; every trial as [JSON](results.jsonl) and [CSV](results.csv), and [the tables as CSV and LaTeX](tables) are beside"
-    " it."
+    " values. Beside it are every trial as [JSON](results.jsonl) and [CSV](results.csv), and"
+    " [the tables as CSV and LaTeX](tables)."
 )
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$@^])")

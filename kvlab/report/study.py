@@ -123,6 +123,14 @@ class Study:
                 return int(row.facts["kv"]["bytes_at_block_size"])
         return None
 
+    def block_size(self, levels: Levels) -> int | None:
+        """Tokens of a cell's longest sequence; the same at every seed."""
+        for row in self.cells.get(levels, {}).values():
+            block = row.facts.get("experiment", {}).get("model", {}).get("block_size")
+            if block:
+                return int(block)
+        return None
+
     def parameters(self, levels: Levels) -> int | None:
         """Parameters of a cell's model; the same at every seed."""
         for row in self.cells.get(levels, {}).values():
@@ -168,11 +176,15 @@ class Study:
 
     def key(self, levels: Levels) -> str:
         """A cell's number in the design, as figures and tables refer to it."""
-        return self._keys[levels]
+        return f"c{self._places[levels]}"
+
+    def place(self, levels: Levels) -> int:
+        """A cell's place in the design's order."""
+        return self._places[levels]
 
     @cached_property
-    def _keys(self) -> dict[Levels, str]:
-        return {levels: f"c{number}" for number, levels in enumerate(self.cells)}
+    def _places(self) -> dict[Levels, int]:
+        return {levels: number for number, levels in enumerate(self.cells)}
 
     def items(self, row: TrialRow) -> Iterator[dict[str, Any]]:
         """A trial's HellaSwag outcomes, item by item; none if it has none."""

@@ -15,6 +15,15 @@ from typing import Any
 VERSION = 1
 """Goes up when the same record comes to be mirrored differently: every run is then made anew."""
 
+PARENT = "parent"
+"""The key of a sweep's own run."""
+
+RECORD = "record"
+"""The parent's folder of artifacts that say what the sweep is; `reading` makes reports of it."""
+
+DAMAGED = "damaged.json"
+"""In it: trials whose results could not be read."""
+
 LONGEST_PARAM = 6000
 LONGEST_TAG = 5000
 HASH_DIGITS = 16

@@ -8,6 +8,7 @@ from kvlab.report.sections.cells import cells
 from kvlab.report.sections.curves import curves
 from kvlab.report.sections.design import design
 from kvlab.report.sections.effects import effects
+from kvlab.report.sections.equal_memory import equal_memory
 from kvlab.report.sections.failures import failures
 from kvlab.report.sections.hellaswag import hellaswag
 from kvlab.report.sections.interactions import interactions
@@ -24,6 +25,7 @@ SECTIONS: dict[str, MakeSection] = {
     "effects": effects,
     "interactions": interactions,
     "pareto": pareto,
+    "equal-memory": equal_memory,
     "serving-gap": serving_gap,
     "hellaswag": hellaswag,
     "curves": curves,
