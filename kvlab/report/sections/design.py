@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from kvlab.report.effects import Effect
+from kvlab.report.effects import Effect, named
 from kvlab.report.numbers import counted, signed
 from kvlab.report.section import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
 from kvlab.report.section import cell as text_cell
@@ -18,7 +18,7 @@ def design(study: Study) -> Section:
         f"{factor}={level}" for factor, level in zip(study.factors, study.baseline, strict=True)
     )
     intro = paragraph(
-        f"A {study.sweep.get('design', 'full')} factorial design: {cells} at"
+        f"A {_kind(study)} design: {cells} at"
         f" {counted(len(study.seeds), 'seed')} ({seeds}). The {counted(len(study.done), 'trial')}"
         f" measured rest on {counted(trainings, 'training')}: cells that differ only in serving"
         " share weights. At one seed all cells see the same batches in the same order. The"
@@ -27,6 +27,18 @@ def design(study: Study) -> Section:
     )
     notes = Bullets(tuple(_notes(study)))
     return Section("Baseline and factors", (intro, _table(study), notes))
+
+
+MOST_ALIASES = 6
+"""Named in one note; the table of effects has all."""
+
+_KINDS = {"full": "full factorial", "fractional": "fractional factorial"}
+
+
+def _kind(study: Study) -> str:
+    """What the sweep calls its design, in words."""
+    name = str(study.sweep.get("design") or "full").partition(":")[0]
+    return _KINDS.get(name, name.replace("_", "-"))
 
 
 def _table(study: Study) -> Table:
@@ -46,13 +58,13 @@ def _table(study: Study) -> Table:
 
 def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
     full = prod(len(levels) for levels in study.factors.values())
-    excluded = full - len(study.cells)
-    if excluded:
+    absent_cells = full - len(study.cells)
+    if absent_cells:
         combinations = _absent_pairs(study)
         absent = f": {'; '.join(combinations)} never occur" if combinations else ""
         yield (
-            f"{excluded} of {full} combinations are excluded{absent}. A level is compared only"
-            " where its partner exists.",
+            f"{absent_cells} of {full} combinations are not in the design{absent}. A level is"
+            " compared only where its partner exists.",
         )
     for effect in study.effects(study.primary):
         yield from _limits(effect)
@@ -105,7 +117,12 @@ def _has_data(facts: object) -> bool:
 
 
 def _limits(effect: Effect) -> Iterator[tuple[Span, ...]]:
-    if not effect.designed:
+    if effect.aliases:
+        listed = ", ".join(map(named, effect.aliases[:MOST_ALIASES]))
+        more = len(effect.aliases) - MOST_ALIASES
+        listed += f" and {more} more" if more > 0 else ""
+        yield Code(effect.name), f" is aliased with {listed}: this design cannot tell them apart."
+    elif not effect.designed:
         yield (
             Code(effect.name),
             " has no cell that differs from it in this factor alone: its effect cannot be told"

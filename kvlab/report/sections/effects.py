@@ -1,5 +1,6 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
+from kvlab.report.alias_column import with_aliases
 from kvlab.report.effects import ALPHA, Effect
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.numbers import (
@@ -65,8 +66,10 @@ def effects(study: Study) -> Section | None:
         Column("by seed", True, "mean difference at each seed"),
         Column("detectable", True, "true difference called with 80% power"),
     )
-    rows = tuple(_row(study, effect) for effect in study.effects(metric))
-    table = Table("effects", f"Effects on the {title}.", columns, rows)
+    everything = study.effects(metric)
+    rows = tuple(_row(study, effect) for effect in everything)
+    heads, rows = with_aliases(columns, rows, everything)
+    table = Table("effects", f"Effects on the {title}.", heads, rows)
     contents: list[Content] = [*_method(study, found), table, _figure(study, found)]
     others = _others(study)
     if others:
@@ -90,15 +93,25 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
         " within noise means not told apart from zero, not shown to be zero."
     )
+    if any(effect.by_contrast for effect in found):
+        text += _BY_CONTRAST
     single = " There is one seed: differences are shown, no significance is claimed."
     repeated = any(effect.tested for effect in found)
     return [paragraph(text + (rule if repeated else single if len(study.seeds) == 1 else ""))]
 
 
+_BY_CONTRAST = (
+    " Levels without a pair in this design are estimated by a contrast over all its cells: the"
+    " least-squares main effect at every seed, tested over seeds. It contains what it is aliased"
+    " with, so it is the level's own only if those interactions are nothing."
+)
+
+
 def _row(study: Study, effect: Effect) -> Row:
     factor, level = effect.change[0]
     names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
-    pairs = cell(f"{effect.comparisons} of {effect.designed}", effect.comparisons)
+    unit = " seeds" if effect.by_contrast else ""
+    pairs = cell(f"{effect.comparisons} of {effect.designed}{unit}", effect.comparisons)
     if effect.estimate is None:
         blank = (EMPTY,) * 4
         tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *blank)
@@ -143,9 +156,9 @@ def _tone(effect: Effect) -> Tone:
 
 def _range(effect: Effect) -> Cell:
     values = [value for _, value in effect.by_setting]
-    low, high = min(values), max(values)
-    if len(values) == 1:
+    if len(values) < 2:
         return EMPTY
+    low, high = min(values), max(values)
     low_text, high_text = difference(effect.metric, low), difference(effect.metric, high)
     return cell(f"{low_text} to {high_text}", high - low)
 
