@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-import time
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +12,12 @@ from markdown_it import MarkdownIt
 
 from kvlab.errors import UsageError
 from kvlab.report import write_report
+from kvlab.report.document import make_document
+from kvlab.report.html import to_html
+from kvlab.report.latex import to_latex
+from kvlab.report.markdown import to_markdown
+from kvlab.report.study import Study
+from tests.benchmarks.report import big_record
 from tests.report.factory import Record, no_learned_hybrid
 
 HOSTILE = (
@@ -228,14 +234,40 @@ def test_hostile_texts_do_no_harm_in_csv(tmp_path):
     assert not [value for row in rows for value in row if value[:1] in "=@+" and value]
 
 
-def test_a_thousand_trials_in_seconds(tmp_path):
-    factors = {f"f{n}": tuple(f"l{n}{level}" for level in range(5)) for n in range(4)}
-    record = Record(factors=factors, effects={"l01": 0.1}, seeds=(0, 1), points=20)
-    store = record.write(tmp_path / "store")
-    started = time.perf_counter()
-    folder = write_report(store, "made", tmp_path)
-    assert time.perf_counter() - started < 10
-    assert len((folder / "results.jsonl").read_text().splitlines()) == 1250
+def calls(work) -> int:
+    """Functions called while ``work`` runs, Python's and C's."""
+    count = 0
+
+    def tick(_frame, event, _argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(tick)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize(("small", "large"), [((4, 4, 4), (4, 4, 16)), ((4, 4, 2), (4, 4, 2))])
+def test_work_grows_as_trials_do(tmp_path, small, large):
+    """Four times the cells, then four times the seeds; a quadratic step would show as sixteen.
+
+    Of everything but the picture files, whose drawing library does the same whatever is drawn.
+    """
+
+    def work(store):
+        document = make_document(Study.load(store, "made"))
+        return to_markdown(document), to_html(document), [to_latex(t) for t in document.tables]
+
+    seeds = (2, 2) if small != large else (3, 12)
+    counts = []
+    work(big_record((2, 2)).write(tmp_path / "warm"))  # imports
+    for levels, number in zip((small, large), seeds, strict=True):
+        store = big_record(levels, number, points=4).write(tmp_path / f"{levels}{number}")
+        counts.append(calls(lambda store=store: work(store)))
+    assert counts[1] < 4.8 * counts[0], counts
 
 
 def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
