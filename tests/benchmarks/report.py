@@ -20,9 +20,7 @@ def big_record(levels: tuple[int, ...], seeds: int = 2, points: int = 20) -> Rec
         f"factor{n}": tuple(f"f{n}-{level}" for level in range(count))
         for n, count in enumerate(levels)
     }
-    return Record(
-        factors=factors, effects={"f0-1": 0.1}, seeds=tuple(range(seeds)), points=points
-    )
+    return Record(factors=factors, effects={"f0-1": 0.1}, seeds=tuple(range(seeds)), points=points)
 
 
 def run() -> Iterator[str]:

@@ -11,7 +11,7 @@ from kvlab.report.effects import interactions, main_effects
 from kvlab.report.rows import TrialRow
 from tests.report.factory import Record
 
-FACTORS = {name: ("off", "on") for name in "abcd"}
+FACTORS = dict.fromkeys("abcd", ("off", "on"))
 
 
 def half(levels):
@@ -40,7 +40,7 @@ def test_aliases_of_the_textbook_half_fraction():
 
 def test_aliases_of_a_resolution_three_fraction():
     """c = ab: every main effect is aliased with the interaction of the other two."""
-    factors = {name: ("off", "on") for name in "abc"}
+    factors = dict.fromkeys("abc", ("off", "on"))
     cells = [("on", "on", "on"), ("on", "off", "off"), ("off", "on", "off"), ("off", "off", "on")]
     contrasts = Contrasts(cells, factors)
     assert aliases(contrasts, "a") == {"bc"}
@@ -57,7 +57,7 @@ def test_a_full_design_has_no_aliases():
 
 
 def test_factors_that_move_together_are_not_told_apart():
-    factors = {name: ("off", "on") for name in "abc"}
+    factors = dict.fromkeys("abc", ("off", "on"))
     cells = [(one, one, other) for one, other in product(("off", "on"), repeat=2)]
     contrasts = Contrasts(cells, factors)
     assert contrasts.of(change("a")) is None
@@ -102,7 +102,9 @@ def sweep(random, effects, seeds):
         known = sum(value for names, value in effects.items() if set(names) <= on)
         for seed in range(seeds):
             loss = 4 + shared[seed] + random.normal(0, 0.01) + known
-            row = TrialRow(levels, seed, f"{levels}{seed}", "done", f"{levels}{seed}", {"loss": loss})
+            row = TrialRow(
+                levels, seed, f"{levels}{seed}", "done", f"{levels}{seed}", {"loss": loss}
+            )
             cells.setdefault(levels, {})[seed] = row
     return cells
 
@@ -145,8 +147,10 @@ def test_a_missing_trial_takes_its_seed():
 def test_the_report_names_what_is_aliased(tmp_path):
     record = Record(
         factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"), "horizon": ("g", "l")},
-        exclude=lambda c: (list(c.values()).count("mqa") + list(c.values()).count("rope")) % 2
-        != (c["horizon"] == "l"),
+        exclude=lambda c: (
+            (list(c.values()).count("mqa") + list(c.values()).count("rope")) % 2
+            != (c["horizon"] == "l")
+        ),
     )
     folder = write_report(record.write(tmp_path / "store"), "made", tmp_path)
     text = (folder / "report.md").read_text()

@@ -82,7 +82,7 @@ def test_several_stores_on_one_server(mirrored, tmp_path):
         fetch_record(uri, "made", tmp_path / "3", "zzz")
 
 
-def test_what_is_not_there_is_refused(mirrored, uri, tmp_path, capsys):
+def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
     with pytest.raises(UsageError, match="nosuch is not in MLflow .*(made).*kvlab sync nosuch"):
         fetch_record(uri, "nosuch", tmp_path / "1")
     absent = f"sqlite:///{tmp_path}/none.db"
