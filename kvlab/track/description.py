@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvlab.trial.metrics import measurements
+
 VERSION = 1
 """Goes up when the same record comes to be mirrored differently: every run is then made anew."""
 
@@ -134,7 +136,7 @@ def _points(result: Mapping[str, Any], started: int, finished: int) -> Iterator[
         "kv_bytes_at_block_size": result["kv"]["bytes_at_block_size"],
         "kv_bytes_per_token": result["kv"]["bytes_per_token"],
     }
-    for name, value in sorted({**sizes, **result["measurements"]}.items()):
+    for name, value in sorted({**sizes, **measurements(result)}.items()):
         yield name, float(value), finished, last
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -278,10 +279,29 @@ def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
 
     guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
     names: dict[str, object] = {}
-    exec(re.search(r"```python\n(.*?)```", guide, re.S)[1], names)
+    exec(re.findall(r"```python\n(.*?)```", guide, re.S)[0], names)
     monkeypatch.setitem(SECTIONS, "training-time", names["training_time"])
     folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
     assert "## Training time\n\n24 cells." in (folder / "report.md").read_text()
     rows = list(csv.reader((folder / "tables" / "training-time.csv").open()))
     assert rows[1] == ["baseline", "10.0"]
     assert 'id="training-time"' in (folder / "report.html").read_text()
+
+
+def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
+    import kvlab.report
+    from kvlab.trial.metrics import METRICS
+
+    guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
+    names: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", guide, re.S)[1], names)
+    for name, metric in names["LINE"].items():
+        monkeypatch.setitem(METRICS, name, metric)
+    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        expected = math.exp(row["measured.loss_served"])
+        assert row["measured.perplexity"] == pytest.approx(expected, rel=1e-12)
+    table = list(csv.reader((folder / "tables" / "effects-other.csv").open()))
+    found = {(row[1], row[2]): row for row in table if row[0] == "perplexity, served"}
+    assert found["sharing", "tied"][6] == "worse"

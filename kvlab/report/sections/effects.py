@@ -223,7 +223,8 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
 
 
 def _others(study: Study) -> Table | None:
-    metrics = [m for m in OTHERS if m in study.measured and m != study.primary]
+    derived = [name for name, metric in METRICS.items() if metric.derive]
+    metrics = [m for m in (*OTHERS, *derived) if m in study.measured and m != study.primary]
     rows = []
     for metric in metrics:
         for effect in study.effects(metric):
