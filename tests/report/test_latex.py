@@ -10,7 +10,7 @@ from kvlab.report import write_report
 from kvlab.report.latex import escape, to_latex
 from kvlab.report.section import Cell, Column, Row, Table, cell
 from tests.report.factory import Record
-from tests.report.test_report import hostile_record
+from tests.report.test_hostile import hostile_record
 
 PDFLATEX = shutil.which("pdflatex")
 
