@@ -20,7 +20,12 @@ def table(rows: Sequence[Sequence[str]], right: str = "") -> str:
 
 def exact_bytes(count: int) -> str:
     """Bytes exactly, in MB (10^6) and in MiB (2^20): articles mix the two."""
-    return f"{count:,} bytes = {count / 10**6:,.1f} MB = {count / 2**20:,.1f} MiB"
+    return f"{count:,} bytes = {one_decimal(count / 10**6)} MB = {one_decimal(count / 2**20)} MiB"
+
+
+def one_decimal(value: float) -> str:
+    """One decimal, three below 10: 1,048,576 bytes are 1.049 MB, not 1.0."""
+    return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
 
 
 def short_bytes(count: int) -> str:

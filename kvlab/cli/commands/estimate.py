@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any
 
-from kvlab.cli.table import exact_bytes, short_number, table
+from kvlab.cli.table import exact_bytes, one_decimal, short_number, table
 from kvlab.layout import (
     ITEM_BYTES,
     QUANTISED,
@@ -163,8 +163,8 @@ def _side_by_side(items: list[Estimate]) -> str:
         row = [
             f"{item.slots}/{item.layers}",
             f"{item.kv_bytes:,}",
-            f"{item.kv_bytes / 10**6:,.1f}",
-            f"{item.kv_bytes / 2**20:,.1f}",
+            one_decimal(item.kv_bytes / 10**6),
+            one_decimal(item.kv_bytes / 2**20),
             f"1/{items[0].kv_bytes / item.kv_bytes:.3g}",
             f"{item.kv_bytes_read_per_token:,}",
             short_number(item.parameters),

@@ -17,6 +17,7 @@ from kvlab.report.sections.pareto import pareto
 from kvlab.report.sections.provenance import provenance
 from kvlab.report.sections.serving_gap import serving_gap
 from kvlab.report.sections.speed import speed
+from kvlab.report.sections.starts import starts
 
 SECTIONS: dict[str, MakeSection] = {
     "answer": answer,
@@ -31,6 +32,7 @@ SECTIONS: dict[str, MakeSection] = {
     "curves": curves,
     "memory": memory,
     "speed": speed,
+    "starts": starts,
     "failures": failures,
     "provenance": provenance,
 }
