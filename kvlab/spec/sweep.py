@@ -16,6 +16,7 @@ from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.paths import resolve
 from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
+from kvlab.spec.report import ReportConfig
 from kvlab.spec.selection import Chosen, Selection, select
 from kvlab.spec.sweep_rules import name_problems, use_problems, zip_problems
 from kvlab.spec.yaml_reader import Document, Key
@@ -112,6 +113,7 @@ class Sweep(SpecModel):
     include: Rules = Field(default=(), description="Adds cells; left out is baseline.")
     seeds: Seeds = (0,)
     failures: FailuresConfig = FailuresConfig()
+    report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
 

@@ -1,11 +1,14 @@
 """The sections of a report, in order: name -> function. A new one is a file and a line here."""
 
+from difflib import get_close_matches
+
 from kvlab.report.section import MakeSection
 from kvlab.report.sections.answer import answer
 from kvlab.report.sections.cells import cells
 from kvlab.report.sections.curves import curves
 from kvlab.report.sections.design import design
 from kvlab.report.sections.effects import effects
+from kvlab.report.sections.equal_memory import equal_memory
 from kvlab.report.sections.failures import failures
 from kvlab.report.sections.hellaswag import hellaswag
 from kvlab.report.sections.interactions import interactions
@@ -23,6 +26,7 @@ SECTIONS: dict[str, MakeSection] = {
     "effects": effects,
     "interactions": interactions,
     "pareto": pareto,
+    "equal-memory": equal_memory,
     "serving-gap": serving_gap,
     "hellaswag": hellaswag,
     "curves": curves,
@@ -32,3 +36,10 @@ SECTIONS: dict[str, MakeSection] = {
     "failures": failures,
     "provenance": provenance,
 }
+
+
+def unknown_section(name: str) -> str:
+    """What to say of a name that the table does not have: the rule and the way out."""
+    near = get_close_matches(name, SECTIONS, 1)
+    way = f"did you mean {near[0]}?" if near else f"use {', '.join(SECTIONS)}"
+    return f"is not a section of reports; {way}"
