@@ -70,6 +70,7 @@ OTHER = {
     "training.evaluate_every": 7,
     "training.evaluate_tokens": 77,
     "training.checkpoint_every": 7,
+    "training.init_from": "openai-community/gpt2",
     "serving.kv_dtype": "int8",
     "serving.tie": "none",
     "serving.tie_rule": "owner",
@@ -85,7 +86,8 @@ OTHER = {
     "resources.gpus": 1.0,
     "resources.microbatch_tokens": 32,
 }
-NEVER = {"name", "description", "data.paths", "training.checkpoint_every"}
+NEVER = {"name", "description", "data.paths", "training.checkpoint_every", "training.init_from"}
+# of data.paths and training.init_from the contents count: see test_preparation, test_starts
 
 
 def experiment(patch=None, base=BASE):
