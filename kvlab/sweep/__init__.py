@@ -1,8 +1,7 @@
 """Sweeps: what to run, where, and what to do when it fails. Importing needs no torch and no ray."""
 
 from kvlab.sweep.driver import Driver
-from kvlab.sweep.events import Event
+from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.plan import Plan, PlannedCell, PlannedTrial, plan
-from kvlab.sweep.summary import Summary
 
 __all__ = ["Driver", "Event", "Plan", "PlannedCell", "PlannedTrial", "Summary", "plan"]

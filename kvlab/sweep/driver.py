@@ -12,10 +12,9 @@ from typing import Any
 
 from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
 from kvlab.spec.parts import ResourcesConfig
-from kvlab.sweep.events import Event
+from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.plan import Plan, PlannedTrial
-from kvlab.sweep.summary import Summary
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now

@@ -20,13 +20,27 @@ from tests.sweep.stub import StubRun, numbers, tiny_plan
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 120.0
+STARTED: list[subprocess.Popen[str]] = []
 
 
 def start(folder, *options):
     command = [sys.executable, "-m", "tests.sweep.drive_stub", str(folder), *map(str, options)]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command, cwd=ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True
     )
+    STARTED.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left():
+    """A test that fails leaves no driver behind."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def finish(process):

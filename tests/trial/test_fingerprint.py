@@ -14,6 +14,7 @@ from kvlab.spec import Experiment
 from kvlab.spec.presets import PRESETS
 from kvlab.trial import Trial, training_fingerprint, trial_fingerprint
 from kvlab.trial.fingerprint import fingerprint
+from kvlab.trial.start import CheckpointStart
 
 BASE = {
     "name": "base",
@@ -70,7 +71,7 @@ OTHER = {
     "training.evaluate_every": 7,
     "training.evaluate_tokens": 77,
     "training.checkpoint_every": 7,
-    "training.init_from": "openai-community/gpt2",
+    "training.init_from": "somebody/model",
     "serving.kv_dtype": "int8",
     "serving.tie": "none",
     "serving.tie_rule": "owner",
@@ -86,8 +87,13 @@ OTHER = {
     "resources.gpus": 1.0,
     "resources.microbatch_tokens": 32,
 }
-NEVER = {"name", "description", "data.paths", "training.checkpoint_every", "training.init_from"}
-# of data.paths and training.init_from the contents count: see test_preparation, test_starts
+NEVER = {
+    "name",
+    "description",
+    "data.paths",
+    "training.checkpoint_every",
+    "training.init_from",  # what it stands for counts, see the test of starts below
+}
 
 
 def experiment(patch=None, base=BASE):
@@ -235,3 +241,18 @@ class Word(str):
 def test_what_has_no_stable_form_is_refused_with_its_place(value):
     with pytest.raises(ValueError, match=r"value\.a\[1\]"):
         fingerprint({"a": [0, value]})
+
+
+def test_what_a_training_starts_from_enters_both_fingerprints_by_its_contents():
+    fresh = both(experiment())
+
+    def starting(identity, name="a", place="b"):
+        start = CheckpointStart(name, place, identity)
+        return Trial.of(experiment(), "text", 0, start)
+
+    one = starting({"model.safetensors": "1" * 64})
+    assert one.training_id != fresh[0][:16]
+    assert one.id != fresh[1][:16]
+    same = starting({"model.safetensors": "1" * 64}, "c", "d")
+    assert (same.training_id, same.id) == (one.training_id, one.id)
+    assert starting({"model.safetensors": "2" * 64}).training_id != one.training_id

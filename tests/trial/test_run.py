@@ -255,7 +255,12 @@ def test_a_damaged_result_is_made_again(store, trial):
 def test_a_training_that_is_there_is_not_repeated(store, planned):
     first, second = planned.trials[0].trial, planned.trials[2].trial
     run(first, store)
-    assert run(second, store) == "done"
+
+    class Again(StubStages):
+        def train(self, directory, should_stop):  # noqa: ARG002
+            pytest.fail("it is trained already")
+
+    assert run(second, store, Again) == "done"
     assert steps(store, first) == [str(step) for step in range(1, 21)]
 
 

@@ -14,7 +14,7 @@ DRIVER = """
 import os, subprocess, sys
 from kvlab.sweep.executors.reaper import Reaper
 reaper = Reaper()
-child = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(600)"
+child = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(90)"
 worker = subprocess.Popen(
     [sys.executable, "-c", child, reaper.folder + "/log"], stdout=-1, start_new_session=True
 )
@@ -37,7 +37,7 @@ def wait_for(condition):
 
 @pytest.fixture
 def bystander(tmp_path):
-    code = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(600)"
+    code = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(90)"
     process = subprocess.Popen([sys.executable, "-c", code, tmp_path / "log"], stdout=-1)
     process.stdout.readline()
     yield process
@@ -57,7 +57,7 @@ def test_a_driver_that_is_killed_leaves_no_process_and_no_file(bystander):
 
 def test_closing_waits_until_all_is_gone(bystander):
     reaper = Reaper()
-    code = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(600)"
+    code = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(90)"
     worker = subprocess.Popen([sys.executable, "-c", code, f"{reaper.folder}/log"], stdout=-1)
     worker.stdout.readline()
     reaper.close()
