@@ -172,43 +172,42 @@ class Driver:
         while self._later and self._later[0][0] <= time.monotonic():
             planned = self._later.pop(0)[1]
             self._queue(planned).appendleft(planned)
+        while self._start_some():  # one that fails here may set others free in any queue
+            pass
+
+    def _start_some(self) -> bool:
+        """Starts what there is room for; whether any trial left its queue."""
+        moved = False
         for resources, queue in list(self._queues.items()):
             while queue and self._executor.has_room(resources):
-                planned = queue.popleft()
+                moved, planned = True, queue.popleft()
                 training = planned.trial.training_id
-                if self._needs_source(planned):
-                    self._after_source(planned)
-                    continue
-                if training in self._training:
+                if source := self._lacks(planned):
+                    self._after_source(planned, source)
+                elif training in self._training:
                     self._waiting.setdefault(training, []).append(planned)
-                    continue
-                if not self._store.training_done(training):
-                    self._training[training] = planned.trial.id
-                self._running[planned.trial.id] = time.monotonic()
-                self._tell(Event("started", planned))
-                self._executor.start(planned.trial)
+                else:
+                    if not self._store.training_done(training):
+                        self._training[training] = planned.trial.id
+                    self._running[planned.trial.id] = time.monotonic()
+                    self._tell(Event("started", planned))
+                    self._executor.start(planned.trial)
+        return moved
 
-    def _needs_source(self, planned: PlannedTrial) -> bool:
-        """Whether it must train, and what it starts from is not trained."""
+    def _lacks(self, planned: PlannedTrial) -> str | None:
+        """The training that must be done before this trial can train."""
         source, done = planned.trial.source, self._store.training_done
-        return (
-            source is not None
-            and not done(planned.trial.training_id)
-            and not done(source.training_id)
-        )
+        if source is None or done(planned.trial.training_id) or done(source.training_id):
+            return None
+        return source.training_id
 
-    def _after_source(self, planned: PlannedTrial) -> None:
+    def _after_source(self, planned: PlannedTrial, source: str) -> None:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
-        assert planned.trial.source is not None, "asked for by `_needs_source`"
-        source = planned.trial.source.training_id
-        if any(
-            other.trial.training_id == source and other.trial.id not in self._states
-            for other in self._plan.trials
-        ):
+        coming = (p.trial for p in self._plan.trials if p.trial.id not in self._states)
+        if any(trial.training_id == source for trial in coming):
             self._waiting.setdefault(source, []).append(planned)
             return
-        error = SourceMissing(missing_source(planned.trial, self._store))
-        status = self._failed(planned, error)
+        status = self._failed(planned, SourceMissing(missing_source(planned.trial, self._store)))
         if status is not None:
             self._ended(planned, status, 0.0)
 
@@ -279,9 +278,9 @@ class Driver:
 
     def _release(self, training: str) -> None:
         """Queues again what waits for a training, unless it runs."""
-        if training not in self._training:
-            for waiting in reversed(self._waiting.pop(training, [])):
-                self._queue(waiting).appendleft(waiting)
+        free = [] if training in self._training else self._waiting.pop(training, [])
+        for waiting in reversed(free):
+            self._queue(waiting).appendleft(waiting)
 
     def _abort(self) -> None:
         """Stops what runs, as far as the store lets us ask."""
