@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, report
+from tests.benchmarks import decode, past, report
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
+    "past": past.run,
     "report": report.run,
 }
