@@ -57,7 +57,7 @@ def server(tmp_path):
         process.wait(timeout=30)
 
 
-def test_mirroring_to_a_server(server, tmp_path):
+def test_mirroring_to_a_server(server, tmp_path, capsys):
     assert "<title>MLflow</title>" in get(server)
     record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,), items=9)
     store = record.write(tmp_path / "store")
@@ -68,6 +68,7 @@ def test_mirroring_to_a_server(server, tmp_path):
     tracker = Tracker(store.path, server)
     assert tracker.mirror("made", report).written == 2
     assert tracker.mirror("made", report).written == 0
+    assert capsys.readouterr().out == "", "commands print JSON there"
     assert not (store.path / "mlflow.db").exists()
     client = MlflowClient(tracking_uri=server)
     experiment = client.get_experiment_by_name("made").experiment_id
