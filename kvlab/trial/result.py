@@ -26,6 +26,7 @@ class Measured:
         curves: ``train_loss`` and ``validation_loss``, each ``[[step, tokens, loss], ...]``.
         training_record: steps, tokens, seconds and so on of the training.
         items: HellaSwag, item by item.
+        benchmark: every line that the benchmark measured, see `kvlab.benchmark.measurement`.
     """
 
     measurements: dict[str, float | int]
@@ -34,6 +35,7 @@ class Measured:
     machine: Machine
     data: DataProvenance
     items: list[dict[str, Any]] = field(default_factory=list)
+    benchmark: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, value in self.measurements.items():
@@ -66,6 +68,7 @@ def result_document(
         },
         "measurements": measured.measurements if measured else {},
         "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
+        "benchmark": measured.benchmark if measured else [],
         "training_record": measured.training_record if measured else None,
         "error": failure.as_dict() if failure else None,
         "provenance": provenance,
