@@ -10,8 +10,6 @@ from pydantic import Field
 
 from kvlab.spec.base import SpecModel
 
-SCHEMA = 1
-
 PartName = Literal[
     "memory", "latency", "throughput", "task", "limit", "roofline", "energy", "projection",
     "articles",
@@ -30,7 +28,7 @@ class Quantile(SpecModel):
 class Measurement(SpecModel):
     """One number, what it is of, and how far it can be trusted."""
 
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[1] = 1
     part: PartName = Field(description="Which part of the benchmark measured it.")
     metric: str = Field(description="What it is; kvlab/benchmark/README.md lists all.")
     variant: str = Field(description="The model and what was changed of it.")

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells: energy, and who else uses the device. Needs no package."""
+"""The energy that NVIDIA's management library counts; nothing to install for it."""
 
 import ctypes
 from typing import Any

@@ -100,10 +100,10 @@ def compare(mine: Samples, base: Samples) -> Comparison | None:
     count = min(len(mine.rounds), len(base.rounds))
     if count < LEAST_ROUNDS:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     ours, theirs = (np.median(each.rounds[:count], axis=1) for each in (mine, base))
     ratios = np.log(ours) - np.log(theirs)
     middle, spread = float(ratios.mean()), float(ratios.std(ddof=1))
-    reach = float(t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread / math.sqrt(count)
+    reach = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * spread / math.sqrt(count)
     return Comparison(math.exp(middle), math.exp(middle - reach), math.exp(middle + reach))

@@ -59,7 +59,7 @@ class Settings:
     new_tokens: int
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
-    rule: StopRule = StopRule()
+    rule: StopRule
     text: Path | None = None
     memory: int | None = None
 

@@ -4,7 +4,9 @@ Sources: `Implementing Character.AI's Memory Optimizations in nanoGPT`, `Acceler
 inference on my RTX 4090` (2023), and the Llama KV-cache note. MB is 10^6 bytes, MiB is 2^20.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from kvlab.layout.cost import forward_flops, parameter_count
 from kvlab.layout.kv_layout import KVLayout
@@ -38,7 +40,9 @@ class Claim:
     why: str
 
 
-def _kv(preset: str, context: int, dtype: str, serving: ServingConfig, **changes: object) -> int:
+def _kv(size: tuple[str, int, str], serving: ServingConfig, changes: Mapping[str, Any]) -> int:
+    """Bytes of one sequence; ``size`` is a preset, the tokens, and the dtype."""
+    preset, context, dtype = size
     model = ModelConfig.model_validate({**PRESETS[preset], **changes})
     return KVLayout.of(model, serving).stored_bytes(1, context, dtype)
 
@@ -55,41 +59,40 @@ def _character_ai() -> list[Claim]:
     return [
         Claim(
             "GPT-2 124M, + KV cache", "bytes", "80 MB (1359 - 1279 MiB)", 80 * mib,
-            _kv(*small, plain),
+            _kv(small, plain, {}),
             "The article subtracts two peaks of the allocator, which round and also hold other"
             " tensors; the cache itself is 72 MiB.",
         ),
         Claim(
-            "GPT-2 124M, + MQA", "bytes", "6.6 MB", 6.6e6, _kv(*small, plain, n_kv_head=1),
+            "GPT-2 124M, + MQA", "bytes", "6.6 MB", 6.6e6, _kv(small, plain, {"n_kv_head": 1}),
             "One K/V head of twelve is exactly a twelfth: 6.29 MB, which is 6.0 MiB; 6.6 is"
             " neither.",
         ),
         Claim(
             "GPT-2 124M, + windows, one cache a layer", "bytes", "6 MiB (1196 - 1190 MiB)",
-            6 * mib, _kv(*small, plain, **HYBRID),
+            6 * mib, _kv(small, plain, HYBRID),
             "The article's code keeps full-length buffers for local layers, so its windows save"
             " nothing; rings of 256 tokens bring 2.25 MiB.",
         ),
         Claim(
             "GPT-2 124M, + sharing", "bytes", "2 MB, 40x (1192 - 1190 MiB)", 2 * mib,
-            _kv(*small, TIED, **HYBRID),
+            _kv(small, TIED, HYBRID),
             "2 MiB is one segment of the allocator, the least that a peak can differ by; one"
             " global and four local slots hold 1 MiB, 72x less than the baseline.",
         ),
         Claim(
             "GPT-2 124M, + sharing, full-length buffers as in the article's code", "bytes",
-            "2 MB, 40x", 2 * mib, _kv(*small, TIED, n_kv_head=1, attention_pattern="GLLLLL",
-                                      window=1024, position="rope"),
+            "2 MB, 40x", 2 * mib, _kv(small, TIED, {**HYBRID, "window": 1024}),
             "Five slots of full length hold 2.5 MiB: 28.8x less than the baseline, not 40x.",
         ),
         Claim(
             "GPT-3 175B at 1,024 tokens, baseline", "bytes", "4.5 GB", 4.5e9,
-            _kv(*large, plain),
+            _kv(large, plain, {}),
             "Right in GiB: 4.5 GiB is 4.83 GB.",
         ),
         Claim(
             "GPT-3 175B at 1,024 tokens, all reductions", "bytes", "115.2 MB", 115.2e6,
-            _kv(*large, TIED, **HYBRID),
+            _kv(large, TIED, HYBRID),
             "The article divides 4.5 GB by its 40; but MQA alone is 1/96 here, not 1/12, and 96"
             " layers have one global and 32 local slots.",
         ),
@@ -130,6 +133,6 @@ def _rtx_4090() -> list[Claim]:
 def _llama() -> Claim:
     return Claim(
         "Llama 7B at 10,000 tokens", "bytes", "5,24,28,80,000", 5_242_880_000,
-        _kv("llama-7b", 10_000, "float16", ServingConfig()),
+        _kv(("llama-7b", 10_000, "float16"), ServingConfig(), {}),
         "The number is right; the printed formula has d_model where the 32 layers belong.",
     )  # fmt: skip

@@ -55,36 +55,43 @@ def _unable(variant: Variant) -> str:
 
 def _tasks(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
     texts = {v.name: book_tokens(session.settings.text, v.tokenizer or "") for v in variants}
-    runs: list[tuple[bool, int]] = [(False, 1), *((True, n) for n in session.settings.batches)]
-    best: dict[str, Measurement] = {}
-    for cached, batch in runs:
-        works: dict[str, Work] = {}
-        for variant in variants:
-            make = _cached if cached else _uncached
-            works[variant.name] = partial(make, variant, texts[variant.name], batch)
-        timed = interleave(
-            works, session.settings.rule, lambda note=f"task, batch {batch}": session.on_tick(note)
-        )
-        for variant in variants:
-            samples = timed.samples[variant.name, "task"]
-            middle = samples.quantile(0.5)
-            trust = session.trust(timed, samples)
-            if not cached:
-                sampled = f"{UNCACHED_STEPS} of {NEW} steps timed"
-                trust["note"] = "; ".join(filter(None, [sampled, trust["note"]]))
-            line = session.line(
-                "task", "tasks_per_second", variant, batch / middle.value, "tasks/s",
-                batch_size=batch, prompt_tokens=PROMPT, new_tokens=NEW,
-                context_length=PROMPT + NEW, cached=cached,
-                low=batch / middle.high, high=batch / middle.low, **trust,
-            )  # fmt: skip
+    yield from _measured(session, variants, texts, 1, cached=False)
+    best: dict[str, tuple[float, Measurement]] = {}
+    for batch in session.settings.batches:
+        for line in _measured(session, variants, texts, batch, cached=True):
             yield line
-            if cached and (
-                variant.name not in best or (line.value or 0) > best[variant.name].value
-            ):
-                best[variant.name] = line
-    for line in best.values():
+            rate = float(line.value or 0.0)
+            if line.variant not in best or rate > best[line.variant][0]:
+                best[line.variant] = rate, line
+    for _, line in best.values():
         yield line.model_copy(update={"metric": "best_tasks_per_second"})
+
+
+def _measured(
+    session: Session,
+    variants: list[Variant],
+    texts: dict[str, list[int]],
+    batch: int,
+    *,
+    cached: bool,
+) -> Iterator[Measurement]:
+    make = _cached if cached else _uncached
+    works: dict[str, Work] = {v.name: partial(make, v, texts[v.name], batch) for v in variants}
+    tick = partial(session.on_tick, f"task, batch {batch}")
+    timed = interleave(works, session.settings.rule, tick)
+    for variant in variants:
+        samples = timed.samples[variant.name, "task"]
+        middle = samples.quantile(0.5)
+        trust = session.trust(timed, samples)
+        if not cached:
+            sampled = f"{UNCACHED_STEPS} of {NEW} steps timed"
+            trust["note"] = "; ".join(filter(None, [sampled, trust["note"]]))
+        yield session.line(
+            "task", "tasks_per_second", variant, batch / middle.value, "tasks/s",
+            batch_size=batch, prompt_tokens=PROMPT, new_tokens=NEW,
+            context_length=PROMPT + NEW, cached=cached,
+            low=batch / middle.high, high=batch / middle.low, **trust,
+        )  # fmt: skip
 
 
 def book_tokens(path: Path | None, name: str) -> list[int]:

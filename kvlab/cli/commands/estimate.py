@@ -2,9 +2,9 @@
 
 import argparse
 import json
-import re
 from typing import Any
 
+from kvlab.cli.sizes import count, memory_size
 from kvlab.cli.table import exact_bytes, one_decimal, short_number, table
 from kvlab.layout import (
     ITEM_BYTES,
@@ -17,9 +17,6 @@ from kvlab.layout import (
     transfer,
 )
 from kvlab.spec import ModelConfig, ServingConfig, Shape, load_shape, parse_override
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
 
 CONTEXTS = (1024, 8192, 65_536)
 BATCHES = (1, 8, 64)
@@ -47,16 +44,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
         help="put a variant of the first target beside it; may be given several times",
     )  # fmt: skip
-    parser.add_argument("--batch", type=_count, default=1, help="sequences at once (default 1)")
+    parser.add_argument("--batch", type=count, default=1, help="sequences at once (default 1)")
     parser.add_argument(
-        "--context", type=_count, help="tokens of each sequence (default the model's block size)"
+        "--context", type=count, help="tokens of each sequence (default the model's block size)"
     )
     parser.add_argument(
         "--dtype", choices=sorted(set(ITEM_BYTES) - QUANTISED), default="float32",
         help="the model's dtype (default float32)",
     )  # fmt: skip
     parser.add_argument(
-        "--memory", type=_memory, help="such as 80GB or 24GiB: print the largest batch it holds"
+        "--memory", type=memory_size, help="such as 80GB or 24GiB: print the largest batch it holds"
     )
     parser.add_argument(
         "--scale", action="store_true",
@@ -174,16 +171,3 @@ def _side_by_side(items: list[Estimate]) -> str:
     context = f"context {contexts[0]:,}" if len(contexts) == 1 else "each at its block size"
     head_line = f"batch {items[0].batch_size}, {context}, model in {items[0].dtype}"
     return f"{head_line}\n{table(rows, 'r' * (len(rows[0]) - 1))}"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 10**15:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return int(text)
-
-
-def _memory(text: str) -> int:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a size; write one such as 80GB or 24GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
