@@ -11,6 +11,8 @@ from kvlab.model import GPT
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
 
+_TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
+
 _SAYS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 
 
@@ -38,10 +40,10 @@ class DecodeAttempt:
         """Raises MemoryError if it does not fit."""
         torch.set_num_threads(self.threads)
         if self.memory is not None:
-            torch.ones(8, 8) @ torch.ones(8, 8)  # libraries are loaded before the limit holds
+            self._decode(_TINY, 1, 1, 1)  # so that all libraries are loaded before the limit holds
             _limit(self.memory)
         try:
-            self._decode(batch)
+            self._decode(self.model, batch, self.prompt_tokens, self.new_tokens)
         except (torch.OutOfMemoryError, MemoryError):
             raise MemoryError from None
         except RuntimeError as error:
@@ -49,16 +51,16 @@ class DecodeAttempt:
                 raise MemoryError from None
             raise
 
-    def _decode(self, batch: int) -> None:
+    def _decode(self, config: ModelConfig, batch: int, prompt_tokens: int, new_tokens: int) -> None:
         dtype = getattr(torch, self.dtype)
-        model = GPT(self.model, device="meta", dtype=dtype).to_empty(device=self.device).eval()
+        model = GPT(config, device="meta", dtype=dtype).to_empty(device=self.device).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()  # pages that nobody has written are not memory yet
-        decoder = Decoder(model, self.serving)
-        cache = decoder.new_cache(batch, self.prompt_tokens + self.new_tokens)
+        serving = ServingConfig() if config is _TINY else self.serving
+        cache = Decoder(model, serving).new_cache(batch, prompt_tokens + new_tokens)
         with torch.inference_mode():
-            prompt = torch.zeros(batch, self.prompt_tokens, dtype=torch.int64, device=self.device)
+            prompt = torch.zeros(batch, prompt_tokens, dtype=torch.int64, device=self.device)
             model.head(model.hidden(prompt, cache=cache)[:, -1])
             model.head(model.hidden(prompt[:, :1], cache=cache)[:, -1])
         if self.device.startswith("cuda"):

@@ -71,6 +71,9 @@ FORMS: dict[str, tuple[Form, ...]] = {
     ),
 }  # fmt: skip
 
+MOST_NOTES = 3
+"""Reasons for noise that are printed; all are in the JSON lines."""
+
 HEADS = {
     "context_length": "context", "prompt_tokens": "prompt", "batch_size": "batch",
     "cached": "cache", "against": "size",
@@ -88,7 +91,8 @@ def tables(part: str, lines: Sequence[Measurement]) -> Iterator[str]:
             yield text
     notes = dict.fromkeys(line.note for line in lines if line.noisy and line.note)
     if notes:
-        yield "noisy, do not quote: " + "\n  ".join(notes)
+        more = f"\n  and {len(notes) - MOST_NOTES} more" if len(notes) > MOST_NOTES else ""
+        yield "! noisy, do not quote: " + "\n  ".join(list(notes)[:MOST_NOTES]) + more
 
 
 def _table(form: Form, lines: Iterable[Measurement]) -> str:
@@ -137,7 +141,9 @@ def _value(line: Measurement) -> str:
 
 def _quantity(value: float, unit: str) -> str:
     if unit == "s":
-        return f"{value * 1000:,.3g} ms" if value < 10 else f"{value:,.3g} s"
+        if value < 1:
+            return f"{value * 1000:.3g} ms"
+        return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
     if unit == "bytes":
         return f"{value:,.0f}" if value < 10**7 else short_number(value, "B")
     if unit in ("tokens", "sequences"):
