@@ -4,6 +4,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── SpecError              what a person wrote is wrong (also a ValueError); the CLI exits with 2
 ├── UsageError             an argument of a command is wrong (also a ValueError); exits with 2
 ├── DataError              text, tokens or an evaluation set is missing or not what it should be
+├── PretrainedError        a published checkpoint cannot be had, read or written (also a ValueError)
 ├── StoreError             the store cannot be read or written, or a record in it is damaged
 ├── ResourceError          a trial asks for more than the machine or the cluster has
 ├── CacheError             the KV cache was asked for something that its layout cannot do
@@ -11,6 +12,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
+    ├── SourceMissing          the weights that it starts from are not there, or none fits
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -62,6 +64,12 @@ class DataError(KvlabError):
     """Text, tokens or an evaluation set is missing or not what it should be."""
 
 
+class PretrainedError(KvlabError, ValueError):
+    """A checkpoint cannot be had or read as one of our models, or a model has no published form."""
+
+    exit_code = 2
+
+
 class StoreError(KvlabError):
     """The store cannot be read or written, or a record in it is damaged."""
 
@@ -90,6 +98,10 @@ class TrialError(KvlabError):
 
 class Diverged(TrialError):
     """The training loss became NaN or infinite."""
+
+
+class SourceMissing(TrialError):
+    """The weights that a training starts from are not there, or none of them fits."""
 
 
 class Stopped(TrialError):

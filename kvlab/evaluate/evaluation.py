@@ -11,6 +11,7 @@ from kvlab.data import hellaswag, tokenizer
 from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag
 from kvlab.evaluate.loss import Tokens, bits_per_byte, served_window_losses, window_losses
 from kvlab.evaluate.questions import CONVENTIONS
+from kvlab.evaluate.storage import compare_storage, is_coarse
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 
@@ -87,12 +88,15 @@ def _losses(
     }
     if not wanted.served:
         return found
-    progress = _Progress("served loss", served_windows * block, on_progress)
-    served = float(
-        served_window_losses(
-            model, dataset.validation, served_tokens, experiment.serving, progress.advance
-        ).mean()
-    )
+    serving, text = experiment.serving, dataset.validation
+    coarse = is_coarse(model, serving)
+    progress = _Progress("served loss", (1 + coarse) * served_windows * block, on_progress)
+    if coarse:
+        both = compare_storage(model, text, served_tokens, serving, progress.advance)
+        windows, found = both.served, found | both.measurements
+    else:
+        windows = served_window_losses(model, text, served_tokens, serving, progress.advance)
+    served = float(windows.mean())
     return found | {
         "loss_served": served,
         "bits_per_byte_served": bits_per_byte(served, dataset.bytes_per_token),

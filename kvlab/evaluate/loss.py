@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -38,18 +39,19 @@ def served_window_losses(
     model: GPT, tokens: Tokens, wanted: int, serving: ServingConfig, tick: Tick
 ) -> npt.NDArray[np.float64]:
     """The same, decoding: every token is fed alone, and sees the past through the cache."""
-    block = model.config.block_size
-    rows = decode_rows(model, block, serving)
-
-    def hidden(x: Tensor) -> Tensor:
-        cache = model.new_cache(len(x), block, serving)
-        parts = []
-        for at in range(block):
-            parts.append(model.hidden(x[:, at : at + 1], cache=cache))
-            tick(0)
-        return torch.cat(parts, 1)
-
+    rows = decode_rows(model, model.config.block_size, serving)
+    hidden = partial(served_hidden, model, serving=serving, tick=tick)
     return _over_windows(model, tokens, wanted, rows, hidden, tick)
+
+
+def served_hidden(model: GPT, x: Tensor, serving: ServingConfig, tick: Tick) -> Tensor:
+    """The residual stream (B, C, E) of tokens (B, C), each fed alone through a new cache."""
+    cache = model.new_cache(len(x), x.shape[1], serving)
+    parts = []
+    for at in range(x.shape[1]):
+        parts.append(model.hidden(x[:, at : at + 1], cache=cache))
+        tick(0)
+    return torch.cat(parts, 1)
 
 
 def _over_windows(

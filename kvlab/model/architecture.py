@@ -5,12 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.errors import KvlabError
+from kvlab.errors import PretrainedError
 from kvlab.spec.model import ModelConfig
-
-
-class PretrainedError(KvlabError, ValueError):
-    """A checkpoint cannot be read as one of our models, or a model has no published form."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.block import Block, make_norm
 from kvlab.model.linear import Linear
-from kvlab.model.pretrained import find_folder, load_weights, read_config, save_pretrained
+from kvlab.model.pretrained import load_weights, read_config, save_pretrained
 from kvlab.model.rotary import Rotation, rotation
+from kvlab.published import find_folder
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
 

@@ -11,34 +11,14 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvlab.errors import PretrainedError
 from kvlab.files import write_json
-from kvlab.model.architecture import Architecture, PretrainedError, Weight
+from kvlab.model.architecture import Architecture, Weight
 from kvlab.model.architectures import ARCHITECTURES
 from kvlab.spec.model import ModelConfig
 
 if TYPE_CHECKING:
     from kvlab.model.gpt import GPT
-
-PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json"]
-
-
-def find_folder(path_or_repo: str | Path) -> Path:
-    """A local folder as it is; a repository's files from the hub's cache or the hub.
-
-    Raises:
-        PretrainedError: it is neither, or the hub cannot be reached.
-    """
-    folder = Path(path_or_repo)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(path_or_repo), allow_patterns=PATTERNS))
-    except Exception as error:  # the hub raises a dozen kinds, all meaning "not had"
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        text = f"{path_or_repo} is not a folder, and the hub does not give it: {reason}"
-        raise PretrainedError(f"{text}; name a folder with config.json and *.safetensors") from None
 
 
 def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:

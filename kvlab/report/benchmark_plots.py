@@ -76,9 +76,6 @@ def curves(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[Draw
         drawn = _curve(curve, found, keys or {})
         if drawn is not None:
             yield drawn
-    roofline = _roofline(found, keys or {})
-    if roofline is not None:
-        yield roofline
 
 
 def _curve(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
@@ -123,7 +120,7 @@ def _point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str]) -> Po
     return Point(line[curve.over], value, tuple(tip), key, y_range=y_range)
 
 
-def _roofline(lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
+def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
     """Measured against predicted times; on the dashed line they are equal."""
     places: dict[tuple[Any, ...], dict[str, Mapping[str, Any]]] = {}
     for line in lines:

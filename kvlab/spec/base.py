@@ -38,6 +38,11 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def level_name(value: Any) -> Any:
+    """Level names such as 4 or true are names, not numbers."""
+    return str(value).lower() if isinstance(value, int | bool) else value
+
+
 Count = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**15)]
 CountOrZero = Annotated[int, BeforeValidator(_whole), Field(ge=0, le=10**15)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ValidationError
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.experiment import Experiment, Shape
 from kvlab.spec.patch import apply_patch
+from kvlab.spec.paths import resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.problems import find_problems, show_value
+from kvlab.spec.starts import check_starts
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.yaml_reader import Document, parse_yaml, read_yaml
 
@@ -99,6 +101,7 @@ def _with_base(sweep: Sweep, document: Document, path: str | Path) -> Sweep:
     )
     object.__setattr__(sweep, "_source", source)
     sweep.check()
+    check_starts(sweep)
     return sweep
 
 
@@ -113,19 +116,6 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise SpecError(f"--set {text}: is not key=value; write one such as model.n_kv_head=1")
     document = parse_yaml(f"value: {value}", f"--set {text}")
     return key, document.data["value"]
-
-
-def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """``data.paths`` relative to the file that holds them."""
-    section = data.get("data")
-    if not isinstance(section, dict) or not isinstance(section.get("paths"), list):
-        return data
-    paths = [_resolve(item, folder) for item in section["paths"]]
-    return {**data, "data": {**section, "paths": paths}}
-
-
-def _resolve(item: Any, folder: Path) -> Any:
-    return os.path.normpath(folder / Path(item).expanduser()) if isinstance(item, str) else item
 
 
 def _validated(

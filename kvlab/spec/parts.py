@@ -3,8 +3,17 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from kvlab.spec.base import Count, CountOrZero, Decay, Positive, SpecModel, refuse
+from kvlab.spec.base import (
+    Count,
+    CountOrZero,
+    Decay,
+    Positive,
+    SpecModel,
+    level_name,
+    refuse,
+)
 from kvlab.spec.model import SharingField
 
 SOURCES = ("docstrings", "files", "fineweb-edu-10b", "fineweb-edu-100b")
@@ -64,15 +73,37 @@ class DataConfig(SpecModel):
         return self.ranks + 1
 
 
+def _start(value: Any) -> Any:
+    if isinstance(value, dict) and value:
+        value = {factor: level_name(level) for factor, level in value.items()}
+        if all(isinstance(level, str) for level in value.values()):
+            return value
+    elif value is None or (isinstance(value, str) and value):
+        return value
+    text = "is not a folder, a repository or factor levels; write one such as ./weights,"
+    raise PydanticCustomError("start", f"{text} openai-community/gpt2 or {{heads: mha}}")
+
+
+StartField = Annotated[str | dict[str, str] | None, BeforeValidator(_start)]
+
+
 class TrainingConfig(SpecModel):
     """`training`: the recipe. AdamW, warm-up, cosine to ``final_learning_rate``.
 
     A step is ``batch_tokens`` tokens; the number of steps is ``tokens // batch_tokens``.
+    ``init_from`` names the first weights instead of drawing them: a published checkpoint, or
+    another cell of the sweep, as the levels in which it differs (uptraining).
     """
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"checkpoint_every"})
+    not_identity: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "init_from"})
+    # init_from: its contents count, as `kvlab.trial.start` says
 
     tokens: CountOrZero = Field(default=0, description="Tokens seen in training; 0 trains nothing.")
+    init_from: StartField = Field(
+        default=None,
+        description="First weights: a Hugging Face folder or repository, or the training of"
+        " another cell, as in {heads: mha}; default freshly drawn.",
+    )
     batch_tokens: Count = Field(default=8192, description="Tokens an optimizer step.")
     learning_rate: Positive = 6e-4
     final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
@@ -99,7 +130,9 @@ class TrainingConfig(SpecModel):
     @model_validator(mode="after")
     def _fill(self) -> "TrainingConfig":
         if self.final_learning_rate is None:
-            object.__setattr__(self, "final_learning_rate", self.learning_rate / 10)
+            # rounded, so that 6e-4 gives the 6e-5 that a person would write
+            tenth = float(f"{self.learning_rate / 10:.15g}")
+            object.__setattr__(self, "final_learning_rate", tenth)
         if self.warmup_tokens is None:
             object.__setattr__(self, "warmup_tokens", self.tokens * 4 // 100)
         return self

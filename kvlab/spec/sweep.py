@@ -10,29 +10,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.base import NAME_PATTERN, SpecModel, refuse
+from kvlab.spec.base import NAME_PATTERN, SpecModel, level_name, refuse
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.patch import apply_patch
+from kvlab.spec.paths import resolve
 from kvlab.spec.problems import Found, find_problems
 from kvlab.spec.yaml_reader import Document, Key
 
 Label = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-def _label(value: Any) -> Any:
-    """Level names such as 4 or true are names, not numbers."""
-    return str(value).lower() if isinstance(value, int | bool) else value
-
-
 def _labels(value: Any) -> Any:
-    return tuple(map(_label, value)) if isinstance(value, list) else (_label(value),)
+    return tuple(map(level_name, value)) if isinstance(value, list) else (level_name(value),)
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-LevelName = Annotated[Label, BeforeValidator(_label)]
+LevelName = Annotated[Label, BeforeValidator(level_name)]
 LevelNames = Annotated[tuple[Label, ...], BeforeValidator(_labels)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -83,11 +79,11 @@ class Sweep(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        problems = list(self._name_problems("baseline", self.baseline))
+        problems = list(self.name_problems("baseline", self.baseline))
         for number, rule in enumerate(self.exclude):
             for factor, levels in rule.items():
                 for level in levels:
-                    problems += self._name_problems(f"exclude.{number}", {factor: level})
+                    problems += self.name_problems(f"exclude.{number}", {factor: level})
         if len(set(self.seeds)) != len(self.seeds):
             problems.append(("seeds", "names a seed twice; name each once"))
         refuse(problems)
@@ -99,7 +95,8 @@ class Sweep(SpecModel):
             )
         return self
 
-    def _name_problems(self, where: str, levels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    def name_problems(self, where: str, levels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """For each factor or level that the sweep does not have: its place, and what is wrong."""
         for factor, level in levels.items():
             if factor not in self.factors:
                 yield f"{where}.{factor}", f"is not a factor; {_one_of(factor, self.factors)}"
@@ -144,7 +141,7 @@ class Sweep(SpecModel):
                 cells.append(Cell(levels, Experiment.model_validate(data)))
             except ValidationError as error:
                 for found in find_problems(error, Experiment, data):
-                    problem = self._place(found, levels)
+                    problem = self.place(found, levels)
                     problems.setdefault((problem.file, problem.line, problem.column), problem)
         if problems:
             raise SpecError(list(problems.values()))
@@ -165,16 +162,11 @@ class Sweep(SpecModel):
         self.cells()
 
     def _patch(self, factor: str, level: str) -> dict[str, Any]:
-        patch = dict(self.factors[factor][level])
-        paths = patch.get("data.paths")
-        if isinstance(paths, list):
-            folder = Path(self.source.folder)
-            patch["data.paths"] = [
-                str(folder / Path(p).expanduser()) if isinstance(p, str) else p for p in paths
-            ]
-        return patch
+        folder = Path(self.source.folder)
+        patch = self.factors[factor][level]
+        return {key: resolve(key, value, folder) for key, value in patch.items()}
 
-    def _place(self, found: Found, levels: Mapping[str, str]) -> Problem:
+    def place(self, found: Found, levels: Mapping[str, str]) -> Problem:
         """A cell's problem at the level whose patch sets the key, else at the base experiment."""
         path, message, at_key = found
         dotted = ".".join(map(str, path))
@@ -183,7 +175,8 @@ class Sweep(SpecModel):
             for key in self.factors[factor][level]:
                 unknown_section = at_key and key.startswith(dotted + ".")
                 if dotted == key or dotted.startswith(key + ".") or unknown_section:
-                    where: tuple[Key, ...] = ("factors", factor, level, key)
+                    inner = path[key.count(".") + 1 :]
+                    where: tuple[Key, ...] = ("factors", factor, level, key, *inner)
                     return document.problem(where, message, at_key=at_key)
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
         section = str(path[0]) + "." if path else ""

@@ -3,61 +3,31 @@
 One driver a sweep at a time. Its memory holds ids and states, never results: those are on disk.
 """
 
+import contextlib
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
 from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.plan import Plan, PlannedTrial
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
 from kvlab.trial.record import Store
-from kvlab.trial.run import record_failure
+from kvlab.trial.run import missing_source, record_failure
 
 KILLED_RETRIES = 3
 """How often a trial whose process died is started again, from its checkpoint."""
 
 WAIT_SECONDS = 0.5
 
-
-@dataclass(frozen=True)
-class Event:
-    """Something that people watching would like to know.
-
-    ``seconds`` is how long the trial ran; ``message`` says why it was started again.
-    """
-
-    kind: Literal["started", "ended", "retried"]
-    planned: PlannedTrial
-    status: str = ""
-    seconds: float = 0.0
-    message: str = ""
-
-
-@dataclass
-class Summary:
-    """How a sweep stands after a driver's run.
-
-    ``states`` counts trials by how they ended: done, failed, diverged, or ``missing``.
-    """
-
-    states: Counter[str] = field(default_factory=Counter)
-    ran: int = 0
-    seconds: float = 0.0
-    stopped: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0 all ended without a failure, 1 some failed, 130 stopped before the end."""
-        if self.stopped and self.states["missing"]:
-            return 130
-        return 1 if self.states["failed"] or self.states["missing"] else 0
+Before = Callable[[list[PlannedTrial], Callable[[], None]], None]
+"""Prepares what the missing trials share; its second argument raises Stopped if it must end."""
 
 
 class Driver:
@@ -69,6 +39,7 @@ class Driver:
         executor: where it runs; the caller closes it.
         origin: of this run, for failures that the driver records itself.
         description: of the sweep, for ``sweep.json``.
+        before: called with the missing trials before the first starts.
         on_event: told of every start and end.
         on_result: called with a trial's id whenever a result has been recorded.
         retry_failed: also run the trials that failed before.
@@ -82,13 +53,14 @@ class Driver:
         *,
         origin: Origin | None = None,
         description: Mapping[str, Any] | None = None,
+        before: Before | None = None,
         on_event: Callable[[Event], None] | None = None,
         on_result: Callable[[str], None] | None = None,
         retry_failed: bool = False,
     ):
         self._plan, self._store, self._executor = plan, store, executor
         self._origin, self._description = origin or Origin(), description
-        self._on_event, self._on_result = on_event, on_result
+        self._before, self._on_event, self._on_result = before, on_event, on_result
         self._retry_failed = retry_failed
         self._flag = store.stop_flag(plan.sweep.name)
         self._stopping = False
@@ -117,7 +89,8 @@ class Driver:
         Safe in a signal handler: it prints nothing and takes no lock.
         """
         self._stopping = True
-        self._flag.touch()
+        with contextlib.suppress(FileNotFoundError):  # no folder yet: nothing runs yet
+            self._flag.touch()
 
     def run(self) -> Summary:
         """Runs until nothing is missing, or until asked to stop.
@@ -135,13 +108,18 @@ class Driver:
         lock = self._store.driver_lock(name)
         with lock.hold(patience=1.0) as ours:
             if not ours:
-                text = f"sweep = {name} is being run by {_holder(lock.path)}"
+                text = f"sweep = {name} is being run by {lock.noted() or 'another process'}"
                 raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
             lock.note(f"process {os.getpid()} since {now()}")
             self._flag.unlink(missing_ok=True)
             try:
                 self._prepare()
                 self._loop()
+            except Stopped:
+                pass  # while preparing: nothing runs
+            except StoreError:
+                self._abort()
+                raise
             finally:
                 self._flag.unlink(missing_ok=True)
         return self._summary(time.monotonic() - started)
@@ -158,24 +136,41 @@ class Driver:
                 self._states[planned.trial.id] = status
         if self._description is not None:
             self._store.write_sweep(dict(self._description))
+        if missing and self._before is not None:
+            self._before(missing, self._check_stop)
         for planned in missing:
             self._queue(planned).append(planned)
 
+    def _check_stop(self) -> None:
+        self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
+        if self._stopping:
+            raise Stopped("asked to stop")
+
     def _loop(self) -> None:
         while True:
-            self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
-            if not self._stopping:
+            with contextlib.suppress(Stopped):
+                self._check_stop()
                 self._start_ready()
             if not self._running:
                 return
-            for ended in self._executor.wait(WAIT_SECONDS):
-                self._handle(ended)
+            for ended, seconds in self._wait():
+                self._handle(ended, seconds)
+
+    def _wait(self) -> list[tuple[Ended, float]]:
+        """What has ended, and how long it ran; none of it runs any more."""
+        return [
+            (ended, time.monotonic() - self._running.pop(ended.trial_id))
+            for ended in self._executor.wait(WAIT_SECONDS)
+        ]
 
     def _start_ready(self) -> None:
         for resources, queue in self._queues.items():
             while queue and self._executor.has_room(resources):
                 planned = queue.popleft()
                 training = planned.trial.training_id
+                if self._needs_source(planned):
+                    self._after_source(planned)
+                    continue
                 if training in self._training:
                     self._waiting.setdefault(training, []).append(planned)
                     continue
@@ -185,24 +180,51 @@ class Driver:
                 self._tell(Event("started", planned))
                 self._executor.start(planned.trial)
 
-    def _handle(self, ended: Ended) -> None:
+    def _needs_source(self, planned: PlannedTrial) -> bool:
+        """Whether it must train, and what it starts from is not trained."""
+        source, done = planned.trial.source, self._store.training_done
+        return (
+            source is not None
+            and not done(planned.trial.training_id)
+            and not done(source.training_id)
+        )
+
+    def _after_source(self, planned: PlannedTrial) -> None:
+        """Lets a trial wait for the training that it starts from, or fails it if none comes."""
+        assert planned.trial.source is not None, "asked for by `_needs_source`"
+        source = planned.trial.source.training_id
+        if any(
+            other.trial.training_id == source and other.trial.id not in self._states
+            for other in self._plan.trials
+        ):
+            self._waiting.setdefault(source, []).append(planned)
+            return
+        error = SourceMissing(missing_source(planned.trial, self._store))
+        status = self._failed(planned, error)
+        if status is not None:
+            self._ended(planned, status, 0.0)
+
+    def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
+        self._states[planned.trial.id] = status
+        self._ran += 1
+        if self._on_result is not None:
+            self._on_result(planned.trial.id)
+        self._tell(Event("ended", planned, status, seconds))
+        self._release(planned.trial.training_id)
+
+    def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
-        seconds = time.monotonic() - self._running.pop(ended.trial_id)
         self._release_training(planned)
         if isinstance(ended.error, StoreError):
-            self._abort(ended.error)
+            raise ended.error
         status = self._status(planned)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
         elif status is None and ended.outcome != "stopped":
             text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
-            self._abort(StoreError(f"{text} no result; workers and driver must share the store"))
+            raise StoreError(f"{text} no result; workers and driver must share the store")
         if status is not None:
-            self._states[ended.trial_id] = status
-            self._ran += 1
-            if self._on_result is not None:
-                self._on_result(ended.trial_id)
-            self._tell(Event("ended", planned, status, seconds))
+            self._ended(planned, status, seconds)
         elif ended.outcome == "stopped":
             self._tell(Event("ended", planned, "stopped", seconds))
             if not self._stopping and not self._flag.exists():
@@ -233,20 +255,21 @@ class Driver:
         training = planned.trial.training_id
         if self._training.get(training) == planned.trial.id:
             del self._training[training]
+        self._release(training)
+
+    def _release(self, training: str) -> None:
+        """Queues again what waits for a training, unless it runs."""
+        if training not in self._training:
             for waiting in reversed(self._waiting.pop(training, [])):
                 self._queue(waiting).appendleft(waiting)
 
-    def _abort(self, error: StoreError) -> None:
-        """Stops what runs, as far as the store lets us ask, then raises."""
+    def _abort(self) -> None:
+        """Stops what runs, as far as the store lets us ask."""
         self._stopping = True
-        try:
+        with contextlib.suppress(OSError):  # no room for it: the executor's closing ends them
             self._flag.touch()
             while self._running:
-                for ended in self._executor.wait(WAIT_SECONDS):
-                    del self._running[ended.trial_id]
-        except OSError:  # the disk is gone for us too: the executor's closing ends them
-            pass
-        raise error
+                self._wait()
 
     def _tell(self, event: Event) -> None:
         if self._on_event is not None:
@@ -275,11 +298,3 @@ class Driver:
 def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
     """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
     return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]
-
-
-def _holder(path: "os.PathLike[str]") -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(200).strip() or "another process"
-    except OSError:
-        return "another process"

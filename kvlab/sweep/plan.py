@@ -11,9 +11,11 @@ from kvlab.errors import DataError
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import DataConfig
-from kvlab.spec.sweep import Sweep
+from kvlab.spec.starts import CellKey, cell_key
+from kvlab.spec.sweep import Cell, Sweep
+from kvlab.sweep.starts import Starts
+from kvlab.trial.fingerprint import MODEL_DTYPE
 from kvlab.trial.record import Store
-from kvlab.trial.result import MODEL_DTYPE
 from kvlab.trial.trial import Trial
 
 State = Literal["new", "shares training", "done", "failed", "diverged"]
@@ -30,6 +32,7 @@ class PlannedTrial:
         state: how it stands in the store; ``shares training`` is new but needs no training of
             its own.
         shares_with: the earlier trial of this plan that has the same training, if any.
+        starts_from: the first trial of this plan whose training its own starts from, if any.
         kv_bytes_per_token: in all cache slots together.
         kv_bytes: of one sequence at the block size.
         flops: of its training, whoever runs it.
@@ -39,6 +42,7 @@ class PlannedTrial:
     cells: tuple[Mapping[str, str], ...]
     state: State
     shares_with: str | None
+    starts_from: str | None
     parameters: int
     kv_bytes_per_token: int
     kv_bytes: int
@@ -78,8 +82,8 @@ class Plan:
     Attributes:
         trials: every trial once, cell by cell, seed by seed.
         cells: every cell of the design, also those whose trials another cell has too.
-        absent: why a text is not there, one line each. Then the ids are provisional: they
-            change once the text can be identified.
+        absent: why a text or a checkpoint is not there, one line each. Then the ids are
+            provisional: they change once it can be identified.
     """
 
     sweep: Sweep
@@ -132,47 +136,50 @@ def plan(
         sweep: from `kvlab.spec.load_sweep`.
         store: where finished trials are looked up; None takes all as new.
         identify: digest of the text of a data section; default `kvlab.data.identity`.
-        provisional: plan also without the text, as before a download; see ``Plan.absent``.
+        provisional: plan also without the text or a checkpoint, as before a download; see
+            ``Plan.absent``.
 
     Raises:
-        SpecError: a cell is not possible.
+        SpecError: a cell is not possible, or a checkpoint to start from cannot be had.
         DataError: the text is not there, and ``provisional`` is not set.
     """
     record = Store(store) if isinstance(store, str | Path) else store
-    builder = _Builder(record, identify or _identity, provisional)
-    cells = tuple(builder.add(cell.levels, cell.experiment, sweep.seeds) for cell in sweep.cells())
-    return Plan(sweep, builder.trials(), cells, tuple(builder.absent))
+    every = sweep.cells()
+    starts = Starts(sweep, every, provisional=provisional)
+    builder = _Builder(record, identify or _identity, provisional, starts)
+    cells = tuple(builder.add(cell, sweep.seeds) for cell in every)
+    return Plan(sweep, builder.trials(), cells, (*builder.absent, *starts.absent))
 
 
 class _Builder:
     """Collects trials by id; several cells may compute the same."""
 
-    def __init__(self, store: Store | None, identify: Identify, provisional: bool):
+    def __init__(self, store: Store | None, identify: Identify, provisional: bool, starts: Starts):
         self._store, self._identify, self._provisional = store, identify, provisional
+        self._starts = starts
         self.absent: list[str] = []
         self._identities: dict[DataConfig, str] = {}
+        self._made: dict[tuple[CellKey, int], Trial] = {}
         self._trials: dict[str, Trial] = {}
         self._cells: dict[str, list[Mapping[str, str]]] = {}
         self._facts: dict[str, dict[str, int]] = {}
 
-    def add(
-        self, levels: Mapping[str, str], experiment: Experiment, seeds: tuple[int, ...]
-    ) -> PlannedCell:
-        experiment = _with_absolute_paths(experiment)
-        facts = _facts(experiment)
+    def add(self, cell: Cell, seeds: tuple[int, ...]) -> PlannedCell:
+        facts = _facts(cell.experiment)
         ids = {}
         for seed in seeds:
-            trial = self._trial(experiment, seed)
+            trial = self._trial(cell, seed)
             ids[seed] = trial.id
             self._trials.setdefault(trial.id, trial)
-            self._cells.setdefault(trial.id, []).append(levels)
+            self._cells.setdefault(trial.id, []).append(cell.levels)
             self._facts.setdefault(trial.id, facts)
-        return PlannedCell(levels, ids)
+        return PlannedCell(cell.levels, ids)
 
     def trials(self) -> tuple[PlannedTrial, ...]:
         first: dict[str, str] = {}
         trained: set[str] = set()
         planned = []
+        by_training = {t.training_id: t.id for t in reversed(self._trials.values())}
         for trial in self._trials.values():
             leader = first.setdefault(trial.training_id, trial.id)
             state = self._ended(trial)
@@ -185,16 +192,22 @@ class _Builder:
                     cells=tuple(self._cells[trial.id]),
                     state=state,
                     shares_with=None if leader == trial.id else leader,
+                    starts_from=by_training[trial.source.training_id] if trial.source else None,
                     **self._facts[trial.id],
                 )
             )
         return tuple(planned)
 
-    def _trial(self, experiment: Experiment, seed: int) -> Trial:
-        data = experiment.data
-        if data not in self._identities:
-            self._identities[data] = self._identity(data)
-        return Trial.of(experiment, self._identities[data], seed)
+    def _trial(self, cell: Cell, seed: int) -> Trial:
+        key = (cell_key(cell.levels), seed)
+        if key not in self._made:
+            experiment = _with_absolute_paths(cell.experiment)
+            data = experiment.data
+            if data not in self._identities:
+                self._identities[data] = self._identity(data)
+            start = self._starts.of(cell, seed, self._trial)
+            self._made[key] = Trial.of(experiment, self._identities[data], seed, start)
+        return self._made[key]
 
     def _identity(self, data: DataConfig) -> str:
         try:

@@ -2,6 +2,6 @@
 
 from kvlab.train.loop import train
 from kvlab.train.record import TrainingRecord, load_training
-from kvlab.train.weights import load_weights
+from kvlab.train.weights import final_weights, load_weights
 
-__all__ = ["TrainingRecord", "load_training", "load_weights", "train"]
+__all__ = ["TrainingRecord", "final_weights", "load_training", "load_weights", "train"]

@@ -56,7 +56,7 @@ class State:
     resumed_from: list[int] = field(default_factory=list)
 
 
-def run_identity(experiment: Experiment, seed: int, train_tokens: int) -> str:
+def run_identity(experiment: Experiment, seed: int, train_tokens: int, start: Any = None) -> str:
     """sha256 of what makes two runs the same, so that one does not go on from another's state."""
     facts = {
         "model": experiment.model.computation(),
@@ -64,6 +64,8 @@ def run_identity(experiment: Experiment, seed: int, train_tokens: int) -> str:
         "seed": seed,
         "train_tokens": train_tokens,
     }
+    if start is not None:
+        facts["start"] = start
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

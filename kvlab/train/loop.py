@@ -16,6 +16,7 @@ from kvlab.errors import Diverged, Stopped
 from kvlab.model import GPT
 from kvlab.model.loss import summed_loss
 from kvlab.spec.experiment import Experiment
+from kvlab.train.beginning import Beginning
 from kvlab.train.checkpoint import Checkpoints, State, run_identity
 from kvlab.train.microbatch import microbatch_rows
 from kvlab.train.optimizer import make_optimizer, set_learning_rate
@@ -51,6 +52,7 @@ def train(
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
+    beginning: Beginning | None = None,
 ) -> TrainingRecord:
     """Trains ``model`` in place as ``experiment.training`` says; see `TrainingRecord`.
 
@@ -60,10 +62,11 @@ def train(
     If all of that is there already, it is loaded.
 
     Args:
-        seed: picks the batches; the initial weights are the model's own.
+        seed: picks the batches; the initial weights are the model's own, but for `beginning`.
         on_progress: gets ``stage, step, steps, loss, tokens_per_second, seconds_left``, at most
             about twice a second.
         should_stop: asked after every step.
+        beginning: gives the model other first weights, before step 0 and never on a resume.
 
     Raises:
         Stopped: ``should_stop()`` was true; a checkpoint is written.
@@ -72,7 +75,7 @@ def train(
         DataError: a split has too few tokens.
     """
     directory = Path(directory)
-    run = _Run(model.to(device), dataset, experiment, seed, directory)
+    run = _Run(model.to(device), dataset, experiment, seed, directory, beginning)
     record = load_training(directory)
     if record is not None and (directory / FINAL).exists():
         load_weights(model, directory)
@@ -86,7 +89,13 @@ class _Run:
     """One attempt at one training."""
 
     def __init__(
-        self, model: GPT, dataset: Tokens, experiment: Experiment, seed: int, directory: Path
+        self,
+        model: GPT,
+        dataset: Tokens,
+        experiment: Experiment,
+        seed: int,
+        directory: Path,
+        beginning: Beginning | None,
     ):
         self.model, self.dataset, self.seed, self.directory = model, dataset, seed, directory
         self.training, self.block = experiment.training, experiment.model.block_size
@@ -99,7 +108,9 @@ class _Run:
             # a process that trains many models would run into the limit on recompiling
             torch.compiler.reset()
             self.hidden = torch.compile(model.hidden)
-        identity = run_identity(experiment, seed, len(dataset.train))
+        self.beginning = beginning
+        source = beginning and beginning.identity
+        identity = run_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(directory, identity)
         self.saved_step = 0
         self.save_seconds = 0.0
@@ -108,7 +119,11 @@ class _Run:
         """All steps that are left, and what comes after the last."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        state = self.checkpoints.resume(self.model, self.optimizer) or State()
+        state = self.checkpoints.resume(self.model, self.optimizer)
+        if state is None:
+            state = State()
+            if self.beginning is not None:
+                self.beginning.apply(self.model)
         self.saved_step = state.step
         self.saved_at = self.reported_at = began = time.monotonic()
         first = state.step

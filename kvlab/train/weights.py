@@ -81,11 +81,19 @@ def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) 
             parameter.copy_(tensors[name])
 
 
+def final_weights(directory: str | Path) -> dict[str, Tensor]:
+    """The final weights of the training in ``directory``, by parameter.
+
+    Raises:
+        StoreError: there are none, or they are damaged.
+    """
+    return read_tensors(Path(directory) / FINAL)
+
+
 def load_weights(model: nn.Module, directory: str | Path) -> None:
     """Loads the final weights of the training in ``directory``.
 
     Raises:
         StoreError: there are none, they are damaged, or they belong to another model.
     """
-    path = Path(directory) / FINAL
-    copy_weights(model, read_tensors(path), path)
+    copy_weights(model, final_weights(directory), Path(directory) / FINAL)

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from kvlab.errors import DataError, Diverged, ResourceError
+from kvlab.errors import DataError, Diverged, PretrainedError, ResourceError, SourceMissing
 from kvlab.trial.origin import neutral_text
 
-FailureClass = Literal["bug", "diverged", "out_of_memory", "data", "resources", "killed"]
+FailureClass = Literal["bug", "diverged", "out_of_memory", "data", "resources", "source", "killed"]
+"""``source``: the weights that the training starts from cannot be had or do not fit."""
 
 # By name, so that classifying needs neither torch nor ray.
 _OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
@@ -43,6 +44,8 @@ def classify(error: BaseException) -> FailureClass:
         return "data"
     if isinstance(error, ResourceError):
         return "resources"
+    if isinstance(error, SourceMissing | PretrainedError):
+        return "source"
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & _OUT_OF_MEMORY or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
         return "out_of_memory"

@@ -14,6 +14,10 @@ from typing import Any
 from kvlab.layout import KVLayout
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import EvaluationConfig
+from kvlab.trial.start import Start
+
+MODEL_DTYPE = "float32"
+"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
 
 TRAINING_VERSION = 1
 """Goes up when the same training spec comes to compute something else."""
@@ -53,20 +57,25 @@ def _check(value: Any, place: str) -> None:
         raise ValueError(f"{text}; use numbers, text, lists and dicts")
 
 
-def training_identity(experiment: Experiment, data_identity: str, seed: int) -> dict[str, Any]:
-    """What the weights depend on, as plain data."""
-    return {
+def training_identity(
+    experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+) -> dict[str, Any]:
+    """What the weights depend on, as plain data. Freshly drawn weights follow from the seed."""
+    facts: dict[str, Any] = {
         "version": TRAINING_VERSION,
         "model": experiment.model.computation(),
         "data": {**experiment.data.identity(), "text": data_identity},
         "training": experiment.training.identity(),
         "seed": seed,
     }
+    return facts if start is None else {**facts, "start": start.identity}
 
 
-def training_fingerprint(experiment: Experiment, data_identity: str, seed: int) -> str:
+def training_fingerprint(
+    experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+) -> str:
     """64 hex digits that name the weights. No training steps still names initial weights."""
-    return fingerprint(training_identity(experiment, data_identity, seed))
+    return fingerprint(training_identity(experiment, data_identity, seed, start))
 
 
 def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
@@ -80,9 +89,11 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
     }
 
 
-def trial_fingerprint(experiment: Experiment, data_identity: str, seed: int) -> str:
+def trial_fingerprint(
+    experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+) -> str:
     """64 hex digits that name the result."""
-    training = training_fingerprint(experiment, data_identity, seed)
+    training = training_fingerprint(experiment, data_identity, seed, start)
     return fingerprint(trial_identity(experiment, training))
 
 
@@ -90,6 +101,8 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     layout = KVLayout.of(experiment.model, experiment.serving)
     data = experiment.serving.identity()
     del data["tie"], data["tie_rule"]
+    if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
+        data["compared_with"] = MODEL_DTYPE  # such trials measure what their dtype costs
     return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}
 
 

@@ -17,6 +17,11 @@ METRICS: dict[str, Metric] = {
     "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
     "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
     "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
+    "kv_dtype_loss_change": Metric(
+        "served loss, minus through the same cache in the model's dtype", "nats/token", "lower"
+    ),
+    "kv_dtype_logit_rms": Metric("logit error of the cache's dtype, root mean square", "nats"),
+    "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
     "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
     "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
     "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),

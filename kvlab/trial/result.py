@@ -9,12 +9,10 @@ from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.failure import Failure
+from kvlab.trial.fingerprint import MODEL_DTYPE
 from kvlab.trial.metrics import METRICS
 from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.trial import Trial
-
-MODEL_DTYPE = "float32"
-"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,8 @@ class Measured:
     Attributes:
         measurements: numbers by the names of `kvlab.trial.metrics`.
         curves: ``train_loss`` and ``validation_loss``, each ``[[step, tokens, loss], ...]``.
-        training_record: steps, tokens, seconds and so on of the training.
+        training_record: steps, tokens, seconds and so on of the training; ``start`` says
+            where its first weights came from, and what became of each.
         items: HellaSwag, item by item.
         benchmark: every line that the benchmark measured, see `kvlab.benchmark.measurement`.
     """
@@ -78,10 +77,14 @@ def result_document(
 def experiment_facts(experiment: Experiment) -> dict[str, Any]:
     """The configuration as plain data; of absolute paths only the last name, see provenance."""
     facts = experiment.model_dump(mode="json")
-    facts["data"]["paths"] = [
-        Path(path).name if Path(path).is_absolute() else path for path in experiment.data.paths
-    ]
+    facts["data"]["paths"] = [_neutral(path) for path in experiment.data.paths]
+    start = experiment.training.init_from
+    facts["training"]["init_from"] = _neutral(start) if isinstance(start, str) else start
     return facts
+
+
+def _neutral(path: str) -> str:
+    return Path(path).name if Path(path).is_absolute() else path
 
 
 def kv_facts(experiment: Experiment) -> dict[str, Any]:

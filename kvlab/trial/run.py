@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from kvlab.errors import Diverged, Stopped, StoreError
+from kvlab.errors import Diverged, SourceMissing, Stopped, StoreError
 from kvlab.files import write_json
 from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
 from kvlab.trial.failure import Failure
@@ -79,6 +79,16 @@ def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure)
         return True
 
 
+def missing_source(trial: Trial, store: Store) -> str:
+    """Why the training that this one starts from is not there, and the way out."""
+    source = trial.source
+    assert source is not None, "only trainings that start from another can miss it"
+    said = store.divergence(source.training_id)
+    why = f"diverged: {said}" if said else "has no weights: its trials failed or are gone"
+    text = f"its weights start from training {source.training_id} ({source.name}), which {why}"
+    return f"{text}; repair that one, then submit with --retry-failed"
+
+
 class _Run:
     """One call of `run_trial`."""
 
@@ -131,7 +141,7 @@ class _Run:
     def attempt(self, attempt: Attempt, report: Report) -> Outcome:
         """Both stages; whatever ends them is recorded, except a stop and a broken store."""
         try:
-            measured = self.stages(report)
+            self.record(attempt, self.stages(report))
         except Stopped:
             attempt.log("stopped; it goes on from its last checkpoint when submitted again")
             raise
@@ -142,6 +152,10 @@ class _Run:
                 text = f"{self.store.path} cannot be written: {error.strerror}"
                 raise StoreError(f"{text}; free or repair the disk, submit again") from None
             return self.fail(attempt, error)
+        attempt.log("done")
+        return "done"
+
+    def record(self, attempt: Attempt, measured: Measured) -> None:
         self.store.write_items(self.trial.id, measured.items)
         facts = provenance(
             self.origin,
@@ -151,8 +165,6 @@ class _Run:
             data=measured.data,
         )
         self.store.write_result(result_document(self.trial, "done", facts, measured=measured))
-        attempt.log("done")
-        return "done"
 
     def fail(self, attempt: Attempt, error: Exception) -> Outcome:
         trace = attempt.write_traceback(traceback.format_exc())
@@ -186,9 +198,14 @@ class _Run:
             message = self.store.divergence(training)
             if message is not None:
                 raise Diverged(message)
+            source = self.trial.source
+            if source is not None and not self.store.training_done(source.training_id):
+                raise SourceMissing(missing_source(self.trial, self.store))
             if not (directory / "config.json").exists():
                 trial = self.trial
-                identity = training_identity(trial.experiment, trial.data_identity, trial.seed)
+                identity = training_identity(
+                    trial.experiment, trial.data_identity, trial.seed, trial.start
+                )
                 write_json(directory / "config.json", identity)
             try:
                 stages.train(directory, self.should_stop)

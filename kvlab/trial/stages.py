@@ -16,6 +16,7 @@ from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
 from kvlab.model import GPT
 from kvlab.train import load_training, load_weights, train
+from kvlab.trial.beginning import Beginning, read_beginning
 from kvlab.trial.progress import Update
 from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.result import Measured
@@ -53,7 +54,12 @@ class TorchStages:
             device=self._device,
             on_progress=self._report,
             should_stop=should_stop,
+            beginning=self._beginning(directory),
         )
+
+    def _beginning(self, directory: Path) -> Beginning | None:
+        start = self._trial.start
+        return None if start is None else Beginning(start, directory, self._report)
 
     def measure(self, directory: Path) -> Measured:
         training = load_training(directory)
@@ -70,7 +76,7 @@ class TorchStages:
         )
         speed = benchmark(model, self._experiment, device=self._device, on_progress=self._report)
         measurements = {**evaluation.measurements, **speed.measurements}
-        record: dict[str, Any] = asdict(training)
+        record: dict[str, Any] = {**asdict(training), "start": read_beginning(directory)}
         if record["steps"]:
             measurements["training_tokens_per_second"] = record["tokens_per_second"]
         curves = {

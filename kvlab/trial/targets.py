@@ -55,9 +55,7 @@ class Targets:
         model = opened.model.to(self._device, getattr(torch, dtype)).eval()
         return Variant(name, model, serving, opened.tokenizer)
 
-    def _from_spec(
-        self, target: str, changes: Mapping[str, Any], name: str, dtype: str
-    ) -> Variant:
+    def _from_spec(self, target: str, changes: Mapping[str, Any], name: str, dtype: str) -> Variant:
         shape = load_shape(target, dict(changes))
         key = f"{dtype} {shape.model.model_dump_json()}"
         if key not in self._random:

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.fingerprint import fingerprint, training_fingerprint, trial_identity
-
-ID_LENGTH = 16
-"""Hex digits of a fingerprint that make an id: 64 bits."""
+from kvlab.trial.start import ID_LENGTH, Start, TrainingStart
 
 
 @dataclass(frozen=True)
@@ -19,6 +17,7 @@ class Trial:
         experiment: the complete configuration.
         seed: of the initial weights and the batches.
         data_identity: digest of the text, as it was when the trial was planned.
+        start: where the first weights come from; None if they are freshly drawn.
     """
 
     id: str
@@ -26,9 +25,18 @@ class Trial:
     experiment: Experiment
     seed: int
     data_identity: str
+    start: Start | None = None
 
     @classmethod
-    def of(cls, experiment: Experiment, data_identity: str, seed: int) -> "Trial":
-        training = training_fingerprint(experiment, data_identity, seed)
+    def of(
+        cls, experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+    ) -> "Trial":
+        training = training_fingerprint(experiment, data_identity, seed, start)
         whole = fingerprint(trial_identity(experiment, training))
-        return cls(whole[:ID_LENGTH], training[:ID_LENGTH], experiment, seed, data_identity)
+        ids = whole[:ID_LENGTH], training[:ID_LENGTH]
+        return cls(*ids, experiment, seed, data_identity, start)
+
+    @property
+    def source(self) -> TrainingStart | None:
+        """The training that must be done before this one can start, if there is one."""
+        return self.start if isinstance(self.start, TrainingStart) else None

@@ -111,3 +111,38 @@ def test_what_the_listener_raises_ends_it():
     of = experiment()
     with pytest.raises(Stopped, match="validation loss"):
         evaluate(lively(of), DATA, of, on_progress=stop)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8", "bfloat16"])
+def test_what_a_coarse_cache_costs_is_told_apart_from_what_a_tie_costs(kind):
+    tie = {"tie": "adjacent:2", "tie_rule": "owner"}
+    of = experiment(serving={**tie, "kv_dtype": kind}, served_tokens=48)
+    model = lively(of)
+    found = evaluate(model, DATA, of).measurements
+    exact = of.serving.model_copy(update={"kv_dtype": "model"})
+    both = window_loss(model, 3, of.serving), window_loss(model, 3, exact)
+    assert found["kv_dtype_loss_change"] == pytest.approx(both[0] - both[1], abs=2e-5)
+    errors = logit_errors(model, 3, of.serving, exact)
+    assert found["kv_dtype_logit_rms"] == pytest.approx(
+        errors.square().mean().sqrt().item(), rel=1e-3
+    )
+    assert found["kv_dtype_logit_largest"] == pytest.approx(errors.abs().max().item(), rel=1e-3)
+    assert found["kv_dtype_logit_rms"] > 1e-4
+    assert abs(found["serving_gap"]) > 10 * abs(found["kv_dtype_loss_change"])
+
+
+@pytest.mark.parametrize("kind", ["model", "float32"])
+def test_a_cache_in_the_models_dtype_is_compared_with_nothing(kind):
+    found = evaluate(lively(experiment()), DATA, experiment(serving={"kv_dtype": kind}))
+    assert not [name for name in found.measurements if name.startswith("kv_dtype")]
+
+
+def logit_errors(model, windows, coarse, exact):
+    text = torch.from_numpy(TEXT.astype(np.int64))
+    found = []
+    for at in range(0, windows * 16, 16):
+        caches = [model.new_cache(1, 16, how) for how in (coarse, exact)]
+        for token in text[at : at + 16]:
+            first, second = (model(token.view(1, 1), cache=cache) for cache in caches)
+            found.append((first - second).detach())
+    return torch.cat(found)

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
+from kvlab.errors import PretrainedError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.model.architecture import PretrainedError
 from kvlab.spec import ModelConfig
 
 transformers = pytest.importorskip("transformers", reason="the independent implementation")

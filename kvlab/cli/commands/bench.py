@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-EPILOG = """\
+EPILOG = (
+    """\
 parts:
-""" + "\n".join(f"  {name:11} {line}" for name, (_, line) in PARTS.items()) + """
+"""
+    + "\n".join(f"  {name:11} {line}" for name, (_, line) in PARTS.items())
+    + """
 
 examples:
   kvlab bench gpt2 --compare model.n_kv_head=1 --contexts 128 512 960
@@ -30,6 +33,7 @@ examples:
   kvlab bench gpt2 --project --dtype bfloat16
   kvlab bench gpt2 --only task --text moby-dick.txt
 """
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +66,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--relative-error", type=_share, default=0.05, metavar="X",
                         help="measure until every median is known to this (default 0.05)")  # fmt: skip
     parser.add_argument("--rounds", type=count, nargs=2, default=[5, 30], metavar=("LEAST", "MOST"))
-    parser.add_argument("--seconds", type=count, default=60, help="begin no round after (default 60)")
+    parser.add_argument(
+        "--seconds", type=count, default=60, help="begin no round after (default 60)"
+    )
     parser.add_argument("--memory", type=memory_size, help="what the batch limit may use on CPU")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the task")
     parser.add_argument("--remeasure", action="store_true", help="measure the ceilings again")
@@ -177,12 +183,13 @@ def _progress(options: argparse.Namespace) -> Any:
 
 def _draw(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.files import write_atomic
-    from kvlab.report.benchmark_plots import curves
+    from kvlab.report.benchmark_plots import curves, roofline_figure
     from kvlab.report.figures.layout import lay_out
     from kvlab.report.figures.picture import to_pictures
     from kvlab.report.write import WIDTH
 
-    for figure in curves([line.model_dump() for line in lines]):
+    facts = [line.model_dump() for line in lines]
+    for figure in filter(None, [*curves(facts), roofline_figure(facts, {})]):
         svg, png = to_pictures(lay_out(figure.plot, WIDTH), figure.name)
         for kind, data in (("svg", svg), ("png", png)):
             write_atomic(folder / f"{figure.name}.{kind}", data)

@@ -32,7 +32,7 @@ def _text(planned: Plan) -> str:
     counts = ", ".join(f"{number} {state}" for state, number in planned.counts().items())
     lines.append(planned.totals() + ".")
     lines.append(f"State: {counts}.")
-    lines += [f"The text is not here yet, so the ids will change: {why}" for why in planned.absent]
+    lines += [f"Not here yet, so the ids will change: {why}" for why in planned.absent]
     if planned.flops:
         cost = f"{short_number(planned.flops)} FLOPs, {short_number(planned.tokens)} tokens"
         lines.append(f"Training still to do: {cost}.")
@@ -52,6 +52,11 @@ def _columns(one: PlannedTrial) -> list[str]:
 
 
 def _state(one: PlannedTrial) -> str:
+    if one.state == "new":
+        start = one.trial.start
+        if one.starts_from:
+            return f"new, after the training of {one.starts_from[:8]}"
+        return f"new, from {start.name}" if start else "new"
     if one.state != "shares training":
         return one.state
     return f"shares training of {one.shares_with[:8]}" if one.shares_with else "training exists"
@@ -87,6 +92,7 @@ def _facts(planned: Plan) -> dict[str, Any]:
                 "training_tokens": one.tokens,
                 "state": one.state,
                 "shares_with": one.shares_with,
+                "starts_from": one.starts_from or (one.trial.start and one.trial.start.name),
             }
             for one in planned.trials
         ],

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from kvlab.model.architecture import Architecture, PretrainedError, Weight, refuse_values
+from kvlab.errors import PretrainedError
+from kvlab.model.architecture import Architecture, Weight, refuse_values
 from kvlab.spec.model import ModelConfig
 
 

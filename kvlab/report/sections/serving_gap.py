@@ -1,12 +1,13 @@
 """The serving gap: what the serving cache changes that one-shot scoring cannot see."""
 
-from kvlab.report.numbers import PLUS_MINUS, counted, difference, shown
-from kvlab.report.rows import Levels
+from kvlab.report.numbers import PLUS_MINUS, counted, difference, shown, significant
+from kvlab.report.rows import Levels, TrialRow
 from kvlab.report.section import (
     EMPTY,
     Cell,
     Column,
     Content,
+    Heading,
     Row,
     Section,
     Span,
@@ -41,6 +42,7 @@ def serving_gap(study: Study) -> Section | None:
     contents: list[Content] = [paragraph(*spans), *_texts(study)]
     if real:
         contents.append(_table(study, real, len(gaps) - len(real)))
+    contents += _storage(study)
     return Section("Serving gap", tuple(contents))
 
 
@@ -78,16 +80,72 @@ def _table(study: Study, real: list[Levels], quiet: int) -> Table:
 def _row(study: Study, levels: Levels) -> Row:
     values = list(study.values(levels, "serving_gap").values())
     mean = sum(values) / len(values)
-    text = difference("serving_gap", mean)
-    if len(values) > 1:
-        spread = (sum((v - mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
-        text += f" {PLUS_MINUS} {shown('serving_gap', spread)}"
+    text = difference("serving_gap", mean) + _spread("serving_gap", values)
     ends = [difference("serving_gap", value) for value in (min(values), max(values))]
     extent = cell(" to ".join(ends), max(values)) if len(values) > 1 else EMPTY
     losses = (_mean(study, levels, "loss"), _mean(study, levels, "loss_served"))
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
     return Row((name, count, *losses, cell(text, mean), extent), study.key(levels))
+
+
+def _storage(study: Study) -> list[Content]:
+    """What keeping K and V in another dtype costs, where cells do."""
+    coarse = list(study.means("kv_dtype_loss_change"))
+    if not coarse:
+        return []
+    text = (
+        "Where K and V are kept in another dtype than the model's, the same text is decoded once"
+        " more, through a cache that differs in nothing but the dtype: what a tie costs is in"
+        " neither column. The logit error is over every logit of that text."
+    )
+    columns = (
+        Column("cell"),
+        Column("kept as"),
+        Column("logit error, rms (nats)", True),
+        Column("largest", True),
+        Column("loss change (nats/token)", True),
+    )
+    rows = tuple(_storage_row(study, levels) for levels in coarse)
+    caption = "Cells by the dtype of their cache, against the model's dtype; mean over seeds."
+    return [
+        Heading("The cache's dtype"),
+        paragraph(text),
+        Table("kv-dtype", caption, columns, rows),
+    ]
+
+
+def _storage_row(study: Study, levels: Levels) -> Row:
+    kinds = {row.facts["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
+    changes = list(study.values(levels, "kv_dtype_loss_change").values())
+    text, mean = _small(changes), sum(changes) / len(changes)
+    errors = (_mean(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
+    name, kind = cell(study.label(levels)), cell(", ".join(sorted(kinds)))
+    return Row((name, kind, *errors, cell(text, mean)), study.key(levels))
+
+
+def _rows(study: Study, levels: Levels) -> list[TrialRow]:
+    return [row for row in study.cells[levels].values() if row.done]
+
+
+def _small(values: list[float]) -> str:
+    """Mean and standard deviation, by significant digits: such changes are far below the four
+    decimals that losses are shown with."""
+    mean = sum(values) / len(values)
+    sign = "+" if mean > 0 else ""
+    if len(values) < 2:
+        return f"{sign}{significant(mean, 2)}"
+    spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{sign}{significant(mean, 2)} {PLUS_MINUS} {significant(spread, 2)}"
+
+
+def _spread(metric: str, values: list[float]) -> str:
+    """The standard deviation over seeds; nothing for a single one."""
+    if len(values) < 2:
+        return ""
+    mean = sum(values) / len(values)
+    spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f" {PLUS_MINUS} {shown(metric, spread)}"
 
 
 def _mean(study: Study, levels: Levels, metric: str) -> Cell:

@@ -1,0 +1,41 @@
+"""What a driver tells those who watch, and how a sweep stands in the end."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvlab.sweep.plan import PlannedTrial
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that people watching would like to know.
+
+    ``seconds`` is how long the trial ran; ``message`` says why it was started again.
+    """
+
+    kind: Literal["started", "ended", "retried"]
+    planned: PlannedTrial
+    status: str = ""
+    seconds: float = 0.0
+    message: str = ""
+
+
+@dataclass
+class Summary:
+    """How a sweep stands after a driver's run.
+
+    ``states`` counts trials by how they ended: done, failed, diverged, or ``missing``.
+    """
+
+    states: Counter[str] = field(default_factory=Counter)
+    ran: int = 0
+    seconds: float = 0.0
+    stopped: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 all ended without a failure, 1 some failed, 130 stopped before the end."""
+        if self.stopped and self.states["missing"]:
+            return 130
+        return 1 if self.states["failed"] or self.states["missing"] else 0

@@ -1,0 +1,204 @@
+"""From a YAML with `training.init_from` to the report, with real training, in this process."""
+
+import json
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from kvlab.cli.main import main
+from kvlab.errors import Stopped
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, load_sweep
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.train import final_weights
+from kvlab.trial import Store
+from kvlab.trial.run import run_trial
+from kvlab.trial.stages import TorchStages
+
+SHAPE = {"vocab_size": 257, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
+
+EXPERIMENT = """\
+name: tiny
+model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 16}
+data: {source: files, paths: [text.jsonl], tokenizer: bytes, validation_fraction: 0.3}
+training: {tokens: TOKENS, batch_tokens: 64, learning_rate: 2e-2, evaluate_tokens: 64, evaluate_every: 4}
+evaluation: {loss_tokens: 64}
+benchmark: {prompt_tokens: 4, new_tokens: 4, repeats: 1}
+"""
+
+UNTRAINED = """\
+question: What does serving this checkpoint through less memory cost?
+experiment: e.yaml
+factors:
+  weights:
+    published: {training.init_from: checkpoint}
+  serving:
+    plain: {}
+    tied: {serving.tie: "adjacent:2"}
+    int8: {serving.kv_dtype: int8}
+"""
+
+UPTRAINED = """\
+question: Does it help to start from full heads?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1, training.init_from: {heads: mha}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    words = random.Random(0)
+    lines = (json.dumps({"text": "".join(words.choices("abc de", k=60))}) for _ in range(60))
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def write(folder, sweep, tokens):
+    (folder / "e.yaml").write_text(EXPERIMENT.replace("TOKENS", str(tokens)))
+    (folder / "s.yaml").write_text(sweep)
+
+
+def submit(folder):
+    """The whole street, MLflow and the report included."""
+    store = Store(folder / "runs")
+    code = main(["submit", "s.yaml", "--executor", "inline", "--store", str(store.path)])
+    return code, store, results(store)
+
+
+def drive(folder):
+    """The trials alone."""
+    store = Store(folder / "runs")
+    planned = plan(load_sweep(folder / "s.yaml"), store)
+    run = partial(run_trial, store=store.path)
+    summary = Driver(planned, store, InlineExecutor(run)).run()
+    found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
+    return summary.exit_code, store, found
+
+
+def results(store):
+    cells = store.sweep("s")["cells"]
+    return {tuple(c["levels"].values()): store.result(c["trials"]["0"]) for c in cells}
+
+
+def lively(folder):
+    """A checkpoint whose attention matters: drawn wide enough that tying it shows."""
+    model = GPT(ModelConfig(**SHAPE), seed=5)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    model.save_pretrained(folder / "checkpoint")
+    return model
+
+
+def test_a_checkpoint_is_studied_without_training(folder):
+    model = lively(folder)
+    write(folder, UNTRAINED, tokens=0)
+    code, store, found = submit(folder)
+    assert code == 0
+    assert len({result["training"] for result in found.values()}) == 1
+    weights = final_weights(store.training_directory(found["published", "plain"]["training"]))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(weights[name], parameter)
+    losses = {result["measurements"]["loss"] for result in found.values()}
+    assert len(losses) == 1, "one-shot scoring cannot see serving"
+    gaps = {key[1]: result["measurements"]["serving_gap"] for key, result in found.items()}
+    assert abs(gaps["plain"]) < 1e-5
+    assert abs(gaps["tied"]) > 1e-3
+    assert found["published", "int8"]["measurements"]["kv_dtype_logit_rms"] > 0
+    record = found["published", "plain"]["training_record"]
+    assert (record["steps"], record["tokens"]) == (0, 0)
+    assert record["start"]["source"] == "checkpoint"
+    assert set(record["start"]["identity"]) == {"config.json", "model.safetensors"}
+    assert sorted(record["start"]["copied"]) == sorted(weights)
+    assert str(folder) not in str(found)
+    page = (folder / "reports" / "s" / "report.md").read_text()
+    assert "## Starting weights" in page
+    assert "The cache's dtype" in page
+
+
+def test_untrained_weights_may_be_studied_too(folder):
+    write(folder, UPTRAINED.replace(", training.init_from: {heads: mha}", ""), tokens=0)
+    code, store, found = drive(folder)
+    assert code == 0
+    result = found["mha",]
+    assert result["training_record"]["start"] is None
+    weights = final_weights(store.training_directory(result["training"]))
+    drawn = dict(GPT(ModelConfig(**SHAPE), seed=0).named_parameters())
+    assert all(torch.equal(weights[name], drawn[name]) for name in drawn)
+
+
+def test_a_cell_starts_from_anothers_training(folder):
+    write(folder, UPTRAINED, tokens=512)
+    code, _, found = drive(folder)
+    assert code == 0
+    source, dependent = found["mha",], found["mqa",]
+    record = dependent["training_record"]["start"]
+    assert record["source"] == "heads=mha, seed 0"
+    assert record["identity"]["training"].startswith(source["training"])
+    assert record["pooled"] == [
+        f"blocks.{i}.attention.qkv.{p}" for i in (0, 1) for p in ("weight", "bias")
+    ]
+    assert source["training_record"]["start"] is None
+    first = dependent["curves"]["train_loss"][0][2]
+    assert first < source["curves"]["train_loss"][0][2] - 0.5, "it starts where the other ended"
+
+
+def test_a_checkpoint_that_fits_nothing_fails_with_the_reason(folder):
+    GPT(ModelConfig(**{**SHAPE, "n_embd": 32})).save_pretrained(folder / "checkpoint")
+    write(folder, UNTRAINED, tokens=0)
+    code, _, found = drive(folder)
+    assert code == 1
+    for result in found.values():
+        assert result["error"]["class"] == "source"
+        assert "none of its weights fits" in result["error"]["message"]
+
+
+def test_what_does_not_fit_is_recorded_and_logged(folder):
+    GPT(ModelConfig(**{**SHAPE, "n_layer": 3, "block_size": 8})).save_pretrained(
+        folder / "checkpoint"
+    )
+    write(folder, UNTRAINED, tokens=0)
+    code, store, found = drive(folder)
+    assert code == 0
+    result = found["published", "plain"]
+    start = result["training_record"]["start"]
+    assert start["fresh"] == {"position_embedding.weight[8:]": "the source has 8 rows"}
+    assert all(name.startswith("blocks.2.") for name in start["unused"])
+    assert len(start["unused"]) == 12
+    log = (store.attempt_directory(result["trial"], 1) / "log.txt").read_text()
+    assert "position_embedding.weight[8:]" in log
+    assert "of checkpoint: 28 copied, 0 pooled, 0 averaged, 1 fresh, 12 unused" in log
+
+
+def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
+    lively(folder)
+    write(folder, UNTRAINED, tokens=0)
+    trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
+    GPT(ModelConfig(**SHAPE), seed=6).save_pretrained(folder / "checkpoint")
+    store = Store(folder / "runs")
+    assert run_trial(trial, store.path) == "failed"
+    assert "its files are not those planned with" in store.result(trial.id)["error"]["message"]
+
+
+def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
+    lively(folder)
+    write(folder, UNTRAINED, tokens=512)
+    trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
+    whole, halves = (folder / name / trial.training_id for name in ("whole", "halves"))
+    TorchStages(trial, lambda _: None).train(whole, lambda: False)
+    calls = iter([False, False, False, True])
+    with pytest.raises(Stopped):
+        TorchStages(trial, lambda _: None).train(halves, lambda: next(calls))
+    TorchStages(trial, lambda _: None).train(halves, lambda: False)
+    once, twice = final_weights(whole), final_weights(halves)
+    assert all(torch.equal(once[name], twice[name]) for name in once)

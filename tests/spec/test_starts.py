@@ -1,0 +1,87 @@
+"""`training.init_from`: what it may name, and where a wrong name is shown."""
+
+import os
+
+import pytest
+
+from kvlab.spec import load_experiment, load_sweep
+from kvlab.spec.starts import source_levels
+from tests.spec.test_experiment import GOOD, write
+from tests.spec.test_sweep import load, refusal
+
+SWEEP = """\
+question: Does it help to start from full heads?
+experiment: e.yaml
+factors:
+  start:
+    scratch: {}
+    uptrained: {training.init_from: {heads: mha, start: scratch}}
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+exclude:
+  - {start: uptrained, heads: mha}
+"""
+
+
+def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
+    sources = {cell.label: source_levels(cell) for cell in load(tmp_path, SWEEP).cells()}
+    assert sources == {
+        "start=scratch heads=mha": None,
+        "start=scratch heads=mqa": None,
+        "start=uptrained heads=mqa": {"start": "scratch", "heads": "mha"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("{heads: mha, start: scratch}", "{haeds: mha}",
+         "s.yaml:6:45: training.init_from.haeds = mha is not a factor; did you mean heads?"),
+        ("{heads: mha, start: scratch}", "{heads: mhaa}",
+         "s.yaml:6:45: training.init_from.heads = mhaa is not a level of heads; did you mean mha?"),
+        ("{heads: mha, start: scratch}", "{heads: mha}",
+         "s.yaml:6:37: training.init_from = {heads: mha} is the cell start=uptrained heads=mha,"
+         " which is not in the design; include it"),
+        ("{heads: mha, start: scratch}", "{heads: mqa}", "leads in a circle for the cell"),
+        ("{heads: mha, start: scratch}", "7",
+         "s.yaml:6:37: training.init_from = 7 is not a folder, a repository or factor levels"),
+        ("{heads: mha, start: scratch}", "{}", "is not a folder, a repository or factor levels"),
+        ("n_kv_head: 1", "n_kv_head: 1, model.n_embd: 32",
+         "whose n_embd = 64 is not 32, so no weight fits"),
+        ("n_kv_head: 1", 'n_kv_head: 1, data.tokenizer: "gpt2:300", model.vocab_size: 400',
+         "give both cells one tokenizer"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, old, new, wanted):
+    text = SWEEP if old not in SWEEP else SWEEP.replace(old, new, 1)
+    assert wanted in refusal(tmp_path, text)
+
+
+def test_a_circle_of_two_cells_is_refused(tmp_path):
+    text = SWEEP.replace("scratch: {}", "scratch: {training.init_from: {start: uptrained}}")
+    text = text.replace("{heads: mha, start: scratch}", "{start: scratch}")
+    message = refusal(tmp_path, text.split("exclude")[0])
+    assert "training.init_from = {start: uptrained} leads in a circle" in message
+    assert "s.yaml:5:35" in message
+
+
+def test_a_folder_is_found_beside_the_yaml_and_a_repository_stays(tmp_path):
+    (tmp_path / "weights").mkdir()
+    for written, wanted in {
+        "weights": str(tmp_path / "weights"),
+        "./missing": str(tmp_path / "missing"),
+        "openai-community/gpt2": "openai-community/gpt2",
+    }.items():
+        write(tmp_path, GOOD.replace("{tokens", f"{{init_from: {written}, tokens"))
+        found = load_experiment(tmp_path / "e.yaml").training.init_from
+        assert found == wanted
+
+
+def test_a_level_finds_its_folder_from_another_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "weights").mkdir()
+    write(tmp_path, GOOD)
+    path = write(tmp_path, SWEEP.replace("{heads: mha, start: scratch}", "weights"), "s.yaml")
+    monkeypatch.chdir(os.sep)
+    sources = {c.experiment.training.init_from for c in load_sweep(path).cells()}
+    assert sources == {None, str(tmp_path / "weights")}

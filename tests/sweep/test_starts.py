@@ -1,0 +1,206 @@
+"""Cells that start from weights: identities, the order of trainings, and sources that fail."""
+
+import json
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from kvlab.cli.main import main
+from kvlab.errors import SpecError
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, load_sweep
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from tests.sweep.stub import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
+
+# The dependent level comes first, so that waiting is needed.
+UPTRAINED = """\
+question: Does it help to start from full heads?
+experiment: e.yaml
+factors:
+  heads:
+    mqa: {model.n_kv_head: 1, training.init_from: {heads: mha}}
+    mha: {}
+  serving:
+    plain: {}
+    tied: {serving.tie: "adjacent:2"}
+seeds: [0, 1]
+"""
+
+
+def drive(planned, store, run, **options):
+    return Driver(planned, store, InlineExecutor(run), **options).run()
+
+
+def by_cell(planned):
+    """(heads, serving, seed) -> planned trial."""
+    return {(*one.levels.values(), one.trial.seed): one for one in planned.trials}
+
+
+def test_the_source_is_the_same_cell_at_the_same_seed_but_for_what_is_named(tmp_path):
+    trials = by_cell(tiny_plan(tmp_path, text=UPTRAINED))
+    for serving in ("plain", "tied"):
+        for seed in (0, 1):
+            dependent, source = trials["mqa", serving, seed], trials["mha", "plain", seed]
+            assert dependent.trial.source.training_id == source.trial.training_id
+            assert dependent.starts_from == source.trial.id
+    assert trials["mha", "plain", 0].starts_from is None
+
+
+def test_a_start_changes_the_training_that_starts_and_no_other(tmp_path):
+    started = by_cell(tiny_plan(tmp_path, text=UPTRAINED))
+    text = UPTRAINED.replace(", training.init_from: {heads: mha}", "")
+    scratch = by_cell(tiny_plan(tmp_path, text=text))
+    for key, one in started.items():
+        same = one.trial.training_id == scratch[key].trial.training_id
+        assert same == (key[0] == "mha")
+
+
+def test_a_change_of_the_source_changes_the_dependent(tmp_path):
+    first, second = (
+        by_cell(tiny_plan(tmp_path, text=UPTRAINED.replace("mha: {}", f"mha: {{{patch}}}")))
+        for patch in ("model.bias: true", "model.bias: false")
+    )
+    key = ("mqa", "plain", 0)
+    assert first[key].trial.experiment == second[key].trial.experiment
+    assert first[key].trial.training_id != second[key].trial.training_id
+
+
+def test_a_dependent_trains_only_after_its_source(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=UPTRAINED)
+    events = []
+    summary = drive(planned, store, StubRun(store.path), on_event=events.append)
+    assert (summary.exit_code, summary.states["done"]) == (0, 8)
+    started = [e.planned.trial for e in events if e.kind == "started"]
+    for seed in (0, 1):
+        order = [t.experiment.model.n_kv_head for t in started if t.seed == seed]
+        assert order[0] == 2, "the source runs first"
+        assert order.count(1) == 2
+
+
+@pytest.mark.parametrize(("what", "state"), [("diverge", "diverged"), ("bug", "failed")])
+def test_dependents_of_a_source_that_fails_are_recorded_with_the_reason(tmp_path, what, state):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=UPTRAINED)
+    trials = by_cell(planned)
+    bad = [trials["mha", serving, 0].trial.id for serving in ("plain", "tied")]
+    script = {(trial, "train", 3): what for trial in bad}
+    summary = drive(planned, store, StubRun(store.path, script=script))
+    assert summary.exit_code == 1
+    assert not summary.states["missing"]
+    for serving in ("plain", "tied"):
+        result = store.result(trials["mqa", serving, 0].trial.id)
+        assert (result["status"], result["error"]["class"]) == ("failed", "source")
+        assert "(heads=mha, seed 0)" in result["error"]["message"]
+        assert ("diverged" in result["error"]["message"]) == (what == "diverge")
+        assert store.status(trials["mha", serving, 0].trial.id) == state
+        assert store.status(trials["mqa", serving, 1].trial.id) == "done"
+
+
+def test_a_source_that_only_measures_badly_still_gives_its_weights(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=UPTRAINED)
+    trials = by_cell(planned)
+    script = {(trials["mha", "plain", 0].trial.id, "measure", 0): "bug"}
+    summary = drive(planned, store, StubRun(store.path, script=script))
+    assert summary.states["done"] == 7
+    assert store.status(trials["mqa", "plain", 0].trial.id) == "done"
+
+
+def test_retrying_runs_the_source_and_then_what_waited_for_it(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=UPTRAINED)
+    trials = by_cell(planned)
+    bad = [trials["mha", serving, 0].trial.id for serving in ("plain", "tied")]
+    drive(
+        planned,
+        store,
+        StubRun(store.path, script={(trial, "train", 3): "bug" for trial in bad}),
+    )
+    again = drive(
+        tiny_plan(tmp_path, store, UPTRAINED), store, StubRun(store.path), retry_failed=True
+    )
+    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 4)
+
+
+def test_a_trained_dependent_needs_its_source_no_more(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=UPTRAINED)
+    drive(planned, store, StubRun(store.path))
+    trials = by_cell(planned)
+    shutil.rmtree(store.training_directory(trials["mha", "plain", 0].trial.training_id))
+    gone = trials["mqa", "tied", 0].trial.id
+    (store.trial_directory(gone) / "result.json").unlink()
+    again = drive(tiny_plan(tmp_path, store, UPTRAINED), store, StubRun(store.path))
+    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 1)
+
+
+def test_a_repository_that_is_not_here_makes_a_provisional_plan(tmp_path):
+    text = UPTRAINED.replace("{heads: mha}", "nobody/no-such-model")
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    planned = plan(sweep, identify=identify, provisional=True)
+    assert len(planned.absent) == 1
+    assert "nobody/no-such-model" in planned.absent[0]
+    assert len(planned.trials) == 8
+
+
+CHECKPOINT = UPTRAINED.replace("{heads: mha}", "./weights")
+
+
+def write_checkpoint(folder, seed=0):
+    shape = ModelConfig(vocab_size=257, block_size=8, n_layer=2, n_head=2, n_embd=8)
+    GPT(shape, seed).save_pretrained(folder / "weights")
+
+
+def checkpoint_plan(folder):
+    return by_cell(plan(load_sweep(write_sweep(folder, CHECKPOINT)), identify=identify))
+
+
+def test_a_checkpoints_bytes_are_its_identity_wherever_it_lies(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        write_checkpoint(folder)
+    key = ("mqa", "plain", 0)
+    first, moved = (checkpoint_plan(folder)[key].trial for folder in (one, two))
+    assert first.id == moved.id
+    file = two / "weights" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["transformer.wte.weight"][0, 0] += 1e-3
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert checkpoint_plan(two)[key].trial.training_id != first.training_id
+    assert first.source is None
+
+
+@pytest.mark.parametrize("missing", ["everything", "config.json", "model.safetensors"])
+def test_a_checkpoint_that_is_not_there_is_refused_at_its_place(tmp_path, missing):
+    write_checkpoint(tmp_path)
+    for file in (tmp_path / "weights").iterdir():
+        if missing in ("everything", file.name):
+            file.unlink()
+    if missing == "everything":
+        (tmp_path / "weights").rmdir()
+    with pytest.raises(SpecError) as caught:
+        checkpoint_plan(tmp_path)
+    assert "s.yaml:5:51: training.init_from = weights" in str(caught.value)
+    assert "folder" in str(caught.value) or "safetensors are read" in str(caught.value)
+
+
+def test_the_plan_shows_what_waits_for_what(tmp_path, capsys):
+    path = str(write_sweep(tmp_path, UPTRAINED))
+    (tmp_path / "text.txt").write_text("some text")
+    files = "{tokenizer: bytes, source: files, paths: [text.txt]}"
+    (tmp_path / "e.yaml").write_text(EXPERIMENT.replace("{tokenizer: bytes}", files))
+    assert main(["plan", path, "--store", str(tmp_path / "runs"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["trials"]
+    names = {t["trial"]: (t["cells"][0]["heads"], t["seed"]) for t in facts}
+    waits = {names[t["trial"]]: names.get(t["starts_from"]) for t in facts}
+    assert waits["mqa", 0] == ("mha", 0)
+    assert waits["mqa", 1] == ("mha", 1)
+    assert waits["mha", 0] is None
+    assert main(["plan", path, "--store", str(tmp_path / "runs")]) == 0
+    source = next(id for id, name in names.items() if name == ("mha", 0))
+    assert f"new, after the training of {source[:8]}" in capsys.readouterr().out
