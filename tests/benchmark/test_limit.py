@@ -24,8 +24,8 @@ def test_a_known_budget_is_found_exactly(guess):
 
 @pytest.mark.parametrize(("true", "guess"), [(0, 9), (1, 1), (1, 1000), (12_345, 3), (64, 65)])
 def test_the_search_is_exact_from_any_guess(true, guess, monkeypatch):
-    monkeypatch.setattr(limit, "run_apart", lambda attempt, batch: batch <= true)
-    assert largest_batch(Budget(0, 0, 0), guess, lambda batch, fits: None) == true
+    monkeypatch.setattr(limit, "run_apart", lambda _attempt, batch: batch <= true)
+    assert largest_batch(Budget(0, 0, 0), guess, lambda _batch, _fits: None) == true
 
 
 def test_a_try_that_fails_otherwise_is_no_limit():

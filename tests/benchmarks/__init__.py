@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode
+from tests.benchmarks import decode, roofline
 
-BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {"decode": decode.run}
+BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
+    "decode": decode.run,
+    "roofline": roofline.run,
+}

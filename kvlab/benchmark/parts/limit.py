@@ -44,7 +44,7 @@ def _limit(
     def tick(batch: int, fitted: bool) -> None:
         session.on_tick(f"batch {batch} {'fits' if fitted else 'does not fit'}")
 
-    found = largest_batch(attempt, by_formula // 2, tick)
+    found = largest_batch(attempt, by_formula, tick)
     place = {
         "prompt_tokens": settings.prompt_tokens,
         "new_tokens": settings.new_tokens,

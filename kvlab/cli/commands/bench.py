@@ -55,17 +55,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help=f"parts to measure (default: {' '.join(DEFAULT)}; and task, limit with their options)",
     )  # fmt: skip
     parser.add_argument("--project", action="store_true", help="add the parts projection, articles")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
-                        help=f"of the weights: {', '.join(DTYPES)}; several are variants")  # fmt: skip
+    parser.add_argument(
+        "--dtype", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
+        help=f"of the weights: {', '.join(DTYPES)}; several are variants",
+    )  # fmt: skip
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--prompt-tokens", type=count, help="default half the smallest block size")
     parser.add_argument("--new-tokens", type=count, default=16, help="default 16")
-    parser.add_argument("--contexts", type=count, nargs="+", metavar="N",
-                        help="prompt lengths of latency (default an eighth, a half, the most)")  # fmt: skip
+    parser.add_argument(
+        "--contexts", type=count, nargs="+", metavar="N",
+        help="prompt lengths of latency (default an eighth, a half, the most)",
+    )  # fmt: skip
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 4], metavar="N")
-    parser.add_argument("--relative-error", type=_share, default=0.05, metavar="X",
-                        help="measure until every median is known to this (default 0.05)")  # fmt: skip
-    parser.add_argument("--rounds", type=count, nargs=2, default=[5, 30], metavar=("LEAST", "MOST"))
+    parser.add_argument(
+        "--relative-error", type=_share, default=0.05, metavar="X",
+        help="measure until every median is known to this (default 0.05)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=count, nargs=2, default=[5, 30], metavar=("LEAST", "MOST"),
+        help="turns of every variant (default 5 30)",
+    )  # fmt: skip
     parser.add_argument(
         "--seconds", type=count, default=60, help="begin no round after (default 60)"
     )

@@ -54,7 +54,7 @@ def roofline(study: Study) -> Section | None:
 
 
 def _ceilings(lines: list[dict[str, Any]]) -> str:
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for line in lines:
         if line["metric"] in ("bandwidth", "matrix_rate"):
             found.setdefault(line["metric"], line)
