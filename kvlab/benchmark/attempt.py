@@ -13,7 +13,10 @@ from kvlab.spec.parts import ServingConfig
 
 _TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
 
-_SAYS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
+_SAYS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",
+                "could not create a primitive")  # fmt: skip
+"""What libraries say when memory is gone; the last is oneDNN's word for it, which the tiny model
+that runs first shows to be no want of support."""
 
 
 @dataclass(frozen=True)
