@@ -153,6 +153,7 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
     )
     caption = (
         "Measured decode steps against the least time that this device's bandwidth and matrix"
-        " rate allow; no point can lie below the line."
+        " rate allow. A point below the line is faster than they were measured to be: its model"
+        " fits the processor's caches, or the machine was busy then."
     )
     return Drawn("roofline", caption, caption, plot)

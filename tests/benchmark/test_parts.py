@@ -87,6 +87,16 @@ def test_use_of_the_ceilings_follows_from_bytes_and_time():
     }
 
 
+def test_ceilings_that_are_beaten_are_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
+    monkeypatch.setattr(ceilings_module, "SECONDS", 0.01)
+    made, _ = session()
+    made._ceilings["float32"] = Ceilings("made", "float32", 1, bandwidth=1.0, flops=1e30)
+    assert all(point.efficiency < 1000 for point in roofline.points(made))
+    assert made.ceilings("float32").bandwidth > 1e8
+    assert made.ceilings("float32").flops == 1e30, "the higher of each is kept"
+
+
 def test_a_projection_spans_the_efficiencies_that_were_measured():
     made, _ = session()
     measured = [point.efficiency for point in roofline.points(made)]

@@ -9,6 +9,8 @@ from kvlab.benchmark.measurement import Measurement
 from kvlab.benchmark.session import Session, Variant
 from kvlab.layout.roofline import StepCost, break_even, step_cost
 
+BEATEN = "faster than the ceilings: the model fits the caches, or the machine was busy before"
+
 
 @dataclass(frozen=True)
 class Point:
@@ -32,7 +34,19 @@ class Point:
 
 
 def points(session: Session) -> list[Point]:
-    """Every step that latency (by prompt) and throughput (by batch) time."""
+    """Every step that latency (by prompt) and throughput (by batch) time.
+
+    If one was faster than the ceilings allow, as where these were measured on a busy machine,
+    they are measured once more. What is still faster has a model that fits the caches.
+    """
+    found = _points(session)
+    beaten = {point.variant.dtype for point in found if point.efficiency > 1}
+    for dtype in beaten:
+        session.raise_ceilings(dtype)
+    return _points(session) if beaten else found
+
+
+def _points(session: Session) -> list[Point]:
     settings = session.settings
     measured = {(1, length): timed for length, timed in session.latencies.items()}
     for batch, timed in session.throughputs.items():
@@ -50,13 +64,13 @@ def points(session: Session) -> list[Point]:
 
 def measure(session: Session) -> Iterator[Measurement]:
     """Ceilings; each step's FLOPs, bytes, predicted and measured time; where a variant pays."""
+    measured = points(session)
     for variant in {each.dtype: each for each in session.variants}.values():
         found = session.ceilings(variant.dtype)
         named = {"note": f"measured on {found.name}"}
-        line = session.line("roofline", "bandwidth", variant, found.bandwidth, "bytes/s", **named)
-        yield line
+        yield session.line("roofline", "bandwidth", variant, found.bandwidth, "bytes/s", **named)
         yield session.line("roofline", "matrix_rate", variant, found.flops, "FLOP/s", **named)
-    for point in points(session):
+    for point in measured:
         yield from _lines(session, point)
     for variant in session.variants[1:]:
         yield from _break_even(session, variant)
@@ -82,6 +96,8 @@ def _lines(session: Session, point: Point) -> Iterator[Measurement]:
         yield session.line("roofline", metric, point.variant, count, unit, exact=True, **place)
     samples = point.timed.samples[point.variant.name, "steps"]
     trust = session.trust(point.timed, samples)
+    if point.efficiency > 1:
+        trust |= {"noisy": True, "note": "; ".join(filter(None, [BEATEN, trust["note"]]))}
     timed = {
         "step_predicted": (point.predicted, "s"),
         "step_measured": (point.seconds, "s"),
