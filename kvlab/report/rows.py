@@ -36,7 +36,7 @@ class TrialRow:
         return self.status == "done"
 
 
-_KEPT = ("experiment", "kv", "model", "error", "provenance", "training_record")
+_KEPT = ("experiment", "kv", "model", "error", "provenance", "training_record", "benchmark")
 
 
 def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:

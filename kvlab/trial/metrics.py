@@ -54,9 +54,13 @@ METRICS: dict[str, Metric] = {
     "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
     "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
     "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
+    "peak_bytes_activations": Metric(
+        "peak memory decoding with the cache, without weights, cache and logits", "bytes", "lower"
+    ),
     "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
     "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
     "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
+    "tpot_ms_p99": Metric("time per output token, p99 (batch 1)", "ms", "lower"),
     "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
     "tokens_per_second": Metric("decoded tokens per second (largest batch)", "tokens/s", "higher"),
     "cache_speedup": Metric(

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, past, report
+from tests.benchmarks import decode, past, report, roofline
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
     "past": past.run,
+    "roofline": roofline.run,
     "report": report.run,
 }

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kvlab.cli.budget import budget_lines, why_lines
-from kvlab.cli.options import add_json, add_store, memory_size, positive
+from kvlab.cli.options import add_json, add_store
+from kvlab.cli.sizes import memory_size, positive
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.cli.table import short_number, table
 from kvlab.errors import UsageError

@@ -4,6 +4,7 @@ from difflib import get_close_matches
 
 from kvlab.report.section import MakeSection
 from kvlab.report.sections.answer import answer
+from kvlab.report.sections.benchmark_curves import benchmark_curves
 from kvlab.report.sections.cells import cells
 from kvlab.report.sections.curves import curves
 from kvlab.report.sections.design import design
@@ -14,7 +15,9 @@ from kvlab.report.sections.hellaswag import hellaswag
 from kvlab.report.sections.interactions import interactions
 from kvlab.report.sections.memory import memory
 from kvlab.report.sections.pareto import pareto
+from kvlab.report.sections.projection import projection
 from kvlab.report.sections.provenance import provenance
+from kvlab.report.sections.roofline import roofline
 from kvlab.report.sections.serving_gap import serving_gap
 from kvlab.report.sections.speed import speed
 from kvlab.report.sections.starts import starts
@@ -32,6 +35,9 @@ SECTIONS: dict[str, MakeSection] = {
     "curves": curves,
     "memory": memory,
     "speed": speed,
+    "benchmark-curves": benchmark_curves,
+    "roofline": roofline,
+    "projection": projection,
     "starts": starts,
     "failures": failures,
     "provenance": provenance,
