@@ -1,6 +1,7 @@
 """Designs without matched pairs: contrasts against statsmodels, aliases against the textbook."""
 
-from itertools import product
+from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,12 @@ from kvlab.report import write_report
 from kvlab.report.contrasts import Contrasts
 from kvlab.report.effects import interactions, main_effects
 from kvlab.report.rows import TrialRow
+from kvlab.spec import load_sweep
+from kvlab.spec.designs import DESIGNS
 from tests.report.factory import Record
+from tests.spec.designs.asking import asked
+
+EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 
 FACTORS = dict.fromkeys("abcd", ("off", "on"))
 
@@ -159,3 +165,70 @@ def test_the_report_names_what_is_aliased(tmp_path):
     assert "estimated by a contrast over all its cells" in effects
     assert "| aliased with |" in effects
     assert "| 3 of 3 seeds |" in effects
+
+
+@pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 2), (5, 4), (6, 8), (7, 8)])
+def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
+    """Two columns of signs that are equal or opposite over the fraction's own cells."""
+    positions = list(DESIGNS["fractional"].positions(asked(*[2] * count, fraction=fraction)))
+    names = "abcdefghij"[:count]
+    factors = {name: (f"{name}0", f"{name}1") for name in names}
+    cells = [
+        tuple(f"{n}{place}" for n, place in zip(names, cell, strict=True)) for cell in positions
+    ]
+    signs = dict(zip(names, (2 * np.array(positions) - 1).T, strict=True))
+    contrasts = Contrasts(cells, factors)
+
+    def on(effect):
+        return tuple((name, f"{name}1") for name in effect)
+
+    def mixed(one, other):
+        columns = [np.prod([signs[name] for name in effect], axis=0) for effect in (one, other)]
+        return abs(int(columns[0] @ columns[1])) == len(cells)
+
+    pairs = list(combinations(names, 2))
+    for effect in [(name,) for name in names] + pairs:
+        found = contrasts.of(on(effect))
+        if len(effect) == 2 and any(mixed(effect, (name,)) for name in names):
+            assert found is None, "it is a main effect"
+            continue
+        expected = {on(pair) for pair in pairs if pair != effect and mixed(effect, pair)}
+        assert set(found.aliases) == expected, effect
+
+
+def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
+    """From the sweep's own file to the page: planned cells, made-up results."""
+    path = tmp_path / "quarter.yaml"
+    path.write_text(
+        "question: Which?\n"
+        f"experiment: {EXPERIMENTS / 'quickstart.yaml'}\n"
+        "factors:\n"
+        "  heads: {mha: {}, mqa: {model.n_kv_head: 1}}\n"
+        "  position: {learned: {}, rope: {model.position: rope}}\n"
+        "  norm: {layer: {}, rms: {model.norm: rmsnorm}}\n"
+        '  sharing: {none: {}, trained: {model.kv_sharing: "adjacent:2"}}\n'
+        "design: fractional:2\n"
+        "seeds: [0, 1, 2]\n"
+    )
+    sweep = load_sweep(path)
+    chosen = [cell.levels for cell in sweep.selection.cells]
+    assert len(chosen) == 8
+    record = Record(
+        name="quarter",
+        factors={factor: tuple(levels) for factor, levels in sweep.factors.items()},
+        exclude=lambda levels: levels not in chosen,
+    )
+    store = record.write(tmp_path / "store")
+    frozen = {"design": "fractional:2", "rules": [str(rule) for rule in sweep.selection.rules]}
+    store.write_sweep({**store.sweep("quarter"), **frozen})
+    folder = write_report(store, "quarter", tmp_path)
+    text = (folder / "report.md").read_text()
+    assert "A 1/2 fractional factorial design: 8 cells at 3 seeds" in text
+    effects = text.split("## What each level does")[1].split("\n## ")[0]
+    assert "estimated by a contrast over all its cells" in effects
+    assert "worse" in effects
+    pairs = text.split("## Alone and together")[1].split("\n## ")[0]
+    row = next(
+        line for line in pairs.splitlines() if line.startswith("| heads=mqa | position=rope")
+    )
+    assert "norm=rms and sharing=trained" in row
