@@ -44,6 +44,7 @@ class Live:
         self._drawn = 0
         self._started = time.monotonic()
         self._told_stopping = False
+        self._note = ""
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:
@@ -58,26 +59,40 @@ class Live:
             with self._lock:
                 self._erase()
 
+    def say(self, line: str) -> None:
+        """Prints a line that stays."""
+        with self._lock:
+            self._erase()
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    def note(self, line: str) -> None:
+        """Takes a line about what is prepared before the first trial; the last one is shown."""
+        if not self._note:
+            self.say(f"preparing data: {line}")
+        self._note = line
+
     def event(self, event: Event) -> None:
         """Takes a driver's event."""
+        self._note = ""
         planned = event.planned
         if event.kind == "started":
             self._pace.started(planned)
             if not self._terminal:
-                self._print(f"started {_label(planned)}")
+                self.say(f"started {_label(planned)}")
         elif event.kind == "retried":
-            self._print(f"again   {_label(planned)}: {event.message}")
+            self.say(f"again   {_label(planned)}: {event.message}")
         elif event.kind == "halted":
-            self._print(f"giving up: {event.message}")
+            self.say(f"giving up: {event.message}")
         elif event.status == "stopped":
-            self._print(f"stopped {_label(planned)}")
+            self.say(f"stopped {_label(planned)}")
         else:
             self._pace.ended(planned, event.seconds)
             self._done += 1
             self._failed += event.status == "failed"
             facts = outcome_line(self._store, planned.trial.id)
             took = duration(event.seconds)
-            self._print(f"{event.status:<7} {_label(planned)}  {took}  {facts}".rstrip())
+            self.say(f"{event.status:<7} {_label(planned)}  {took}  {facts}".rstrip())
 
     def _loop(self, driver: Driver) -> None:
         pause = REDRAW_SECONDS if self._terminal else HEARTBEAT_SECONDS
@@ -85,7 +100,7 @@ class Live:
         while not self._ended.wait(REDRAW_SECONDS):
             if driver.stopping and not self._told_stopping:
                 self._told_stopping = True
-                self._print("stopping at the next checkpoints; Ctrl-C again ends it at once")
+                self.say("stopping at the next checkpoints; Ctrl-C again ends it at once")
             if time.monotonic() - beat >= pause - REDRAW_SECONDS / 2:
                 beat = time.monotonic()
                 self._show(driver.running)
@@ -93,7 +108,7 @@ class Live:
     def _show(self, running: list[PlannedTrial]) -> None:
         lines = [self._running_line(planned) for planned in running]
         if not self._terminal:
-            self._print("; ".join([self._sweep_line(), *lines]))
+            self.say("; ".join([self._sweep_line(), *lines]))
             return
         with self._lock:
             self._erase()
@@ -116,13 +131,9 @@ class Live:
         left = self._pace.seconds_left()
         if left is not None:
             parts.append(f"about {duration(left)} left")
+        if self._note:
+            parts.append(f"preparing data: {self._note}")
         return ", ".join(parts)
-
-    def _print(self, line: str) -> None:
-        with self._lock:
-            self._erase()
-            self._stream.write(f"{line}\n")
-            self._stream.flush()
 
     def _erase(self) -> None:
         if self._drawn:

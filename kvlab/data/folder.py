@@ -1,19 +1,16 @@
 """Where kvlab keeps text, tokens and evaluation sets, and the lock on making one of them."""
 
-import fcntl
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvlab.errors import DataError
+from kvlab.errors import DataError, StoreError
+from kvlab.lock import Lock
 
 Progress = Callable[[str], None]
 """Takes one line of text for the person who waits."""
-
-_POLL_SECONDS = 0.1
 
 
 def silent(_: str) -> None:
@@ -38,27 +35,19 @@ def exclusive(path: Path, progress: Progress, waiting: str) -> Iterator[None]:
     Raises:
         DataError: the folder cannot be written.
     """
+    lock, told = Lock(path), False
+
+    def tell() -> None:
+        nonlocal told
+        if not told:
+            progress(waiting)
+        told = True
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        text = f"{path.parent} cannot be written ({error.strerror})"
-        raise DataError(f"{text}; set KVLAB_DATA to a folder that can") from None
+        lock.acquire(on_wait=tell)
+    except StoreError as error:
+        raise DataError(f"{error}, or set KVLAB_DATA to another folder") from None
     try:
-        told = False
-        while not _locked(handle):
-            if not told:
-                progress(waiting)
-                told = True
-            time.sleep(_POLL_SECONDS)
         yield
     finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except BlockingIOError:
-        return False
+        lock.release()

@@ -66,11 +66,11 @@ def generate(
         The new tokens of each row, the prompt left out.
 
     Raises:
-        ValueError: a prompt is empty, or text and new tokens exceed learned positions.
+        ValueError: a prompt is empty or holds an id that is no token, or text and new tokens
+            exceed learned positions. Nothing has been computed then.
         CacheError: as `KVCache.step`.
     """
-    if not prompts or not all(prompts):
-        raise ValueError("a prompt is empty; give each row at least one token")
+    _check(model, prompts, new_tokens)
     sampling = sampling or Sampling()
     generator = torch.Generator(model.device).manual_seed(seed)
     lengths = [len(prompt) for prompt in prompts]
@@ -92,6 +92,22 @@ def generate(
     if not chosen:
         return [[] for _ in prompts]
     return [_until(row, stop) for row in torch.stack(chosen, 1).tolist()]
+
+
+def _check(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
+    if not prompts or not all(prompts):
+        raise ValueError("a prompt is empty; give each row at least one token")
+    if new_tokens < 0:
+        raise ValueError(f"new_tokens = {new_tokens} is below 0; use 1 or more")
+    config = model.config
+    for token in (token for prompt in prompts for token in prompt):
+        if not 0 <= token < config.vocab_size:
+            text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
+            raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
+    fed = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never fed
+    if config.position == "learned" and fed > config.block_size:
+        text = f"{fed} tokens exceed block_size = {config.block_size}, the end of the learned"
+        raise ValueError(f"{text} positions; shorten the text, or ask for fewer new tokens")
 
 
 def _until(row: list[int], stop: Collection[int]) -> list[int]:

@@ -130,7 +130,9 @@ class TrainingConfig(SpecModel):
     @model_validator(mode="after")
     def _fill(self) -> "TrainingConfig":
         if self.final_learning_rate is None:
-            object.__setattr__(self, "final_learning_rate", self.learning_rate / 10)
+            # rounded, so that 6e-4 gives the 6e-5 that a person would write
+            tenth = float(f"{self.learning_rate / 10:.15g}")
+            object.__setattr__(self, "final_learning_rate", tenth)
         if self.warmup_tokens is None:
             object.__setattr__(self, "warmup_tokens", self.tokens * 4 // 100)
         return self

@@ -3,19 +3,21 @@
 One driver a sweep at a time. Its memory holds ids and states, never results: those are on disk.
 """
 
+import contextlib
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvlab.errors import SourceMissing, StoreError, UsageError
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
 from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
+from kvlab.sweep.feed import Feed
 from kvlab.sweep.order import run_order
 from kvlab.sweep.plan import Plan, PlannedTrial
+from kvlab.sweep.queues import Queues
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
@@ -23,6 +25,9 @@ from kvlab.trial.record import Store
 from kvlab.trial.run import missing_source, record_failure
 
 WAIT_SECONDS = 0.5
+
+Before = Callable[[list[PlannedTrial], Callable[[], None]], None]
+"""Prepares what the missing trials share; its second argument raises Stopped if it must end."""
 
 
 class Driver:
@@ -34,9 +39,11 @@ class Driver:
         executor: where it runs; the caller closes it.
         origin: of this run, for failures that the driver records itself.
         description: of the sweep, for ``sweep.json``.
+        before: called with the missing trials before the first starts.
         on_event: told of every start and end.
         on_result: called with a trial's id whenever a result has been recorded.
         retry_failed: also run the trials that failed before.
+        feed: gives more trials, as a search does.
     """
 
     def __init__(
@@ -47,22 +54,23 @@ class Driver:
         *,
         origin: Origin | None = None,
         description: Mapping[str, Any] | None = None,
+        before: Before | None = None,
         on_event: Callable[[Event], None] | None = None,
         on_result: Callable[[str], None] | None = None,
         retry_failed: bool = False,
+        feed: Feed | None = None,
     ):
         self._plan, self._store, self._executor = plan, store, executor
         self._origin, self._description = origin or Origin(), description
-        self._on_event, self._on_result = on_event, on_result
-        self._retry_failed = retry_failed
+        self._before, self._on_event, self._on_result = before, on_event, on_result
+        self._retry_failed, self._feed = retry_failed, feed
         self._flag = store.stop_flag(plan.sweep.name)
         self._stopping = False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
-        self._queues: dict[ResourcesConfig, deque[PlannedTrial]] = {}
+        self._queues = Queues()
         self._training: dict[str, str] = {}  # training id -> the trial that runs it now
         self._waiting: dict[str, list[PlannedTrial]] = {}  # training id -> trials that need it
         self._running: dict[str, float] = {}  # trial id -> when it was started
-        self._later: list[tuple[float, PlannedTrial]] = []  # when it may start again
         self._failures = Failures(plan.sweep.failures, store, executor)
         self._halted = ""
         self._states: dict[str, str] = {}
@@ -84,7 +92,8 @@ class Driver:
         Safe in a signal handler: it prints nothing and takes no lock.
         """
         self._stopping = True
-        self._flag.touch()
+        with contextlib.suppress(FileNotFoundError):  # no folder yet: nothing runs yet
+            self._flag.touch()
 
     def run(self) -> Summary:
         """Runs until nothing is missing, or until asked to stop.
@@ -102,13 +111,18 @@ class Driver:
         lock = self._store.driver_lock(name)
         with lock.hold(patience=1.0) as ours:
             if not ours:
-                text = f"sweep = {name} is being run by {_holder(lock.path)}"
+                text = f"sweep = {name} is being run by {lock.noted() or 'another process'}"
                 raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
             lock.note(f"process {os.getpid()} since {now()}")
             self._flag.unlink(missing_ok=True)
             try:
                 self._prepare()
                 self._loop()
+            except Stopped:
+                pass  # while preparing: nothing runs
+            except StoreError:
+                self._abort()
+                raise
             finally:
                 self._flag.unlink(missing_ok=True)
         return self._summary(time.monotonic() - started)
@@ -125,45 +139,79 @@ class Driver:
                 self._states[planned.trial.id] = status
         if self._description is not None:
             self._store.write_sweep(dict(self._description))
+        if missing and self._before is not None:
+            self._before(missing, self._check_stop)
         for planned in run_order(missing):
-            self._queue(planned).append(planned)
+            self._queues.add(planned)
+
+    def _check_stop(self) -> None:
+        self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
+        if self._stopping:
+            raise Stopped("asked to stop")
 
     def _loop(self) -> None:
         while True:
-            self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
-            if not self._stopping and not self._halted:
-                self._start_ready()
+            with contextlib.suppress(Stopped):
+                self._check_stop()
+                if not self._halted:
+                    self._take_more()
+                    self._start_ready()
+            pause = None if self._stopping or self._halted else self._queues.pause
             if self._running:
-                for ended in self._executor.wait(WAIT_SECONDS):
-                    self._handle(ended)
-            elif self._later and not self._stopping and not self._halted:
-                time.sleep(min(WAIT_SECONDS, max(0.0, self._later[0][0] - time.monotonic())))
+                for ended, seconds in self._wait():
+                    self._handle(ended, seconds)
+            elif pause is not None:
+                time.sleep(min(WAIT_SECONDS, pause))
             else:
                 return
 
-    def _start_ready(self) -> None:
-        while self._later and self._later[0][0] <= time.monotonic():
-            planned = self._later.pop(0)[1]
-            self._queue(planned).appendleft(planned)
-        for resources, queue in list(self._queues.items()):
-            while queue and self._executor.has_room(resources):
-                planned = queue.popleft()
-                training = planned.trial.training_id
-                source = planned.trial.source
-                if source is not None and not self._store.training_done(source.training_id):
-                    self._after_source(planned, source.training_id)
-                    continue
-                if training in self._training:
-                    self._waiting.setdefault(training, []).append(planned)
-                    continue
-                if not self._store.training_done(training):
-                    self._training[training] = planned.trial.id
-                self._running[planned.trial.id] = time.monotonic()
-                self._tell(Event("started", planned))
-                self._executor.start(planned.trial)
+    def _wait(self) -> list[tuple[Ended, float]]:
+        """What has ended, and how long it ran; none of it runs any more."""
+        return [
+            (ended, time.monotonic() - self._running.pop(ended.trial_id))
+            for ended in self._executor.wait(WAIT_SECONDS)
+        ]
 
-    def _after_source(self, planned: PlannedTrial, source: str) -> None:
+    def _take_more(self) -> None:
+        """Takes what the feed has; a trial that has ended before is told back at once."""
+        while self._feed is not None and (planned := self._feed.next()) is not None:
+            known = planned.trial.id in self._planned
+            self._planned.setdefault(planned.trial.id, planned)
+            status = self._status(planned)
+            if status is not None:
+                self._states[planned.trial.id] = status
+                self._feed.ended(planned, status)
+            elif not known:
+                self._queues.add(planned)
+
+    def _start_ready(self) -> None:
+        for planned in self._queues.ready(self._executor):
+            training = planned.trial.training_id
+            if self._needs_source(planned):
+                self._after_source(planned)
+                continue
+            if training in self._training:
+                self._waiting.setdefault(training, []).append(planned)
+                continue
+            if not self._store.training_done(training):
+                self._training[training] = planned.trial.id
+            self._running[planned.trial.id] = time.monotonic()
+            self._tell(Event("started", planned))
+            self._executor.start(planned.trial)
+
+    def _needs_source(self, planned: PlannedTrial) -> bool:
+        """Whether it must train, and what it starts from is not trained."""
+        source, done = planned.trial.source, self._store.training_done
+        return (
+            source is not None
+            and not done(planned.trial.training_id)
+            and not done(source.training_id)
+        )
+
+    def _after_source(self, planned: PlannedTrial) -> None:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
+        assert planned.trial.source is not None, "asked for by `_needs_source`"
+        source = planned.trial.source.training_id
         if any(
             other.trial.training_id == source and other.trial.id not in self._states
             for other in self._plan.trials
@@ -183,6 +231,8 @@ class Driver:
         why = self._failures.hopeless(planned) if status == "failed" else None
         self._states[planned.trial.id] = status
         self._ran += 1
+        if self._feed is not None:
+            self._feed.ended(planned, status)
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
@@ -193,28 +243,26 @@ class Driver:
 
     def _again(self, again: Again) -> None:
         self._planned[again.planned.trial.id] = again.planned
-        self._later.append((time.monotonic() + again.seconds, again.planned))
-        self._later.sort(key=lambda entry: entry[0])
+        self._queues.add_later(again.planned, again.seconds)
         self._tell(Event("retried", again.planned, message=again.why))
 
-    def _handle(self, ended: Ended) -> None:
+    def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
-        seconds = time.monotonic() - self._running.pop(ended.trial_id)
         self._release_training(planned)
         if isinstance(ended.error, StoreError):
-            self._abort(ended.error)
+            raise ended.error
         status = self._status(planned)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
         elif status is None and ended.outcome != "stopped":
             text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
-            self._abort(StoreError(f"{text} no result; workers and driver must share the store"))
+            raise StoreError(f"{text} no result; workers and driver must share the store")
         if status is not None:
             self._ended(planned, status, seconds)
         elif ended.outcome == "stopped":
             self._tell(Event("ended", planned, "stopped", seconds))
             if not self._stopping and not self._flag.exists():
-                self._queue(planned).appendleft(planned)  # by a flag that is gone again
+                self._queues.add(planned, first=True)  # by a flag that is gone again
 
     def _failed(self, planned: PlannedTrial, error: BaseException) -> str | None:
         """Queues a killed trial again, or records why there will be no result."""
@@ -231,7 +279,7 @@ class Driver:
         if not record_failure(trial, self._store, self._origin, failure):
             status = self._status(planned)
             if status is None:  # some other process runs it after all: wait for that one
-                self._queue(planned).appendleft(planned)
+                self._queues.add(planned, first=True)
             return status
         return "failed"
 
@@ -245,19 +293,15 @@ class Driver:
         """Queues again what waits for a training, unless it runs."""
         if training not in self._training:
             for waiting in reversed(self._waiting.pop(training, [])):
-                self._queue(waiting).appendleft(waiting)
+                self._queues.add(waiting, first=True)
 
-    def _abort(self, error: StoreError) -> None:
-        """Stops what runs, as far as the store lets us ask, then raises."""
+    def _abort(self) -> None:
+        """Stops what runs, as far as the store lets us ask."""
         self._stopping = True
-        try:
+        with contextlib.suppress(OSError):  # no room for it: the executor's closing ends them
             self._flag.touch()
             while self._running:
-                for ended in self._executor.wait(WAIT_SECONDS):
-                    del self._running[ended.trial_id]
-        except OSError:  # the disk is gone for us too: the executor's closing ends them
-            pass
-        raise error
+                self._wait()
 
     def _tell(self, event: Event) -> None:
         if self._on_event is not None:
@@ -274,9 +318,6 @@ class Driver:
         status = self._store.status(planned.trial.id)
         return None if status == "damaged" else status
 
-    def _queue(self, planned: PlannedTrial) -> deque[PlannedTrial]:
-        return self._queues.setdefault(planned.trial.experiment.resources, deque())
-
     def _summary(self, seconds: float) -> Summary:
         states = Counter(self._states.values())
         states["missing"] = len(self._planned) - states.total()
@@ -286,11 +327,3 @@ class Driver:
 def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
     """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
     return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]
-
-
-def _holder(path: "os.PathLike[str]") -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read(200).strip() or "another process"
-    except OSError:
-        return "another process"

@@ -3,15 +3,16 @@
 import logging
 import os
 import re
+import sqlite3
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError
 from kvlab.files import write_atomic
-from kvlab.trial.lock import Lock
+from kvlab.lock import Lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -58,7 +59,16 @@ def connect(store: Path, uri: str) -> "MlflowClient":
             return _opened(uri)
         store.mkdir(parents=True, exist_ok=True)
         with Lock(store / "mlflow.lock").hold():
+            _try_file(uri)
             return _opened(uri)
+
+
+def _try_file(uri: str) -> None:
+    """Fails at once if a database file cannot be opened: MLflow would try for minutes."""
+    path, _, _ = uri.removeprefix("sqlite:///").partition("?")
+    if uri.startswith("sqlite:///") and path:
+        with closing(sqlite3.connect(path)) as database:
+            database.execute("PRAGMA schema_version")
 
 
 def _opened(uri: str) -> "MlflowClient":

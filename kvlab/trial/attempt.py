@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvlab.errors import StoreError
+from kvlab.files import write_atomic
 from kvlab.trial.origin import neutral_text
 from kvlab.trial.provenance import now
 from kvlab.trial.record import Store
@@ -40,7 +41,7 @@ class Attempt:
 
     def write_traceback(self, text: str) -> str:
         """Keeps a traceback; returns its path relative to the trial's directory."""
-        (self.directory / "traceback.txt").write_text(neutral_text(text), encoding="utf-8")
+        write_atomic(self.directory / "traceback.txt", neutral_text(text))
         return f"attempts/{self.number}/traceback.txt"
 
 

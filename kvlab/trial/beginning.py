@@ -1,7 +1,7 @@
 """First weights from a checkpoint or another training, put into a model. Imports torch."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from kvlab.model import GPT
 from kvlab.model.convert import Conversion, start_from
 from kvlab.spec.model import ModelConfig
 from kvlab.train import final_weights
+from kvlab.trial.progress import Update
 from kvlab.trial.start import CheckpointStart, Start, checkpoint_identity
 
 FILE = "start.json"
@@ -26,10 +27,11 @@ class Beginning:
         start: where they come from.
         directory: of the training; the source's stands beside it. `apply` writes there what
             became of each parameter, into ``start.json``.
+        report: gets how many parameters came over.
     """
 
-    def __init__(self, start: Start, directory: Path):
-        self._start, self._directory = start, directory
+    def __init__(self, start: Start, directory: Path, report: Callable[[Update], None]):
+        self._start, self._directory, self._report = start, directory, report
 
     @property
     def identity(self) -> Any:
@@ -50,6 +52,7 @@ class Beginning:
             text = f"training.init_from = {self._start.name}: none of its weights fits ({reasons})"
             raise SourceMissing(f"{text}; start from a model of the same n_embd")
         _log_misfits(self._start.name, conversion)
+        self._report({"stage": "first weights", "note": _summary(self._start.name, conversion)})
         facts = {"source": self._start.name, "identity": self.identity}
         write_json(self._directory / FILE, {**facts, **conversion.as_dict()})
 
@@ -62,6 +65,11 @@ class Beginning:
             model = GPT.from_pretrained(start.place)
             return model.config, {name: p.detach() for name, p in model.named_parameters()}
         return start.model, final_weights(self._directory.parent / start.training_id)
+
+
+def _summary(name: str, conversion: Conversion) -> str:
+    counts = {part: len(names) for part, names in conversion.as_dict().items()}
+    return f"of {name}: " + ", ".join(f"{count} {part}" for part, count in counts.items())
 
 
 def _log_misfits(name: str, conversion: Conversion) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvlab.errors import StoreError
 from kvlab.files import read_json
-from kvlab.trial.lock import Lock, is_held
+from kvlab.lock import Lock, is_held
 from kvlab.trial.record import Store
 
 _PLACES = (".", "final", "checkpoints", "attempts")

@@ -53,11 +53,17 @@ def open_model(target: str, store: Store, *, random_weights: bool = False) -> Op
         is_gpt2 = model.config.vocab_size == 50257
         return OpenedModel(target, model, ServingConfig(), "gpt2" if is_gpt2 else None)
     if re.fullmatch(r"[0-9a-f]{1,16}", target):
-        return _trial(store.find_trial(target), store)
+        return open_trial(target, store)
     raise UsageError(f"{target} is no trial, folder or preset; presets: {', '.join(PRESETS)}")
 
 
-def _trial(trial_id: str, store: Store) -> OpenedModel:
+def open_trial(prefix: str, store: Store) -> OpenedModel:
+    """The model of the one trial whose id starts with ``prefix``, as it was trained.
+
+    Raises:
+        UsageError: none or several do, or it is not trained.
+    """
+    trial_id = store.find_trial(prefix)
     result = store.result(trial_id)
     if result is None or not store.training_done(result["training"]):
         raise UsageError(f"trial {trial_id} is not trained yet; see `kvlab status`")

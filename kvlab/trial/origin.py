@@ -4,6 +4,7 @@ Workers cannot find it themselves: a version-control folder does not travel with
 """
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -79,8 +80,16 @@ def _neutral_argument(argument: str) -> str:
     return f"{option}{equals}{path.relative_to(Path.cwd()) if inside else path.name}"
 
 
+_FOLDERS = re.compile(r"(?<![\w./~:<-])/(?:[^\s/'\"<>|:;,()]+/)+(?=[^\s/])")
+"""The folders of an absolute path, of which the last name is kept. Not of an address."""
+
+
 def neutral_text(text: str) -> str:
-    """``text`` without this machine's folders, for tracebacks and messages that are kept."""
+    """``text`` without this machine's folders, for tracebacks and messages that are kept.
+
+    Paths inside kvlab, its packages and the home folder stay as seen from there; of any other
+    absolute path, which may name a person, the last name stays.
+    """
     places = {
         os.path.dirname(os.path.dirname(os.path.abspath(kvlab.__file__))): "",
         os.path.join(sys.prefix, "lib"): "",
@@ -90,4 +99,4 @@ def neutral_text(text: str) -> str:
     for place in sorted(places, key=len, reverse=True):
         if len(place) > 1:
             text = text.replace(place + os.sep, places[place])
-    return text
+    return _FOLDERS.sub("", text)

@@ -20,8 +20,8 @@ from typing import Any, Literal, cast
 
 from kvlab.errors import StoreError, UsageError
 from kvlab.files import read_json, write_atomic, write_json
+from kvlab.lock import Lock, is_held
 from kvlab.spec.base import NAME_PATTERN, NAME_RULE
-from kvlab.trial.lock import Lock, is_held
 
 SCHEMA = 1
 
@@ -33,6 +33,8 @@ _HEAD = re.compile(
     rb'\{\s*"schema": 1,\s*"trial": "\w+",\s*"training": "\w+",'
     rb'\s*"status": "(done|failed|diverged)"'
 )
+
+_TAIL = b"\n}\n"  # only the outermost brace stands at the start of a line
 
 
 class Store:
@@ -104,8 +106,8 @@ class Store:
         try:
             with open(path, "rb") as file:
                 head = _HEAD.match(file.read(256))
-                file.seek(-min(2, os.fstat(file.fileno()).st_size), os.SEEK_END)
-                whole = file.read().rstrip().endswith(b"}")
+                file.seek(-min(len(_TAIL), os.fstat(file.fileno()).st_size), os.SEEK_END)
+                whole = file.read() == _TAIL
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -168,7 +170,12 @@ class Store:
     def new_attempt(self, trial_id: str) -> int:
         """Makes the next attempt's directory. Needs the lock."""
         attempt = 1 + max(self.attempts(trial_id), default=0)
-        self.attempt_directory(trial_id, attempt).mkdir(parents=True)
+        path = self.attempt_directory(trial_id, attempt)
+        try:
+            path.mkdir(parents=True)
+        except OSError as error:
+            text = f"{path} cannot be made: {error.strerror}"
+            raise StoreError(f"{text}; free or repair the disk, submit again") from None
         return attempt
 
     def progress(self, trial_id: str) -> dict[str, Any] | None:

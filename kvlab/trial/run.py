@@ -141,7 +141,7 @@ class _Run:
     def attempt(self, attempt: Attempt, report: Report) -> Outcome:
         """Both stages; whatever ends them is recorded, except a stop and a broken store."""
         try:
-            measured = self.stages(report)
+            self.record(attempt, self.stages(report))
         except Stopped:
             attempt.log("stopped; it goes on from its last checkpoint when submitted again")
             raise
@@ -152,6 +152,10 @@ class _Run:
                 text = f"{self.store.path} cannot be written: {error.strerror}"
                 raise StoreError(f"{text}; free or repair the disk, submit again") from None
             return self.fail(attempt, error)
+        attempt.log("done")
+        return "done"
+
+    def record(self, attempt: Attempt, measured: Measured) -> None:
         self.store.write_items(self.trial.id, measured.items)
         facts = provenance(
             self.origin,
@@ -161,8 +165,6 @@ class _Run:
             data=measured.data,
         )
         self.store.write_result(result_document(self.trial, "done", facts, measured=measured))
-        attempt.log("done")
-        return "done"
 
     def fail(self, attempt: Attempt, error: Exception) -> Outcome:
         trace = attempt.write_traceback(traceback.format_exc())

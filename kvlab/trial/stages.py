@@ -58,10 +58,7 @@ class TorchStages:
 
     def _beginning(self, directory: Path) -> Beginning | None:
         start = self._trial.start
-        if start is None:
-            return None
-        self._report({"stage": "starting", "note": f"from the weights of {start.name}"})
-        return Beginning(start, directory)
+        return None if start is None else Beginning(start, directory, self._report)
 
     def measure(self, directory: Path) -> Measured:
         training = load_training(directory)

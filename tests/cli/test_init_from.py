@@ -126,6 +126,17 @@ def test_a_checkpoint_is_studied_without_training(folder):
     assert "The cache's dtype" in page
 
 
+def test_untrained_weights_may_be_studied_too(folder):
+    write(folder, UPTRAINED.replace(", training.init_from: {heads: mha}", ""), tokens=0)
+    code, store, found = drive(folder)
+    assert code == 0
+    result = found["mha",]
+    assert result["training_record"]["start"] is None
+    weights = final_weights(store.training_directory(result["training"]))
+    drawn = dict(GPT(ModelConfig(**SHAPE), seed=0).named_parameters())
+    assert all(torch.equal(weights[name], drawn[name]) for name in drawn)
+
+
 def test_a_cell_starts_from_anothers_training(folder):
     write(folder, UPTRAINED, tokens=512)
     code, _, found = drive(folder)
@@ -166,6 +177,7 @@ def test_what_does_not_fit_is_recorded_and_logged(folder):
     assert len(start["unused"]) == 12
     log = (store.attempt_directory(result["trial"], 1) / "log.txt").read_text()
     assert "position_embedding.weight[8:]" in log
+    assert "of checkpoint: 28 copied, 0 pooled, 0 averaged, 1 fresh, 12 unused" in log
 
 
 def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):

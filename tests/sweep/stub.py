@@ -100,6 +100,11 @@ class StubStages:
                 raise Diverged("loss is nan at step 3")
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                marker = Path(self.flag).with_name(f"hung-{self.trial.id}")
+                if not marker.exists():
+                    marker.touch()
+                    time.sleep(600)
             case "memory":
                 raise MemoryError
             case "kill once":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.errors import ResourceError, StoreError, UsageError
+from kvlab.errors import DataError, ResourceError, StoreError, UsageError
 from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executor import Ended, WorkerKilled
@@ -127,8 +127,9 @@ def test_a_second_driver_of_the_same_sweep_is_refused(tmp_path):
     planned = tiny_plan(tmp_path)
 
     def run(trial):
-        with pytest.raises(UsageError, match=r"being run by process \d+ since .*kvlab stop s"):
-            drive(planned, store, StubRun(store.path))
+        if trial == planned.trials[0].trial:
+            with pytest.raises(UsageError, match=r"being run by process \d+ since .*kvlab stop s"):
+                drive(planned, store, StubRun(store.path))
         return StubRun(store.path)(trial)
 
     assert drive(planned, store, run).states["done"] == 8
@@ -159,6 +160,81 @@ def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path):
         drive(planned, store, run)
     assert [store.status(trial) for trial in order] == ["done"] * 3 + [None] * 5
     assert drive(tiny_plan(tmp_path, store), store, StubRun(store.path)).states["done"] == 8
+
+
+class TwoAtOnce:
+    """A fake cluster where two trials end in the same moment, the first for want of disk."""
+
+    def __init__(self):
+        self.trials = []
+
+    def check(self, requests):
+        pass
+
+    def has_room(self, resources):  # noqa: ARG002
+        return len(self.trials) < 2
+
+    def start(self, trial):
+        self.trials.append(trial)
+
+    def wait(self, seconds):  # noqa: ARG002
+        trials, self.trials = self.trials, []
+        return [Ended(trial.id, error=StoreError("No space left")) for trial in trials]
+
+
+@pytest.mark.timeout(60)
+def test_trials_that_end_together_without_room_end_the_sweep(tmp_path):
+    store = Store(tmp_path / "runs")
+    with pytest.raises(StoreError, match="No space left"):
+        Driver(tiny_plan(tmp_path), store, TwoAtOnce()).run()
+    assert not store.is_driven("s")
+
+
+def test_a_stop_before_there_is_a_store_starts_nothing(tmp_path):
+    store = Store(tmp_path / "runs")
+    driver = Driver(tiny_plan(tmp_path), store, InlineExecutor(StubRun(store.path)))
+    driver.stop()
+    assert not store.path.exists()
+    summary = driver.run()
+    assert (summary.exit_code, summary.ran) == (130, 0)
+
+
+def test_what_trials_share_is_prepared_before_the_first(tmp_path):
+    store, seen = Store(tmp_path / "runs"), []
+
+    def before(missing, check_stop):
+        check_stop()
+        seen.append([one.trial.id for one in missing])
+        assert not (store.path / "trials").exists()
+
+    planned = tiny_plan(tmp_path)
+    assert drive(planned, store, StubRun(store.path), before=before).states["done"] == 8
+    assert drive(planned, store, StubRun(store.path), before=before).ran == 0
+    assert seen == [ids(planned)], "and not at all if nothing is missing"
+
+
+def test_what_cannot_be_prepared_starts_no_trial(tmp_path):
+    store = Store(tmp_path / "runs")
+
+    def before(missing, check_stop):  # noqa: ARG001
+        raise DataError("HellaSwag is not here")
+
+    with pytest.raises(DataError, match="not here"):
+        drive(tiny_plan(tmp_path), store, StubRun(store.path), before=before)
+    assert not (store.path / "trials").exists()
+
+
+def test_a_stop_ends_the_preparation(tmp_path):
+    store = Store(tmp_path / "runs")
+
+    def before(missing, check_stop):  # noqa: ARG001
+        store.stop_flag("s").touch()  # as `kvlab stop` does
+        check_stop()
+        pytest.fail("it should have ended")
+
+    summary = drive(tiny_plan(tmp_path), store, StubRun(store.path), before=before)
+    assert (summary.exit_code, summary.states["missing"]) == (130, 8)
+    assert not store.stop_flag("s").exists()
 
 
 def test_workers_that_write_somewhere_else_are_noticed(tmp_path):

@@ -1,6 +1,7 @@
 """Cells that start from weights: identities, the order of trainings, and sources that fail."""
 
 import json
+import shutil
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -123,6 +124,27 @@ def test_retrying_runs_the_source_and_then_what_waited_for_it(tmp_path):
         tiny_plan(tmp_path, store, UPTRAINED), store, StubRun(store.path), retry_failed=True
     )
     assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 4)
+
+
+def test_a_trained_dependent_needs_its_source_no_more(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=UPTRAINED)
+    drive(planned, store, StubRun(store.path))
+    trials = by_cell(planned)
+    shutil.rmtree(store.training_directory(trials["mha", "plain", 0].trial.training_id))
+    gone = trials["mqa", "tied", 0].trial.id
+    (store.trial_directory(gone) / "result.json").unlink()
+    again = drive(tiny_plan(tmp_path, store, UPTRAINED), store, StubRun(store.path))
+    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 1)
+
+
+def test_a_repository_that_is_not_here_makes_a_provisional_plan(tmp_path):
+    text = UPTRAINED.replace("{heads: mha}", "nobody/no-such-model")
+    sweep = load_sweep(write_sweep(tmp_path, text))
+    planned = plan(sweep, identify=identify, provisional=True)
+    assert len(planned.absent) == 1
+    assert "nobody/no-such-model" in planned.absent[0]
+    assert len(planned.trials) == 8
 
 
 CHECKPOINT = UPTRAINED.replace("{heads: mha}", "./weights")

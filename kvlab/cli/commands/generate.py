@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     words = _Words(opened.tokenizer, options)
-    serving = _serving(opened.serving, options.serving)
+    serving = _serving(opened, options.serving)
     model = opened.model.to(device).eval()
     show = words.stream() if len(words.prompts) == 1 and not options.json else None
     start = time.perf_counter()
@@ -91,17 +91,21 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _serving(trained: Any, changes: list[str]) -> Any:
+def _serving(opened: Any, changes: list[str]) -> Any:
+    """As the model was served, but for ``changes``; must suit the model's layers."""
     from pydantic import ValidationError
 
-    from kvlab.spec import ServingConfig
+    from kvlab.spec.experiment import Shape
+    from kvlab.spec.problems import find_problems
 
     patch = dict(map(parse_override, changes))
+    serving = {**opened.serving.model_dump(), **patch}
+    data = {"name": opened.name, "model": opened.model.config, "serving": serving}
     try:
-        return ServingConfig.model_validate({**trained.model_dump(), **patch})
+        return Shape.model_validate(data).serving
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"--serving {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        _, message, _ = find_problems(error, Shape, data)[0]
+        raise UsageError(f"--serving: {message}") from None
 
 
 class _Words:
@@ -126,15 +130,18 @@ class _Words:
                 raise UsageError(f"--stop {text!r} is {len(ids)} tokens; give one of exactly one")
             self.stop |= set(ids)
         self._pending: list[int] = []
+        self._has_begun = False
 
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))
 
     def stream(self) -> Any:
         """Prints the one row's tokens as they come; a character's bytes only once complete."""
-        print(self.text(self.prompts[0]), end="", flush=True)
 
         def show(tokens: list[int]) -> None:
+            if not self._has_begun:  # not sooner: the prompt may be refused
+                self._has_begun = True
+                print(self.text(self.prompts[0]), end="", flush=True)
             self._pending.append(tokens[0])
             text = self.text(self._pending)
             if tokens[0] in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
@@ -153,7 +160,8 @@ class _Words:
             print(json.dumps({"rows": found, "new_tokens": count, "seconds": seconds}, indent=1))
             return
         if streamed:
-            print(self.text(self._pending) if self._pending else "")
+            rest = self._pending if self._has_begun else self.prompts[0]
+            print(self.text(rest) if rest else "")
         else:
             for index, (prompt, row) in enumerate(zip(self.prompts, rows, strict=True)):
                 print(f"--- {index}\n{self.text([*prompt, *row])}")

@@ -1,4 +1,4 @@
-"""`kvlab submit`: run what a sweep is missing, then mirror it into MLflow and write its report."""
+"""`kvlab submit`: run what a sweep is missing, write its report, and mirror both into MLflow."""
 
 import argparse
 import json
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvlab.cli.live import Live, outcome_line
+from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
-from kvlab.errors import TrackingError, UsageError
-from kvlab.spec import Sweep, load_sweep
+from kvlab.errors import UsageError
+from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, Plan, Summary, plan
 from kvlab.sweep.description import sweep_description
-from kvlab.sweep.driver import to_run
+from kvlab.sweep.driver import Before, to_run
 from kvlab.sweep.executor import Executor, Run
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
+from kvlab.sweep.prefetch import prefetch
 from kvlab.trial import Store
 from kvlab.trial.origin import Origin, capture_origin, neutral_command
 from kvlab.trial.progress import duration
@@ -51,32 +53,35 @@ def run(options: argparse.Namespace) -> int:
     store = Store(Path(options.store).absolute())
     planned = plan(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
-    summary = _drive(options, planned, store, stream)
+    live = Live(planned, store, stream, retry_failed=options.retry_failed)
+    mirror = Mirror(store, sweep.name, options.tracking_uri, live.say)
+    summary = _drive(options, planned, store, live, mirror)
     facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
     _print_summary(planned, store, summary, stream)
-    if summary.exit_code != 130:
-        report = None if options.no_report else _report(options, sweep, store)
-        facts["mlflow"] = _mirror(options, sweep, store, report)
-        if report is not None:
-            facts["report"] = str(report)
-            print(report, file=stream)
+    report = None
+    if summary.exit_code != 130 and not options.no_report:
+        report = _report(options, sweep.name, store)
+        facts["report"] = str(report)
+    facts["mlflow"] = mirror.finish(report)
+    if report is not None:
+        print(report, file=stream)
     if options.json:
         print(json.dumps(facts, indent=1))
     return summary.exit_code
 
 
-def _drive(options: argparse.Namespace, planned: Plan, store: Store, stream: TextIO) -> Summary:
+def _drive(
+    options: argparse.Namespace, planned: Plan, store: Store, live: Live, mirror: Mirror
+) -> Summary:
     sweep, missing = planned.sweep, to_run(planned, options.retry_failed)
     command = _command(options)
     origin = capture_origin(command, store.stop_flag(sweep.name))
-    print(f"{sweep.name}: {planned.totals()}", file=stream)
+    live.say(f"{sweep.name}: {planned.totals()}")
     executor = _executor(options, store, origin, bool(missing))
     forced = True
     try:
         where = f" on {executor.describe()}" if missing else ""
-        print(f"{_before(planned, len(missing))}{where}; record in {options.store}", file=stream)
-        stream.flush()
-        live = Live(planned, store, stream, retry_failed=options.retry_failed)
+        live.say(f"{_counts(planned, len(missing))}{where}; record in {options.store}")
         source = sweep.source
         driver = Driver(
             planned,
@@ -89,7 +94,9 @@ def _drive(options: argparse.Namespace, planned: Plan, store: Store, stream: Tex
                 experiment_yaml=source.base_document.text,
                 command=command,
             ),
+            before=_prefetch(options, live),
             on_event=live.event,
+            on_result=mirror.result,
             retry_failed=options.retry_failed,
         )
         with graceful_stop(driver.stop), live.watch(driver):
@@ -113,7 +120,12 @@ def _executor(options: argparse.Namespace, store: Store, origin: Origin, needed:
     return EXECUTORS[name](work, options.address if needed else None)
 
 
-def _before(planned: Plan, missing: int) -> str:
+def _prefetch(options: argparse.Namespace, live: Live) -> Before | None:
+    """Not for a cluster elsewhere: its machines have data folders of their own."""
+    return None if options.address else lambda missing, check: prefetch(missing, live.note, check)
+
+
+def _counts(planned: Plan, missing: int) -> str:
     ended = len(planned.trials) - missing
     return f"{ended} ended before, {missing} to run" if missing else "nothing is missing"
 
@@ -132,24 +144,7 @@ def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO
         print("stopped; submit again to go on from the last checkpoints", file=stream)
 
 
-def _mirror(
-    options: argparse.Namespace, sweep: Sweep, store: Store, report: Path | None
-) -> dict[str, str | None]:
-    """Brings MLflow up to date; its outage costs nothing but a warning."""
-    from kvlab.track import Tracker
-
-    try:
-        tracker = Tracker(store.path, options.tracking_uri)
-        tracker.close_zombies()
-        tracker.mirror(sweep.name, report)
-    except TrackingError as error:
-        text = f"MLflow is not up to date: {error}"
-        print(f"{text}; run `kvlab sync {sweep.name}` later", file=sys.stderr)
-        return {"uri": options.tracking_uri, "error": str(error)}
-    return {"uri": tracker.uri, "error": None}
-
-
-def _report(options: argparse.Namespace, sweep: Sweep, store: Store) -> Path:
+def _report(options: argparse.Namespace, sweep: str, store: Store) -> Path:
     from kvlab.report import write_report
 
-    return write_report(store, sweep.name, Path(options.reports))
+    return write_report(store, sweep, Path(options.reports))

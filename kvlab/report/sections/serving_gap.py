@@ -1,6 +1,6 @@
 """The serving gap: what the serving cache changes that one-shot scoring cannot see."""
 
-from kvlab.report.numbers import PLUS_MINUS, counted, difference, shown
+from kvlab.report.numbers import PLUS_MINUS, counted, difference, shown, significant
 from kvlab.report.rows import Levels, TrialRow
 from kvlab.report.section import (
     EMPTY,
@@ -118,8 +118,7 @@ def _storage(study: Study) -> list[Content]:
 def _storage_row(study: Study, levels: Levels) -> Row:
     kinds = {row.facts["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
-    mean = sum(changes) / len(changes)
-    text = difference("kv_dtype_loss_change", mean) + _spread("kv_dtype_loss_change", changes)
+    text, mean = _small(changes), sum(changes) / len(changes)
     errors = (_mean(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
     name, kind = cell(study.label(levels)), cell(", ".join(sorted(kinds)))
     return Row((name, kind, *errors, cell(text, mean)), study.key(levels))
@@ -127,6 +126,17 @@ def _storage_row(study: Study, levels: Levels) -> Row:
 
 def _rows(study: Study, levels: Levels) -> list[TrialRow]:
     return [row for row in study.cells[levels].values() if row.done]
+
+
+def _small(values: list[float]) -> str:
+    """Mean and standard deviation, by significant digits: such changes are far below the four
+    decimals that losses are shown with."""
+    mean = sum(values) / len(values)
+    sign = "+" if mean > 0 else ""
+    if len(values) < 2:
+        return f"{sign}{significant(mean, 2)}"
+    spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{sign}{significant(mean, 2)} {PLUS_MINUS} {significant(spread, 2)}"
 
 
 def _spread(metric: str, values: list[float]) -> str:

@@ -55,8 +55,19 @@ class Lock:
     def note(self, text: str) -> None:
         """Writes into the locked file who holds it."""
         assert self._handle is not None, "only the holder writes"
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, text.encode(), 0)
+        try:
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, text.encode(), 0)
+        except OSError as error:
+            raise StoreError(_unlockable(self.path, error)) from None
+
+    def noted(self) -> str:
+        """What the holder has written, if anything."""
+        try:
+            with open(self.path, encoding="utf-8", errors="replace") as file:
+                return file.read(200).strip()
+        except OSError:
+            return ""
 
     def release(self) -> None:
         if self._handle is not None:
@@ -92,8 +103,11 @@ def _open(path: Path, flags: int) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
         return os.open(path, flags, 0o644)
     except OSError as error:
-        text = f"{path} cannot be locked: {error.strerror}; check the folder's rights and the disk"
-        raise StoreError(text) from None
+        raise StoreError(_unlockable(path, error)) from None
+
+
+def _unlockable(path: Path, error: OSError) -> str:
+    return f"{path} cannot be locked: {error.strerror}; check the folder's rights and the disk"
 
 
 def _try(handle: int, kind: int, path: Path) -> bool:

@@ -1,0 +1,43 @@
+"""`kvlab export`: a trial's model as a Hugging Face folder that other programs read."""
+
+import argparse
+import json
+from pathlib import Path
+
+from kvlab.cli.options import add_json, add_store
+from kvlab.errors import UsageError
+
+EPILOG = """\
+The architecture must exist there: gpt2 (learned positions, full heads), llama or mistral (rope,
+rmsnorm, swiglu). Everything else is refused, with what does not fit. The tokenizer is not
+written: `kvlab` uses GPT-2's ranks, of which other programs have their own files.
+
+examples:
+  kvlab export 3f2a weights/mine          (a trial, by the first digits of its id)
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("trial", metavar="TRIAL", help="a trial's id, or its first digits")
+    parser.add_argument("folder", metavar="FOLDER", help="where to write; new or empty")
+    add_store(parser)
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from kvlab.trial.models import open_trial
+    from kvlab.trial.record import Store
+
+    folder = Path(options.folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there and not empty; name a new folder")
+    opened = open_trial(options.trial, Store(options.store))
+    kind = opened.model.save_pretrained(folder)
+    facts = {"trial": opened.name, "model_type": kind, "folder": str(folder)}
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print(f"{folder}: trial {opened.name} as {kind}")
+    return 0

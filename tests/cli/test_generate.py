@@ -1,0 +1,178 @@
+"""`kvlab generate`: presets, checkpoints and trials, greedy and drawn, and what it refuses."""
+
+import json
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.data import tokenizer
+from kvlab.model import GPT
+from kvlab.model.generate import generate
+from kvlab.spec import ModelConfig
+from kvlab.spec.presets import PRESETS
+from tests.cli.trained import experiment, lively, write_trial
+
+SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
+PROMPT = "ab ab"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lively(ModelConfig(**SHAPE)).eval()
+
+
+@pytest.fixture
+def trial(model, tmp_path, monkeypatch):
+    """A store that holds one trained trial; gives its id."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KVLAB_STORE", raising=False)
+    return write_trial(tmp_path / "runs", SHAPE, model)
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    """A folder of GPT-2's type with a vocabulary that kvlab has no tokenizer for."""
+    monkeypatch.chdir(tmp_path)
+    shape = ModelConfig(**{**SHAPE, "vocab_size": 41})
+    lively(shape).save_pretrained(tmp_path / "weights")
+    return str(tmp_path / "weights")
+
+
+def run(capsys, *words):
+    code = main(["generate", *words])
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    return out.out
+
+
+def rows(capsys, *words):
+    found = json.loads(run(capsys, *words, "--json"))["rows"]
+    return [row["new_ids"] for row in found]
+
+
+def refused(capsys, *words):
+    code = main(["generate", *words])
+    out = capsys.readouterr()
+    assert (code, out.out) == (2, "")
+    assert out.err.count("\n") <= 2, "a sentence, no traceback"
+    return out.err
+
+
+def test_a_trial_by_the_first_digits_of_its_id(trial, model, capsys):
+    bytewise = tokenizer("bytes")
+    wanted = generate(model, [bytewise.encode(PROMPT)], 12, stop={bytewise.end_of_text})
+    assert rows(capsys, trial[:5], "--prompt", PROMPT, "--new-tokens", "12") == wanted
+
+
+@pytest.mark.parametrize("how", [(), ("--temperature", "0.9", "--top-k", "30", "--top-p", "0.9")])
+def test_cached_and_uncached_give_the_same_tokens(trial, capsys, how):
+    words = (trial, "--prompt", PROMPT, "--prompt", "c", "--new-tokens", "20", *how)
+    assert rows(capsys, *words) == rows(capsys, *words, "--uncached")
+
+
+def test_the_seed_decides_the_draws(trial, capsys):
+    words = (trial, "--prompt", PROMPT, "--new-tokens", "20", "--temperature", "1.5", "--seed")
+    first, again, other = (rows(capsys, *words, seed) for seed in ("1", "1", "2"))
+    assert first == again != other
+
+
+def test_rows_of_a_batch_are_what_they_are_alone(trial, capsys):
+    prompts = [PROMPT, "x", "a longer one"]
+    words = [word for prompt in prompts for word in ("--prompt", prompt)]
+    together = rows(capsys, trial, *words, "--new-tokens", "10")
+    alone = [rows(capsys, trial, "--prompt", p, "--new-tokens", "10")[0] for p in prompts]
+    assert together == alone
+    text = run(capsys, trial, *words, "--new-tokens", "10")
+    assert [line for line in text.splitlines() if line.startswith("--- ")] == [
+        "--- 0", "--- 1", "--- 2",
+    ]  # fmt: skip
+
+
+def test_a_row_ends_with_a_stop_token(trial, capsys):
+    words = (trial, "--prompt-ids", "97,98", "--temperature", "1", "--seed", "3")
+    free = rows(capsys, *words, "--new-tokens", "30")[0]
+    stop = next(id for id in free if 32 < id < 127)
+    ended = rows(capsys, *words, "--new-tokens", "30", "--stop", chr(stop))[0]
+    assert ended == free[: free.index(stop) + 1]
+
+
+def test_one_row_streams_what_json_says_in_whole_characters(trial, capsys):
+    words = (trial, "--prompt", "z\u00fc", "--new-tokens", "24", "--temperature", "2")
+    bytewise = tokenizer("bytes")
+    new = rows(capsys, *words)[0]
+    printed = run(capsys, *words)
+    assert printed.startswith("z\u00fc")
+    assert printed.removesuffix("\n") == "z\u00fc" + bytewise.decode(new)
+
+
+def test_no_new_tokens_leave_the_prompt(trial, capsys):
+    assert run(capsys, trial, "--prompt", PROMPT, "--new-tokens", "0") == PROMPT + "\n"
+
+
+@pytest.mark.parametrize("change", ["kv_dtype=int8", "tie=adjacent:2"])
+def test_serving_may_differ_from_what_was_trained(trial, model, capsys, change):
+    key, _, value = change.partition("=")
+    serving = experiment(SHAPE, serving={key: value}).serving
+    wanted = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
+    words = (trial, "--prompt-ids", "97,98,99,100", "--new-tokens", "40")
+    assert rows(capsys, *words, "--serving", change) == wanted
+
+
+def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
+    model = GPT.from_pretrained(checkpoint).eval()
+    words = (checkpoint, "--prompt-ids", "3,1,4", "--prompt-ids", "1", "--new-tokens", "9")
+    assert rows(capsys, *words) == generate(model, [[3, 1, 4], [1]], 9)
+    streamed = run(capsys, checkpoint, "--prompt-ids", "3,1,4", "--new-tokens", "9")
+    ids = [3, 1, 4, *generate(model, [[3, 1, 4]], 9)[0]]
+    assert streamed.strip() == ",".join(map(str, ids))
+
+
+def test_a_preset_with_random_weights(monkeypatch, capsys):
+    monkeypatch.setitem(PRESETS, "tiny", {**SHAPE, "vocab_size": 50257})
+    words = ("tiny", "--random-weights", "--prompt-ids", "5,6", "--new-tokens", "6")
+    wanted = generate(GPT(ModelConfig(**PRESETS["tiny"])).eval(), [[5, 6]], 6, stop={50256})
+    assert rows(capsys, *words) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompt", ""], "a prompt is empty"),
+        ([], "a prompt is empty"),
+        (["--prompt-ids", "1,x"], "1,x is not a list of token ids"),
+        (["--prompt-ids", "1,257"], "token id = 257 is not in the vocabulary of 257"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature = -1.0 is below 0"),
+        (["--prompt", "a", "--top-k", "0"], "top_k = 0 is below 1"),
+        (["--prompt", "a", "--top-p", "2"], "top_p = 2.0 is not above 0"),
+        (["--prompt", "a", "--new-tokens", "-1"], "new_tokens = -1 is below 0"),
+        (["--prompt", "a", "--new-tokens", "100"], "exceed block_size = 64"),
+        (["--prompt", "a", "--stop", "ab"], "--stop 'ab' is 2 tokens"),
+        (["--prompt", "a", "--serving", "tie"], "is not key=value"),
+        (["--prompt", "a", "--serving", "kv_dtype=int9"], "serving.kv_dtype = int9 is not one of"),
+        (["--prompt", "a", "--serving", "kv_dtyp=int8"], "did you mean kv_dtype?"),
+        (["--prompt", "a", "--serving", "tie=adjacent:x"], "serving.tie = adjacent:x"),
+        (["--prompt", "a", "--random-weights"], "--random-weights is for presets"),
+    ],
+)
+def test_wrong_input_is_refused(trial, capsys, words, said):
+    assert said in refused(capsys, trial, *words)
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("ffff", "trial = ffff is not in"),
+        ("nothing", "is no trial, folder or preset"),
+        ("./nowhere", "nowhere is not a folder"),
+        ("gpt3-175b", "has no published weights"),
+    ],
+)
+def test_a_target_that_is_not_there_is_refused(trial, capsys, target, said):
+    assert trial
+    assert said in refused(capsys, target, "--prompt", "a")
+
+
+def test_a_checkpoint_that_is_damaged_is_refused(checkpoint, tmp_path, capsys):
+    assert "has a tokenizer of its own" in refused(capsys, checkpoint, "--prompt", "a")
+    (tmp_path / "weights" / "model.safetensors").write_bytes(b"no tensors")
+    assert "cannot be read" in refused(capsys, checkpoint, "--prompt-ids", "1")

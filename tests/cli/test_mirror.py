@@ -1,0 +1,72 @@
+"""MLflow beside a running sweep."""
+
+import pytest
+from mlflow import MlflowClient
+
+from kvlab.cli.mirror import Mirror
+from kvlab.trial import Store
+from tests.report.factory import Record
+
+FACTORS = {"heads": ("mha", "mqa")}
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    Record(factors=FACTORS, seeds=(0, 1)).write(tmp_path / "runs")
+    return Store(tmp_path / "runs")
+
+
+def runs(store):
+    """Trial ids of the runs in MLflow, and the status of their parent."""
+    client = MlflowClient(f"sqlite:///{store.path}/mlflow.db")
+    experiment = client.get_experiment_by_name("made").experiment_id
+    found = client.search_runs([experiment])
+    trials = sorted(run.data.tags["kvlab.trial"] for run in found if "kvlab.trial" in run.data.tags)
+    status = [run.info.status for run in found if "kvlab.trial" not in run.data.tags]
+    return trials, status
+
+
+def test_results_can_be_seen_while_the_sweep_runs(store):
+    trials, warned = store.sweep_trials("made"), []
+    later = {trial: store.trial_directory(trial) / "result.json" for trial in trials[1:]}
+    hidden = {path: path.read_bytes() for path in later.values()}
+    for path in hidden:
+        path.unlink()
+    mirror = Mirror(store, "made", None, warned.append)
+    with store.driver_lock("made").hold():
+        mirror.result(trials[0])
+        assert runs(store) == (trials[:1], ["RUNNING"])
+        for number, (trial, path) in enumerate(later.items(), 2):
+            path.write_bytes(hidden[path])
+            mirror.result(trial)
+            assert runs(store)[0] == sorted(trials[:number])
+    assert mirror.finish(None) == {"uri": f"sqlite:///{store.path}/mlflow.db", "error": None}
+    assert runs(store) == (sorted(trials), ["FINISHED"])
+    assert warned == []
+
+
+def test_a_sweep_that_was_stopped_is_not_left_running(store):
+    trials = store.sweep_trials("made")
+    (store.trial_directory(trials[-1]) / "result.json").unlink()
+    mirror = Mirror(store, "made", None, pytest.fail)
+    with store.driver_lock("made").hold():
+        mirror.result(trials[0])
+        assert runs(store)[1] == ["RUNNING"]
+    mirror.finish(None)
+    assert runs(store) == (sorted(trials[:-1]), ["KILLED"])
+
+
+def test_an_outage_is_warned_about_once_and_the_end_tries_again(store):
+    trials, warned = store.sweep_trials("made"), []
+    database = store.path / "mlflow.db"
+    database.mkdir()  # in the way of the file
+    mirror = Mirror(store, "made", None, warned.append)
+    for trial in trials:
+        mirror.result(trial)
+    assert len(warned) == 1
+    assert mirror.finish(None)["error"]
+    assert len(warned) == 1
+    database.rmdir()
+    assert mirror.finish(None)["error"] is None
+    assert runs(store) == (sorted(trials), ["FINISHED"])

@@ -1,0 +1,50 @@
+"""A real sweep that takes seconds: a tiny model on a few files of text."""
+
+import random
+from pathlib import Path
+
+WORDS = [
+    "the",
+    "cache",
+    "keeps",
+    "keys",
+    "and",
+    "values",
+    "for",
+    "every",
+    "token",
+    "that",
+    "came",
+    "before",
+    "it",
+]
+
+EXPERIMENT = """\
+name: tiny
+model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 8}
+data: {source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}
+training: {tokens: 640, batch_tokens: 64, evaluate_every: 5, evaluate_tokens: 64}
+evaluation: {loss_tokens: 64}
+benchmark: {prompt_tokens: 4, new_tokens: 4, repeats: 1}
+"""
+
+SWEEP = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+"""
+
+
+def write_tiny(folder: Path, sweep: str = SWEEP, experiment: str = EXPERIMENT) -> Path:
+    """Writes text, experiment and sweep into ``folder``; returns the sweep's file."""
+    words = random.Random(0)
+    (folder / "texts").mkdir()
+    for number in range(40):
+        text = " ".join(words.choices(WORDS, k=100))
+        (folder / "texts" / f"{number:02}.txt").write_text(f"{text}\n")
+    (folder / "e.yaml").write_text(experiment)
+    (folder / "s.yaml").write_text(sweep)
+    return folder / "s.yaml"

@@ -1,0 +1,141 @@
+"""What every executor must do. A member's tests inherit `ExecutorContract`."""
+
+import json
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import pytest
+
+from kvlab.errors import ResourceError, StoreError
+from kvlab.spec import Experiment
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.executors.machine import cpu_count
+from kvlab.trial import Trial
+from tests.sweep.stub import StubRun
+
+EXPERIMENT = {
+    "name": "x",
+    "model": {"vocab_size": 257, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4},
+    "data": {"tokenizer": "bytes"},
+    "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
+}
+PATIENCE = 120.0
+
+
+class Scripted:
+    """Does what ``<folder>/<trial id>`` says, in whatever process it is called."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+
+    def ask(self, trial, act, **more):
+        (self.folder / trial.id).write_text(json.dumps({"act": act, **more}))
+        return trial
+
+    def __call__(self, trial):
+        script = json.loads((self.folder / trial.id).read_text())
+        match script["act"]:
+            case "raise":
+                raise ValueError("no way")
+            case "no store":
+                raise StoreError("runs cannot be written: No space left on device")
+            case "no memory":
+                raise MemoryError
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "meet":
+                (self.folder / f"here-{trial.id}").touch()
+                wait_for(lambda: (self.folder / f"here-{script['other']}").exists())
+            case "stub":
+                killed = {tuple(key): "kill once" for key in script["killed"]}
+                return StubRun(script["store"], script=killed)(trial)
+        return "done"
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
+
+def some_trial(seed, **resources):
+    experiment = Experiment.model_validate({**EXPERIMENT, "resources": resources})
+    return Trial.of(experiment, "text", seed)
+
+
+def until_ended(executor, count=1):
+    """Waits for ``count`` ends, by trial."""
+    found = {}
+    deadline = time.monotonic() + PATIENCE
+    while len(found) < count and time.monotonic() < deadline:
+        for ended in executor.wait(1.0):
+            assert ended.trial_id not in found
+            found[ended.trial_id] = ended
+    return found
+
+
+class ExecutorContract(ABC):
+    """Give `run`, a `Scripted`, and `executor`, which runs it and is idle."""
+
+    @pytest.fixture
+    @abstractmethod
+    def run(self): ...
+
+    @pytest.fixture
+    @abstractmethod
+    def executor(self, run): ...
+
+    def test_it_says_what_it_is_in_one_line(self, executor):
+        assert executor.describe()
+        assert "\n" not in executor.describe()
+
+    def test_with_nothing_started_nothing_ends(self, executor):
+        assert executor.wait(0.01) == []
+
+    def test_a_trial_ends_once_with_its_outcome(self, executor, run):
+        trial = run.ask(some_trial(1), "done")
+        executor.start(trial)
+        ended = until_ended(executor)[trial.id]
+        assert (ended.outcome, ended.error) == ("done", None)
+        assert executor.wait(0.01) == []
+
+    def test_what_a_run_raises_is_told_and_the_next_one_runs(self, executor, run):
+        trial = run.ask(some_trial(2), "raise")
+        executor.start(trial)
+        ended = until_ended(executor)[trial.id]
+        assert ended.outcome is None
+        assert isinstance(ended.error, ValueError)
+        assert "no way" in str(ended.error)
+        self.test_a_trial_ends_once_with_its_outcome(executor, run)
+
+    def test_a_broken_store_is_told_as_such(self, executor, run):
+        trial = run.ask(some_trial(3), "no store")
+        executor.start(trial)
+        error = until_ended(executor)[trial.id].error
+        assert type(error) is StoreError
+        assert str(error) == "runs cannot be written: No space left on device"
+
+    def test_no_memory_is_told_as_such(self, executor, run):
+        trial = run.ask(some_trial(4), "no memory")
+        executor.start(trial)
+        assert isinstance(until_ended(executor)[trial.id].error, MemoryError)
+
+    def test_there_is_room_until_it_is_taken(self, executor, run):
+        trial = run.ask(some_trial(5, cpus=cpu_count()), "done")
+        wanted = trial.experiment.resources
+        assert executor.has_room(wanted)
+        executor.start(trial)
+        assert not executor.has_room(wanted)
+        assert until_ended(executor).keys() == {trial.id}
+        assert executor.has_room(wanted)
+
+    def test_what_could_never_run_is_refused(self, executor):
+        executor.check([ResourcesConfig(), ResourcesConfig(cpus=cpu_count())])
+        with pytest.raises(ResourceError, match=r"resources\.cpus = 4096"):
+            executor.check([ResourcesConfig(), ResourcesConfig(cpus=4096)])
+        with pytest.raises(ResourceError, match=r"resources\.gpus = 1000"):
+            executor.check([ResourcesConfig(gpus=1000)])

@@ -1,0 +1,72 @@
+"""The Ray executor, on one local cluster for all tests here."""
+
+import psutil
+import pytest
+
+from kvlab.sweep import Driver
+from kvlab.sweep.executor import WorkerKilled
+from kvlab.sweep.executors import EXECUTORS
+from kvlab.trial import Store
+from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
+from tests.sweep.stub import StubRun, numbers, tiny_plan
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory):
+    return Scripted(tmp_path_factory.mktemp("scripts"))
+
+
+@pytest.fixture(scope="module")
+def cluster(scripts):
+    executor = EXECUTORS["ray"](scripts, None)
+    family = psutil.Process().children(recursive=True)
+    assert any("raylet" in process.name() for process in family)
+    yield executor
+    executor.close()
+    assert [process for process in family if process.is_running()] == []
+
+
+class TestRay(ExecutorContract):
+    @pytest.fixture
+    def run(self, scripts):
+        return scripts
+
+    @pytest.fixture
+    def executor(self, cluster):
+        return cluster
+
+    def test_trials_run_at_the_same_time(self, executor, run):
+        one, two = some_trial(11, cpus=0.5), some_trial(12, cpus=0.5)
+        executor.start(run.ask(one, "meet", other=two.id))
+        assert executor.has_room(two.experiment.resources)
+        executor.start(run.ask(two, "meet", other=one.id))
+        assert {e.outcome for e in until_ended(executor, 2).values()} == {"done"}
+
+    def test_a_worker_that_is_killed_is_told_as_such_and_not_started_again(self, executor, run):
+        trial = run.ask(some_trial(13), "kill")
+        executor.start(trial)
+        ended = until_ended(executor)[trial.id]
+        assert isinstance(ended.error, WorkerKilled)
+        self.test_a_trial_ends_once_with_its_outcome(executor, run)
+
+    def test_the_driver_starts_killed_trials_again_from_their_checkpoint(
+        self, executor, run, tmp_path
+    ):
+        store, calm = Store(tmp_path / "runs"), Store(tmp_path / "calm")
+        planned = tiny_plan(tmp_path)
+        trials = [one.trial for one in planned.trials]
+        killed = [[trials[0].id, "train", 7], [trials[3].id, "measure", 0]]
+        store.sweep_directory("s").mkdir(parents=True)  # where the stub notes its kills
+        for trial in trials:
+            run.ask(trial, "stub", store=str(store.path), killed=killed)
+        events = []
+        summary = Driver(planned, store, executor, on_event=events.append).run()
+        assert summary.states == {"done": 8, "missing": 0}
+        again = [event.planned.trial.id for event in events if event.kind == "retried"]
+        assert sorted(again) == sorted([trials[0].id, trials[3].id])
+        assert store.attempts(trials[0].id) == [1, 2]
+        log = store.training_directory(trials[0].training_id) / "steps.log"
+        assert log.read_text().split() == [str(step) for step in range(1, 21)]
+        for trial in trials:
+            StubRun(calm.path)(trial)
+        assert numbers(store, planned) == numbers(calm, planned)

@@ -1,0 +1,67 @@
+"""The reaper: whatever a driver leaves behind is ended, and nothing else."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from kvlab.sweep.executors.reaper import Reaper
+
+DRIVER = """
+import os, subprocess, sys
+from kvlab.sweep.executors.reaper import Reaper
+reaper = Reaper()
+child = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(90)"
+worker = subprocess.Popen(
+    [sys.executable, "-c", child, reaper.folder + "/log"], stdout=-1, start_new_session=True
+)
+worker.stdout.readline()
+print(reaper.folder, worker.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def gone(pid):
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def bystander(tmp_path):
+    code = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(90)"
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path / "log"], stdout=-1)
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_driver_that_is_killed_leaves_no_process_and_no_file(bystander):
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdin=-1, stdout=-1, text=True)
+    folder, worker = driver.stdout.readline().split()
+    assert os.path.exists(os.path.join(folder, "log"))
+    driver.kill()
+    wait_for(lambda: gone(int(worker)) and not os.path.exists(folder))
+    driver.communicate()
+    assert bystander.poll() is None
+
+
+def test_closing_waits_until_all_is_gone(bystander):
+    reaper = Reaper()
+    code = "import sys, time; f = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(90)"
+    worker = subprocess.Popen([sys.executable, "-c", code, f"{reaper.folder}/log"], stdout=-1)
+    worker.stdout.readline()
+    reaper.close()
+    assert worker.wait(timeout=60) == -9
+    worker.communicate()
+    assert not os.path.exists(reaper.folder)
+    assert bystander.poll() is None

@@ -1,0 +1,151 @@
+"""The plan: cells and seeds as trials, what they share, and how they stand."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.errors import DataError, SpecError
+from kvlab.spec import load_sweep
+from kvlab.sweep import plan
+from kvlab.trial import Store
+from tests.sweep.stub import SWEEP, StubRun, identify, tiny_plan, write_sweep
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def states(planned):
+    return [one.state for one in planned.trials]
+
+
+def test_the_shipped_quickstart_shares_trainings():
+    planned = plan(load_sweep(ROOT / "sweeps" / "quickstart.yaml"), identify=identify)
+    assert (len(planned.cells), len(planned.trials), planned.trainings) == (18, 36, 24)
+    assert planned.totals() == "36 trials, 24 trainings: 12 trials share a training with another"
+    assert planned.counts() == {"new": 24, "shares training": 12}
+    for one in planned.trials:
+        assert (one.shares_with is not None) == (one.levels["sharing"] == "tied")
+    leader = {one.trial.id: one for one in planned.trials}
+    for one in planned.trials:
+        if one.shares_with:
+            other = leader[one.shares_with]
+            assert other.levels == {**one.levels, "sharing": "none"}
+            assert other.trial.training_id == one.trial.training_id
+            assert one.kv_bytes < other.kv_bytes
+
+
+def test_the_shipped_study_shares_trainings():
+    planned = plan(load_sweep(ROOT / "sweeps" / "character-ai.yaml"), identify=identify)
+    assert (len(planned.cells), len(planned.trials), planned.trainings) == (18, 54, 36)
+
+
+def test_the_baseline_comes_first_and_seeds_stay_together(tmp_path):
+    text = SWEEP + "baseline: {heads: mqa, serving: tied}\n"
+    planned = tiny_plan(tmp_path, text=text)
+    first = planned.trials[0]
+    assert dict(first.levels) == {"heads": "mqa", "serving": "tied"}
+    assert [one.trial.seed for one in planned.trials] == [0, 1] * 4
+    assert planned.cells[0].trials == {0: first.trial.id, 1: planned.trials[1].trial.id}
+
+
+def test_states_follow_the_store(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    assert states(planned) == ["new", "new", "shares training", "shares training"] * 2
+    first, _, third = (one.trial for one in planned.trials[:3])
+    StubRun(store.path)(first)
+    StubRun(store.path, script={(planned.trials[1].trial.id, "train", 0): "bug"})(
+        planned.trials[1].trial
+    )
+    StubRun(store.path, script={(planned.trials[4].trial.id, "train", 0): "diverge"})(
+        planned.trials[4].trial
+    )
+    again = tiny_plan(tmp_path, store)
+    # what shares the training of a failed trial has to train it after all
+    assert states(again) == [
+        "done", "failed", "shares training", "new", "diverged", "new", "new", "shares training"
+    ]  # fmt: skip
+    assert again.trials[2].trial == third
+    path = store.trial_directory(first.id) / "result.json"
+    path.write_bytes(path.read_bytes()[:50])
+    assert tiny_plan(tmp_path, store).trials[0].state == "shares training"
+
+
+def test_the_cost_is_that_of_the_trainings_still_to_do(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    assert planned.tokens == 4 * 320
+    assert planned.flops == sum(one.flops for one in planned.trials) // 2
+    StubRun(store.path)(planned.trials[0].trial)
+    assert tiny_plan(tmp_path, store).tokens == 3 * 320
+
+
+def test_equal_cells_are_one_trial_under_several_names(tmp_path):
+    text = """\
+question: Is it the same?
+experiment: e.yaml
+factors:
+  heads: {mha: {}, two: {model.n_kv_head: 2}, mqa: {model.n_kv_head: 1}}
+  words: {none: {}, renamed: {resources.cpus: 0.5}}
+"""
+    planned = tiny_plan(tmp_path, text=text)
+    assert (len(planned.cells), len(planned.trials)) == (6, 2)
+    assert [tuple(cell.values()) for cell in planned.trials[0].cells] == [
+        ("mha", "none"), ("mha", "renamed"), ("two", "none"), ("two", "renamed")
+    ]  # fmt: skip
+    assert {cell.trials[0] for cell in planned.cells[:4]} == {planned.trials[0].trial.id}
+
+
+def test_planning_writes_nothing_and_does_not_need_a_store(tmp_path):
+    tiny_plan(tmp_path, Store(tmp_path / "runs"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.yaml", "s.yaml"]
+
+
+def test_text_paths_are_found_from_any_folder_and_do_not_enter_ids(tmp_path, monkeypatch):
+    found = []
+    for place in ("one", "two"):
+        folder = tmp_path / place
+        (folder / "texts").mkdir(parents=True)
+        path = write_sweep(folder)
+        experiment = (folder / "e.yaml").read_text()
+        data = "data: {source: files, paths: [texts], tokenizer: bytes}"
+        (folder / "e.yaml").write_text(experiment.replace("data: {tokenizer: bytes}", data))
+        monkeypatch.chdir(folder)
+        planned = plan(load_sweep(path.name), identify=identify)
+        assert planned.trials[0].trial.experiment.data.paths == (str(folder / "texts"),)
+        found.append([one.trial.id for one in planned.trials])
+    assert found[0] == found[1]
+
+
+def test_a_text_that_is_not_there_is_refused(tmp_path):
+    path = write_sweep(tmp_path)
+    experiment = (tmp_path / "e.yaml").read_text()
+    data = "data: {source: files, paths: [gone], tokenizer: bytes}"
+    (tmp_path / "e.yaml").write_text(experiment.replace("data: {tokenizer: bytes}", data))
+    with pytest.raises(DataError, match="gone"):
+        plan(load_sweep(path))
+
+
+def test_a_cell_that_is_not_possible_is_refused_where_it_is_written(tmp_path):
+    text = SWEEP.replace("model.n_kv_head: 1", "model.n_kv_head: 3")
+    with pytest.raises(SpecError, match=r"s\.yaml:6:28: .*does not divide"):
+        tiny_plan(tmp_path, text=text)
+
+
+def test_kvlab_plan_is_quick_because_it_imports_nothing_heavy():
+    code = (
+        "import sys; from kvlab.cli.main import main;"
+        f"code = main(['plan', {str(ROOT / 'sweeps' / 'quickstart.yaml')!r}, '--json']);"
+        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'scipy', 'pandas', 'matplotlib', 'pyarrow'};"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert json.loads(done.stdout)["totals"]["trainings"] == 24
+    # its own time on a processor, which other programs do not lengthen
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0

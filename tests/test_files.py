@@ -1,0 +1,75 @@
+"""Files that are written whole or not at all."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from kvlab.errors import StoreError
+from kvlab.files import read_json, write_json
+
+FULL = """
+import resource, signal, sys
+from kvlab.errors import StoreError
+from kvlab.files import write_atomic
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_atomic(sys.argv[1], b"x" * 5000)
+except StoreError as error:
+    print(error)
+"""
+
+WRITE = """
+import sys
+from kvlab.files import write_atomic
+print("ready", flush=True)
+while True:
+    for letter in "ab":
+        write_atomic(sys.argv[1], letter * 200_000)
+"""
+
+
+def test_without_room_the_old_file_stays_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True)
+    assert done.stdout.startswith(f"{path} cannot be written")
+    assert (os.listdir(tmp_path), path.read_text()) == (["file"], "old")
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("b" * 200_000)
+    chance = random.Random(5)
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", WRITE, path], stdout=-1)
+        process.stdout.readline()
+        for _ in range(chance.randrange(2000)):
+            assert path.read_text() in ("a" * 200_000, "b" * 200_000)
+            if chance.random() < 0.01:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert path.read_text() in ("a" * 200_000, "b" * 200_000)
+
+
+def test_json_comes_back_and_what_json_cannot_hold_is_refused(tmp_path):
+    write_json(tmp_path / "deep" / "x.json", {"a": [1, 2.5, None, "é"]})
+    assert read_json(tmp_path / "deep" / "x.json") == {"a": [1, 2.5, None, "é"]}
+    with pytest.raises(ValueError, match="[Oo]ut of range"):
+        write_json(tmp_path / "y.json", {"a": math.nan})
+    assert not (tmp_path / "y.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"a": 1', "\x00\x00", "not json"])
+def test_a_damaged_file_is_named(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(StoreError, match=r"x\.json cannot be read"):
+        read_json(tmp_path / "x.json")
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "y.json")

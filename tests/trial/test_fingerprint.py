@@ -1,0 +1,258 @@
+"""What enters a fingerprint, and what must not."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+from kvlab.spec import Experiment
+from kvlab.spec.presets import PRESETS
+from kvlab.trial import Trial, training_fingerprint, trial_fingerprint
+from kvlab.trial.fingerprint import fingerprint
+from kvlab.trial.start import CheckpointStart
+
+BASE = {
+    "name": "base",
+    "model": {
+        "vocab_size": 300, "block_size": 16, "n_layer": 4, "n_head": 4, "n_kv_head": 2,
+        "n_embd": 32, "position": "rope", "window": 8, "attention_pattern": "GL",
+    },
+    "data": {"source": "files", "paths": ["a.txt"], "tokenizer": "bytes"},
+    "training": {"tokens": 6400, "batch_tokens": 64},
+    "serving": {"tie": "adjacent:2"},
+    "evaluation": {"loss_tokens": 1000, "hellaswag": 10, "served_tokens": 500},
+    "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
+}  # fmt: skip
+
+# Another value for every field of an experiment. A field that is not here fails a test below.
+OTHER = {
+    "name": "other",
+    "description": "other",
+    "model.vocab_size": 301,
+    "model.block_size": 32,
+    "model.n_layer": 8,
+    "model.n_head": 2,
+    "model.n_kv_head": 1,
+    "model.n_embd": 64,
+    "model.head_dim": 16,
+    "model.ffn_dim": 100,
+    "model.position": "none",
+    "model.rope_theta": 500.0,
+    "model.norm": "rmsnorm",
+    "model.norm_eps": 1e-6,
+    "model.mlp": "swiglu",
+    "model.bias": False,
+    "model.tie_embeddings": False,
+    "model.window": 4,
+    "model.attention_pattern": "LG",
+    "model.kv_sharing": "adjacent:2",
+    "data.source": "docstrings",
+    "data.tokenizer": "gpt2:260",
+    "data.paths": ["b.txt"],
+    "data.max_bytes": 10_000,
+    "data.validation_fraction": 0.1,
+    "training.tokens": 12_800,
+    "training.batch_tokens": 128,
+    "training.learning_rate": 1e-3,
+    "training.final_learning_rate": 0.0,
+    "training.warmup_tokens": 0,
+    "training.weight_decay": 0.0,
+    "training.beta1": 0.8,
+    "training.beta2": 0.99,
+    "training.adam_eps": 1e-6,
+    "training.clip": 2.0,
+    "training.precision": "bfloat16",
+    "training.compile": True,
+    "training.evaluate_every": 7,
+    "training.evaluate_tokens": 77,
+    "training.checkpoint_every": 7,
+    "training.init_from": "somebody/model",
+    "serving.kv_dtype": "int8",
+    "serving.tie": "none",
+    "serving.tie_rule": "owner",
+    "evaluation.loss_tokens": 2000,
+    "evaluation.hellaswag": "all",
+    "evaluation.served": False,
+    "evaluation.served_tokens": 600,
+    "benchmark.prompt_tokens": 8,
+    "benchmark.new_tokens": 8,
+    "benchmark.batch_sizes": [1, 2],
+    "benchmark.repeats": 5,
+    "resources.cpus": 2.0,
+    "resources.gpus": 1.0,
+    "resources.microbatch_tokens": 32,
+}
+NEVER = {
+    "name",
+    "description",
+    "data.paths",
+    "training.checkpoint_every",
+    "training.init_from",  # what it stands for counts, see the test of starts below
+}
+
+
+def experiment(patch=None, base=BASE):
+    data = json.loads(json.dumps(base))
+    for key, value in (patch or {}).items():
+        section, _, field = key.rpartition(".")
+        (data.setdefault(section, {}) if section else data)[field] = value
+    return Experiment.model_validate(data)
+
+
+def both(one, data="text", seed=0):
+    return training_fingerprint(one, data, seed), trial_fingerprint(one, data, seed)
+
+
+def fields(model, place=""):
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from fields(kind, f"{place}{name}.")
+        else:
+            yield place + name
+
+
+def test_every_field_of_an_experiment_is_tried_below():
+    assert set(OTHER) == set(fields(Experiment))
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_each_field_enters_the_fingerprint_it_belongs_to(key):
+    patch = {key: OTHER[key]}
+    if key == "data.source":
+        patch["data.paths"] = []
+    changed = experiment(patch)
+    section, _, name = key.rpartition(".")
+    assert getattr(getattr(changed, section) if section else changed, name) != getattr(
+        getattr(experiment(), section) if section else experiment(), name
+    )
+    same_training, same_trial = (
+        a == b for a, b in zip(both(changed), both(experiment()), strict=True)
+    )
+    if key in NEVER or section == "resources":
+        assert (same_training, same_trial) == (True, True)
+    elif section in ("serving", "evaluation", "benchmark"):
+        assert (same_training, same_trial) == (True, False)
+    else:
+        assert (same_training, same_trial) == (False, False)
+
+
+def test_the_text_and_the_seed_enter_the_training():
+    here = both(experiment())
+    assert not set(here) & set(both(experiment(), data="other text"))
+    assert not set(here) & set(both(experiment(), seed=1))
+
+
+def test_ids_are_the_fingerprints_first_digits():
+    trial = Trial.of(experiment(), "text", 3)
+    training, whole = both(experiment(), seed=3)
+    assert (trial.training_id, trial.id) == (training[:16], whole[:16])
+    assert len(whole) == 64
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        ({}, {"model.attention_pattern": "GLGL"}),
+        ({}, {"model.head_dim": 8, "model.ffn_dim": 128}),
+        ({}, {"training.final_learning_rate": 6e-5, "training.warmup_tokens": 256}),
+        ({}, {"training.tokens": 6.4e3, "training.clip": 1}),
+        ({}, {"serving.tie": [[0, 2], [1, 3]]}),
+        ({}, {"serving.tie": [0, 1, 0, 1]}),
+        ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [[0, 2], [1, 3]]}),
+        ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [0, 1, 0, 1]}),
+        ({"serving.tie": "none"}, {"serving.tie": "none", "serving.tie_rule": "owner"}),
+        ({"model.position": "none"}, {"model.position": "none", "model.rope_theta": 7.0}),
+        ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
+        ({"evaluation.served_tokens": 1000}, {"evaluation.served_tokens": None}),
+        (
+            {"evaluation.served": False, "evaluation.served_tokens": 9},
+            {"evaluation.served": False},
+        ),
+    ],
+)
+def test_spellings_of_one_computation_are_equal(one, same):
+    assert both(experiment(one)) == both(experiment(same))
+
+
+def test_a_preset_is_its_spelled_out_model():
+    base = {"name": "x", "data": {"tokenizer": "bytes"}}
+    preset = experiment(base={**base, "model": {"preset": "gpt2", "n_layer": 6}})
+    spelled = experiment(base={**base, "model": {**PRESETS["gpt2"], "n_layer": 6}})
+    assert both(preset) == both(spelled)
+
+
+ELSEWHERE = """
+import json, sys
+from kvlab.spec import Experiment
+from kvlab.trial import Trial
+data = json.loads(sys.argv[1])
+data = {key: data[key] for key in reversed(data)}
+trial = Trial.of(Experiment.model_validate(data), "text", 0)
+print(trial.training_id, trial.id)
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "1234"])
+def test_other_processes_find_the_same(tmp_path, hash_seed):
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, json.dumps(BASE)],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "LC_ALL": "C",
+             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    trial = Trial.of(experiment(), "text", 0)
+    assert done.stdout.split() == [trial.training_id, trial.id]
+
+
+def test_plain_data_has_one_fingerprint_whatever_the_order_of_its_keys():
+    # sha256 of {"a":[1,2.5,null,true],"b":"\u00e9"}: what the record was made with stays valid
+    assert (
+        fingerprint({"b": "é", "a": (1, 2.5, None, True)})
+        == "c66fca9242300f12718a1c583fc29f33790cbd7c712332cbc99734fd757a0385"
+    )
+    assert fingerprint(1) != fingerprint(True) != fingerprint(1.0)
+
+
+class Word(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        -0.0,
+        {1},
+        b"x",
+        object(),
+        np.float64(1.0),
+        np.int64(1),
+        Word("x"),
+        {1: 2},
+    ],
+)
+def test_what_has_no_stable_form_is_refused_with_its_place(value):
+    with pytest.raises(ValueError, match=r"value\.a\[1\]"):
+        fingerprint({"a": [0, value]})
+
+
+def test_what_a_training_starts_from_enters_both_fingerprints_by_its_contents():
+    fresh = both(experiment())
+
+    def starting(identity, name="a", place="b"):
+        start = CheckpointStart(name, place, identity)
+        return Trial.of(experiment(), "text", 0, start)
+
+    one = starting({"model.safetensors": "1" * 64})
+    assert one.training_id != fresh[0][:16]
+    assert one.id != fresh[1][:16]
+    same = starting({"model.safetensors": "1" * 64}, "c", "d")
+    assert (same.training_id, same.id) == (one.training_id, one.id)
+    assert starting({"model.safetensors": "2" * 64}).training_id != one.training_id

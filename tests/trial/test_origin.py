@@ -1,0 +1,92 @@
+"""Where a run came from: the commit of our code alone, and no folder of this machine."""
+
+import os
+import platform
+import subprocess
+
+import pytest
+
+from kvlab.trial.origin import Origin, code_version, neutral_command, neutral_text
+from kvlab.trial.provenance import Machine, provenance
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    package = tmp_path / "work" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    git(tmp_path / "work", "init", "-q")
+    git(tmp_path / "work", "add", ".")
+    git(tmp_path / "work", "commit", "-q", "-m", "first")
+    return tmp_path / "work"
+
+
+def test_a_checkout_gives_its_commit_and_whether_it_was_changed(checkout):
+    commit = git(checkout, "rev-parse", "HEAD")
+    assert code_version(checkout / "package") == (commit, False)
+    (checkout / "notes").write_text("not tracked")
+    assert code_version(checkout / "package") == (commit, False)
+    (checkout / "package" / "__init__.py").write_text("changed")
+    assert code_version(checkout / "package") == (commit, True)
+
+
+def test_code_that_only_lies_in_somebody_elses_checkout_has_no_commit(checkout, tmp_path):
+    installed = checkout / ".venv" / "package"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    assert code_version(installed) == (None, None)
+    assert code_version(tmp_path) == (None, None)
+
+
+def test_without_git_there_is_no_commit(checkout, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert code_version(checkout / "package") == (None, None)
+
+
+def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["submit", f"{tmp_path}/sweeps/x.yaml", "--set=/srv/somebody/y", "../z.yaml", "a=b"]
+    assert neutral_command(arguments) == "kvlab submit sweeps/x.yaml --set=y ../z.yaml a=b"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("/home/me/data/x.txt is gone", "~/data/x.txt is gone"),
+        ("/home/other/data/x.txt is gone", "x.txt is gone"),
+        ("'/scratch/me/x', \"/srv/y/z.py\" (/a/b/c): /d/e", "'x', \"z.py\" (c): e"),
+        ("see https://example.org/a/b and tokens/s, 3 / 4, and/or /x", None),
+        ("model.n_kv_head = 5; ~/data/a/b; ../a/b; ./a/b", None),
+    ],
+)
+def test_texts_lose_folders_and_nothing_else(text, kept, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert neutral_text(text) == (text if kept is None else kept)
+
+
+def test_our_own_files_are_named_as_in_the_repository():
+    assert (
+        neutral_text(f'File "{neutral_text.__code__.co_filename}"')
+        == 'File "kvlab/trial/origin.py"'
+    )
+
+
+def test_provenance_names_versions_and_kinds_but_no_machine_and_nobody():
+    facts = provenance(
+        Origin(), started="2026-01-01T00:00:00Z", attempts=2, machine=Machine("cpu", 1)
+    )
+    assert facts["versions"].keys() >= {"torch", "numpy", "ray", "pydantic"}
+    assert facts["python"] == platform.python_version()
+    assert (facts["device"], facts["threads"], facts["attempts"]) == ("cpu", 1, 2)
+    for name in (platform.node(), os.path.expanduser("~")):
+        assert len(name) < 2 or name not in str(facts)

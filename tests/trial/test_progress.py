@@ -1,0 +1,53 @@
+"""Progress: one line for people, a file for other processes, and not too often."""
+
+import pytest
+
+from kvlab.files import read_json
+from kvlab.trial import progress
+from kvlab.trial.progress import Report, describe, duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185, "3m05s"), (3599.6, "1h00m"),
+        (7620, "2h07m"), (86399.6, "1d00h"), (4 * 86400 + 3 * 3600, "4d03h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_one_line_of_what_there_is():
+    state = {
+        "stage": "training", "step": 1200, "steps": 19_073, "loss": 3.14159,
+        "tokens_per_second": 45_678.9, "seconds_left": 7620,
+    }  # fmt: skip
+    line = "training  1,200/19,073  loss 3.1416  45,679 tokens/s  2h07m left"
+    assert describe(state) == line
+    assert describe({"stage": "data", "note": "reading"}) == "data  reading"
+    assert describe({}) == "running"
+    assert describe({"stage": "training", "steps": 5, "loss": 0.0}) == "training  0/5  loss 0.0000"
+
+
+def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):
+    moment = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: moment[0])
+    logged, heard = [], []
+    report = Report(tmp_path / "progress.json", logged.append, heard.append)
+
+    def step(number, seconds, stage="training"):
+        moment[0] += seconds
+        report({"stage": stage, "step": number, "steps": 9})
+
+    step(1, 0.0)
+    step(2, 0.3)
+    step(3, 0.3)
+    step(4, 0.1)
+    assert [state["step"] for state in heard] == [1, 3]
+    assert read_json(tmp_path / "progress.json")["step"] == 3
+    assert logged == ["training  1/9"]
+    step(5, 10.0)
+    step(0, 0.0, "evaluation")
+    assert [state["step"] for state in heard] == [1, 3, 5, 0]
+    assert logged == ["training  1/9", "training  5/9", "evaluation  0/9"]

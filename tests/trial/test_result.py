@@ -1,0 +1,53 @@
+"""`result.json`: what is refused, and what is computed for it."""
+
+import json
+import os
+
+import pytest
+
+from kvlab.errors import MeasurementError
+from kvlab.layout import KVLayout
+from kvlab.spec import Experiment
+from kvlab.trial.provenance import DataProvenance, Machine
+from kvlab.trial.result import Measured, experiment_facts, kv_facts
+
+EXPERIMENT = {
+    "name": "x",
+    "model": {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 8},
+    "data": {"source": "files", "paths": ["/srv/somebody/books", "notes/a.txt"], "tokenizer": "bytes"},
+    "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
+    "serving": {"tie": "adjacent:2"},
+}  # fmt: skip
+
+
+def measured(**numbers):
+    data = DataProvenance("i", "d", "none", "bytes")
+    return Measured(numbers, {}, {}, Machine("cpu", 1), data)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_no_number_that_cannot_be_compared(value):
+    with pytest.raises(MeasurementError, match="loss = "):
+        measured(loss=value)
+
+
+def test_no_number_without_a_place_in_the_table():
+    with pytest.raises(MeasurementError, match="lossy"):
+        measured(lossy=1.0)
+
+
+def test_the_configuration_is_kept_and_can_be_read_again():
+    experiment = Experiment.model_validate(EXPERIMENT)
+    facts = json.loads(json.dumps(experiment_facts(experiment)))
+    assert facts["data"]["paths"] == ["books", os.path.join("notes", "a.txt")]
+    assert Experiment.model_validate(facts).model == experiment.model
+
+
+def test_kv_facts_are_those_of_the_layout():
+    experiment = Experiment.model_validate(EXPERIMENT)
+    layout = KVLayout.of(experiment.model, experiment.serving)
+    facts = kv_facts(experiment)
+    assert facts["owners"] == [0, 0, 2, 2]
+    assert facts["bytes_at_block_size"] == layout.stored_bytes(1, 16, "float32")
+    assert facts["bytes_at_block_size"] == 2 * 2 * 16 * 8 * 4  # K and V, 2 slots, tokens, width
+    assert facts["bytes_per_token"] == 2 * 2 * 8 * 4

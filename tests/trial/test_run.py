@@ -1,0 +1,299 @@
+"""`run_trial`: what is recorded, whatever becomes of the stages."""
+
+import errno
+import getpass
+import os
+import re
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, Stopped, StoreError
+from kvlab.files import read_json
+from kvlab.trial import Store
+from kvlab.trial.failure import Failure
+from kvlab.trial.fingerprint import fingerprint
+from kvlab.trial.origin import Origin
+from kvlab.trial.run import record_failure, run_trial
+from tests.sweep.stub import StubStages, tiny_plan
+
+
+@pytest.fixture
+def planned(tmp_path):
+    return tiny_plan(tmp_path)
+
+
+@pytest.fixture
+def trial(planned):
+    return planned.trials[0].trial
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "runs")
+
+
+def run(trial, store, stages=StubStages, **options):
+    """Runs with ``stages``, a class; its flag is that of the sweep s."""
+    flag = str(store.stop_flag("s"))
+    make = lambda trial, report: stages(trial, report, flag=flag)  # noqa: E731
+    origin = Origin(commit="c" * 40, dirty=False, command="kvlab submit s.yaml", stop_flag=flag)
+    return run_trial(trial, store.path, origin=origin, make_stages=make, **options)
+
+
+def failing(error, stage="train"):
+    class Failing(StubStages):
+        def act(self, at, step):  # noqa: ARG002
+            if at == stage:
+                raise error
+
+    return Failing
+
+
+def steps(store, trial):
+    return (store.training_directory(trial.training_id) / "steps.log").read_text().split()
+
+
+def test_a_trial_leaves_all_of_its_record(store, trial):
+    assert run(trial, store) == "done"
+    directory = store.trial_directory(trial.id)
+    assert sorted(os.listdir(directory)) == [
+        "attempts", "items.jsonl.gz", "lock", "result.json", "trial.json"
+    ]  # fmt: skip
+    assert os.listdir(store.attempt_directory(trial.id, 1)) == ["log.txt"]
+    found = store.result(trial.id)
+    assert found["status"] == "done"
+    assert (found["seed"], found["error"]) == (0, None)
+    assert found["measurements"]["kv_bytes_formula"] == 64
+    assert found["experiment"]["model"]["n_kv_head"] == trial.experiment.model.n_kv_head
+    source = found["provenance"]
+    assert (source["commit"], source["dirty"], source["attempts"]) == ("c" * 40, False, 1)
+    assert source["data"]["identity"] == trial.data_identity
+    assert list(store.items(trial.id)) == [{"ind": 1, "correct": True}]
+
+
+def test_the_configuration_of_a_training_is_what_its_id_is_made_of(store, trial):
+    run(trial, store)
+    identity = read_json(store.training_directory(trial.training_id) / "config.json")
+    assert fingerprint(identity).startswith(trial.training_id)
+
+
+def test_a_trial_that_has_ended_is_not_run_again(store, trial):
+    run(trial, store)
+    assert run(trial, store, failing(ValueError("never called"))) == "done"
+    assert store.attempts(trial.id) == [1]
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's."""
+
+
+@pytest.mark.parametrize("stage", ["train", "measure"])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "bug"),
+        (AssertionError(), "bug"),
+        (MeasurementError("32 is not 64"), "bug"),
+        (PermissionError(errno.EACCES, "Permission denied"), "bug"),
+        (DataError("text is gone"), "data"),
+        (ResourceError("no GPU"), "resources"),
+        (MemoryError(), "out_of_memory"),
+        (OutOfMemoryError("on the device"), "out_of_memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), "out_of_memory"),
+        (RuntimeError("[enforce fail] can't allocate memory: you tried"), "out_of_memory"),
+    ],
+)
+def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
+    assert run(trial, store, failing(error, stage)) == "failed"
+    found = store.result(trial.id)
+    assert (store.status(trial.id), found["measurements"]) == ("failed", {})
+    assert found["error"] == {
+        "class": kind,
+        "type": type(error).__name__,
+        "message": str(error),
+        "traceback": "attempts/1/traceback.txt",
+    }
+    trace = (store.trial_directory(trial.id) / found["error"]["traceback"]).read_text()
+    assert f"in {stage}\n" in trace
+    assert trace.splitlines()[-1].startswith((type(error).__name__, "kvlab.", "tests."))
+
+
+def test_stages_that_cannot_even_be_set_up_are_a_failure(store, trial):
+    class Absent(StubStages):
+        def __init__(self, *arguments, **options):  # noqa: ARG002
+            raise ResourceError("resources.gpus = 1, and no CUDA device is visible here")
+
+    assert run(trial, store, Absent) == "failed"
+    assert store.result(trial.id)["error"]["class"] == "resources"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"measurements": {"loss": float("nan")}},
+        {"measurements": {"no_such_metric": 1.0}},
+        {"curves": {"train_loss": [[1, 2, float("inf")]], "validation_loss": []}},
+        {"items": [{"ind": 1, "loss": float("nan")}]},
+        {"training_record": {"path": object()}},
+    ],
+)
+def test_a_result_that_cannot_be_recorded_is_a_failure_with_its_traceback(store, trial, wrong):
+    class Wrong(StubStages):
+        def measure(self, directory):
+            return replace(super().measure(directory), **wrong)
+
+    assert run(trial, store, Wrong) == "failed"
+    error = store.result(trial.id)["error"]
+    assert error["class"] == "bug"
+    assert (store.trial_directory(trial.id) / error["traceback"]).exists()
+
+
+def test_what_is_kept_of_a_failure_names_no_folder_and_nobody(store, trial, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    places = f"/home/somebody/.cache/x {tmp_path}/text.txt '/srv/somebody else' /scratch/somebody/y"
+    run(trial, store, failing(OSError(errno.ENOENT, "No such file", places)))
+    error = store.result(trial.id)["error"]
+    kept = (store.trial_directory(trial.id) / error["traceback"]).read_text() + error["message"]
+    assert not re.search(r"(?<![\w.~])/(\w[^\s'\"]*/)", kept), kept
+    for word in ("/home/", str(tmp_path), "/scratch", "/srv", os.getcwd()):
+        assert word not in kept
+    if len(getpass.getuser()) > 4:
+        assert getpass.getuser() not in kept
+    assert "text.txt" in kept
+    assert 'File "tests/sweep/stub.py"' in kept or 'File "stub.py"' in kept
+    assert 'File "kvlab/trial/run.py"' in kept
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+@pytest.mark.parametrize("stage", ["train", "measure"])
+def test_a_full_disk_is_no_finding_about_the_trial(store, trial, code, stage):
+    with pytest.raises(StoreError, match="submit again"):
+        run(trial, store, failing(OSError(code, "no room"), stage))
+    assert store.status(trial.id) is None
+    assert run(trial, store) == "done"
+    assert store.attempts(trial.id) == [1, 2]
+
+
+def test_a_full_disk_while_the_failure_is_written(store, trial):
+    class InTheWay(StubStages):
+        def train(self, directory, should_stop):  # noqa: ARG002
+            (store.attempt_directory(trial.id, 1) / "traceback.txt").mkdir()
+            raise ValueError("x")
+
+    with pytest.raises(StoreError, match="traceback.txt"):
+        run(trial, store, InTheWay)
+    assert store.status(trial.id) is None
+
+
+def test_a_divergence_is_a_finding_for_all_that_share_the_training(store, planned):
+    first, second = planned.trials[0].trial, planned.trials[2].trial
+    assert first.training_id == second.training_id
+    message = "the loss is nan at step 3"
+    assert run(first, store, failing(Diverged(message))) == "diverged"
+    assert run(second, store, failing(ValueError("trained again"))) == "diverged"
+    for trial in (first, second):
+        assert store.result(trial.id)["error"]["message"] == message
+        assert store.result(trial.id)["error"]["class"] == "diverged"
+
+
+def stopping(stage, at=4):
+    class Stopping(StubStages):
+        def act(self, now, step):
+            if (now, step) == (stage, at):
+                os.makedirs(os.path.dirname(self.flag), exist_ok=True)
+                open(self.flag, "w").close()
+            self.seconds = 0.05  # longer than the flag is not looked at
+
+    return Stopping
+
+
+def test_a_stop_leaves_no_result_and_goes_on_from_the_checkpoint(store, trial):
+    assert run(trial, store, stopping("train")) == "stopped"
+    assert store.status(trial.id) is None
+    assert not (store.trial_directory(trial.id) / "progress.json").exists()
+    assert 4 <= len(steps(store, trial)) < 20
+    assert run(trial, store) == "stopped", "the flag is still there"
+    store.stop_flag("s").unlink()
+    assert run(trial, store) == "done"
+    assert steps(store, trial) == [str(step) for step in range(1, 21)]
+
+
+def test_a_stop_is_obeyed_while_another_process_has_the_trial(store, trial):
+    store.stop_flag("s").parent.mkdir(parents=True)
+    store.stop_flag("s").touch()
+    with store.trial_lock(trial.id).hold():
+        assert run(trial, store) == "stopped"
+    assert store.attempts(trial.id) == []
+
+
+def test_a_stop_is_obeyed_while_another_process_has_the_training(store, trial):
+    seen = []
+
+    def stop(state):
+        seen.append(state["stage"])
+        store.stop_flag("s").parent.mkdir(parents=True, exist_ok=True)
+        store.stop_flag("s").touch()
+
+    with store.training_lock(trial.training_id).hold():
+        assert run(trial, store, on_progress=stop) == "stopped"
+    assert seen == ["waiting"]
+
+
+def test_a_damaged_result_is_made_again(store, trial):
+    run(trial, store)
+    whole = store.result(trial.id)["measurements"]
+    path = store.trial_directory(trial.id) / "result.json"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert run(trial, store) == "done"
+    assert store.result(trial.id)["measurements"] == whole
+    assert store.attempts(trial.id) == [1, 2]
+    assert (store.attempt_directory(trial.id, 1) / "result.json").exists()
+
+
+def test_a_training_that_is_there_is_not_repeated(store, planned):
+    first, second = planned.trials[0].trial, planned.trials[2].trial
+    run(first, store)
+
+    class Again(StubStages):
+        def train(self, directory, should_stop):  # noqa: ARG002
+            pytest.fail("it is trained already")
+
+    assert run(second, store, Again) == "done"
+    assert steps(store, first) == [str(step) for step in range(1, 21)]
+
+
+def test_what_a_trial_prints_and_warns_of_is_in_its_log(store, trial, capfd):
+    class Loud(StubStages):
+        def act(self, stage, step):  # noqa: ARG002
+            if stage == "measure":
+                os.write(1, b"from native code\n")
+                os.system("echo from a child >&2")
+                warnings.warn("something odd", stacklevel=1)
+
+    run(trial, store, Loud, capture_output=True)
+    print("afterwards")
+    log = (store.attempt_directory(trial.id, 1) / "log.txt").read_text()
+    for line in ("from native code", "from a child", "UserWarning: something odd"):
+        assert log.count(line) == 1
+    assert capfd.readouterr().out == "afterwards\n"
+
+
+def test_a_failure_that_the_trial_could_not_record_itself(store, trial):
+    failure = Failure("killed", "WorkerKilled", "its process died, 4 times")
+    assert record_failure(trial, store, Origin(), failure)
+    assert store.result(trial.id)["error"]["class"] == "killed"
+    assert not record_failure(trial, store, Origin(), failure), "it has ended"
+
+
+def test_an_end_is_never_overwritten_with_a_failure(store, trial):
+    run(trial, store)
+    before = store.result(trial.id)
+    assert not record_failure(trial, store, Origin(), Failure("killed", "WorkerKilled", "x"))
+    assert store.result(trial.id) == before
+
+
+def test_stopped_is_never_a_failure(store, trial):
+    assert run(trial, store, failing(Stopped("asked to stop"), "measure")) == "stopped"
+    assert store.status(trial.id) is None
