@@ -16,8 +16,10 @@ from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
 from kvlab.sweep.feed import Feed
 from kvlab.sweep.order import run_order
-from kvlab.sweep.plan import Plan, PlannedTrial
-from kvlab.sweep.queues import Queues
+from kvlab.sweep.plan import Plan, PlannedTrial, to_run
+from kvlab.sweep.queues import Queues, Trainings
+from kvlab.sweep.recorded import ended_status, forget_failure
+from kvlab.sweep.starts import needs_source
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
@@ -68,8 +70,7 @@ class Driver:
         self._stopping = False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
         self._queues = Queues()
-        self._training: dict[str, str] = {}  # training id -> the trial that runs it now
-        self._waiting: dict[str, list[PlannedTrial]] = {}  # training id -> trials that need it
+        self._trainings = Trainings()
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._failures = Failures(plan.sweep.failures, store, executor)
         self._halted = ""
@@ -130,9 +131,9 @@ class Driver:
     def _prepare(self) -> None:
         missing = []
         for planned in self._plan.trials:
-            status = self._status(planned)
+            status = ended_status(self._store, planned.trial.id)
             if status == "failed" and self._retry_failed:
-                status = self._forget(planned)
+                status = forget_failure(self._store, planned.trial.id)
             if status is None:
                 missing.append(planned)
             else:
@@ -177,7 +178,7 @@ class Driver:
         while self._feed is not None and (planned := self._feed.next()) is not None:
             known = planned.trial.id in self._planned
             self._planned.setdefault(planned.trial.id, planned)
-            status = self._status(planned)
+            status = ended_status(self._store, planned.trial.id)
             if status is not None:
                 self._states[planned.trial.id] = status
                 self._feed.ended(planned, status)
@@ -187,36 +188,27 @@ class Driver:
     def _start_ready(self) -> None:
         for planned in self._queues.ready(self._executor):
             training = planned.trial.training_id
-            if self._needs_source(planned):
+            if needs_source(planned.trial, self._store):
                 self._after_source(planned)
                 continue
-            if training in self._training:
-                self._waiting.setdefault(training, []).append(planned)
+            if self._trainings.runs(training):
+                self._trainings.wait_for(training, planned)
                 continue
             if not self._store.training_done(training):
-                self._training[training] = planned.trial.id
+                self._trainings.begin(planned)
             self._running[planned.trial.id] = time.monotonic()
             self._tell(Event("started", planned))
             self._executor.start(planned.trial)
 
-    def _needs_source(self, planned: PlannedTrial) -> bool:
-        """Whether it must train, and what it starts from is not trained."""
-        source, done = planned.trial.source, self._store.training_done
-        return (
-            source is not None
-            and not done(planned.trial.training_id)
-            and not done(source.training_id)
-        )
-
     def _after_source(self, planned: PlannedTrial) -> None:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
-        assert planned.trial.source is not None, "asked for by `_needs_source`"
+        assert planned.trial.source is not None, "asked for by `needs_source`"
         source = planned.trial.source.training_id
         if any(
             other.trial.training_id == source and other.trial.id not in self._states
             for other in self._plan.trials
         ):
-            self._waiting.setdefault(source, []).append(planned)
+            self._trainings.wait_for(source, planned)
             return
         error = SourceMissing(missing_source(planned.trial, self._store))
         status = self._failed(planned, error)
@@ -225,7 +217,7 @@ class Driver:
 
     def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
         again = self._failures.failed(planned) if status == "failed" else None
-        if again is not None and self._forget(planned) is None:
+        if again is not None and forget_failure(self._store, planned.trial.id) is None:
             self._again(again)
             return
         why = self._failures.hopeless(planned) if status == "failed" else None
@@ -236,7 +228,7 @@ class Driver:
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
-        self._release(planned.trial.training_id)
+        self._queue_again(self._trainings.released(planned.trial.training_id))
         if why and not self._halted:
             self._halted = why
             self._tell(Event("halted", planned, message=why))
@@ -248,10 +240,10 @@ class Driver:
 
     def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
-        self._release_training(planned)
+        self._queue_again(self._trainings.end(planned))
         if isinstance(ended.error, StoreError):
             raise ended.error
-        status = self._status(planned)
+        status = ended_status(self._store, planned.trial.id)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
         elif status is None and ended.outcome != "stopped":
@@ -277,23 +269,15 @@ class Driver:
         else:
             failure = Failure.of(error)
         if not record_failure(trial, self._store, self._origin, failure):
-            status = self._status(planned)
+            status = ended_status(self._store, planned.trial.id)
             if status is None:  # some other process runs it after all: wait for that one
                 self._queues.add(planned, first=True)
             return status
         return "failed"
 
-    def _release_training(self, planned: PlannedTrial) -> None:
-        training = planned.trial.training_id
-        if self._training.get(training) == planned.trial.id:
-            del self._training[training]
-        self._release(training)
-
-    def _release(self, training: str) -> None:
-        """Queues again what waits for a training, unless it runs."""
-        if training not in self._training:
-            for waiting in reversed(self._waiting.pop(training, [])):
-                self._queues.add(waiting, first=True)
+    def _queue_again(self, waiting: list[PlannedTrial]) -> None:
+        for planned in waiting:
+            self._queues.add(planned, first=True)
 
     def _abort(self) -> None:
         """Stops what runs, as far as the store lets us ask."""
@@ -307,23 +291,7 @@ class Driver:
         if self._on_event is not None:
             self._on_event(event)
 
-    def _forget(self, planned: PlannedTrial) -> str | None:
-        """Makes a failed trial missing again, unless some other process has taken it."""
-        with self._store.trial_lock(planned.trial.id).hold(patience=1.0) as ours:
-            if ours and self._store.status(planned.trial.id) == "failed":
-                self._store.set_aside(planned.trial.id)
-        return self._status(planned)
-
-    def _status(self, planned: PlannedTrial) -> str | None:
-        status = self._store.status(planned.trial.id)
-        return None if status == "damaged" else status
-
     def _summary(self, seconds: float) -> Summary:
         states = Counter(self._states.values())
         states["missing"] = len(self._planned) - states.total()
         return Summary(states, self._ran, seconds, self._stopping, self._halted)
-
-
-def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
-    """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
-    return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]

@@ -36,3 +36,31 @@ class Queues:
     def pause(self) -> float | None:
         """Seconds until one that starts later may; None if there is none."""
         return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None
+
+
+class Trainings:
+    """Which trial trains what now, and which trials wait until it has."""
+
+    def __init__(self) -> None:
+        self._trainers: dict[str, str] = {}  # training id -> the trial that runs it now
+        self._waiting: dict[str, list[PlannedTrial]] = {}
+
+    def begin(self, planned: PlannedTrial) -> None:
+        self._trainers[planned.trial.training_id] = planned.trial.id
+
+    def runs(self, training: str) -> bool:
+        return training in self._trainers
+
+    def wait_for(self, training: str, planned: PlannedTrial) -> None:
+        self._waiting.setdefault(training, []).append(planned)
+
+    def end(self, planned: PlannedTrial) -> list[PlannedTrial]:
+        """Notes that a trial has ended; gives those that waited for it, last first."""
+        training = planned.trial.training_id
+        if self._trainers.get(training) == planned.trial.id:
+            del self._trainers[training]
+        return self.released(training)
+
+    def released(self, training: str) -> list[PlannedTrial]:
+        """Those that wait for a training, unless it runs; last first."""
+        return [] if self.runs(training) else self._waiting.pop(training, [])[::-1]
