@@ -243,7 +243,7 @@ class Driver:
         self._queue_again(self._trainings.end(planned))
         if isinstance(ended.error, StoreError):
             raise ended.error
-        status = ended_status(self._store, planned.trial.id)
+        status: str | None = ended_status(self._store, planned.trial.id)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
         elif status is None and ended.outcome != "stopped":

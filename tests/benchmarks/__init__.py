@@ -2,6 +2,6 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode
+from tests.benchmarks import decode, driver
 
-BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {"decode": decode.run}
+BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {"decode": decode.run, "driver": driver.run}
