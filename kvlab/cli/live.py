@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from kvlab.cli.table import short_bytes
-from kvlab.sweep.driver import Driver, to_run
+from kvlab.sweep.driver import Driver
 from kvlab.sweep.events import Event
 from kvlab.sweep.pace import Pace
-from kvlab.sweep.plan import Plan, PlannedTrial
+from kvlab.sweep.plan import Plan, PlannedTrial, to_run
 from kvlab.trial.progress import describe, duration
 from kvlab.trial.record import Store
 
@@ -33,6 +33,7 @@ class Live:
         self._name, self._store, self._stream = plan.sweep.name, store, stream
         missing = to_run(plan, retry_failed)
         self._total = len(plan.trials)
+        self._known = {planned.trial.id for planned in plan.trials}
         self._done = self._total - len(missing)
         self._failed = sum(planned.state == "failed" for planned in plan.trials)
         if retry_failed:
@@ -76,6 +77,9 @@ class Live:
         """Takes a driver's event."""
         self._note = ""
         planned = event.planned
+        if planned.trial.id not in self._known:  # a search's
+            self._known.add(planned.trial.id)
+            self._total += 1
         if event.kind == "started":
             self._pace.started(planned)
             if not self._terminal:

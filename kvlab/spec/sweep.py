@@ -17,9 +17,18 @@ from kvlab.spec.patch import apply_patch
 from kvlab.spec.paths import resolve
 from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
 from kvlab.spec.report import ReportConfig
+from kvlab.spec.search import SearchConfig
 from kvlab.spec.selection import Chosen, Selection, select
-from kvlab.spec.sweep_rules import name_problems, use_problems, zip_problems
+from kvlab.spec.sweep_rules import (
+    name_problems,
+    search_problems,
+    use_problems,
+    zip_problems,
+)
 from kvlab.spec.yaml_reader import Document, Key
+
+POINT = "point"
+"""The factor that a search's suggestions are levels of; ``base`` is its baseline."""
 
 Label = Annotated[str, Field(pattern=NAME_PATTERN)]
 
@@ -83,7 +92,7 @@ class Sweep(SpecModel):
     question: str = Field(min_length=1)
     experiment: str = Field(min_length=1, description="Path of the base experiment, from here.")
     factors: dict[Label, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = Field(
-        min_length=1, description="factor -> level -> patch of dotted keys."
+        default_factory=dict, description="factor -> level -> patch of dotted keys."
     )
     baseline: dict[Label, LevelName] = Field(default_factory=dict)
     design: DesignName = Field(
@@ -114,11 +123,17 @@ class Sweep(SpecModel):
     seeds: Seeds = (0,)
     failures: FailuresConfig = FailuresConfig()
     report: ReportConfig = ReportConfig()
+    search: SearchConfig | None = Field(
+        default=None, description="Instead of factors: look for the best in a space."
+    )
 
     _source: SweepSource | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
+        refuse(search_problems(self))
+        if self.search is not None:
+            object.__setattr__(self, "factors", {POINT: {"base": {}}})
         refuse([*name_problems(self), *use_problems(self)])
         first = {factor: next(iter(levels)) for factor, levels in self.factors.items()}
         object.__setattr__(self, "baseline", {**first, **self.baseline})
@@ -173,7 +188,7 @@ class Sweep(SpecModel):
         cells: list[Cell] = []
         problems: dict[tuple[str, int, int], Problem] = {}
         patches = {
-            (factor, level): self._patch(factor, level)
+            (factor, level): self.patch(factor, level)
             for factor, levels in self.factors.items()
             for level in levels
         }
@@ -207,7 +222,8 @@ class Sweep(SpecModel):
             raise SpecError(problems)
         self.cells()
 
-    def _patch(self, factor: str, level: str) -> dict[str, Any]:
+    def patch(self, factor: str, level: str) -> dict[str, Any]:
+        """What a level sets, with paths as they are from here."""
         folder = Path(self.source.folder)
         patch = self.factors[factor][level]
         return {key: resolve(key, value, folder) for key, value in patch.items()}

@@ -32,6 +32,24 @@ def name_problems(sweep: "Sweep") -> Found:
         yield from _rule_problems(sweep, f"when.{factor}", rule)
 
 
+def search_problems(sweep: "Sweep") -> Found:
+    """A sweep has factors or a search; a search chooses its cells itself."""
+    if sweep.search is None:
+        if not sweep.factors:
+            yield "factors", "is missing or empty; give at least one factor, or a search"
+        return
+    made = {
+        "factors", "baseline", "design", "designs", "zip", "when", "target", "cells_asked",
+        "generators", "exclude", "include",
+    }  # fmt: skip
+    for name in sorted(made & sweep.model_fields_set):
+        key = "cells" if name == "cells_asked" else name
+        yield key, "does not go with search, which chooses its own cells; leave one out"
+    if len(sweep.seeds) > 1:
+        text = "has several seeds, and a search trains each suggestion once"
+        yield "seeds", f"{text}; give one, and repeat the best in a sweep of its own"
+
+
 def use_problems(sweep: "Sweep") -> Found:
     """Every key that is written must change something."""
     written = sweep.model_fields_set

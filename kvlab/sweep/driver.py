@@ -6,17 +6,20 @@ One driver a sweep at a time. Its memory holds ids and states, never results: th
 import contextlib
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
-from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.events import Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
+from kvlab.sweep.feed import Feed
 from kvlab.sweep.order import run_order
-from kvlab.sweep.plan import Plan, PlannedTrial
+from kvlab.sweep.plan import Plan, PlannedTrial, to_run
+from kvlab.sweep.queues import Queues, Trainings
+from kvlab.sweep.recorded import ended_status, forget_failure
+from kvlab.sweep.starts import needs_source
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
@@ -42,6 +45,7 @@ class Driver:
         on_event: told of every start and end.
         on_result: called with a trial's id whenever a result has been recorded.
         retry_failed: also run the trials that failed before.
+        feed: gives more trials, as a search does.
     """
 
     def __init__(
@@ -56,19 +60,18 @@ class Driver:
         on_event: Callable[[Event], None] | None = None,
         on_result: Callable[[str], None] | None = None,
         retry_failed: bool = False,
+        feed: Feed | None = None,
     ):
         self._plan, self._store, self._executor = plan, store, executor
         self._origin, self._description = origin or Origin(), description
         self._before, self._on_event, self._on_result = before, on_event, on_result
-        self._retry_failed = retry_failed
+        self._retry_failed, self._feed = retry_failed, feed
         self._flag = store.stop_flag(plan.sweep.name)
         self._stopping = False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
-        self._queues: dict[ResourcesConfig, deque[PlannedTrial]] = {}
-        self._training: dict[str, str] = {}  # training id -> the trial that runs it now
-        self._waiting: dict[str, list[PlannedTrial]] = {}  # training id -> trials that need it
+        self._queues = Queues()
+        self._trainings = Trainings()
         self._running: dict[str, float] = {}  # trial id -> when it was started
-        self._later: list[tuple[float, PlannedTrial]] = []  # when it may start again
         self._failures = Failures(plan.sweep.failures, store, executor)
         self._halted = ""
         self._states: dict[str, str] = {}
@@ -128,9 +131,9 @@ class Driver:
     def _prepare(self) -> None:
         missing = []
         for planned in self._plan.trials:
-            status = self._status(planned)
+            status = ended_status(self._store, planned.trial.id)
             if status == "failed" and self._retry_failed:
-                status = self._forget(planned)
+                status = forget_failure(self._store, planned.trial.id)
             if status is None:
                 missing.append(planned)
             else:
@@ -140,7 +143,7 @@ class Driver:
         if missing and self._before is not None:
             self._before(missing, self._check_stop)
         for planned in run_order(missing):
-            self._queue(planned).append(planned)
+            self._queues.add(planned)
 
     def _check_stop(self) -> None:
         self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
@@ -152,12 +155,14 @@ class Driver:
             with contextlib.suppress(Stopped):
                 self._check_stop()
                 if not self._halted:
+                    self._take_more()
                     self._start_ready()
+            pause = None if self._stopping or self._halted else self._queues.pause
             if self._running:
                 for ended, seconds in self._wait():
                     self._handle(ended, seconds)
-            elif self._later and not self._stopping and not self._halted:
-                time.sleep(min(WAIT_SECONDS, max(0.0, self._later[0][0] - time.monotonic())))
+            elif pause is not None:
+                time.sleep(min(WAIT_SECONDS, pause))
             else:
                 return
 
@@ -168,77 +173,75 @@ class Driver:
             for ended in self._executor.wait(WAIT_SECONDS)
         ]
 
+    def _take_more(self) -> None:
+        """Takes what the feed has; a trial that has ended before is told back at once."""
+        while self._feed is not None and (planned := self._feed.next()) is not None:
+            known = planned.trial.id in self._planned
+            self._planned.setdefault(planned.trial.id, planned)
+            status = ended_status(self._store, planned.trial.id)
+            if status is not None:
+                self._states[planned.trial.id] = status
+                self._feed.ended(planned, status)
+            elif not known:
+                self._queues.add(planned)
+
     def _start_ready(self) -> None:
-        while self._later and self._later[0][0] <= time.monotonic():
-            planned = self._later.pop(0)[1]
-            self._queue(planned).appendleft(planned)
-        while self._start_some():  # one that fails here may set others free in any queue
-            pass
+        for planned in self._queues.ready(self._executor):
+            training = planned.trial.training_id
+            if needs_source(planned.trial, self._store):
+                self._after_source(planned)
+                continue
+            if self._trainings.runs(training):
+                self._trainings.wait_for(training, planned)
+                continue
+            if not self._store.training_done(training):
+                self._trainings.begin(planned)
+            self._running[planned.trial.id] = time.monotonic()
+            self._tell(Event("started", planned))
+            self._executor.start(planned.trial)
 
-    def _start_some(self) -> bool:
-        """Starts what there is room for; whether any trial left its queue."""
-        moved = False
-        for resources, queue in list(self._queues.items()):
-            while queue and self._executor.has_room(resources):
-                moved, planned = True, queue.popleft()
-                training = planned.trial.training_id
-                if source := self._lacks(planned):
-                    self._after_source(planned, source)
-                elif training in self._training:
-                    self._waiting.setdefault(training, []).append(planned)
-                else:
-                    if not self._store.training_done(training):
-                        self._training[training] = planned.trial.id
-                    self._running[planned.trial.id] = time.monotonic()
-                    self._tell(Event("started", planned))
-                    self._executor.start(planned.trial)
-        return moved
-
-    def _lacks(self, planned: PlannedTrial) -> str | None:
-        """The training that must be done before this trial can train."""
-        source, done = planned.trial.source, self._store.training_done
-        if source is None or done(planned.trial.training_id) or done(source.training_id):
-            return None
-        return source.training_id
-
-    def _after_source(self, planned: PlannedTrial, source: str) -> None:
+    def _after_source(self, planned: PlannedTrial) -> None:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
+        assert planned.trial.source is not None, "asked for by `needs_source`"
+        source = planned.trial.source.training_id
         coming = (p.trial for p in self._plan.trials if p.trial.id not in self._states)
         if any(trial.training_id == source for trial in coming):
-            self._waiting.setdefault(source, []).append(planned)
+            self._trainings.wait_for(source, planned)
             return
-        status = self._failed(planned, SourceMissing(missing_source(planned.trial, self._store)))
+        error = SourceMissing(missing_source(planned.trial, self._store))
+        status = self._failed(planned, error)
         if status is not None:
             self._ended(planned, status, 0.0)
 
     def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
         again = self._failures.failed(planned) if status == "failed" else None
-        if again is not None and self._forget(planned) is None:
+        if again is not None and forget_failure(self._store, planned.trial.id) is None:
             self._again(again)
             return
         why = self._failures.hopeless(planned) if status == "failed" else None
         self._states[planned.trial.id] = status
         self._ran += 1
+        if self._feed is not None:
+            self._feed.ended(planned, status)
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
-        self._release(planned.trial.training_id)
+        self._queue_again(self._trainings.released(planned.trial.training_id))
         if why and not self._halted:
             self._halted = why
             self._tell(Event("halted", planned, message=why))
 
     def _again(self, again: Again) -> None:
         self._planned[again.planned.trial.id] = again.planned
-        self._later.append((time.monotonic() + again.seconds, again.planned))
-        self._later.sort(key=lambda entry: entry[0])
+        self._queues.add_later(again.planned, again.seconds)
         self._tell(Event("retried", again.planned, message=again.why))
 
     def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
-        self._release_training(planned)
+        self._queue_again(self._trainings.end(planned))
         if isinstance(ended.error, StoreError):
             raise ended.error
-        status = self._status(planned)
+        status: str | None = ended_status(self._store, planned.trial.id)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
         elif status is None and ended.outcome != "stopped":
@@ -249,7 +252,7 @@ class Driver:
         elif ended.outcome == "stopped":
             self._tell(Event("ended", planned, "stopped", seconds))
             if not self._stopping and not self._flag.exists():
-                self._queue(planned).appendleft(planned)  # by a flag that is gone again
+                self._queues.add(planned, first=True)  # by a flag that is gone again
 
     def _failed(self, planned: PlannedTrial, error: BaseException) -> str | None:
         """Queues a killed trial again, or records why there will be no result."""
@@ -264,23 +267,15 @@ class Driver:
         else:
             failure = Failure.of(error)
         if not record_failure(trial, self._store, self._origin, failure):
-            status = self._status(planned)
+            status = ended_status(self._store, planned.trial.id)
             if status is None:  # some other process runs it after all: wait for that one
-                self._queue(planned).appendleft(planned)
+                self._queues.add(planned, first=True)
             return status
         return "failed"
 
-    def _release_training(self, planned: PlannedTrial) -> None:
-        training = planned.trial.training_id
-        if self._training.get(training) == planned.trial.id:
-            del self._training[training]
-        self._release(training)
-
-    def _release(self, training: str) -> None:
-        """Queues again what waits for a training, unless it runs."""
-        free = [] if training in self._training else self._waiting.pop(training, [])
-        for waiting in reversed(free):
-            self._queue(waiting).appendleft(waiting)
+    def _queue_again(self, waiting: list[PlannedTrial]) -> None:
+        for planned in waiting:
+            self._queues.add(planned, first=True)
 
     def _abort(self) -> None:
         """Stops what runs, as far as the store lets us ask."""
@@ -294,26 +289,7 @@ class Driver:
         if self._on_event is not None:
             self._on_event(event)
 
-    def _forget(self, planned: PlannedTrial) -> str | None:
-        """Makes a failed trial missing again, unless some other process has taken it."""
-        with self._store.trial_lock(planned.trial.id).hold(patience=1.0) as ours:
-            if ours and self._store.status(planned.trial.id) == "failed":
-                self._store.set_aside(planned.trial.id)
-        return self._status(planned)
-
-    def _status(self, planned: PlannedTrial) -> str | None:
-        status = self._store.status(planned.trial.id)
-        return None if status == "damaged" else status
-
-    def _queue(self, planned: PlannedTrial) -> deque[PlannedTrial]:
-        return self._queues.setdefault(planned.trial.experiment.resources, deque())
-
     def _summary(self, seconds: float) -> Summary:
         states = Counter(self._states.values())
         states["missing"] = len(self._planned) - states.total()
         return Summary(states, self._ran, seconds, self._stopping, self._halted)
-
-
-def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
-    """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
-    return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]

@@ -1,7 +1,7 @@
 """`plan`: a sweep as trials, checked, costed and de-duplicated. Never imports torch."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import DataConfig
 from kvlab.spec.starts import CellKey, cell_key
 from kvlab.spec.sweep import Cell, Sweep
+from kvlab.sweep.recorded import ended_status
 from kvlab.sweep.starts import Starts
 from kvlab.trial.fingerprint import MODEL_DTYPE
 from kvlab.trial.record import Store
@@ -133,6 +134,7 @@ def plan(
     *,
     identify: Identify | None = None,
     provisional: bool = False,
+    cells: Sequence[Cell] | None = None,
 ) -> Plan:
     """The trials of every cell and seed of ``sweep``.
 
@@ -142,17 +144,23 @@ def plan(
         identify: digest of the text of a data section; default `kvlab.data.identity`.
         provisional: plan also without the text or a checkpoint, as before a download; see
             ``Plan.absent``.
+        cells: plan these instead of the sweep's own.
 
     Raises:
         SpecError: a cell is not possible, or a checkpoint to start from cannot be had.
         DataError: the text is not there, and ``provisional`` is not set.
     """
     record = Store(store) if isinstance(store, str | Path) else store
-    every = sweep.cells()
+    every = sweep.cells() if cells is None else cells
     starts = Starts(sweep, every, provisional=provisional)
     builder = _Builder(record, identify or _identity, provisional, starts)
-    cells = tuple(builder.add(cell) for cell in every)
-    return Plan(sweep, builder.trials(), cells, (*builder.absent, *starts.absent))
+    planned = tuple(builder.add(cell) for cell in every)
+    return Plan(sweep, builder.trials(), planned, (*builder.absent, *starts.absent))
+
+
+def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
+    """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
+    return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]
 
 
 class _Builder:
@@ -223,8 +231,7 @@ class _Builder:
             return f"absent {data.source}"
 
     def _ended(self, trial: Trial) -> State | None:
-        status = self._store.status(trial.id) if self._store else None
-        return None if status == "damaged" else status
+        return ended_status(self._store, trial.id) if self._store else None
 
     def _is_trained(self, trial: Trial, planned: set[str]) -> bool:
         """Whether the weights are there, or an earlier trial of this plan makes them."""

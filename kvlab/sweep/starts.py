@@ -7,6 +7,7 @@ from kvlab.errors import PretrainedError, SpecError
 from kvlab.spec.starts import FIELD, cell_key, source_levels
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.trial.fingerprint import training_fingerprint
+from kvlab.trial.record import Store
 from kvlab.trial.start import CheckpointStart, Start, TrainingStart, checkpoint_identity
 from kvlab.trial.trial import Trial
 
@@ -62,3 +63,9 @@ class Starts:
             self.absent.append(str(error))
             identity = {"absent": place}
         return CheckpointStart(name, place, identity)
+
+
+def needs_source(trial: Trial, store: Store) -> bool:
+    """Whether a trial must train, and what it starts from is not trained."""
+    source, done = trial.source, store.training_done
+    return source is not None and not done(trial.training_id) and not done(source.training_id)

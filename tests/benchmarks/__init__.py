@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, past, report, roofline
+from tests.benchmarks import decode, driver, past, report, roofline
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
     "past": past.run,
     "roofline": roofline.run,
     "report": report.run,
+    "driver": driver.run,
 }

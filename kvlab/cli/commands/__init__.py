@@ -25,6 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvlab.cli.commands.estimate",
         "KV bytes, parameters and FLOPs of a model, exactly",
     ),
+    "gc": ("kvlab.cli.commands.gc", "remove from the store what nothing needs any more"),
+    "doctor": ("kvlab.cli.commands.doctor", "show what is installed and usable, and what is not"),
+    "init": ("kvlab.cli.commands.init", "make a folder with commented example specs"),
     "schema": (
         "kvlab.cli.commands.schema",
         "print the JSON Schema that editors complete YAML with",

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlab.cli.budget import budget_lines, why_lines
 from kvlab.cli.options import add_json, add_store
+from kvlab.cli.search import space_lines
 from kvlab.cli.sizes import memory_size, positive
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.cli.table import short_number, table
@@ -86,6 +87,8 @@ def _lines(planned: Plan) -> list[str]:
         f"{_label(other)} computes the same as {_label(first)} ({why})."
         for other, first, why in _equal_cells(planned)
     ]
+    if planned.sweep.search is not None:
+        lines += space_lines(planned.sweep)
     chosen = planned.sweep.selection
     lines += [f"{rule}." for rule in chosen.rules]
     lines += [f"Aliasing: {note}." for note in chosen.notes]

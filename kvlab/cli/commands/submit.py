@@ -10,15 +10,18 @@ from typing import Any, TextIO
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
+from kvlab.cli.search import search_lines
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import UsageError
 from kvlab.sweep import Driver, Plan, Summary, plan
 from kvlab.sweep.description import sweep_description
-from kvlab.sweep.driver import Before, to_run
+from kvlab.sweep.driver import Before
 from kvlab.sweep.executor import Executor, Run
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
+from kvlab.sweep.plan import to_run
 from kvlab.sweep.prefetch import prefetch
+from kvlab.sweep.search import Search
 from kvlab.trial import Store
 from kvlab.trial.origin import Origin, capture_origin, neutral_command
 from kvlab.trial.progress import duration
@@ -74,33 +77,39 @@ def _drive(
     options: argparse.Namespace, planned: Plan, store: Store, live: Live, mirror: Mirror
 ) -> Summary:
     sweep, missing = planned.sweep, to_run(planned, options.retry_failed)
-    command = _command(options)
+    command, source = _command(options), sweep.source
+    describe = partial(
+        sweep_description,
+        yaml=source.document.text,
+        experiment_yaml=source.base_document.text,
+        command=command,
+    )
+    search = None if sweep.search is None else Search(planned, store, describe)
+    if search is not None:
+        planned = search.plan
     origin = capture_origin(command, store.stop_flag(sweep.name))
     live.say(f"{sweep.name}: {planned.totals()}")
-    executor = _executor(options, store, origin, bool(missing))
+    executor = _executor(options, store, origin, bool(missing) or search is not None)
     forced = True
     try:
         where = f" on {executor.describe()}" if missing else ""
         live.say(f"{_counts(planned, len(missing))}{where}; record in {options.store}")
-        source = sweep.source
         driver = Driver(
             planned,
             store,
             executor,
             origin=origin,
-            description=sweep_description(
-                planned,
-                yaml=source.document.text,
-                experiment_yaml=source.base_document.text,
-                command=command,
-            ),
+            description=describe(planned),
             before=_prefetch(options, live),
             on_event=live.event,
             on_result=mirror.result,
             retry_failed=options.retry_failed,
+            feed=search,
         )
         with graceful_stop(driver.stop), live.watch(driver):
             summary = driver.run()
+        if search is not None:
+            live.say("\n".join(search_lines(search)))
         forced = False
         return summary
     finally:

@@ -1,0 +1,61 @@
+"""`kvlab gc`: remove from the store what nothing needs; without --apply it only shows it."""
+
+import argparse
+import json
+from pathlib import Path
+
+from kvlab.cli.options import add_json, add_store
+from kvlab.cli.table import short_bytes, table
+from kvlab.trial import Store
+from kvlab.trial.garbage import Garbage, find_garbage, remove
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_store(parser)
+    parser.add_argument(
+        "--weights",
+        action="store_true",
+        help="also final weights that every sweep has measured (`generate` then cannot use them)",
+    )
+    parser.add_argument(
+        "--unused", action="store_true", help="also trials and trainings that no sweep asks for"
+    )
+    parser.add_argument("--apply", action="store_true", help="remove; without it, only show")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    found = find_garbage(Store(options.store), weights=options.weights, unused=options.unused)
+    busy = [item for item in found if options.apply and not remove(item)]
+    gone = [item for item in found if item not in busy]
+    if options.json:
+        print(json.dumps(_facts(options, gone, busy), indent=1))
+        return 0
+    if not found:
+        print(f"{options.store} holds nothing that could go")
+        return 0
+    rows = [[short_bytes(item.bytes), _name(options, item), item.why] for item in gone]
+    print(table([["size", "what", "why"], *rows], right="r"))
+    total = short_bytes(sum(item.bytes for item in gone))
+    verb = "removed" if options.apply else "could go; add --apply to remove it"
+    print(f"\n{total} {verb}")
+    if busy:
+        print(f"{len(busy)} left, because a process uses them now")
+    return 0
+
+
+def _facts(
+    options: argparse.Namespace, gone: list[Garbage], busy: list[Garbage]
+) -> dict[str, object]:
+    return {
+        "applied": options.apply,
+        "bytes": sum(item.bytes for item in gone),
+        "items": [
+            {"path": _name(options, item), "bytes": item.bytes, "why": item.why} for item in gone
+        ],
+        "in_use": [_name(options, item) for item in busy],
+    }
+
+
+def _name(options: argparse.Namespace, item: Garbage) -> str:
+    return str(item.path.relative_to(Path(options.store)))

@@ -1,0 +1,49 @@
+"""What a search looks for and what it has found, for the terminal."""
+
+from collections.abc import Iterator
+
+from kvlab.cli.table import short_number
+from kvlab.spec import Sweep
+from kvlab.spec.problems import show_value
+from kvlab.sweep.objectives import check_numbers, direction
+from kvlab.sweep.search import Search
+
+
+def space_lines(sweep: Sweep) -> Iterator[str]:
+    """The space, the objectives and the budget of a sweep that searches.
+
+    Raises:
+        SpecError: an objective or a limit is no number that can be had.
+    """
+    check_numbers(sweep)
+    search = sweep.search
+    assert search is not None, "only for sweeps with a search"
+    for key, values in search.choices.items():
+        yield f"Search {key} in {', '.join(map(show_value, values))}."
+    for key, asked in search.ranges.items():
+        how = [*(["log"] if asked.log else []), *(["whole"] if asked.whole else [])]
+        yield f"Search {key} from {asked.low:g} to {asked.high:g}{_list(how)}."
+    aims = ", ".join(f"{direction(name)} {name}" for name in search.objectives)
+    budget = [
+        *([f"{search.trials:,} trials"] if search.trials else []),
+        *([f"{short_number(search.flops)} FLOPs"] if search.flops else []),
+        *([f"{search.hours:g} hours"] if search.hours else []),
+    ]
+    yield f"{search.sampler}: {aims}; until {' or '.join(budget)}, {search.parallel} at once."
+
+
+def search_lines(search: Search) -> Iterator[str]:
+    """How a search stands, and the best that it has found."""
+    trained = sum(point.trained for point in search.points)
+    why = f": {search.ended_because}" if search.ended_because else ""
+    yield f"search: {trained} trials of {len(search.points)} suggestions{why}"
+    names = search.plan.sweep.search.objectives if search.plan.sweep.search else ()
+    for point in search.best():
+        values = zip(names, point.past.values, strict=True)
+        found = ", ".join(f"{name} {value:.6g}" for name, value in values)
+        patch = ", ".join(f"{key}: {show_value(value)}" for key, value in point.patch.items())
+        yield f"best {point.level} ({point.trial[:8]})  {found}  {patch}"
+
+
+def _list(words: list[str]) -> str:
+    return f" ({', '.join(words)})" if words else ""

@@ -1,0 +1,114 @@
+"""`search` of a sweep: a space that is too big for a grid, and what to look for in it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kvlab.spec.base import Count, Positive, SpecModel, refuse
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Values = Annotated[tuple[Any, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=1000)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Range(SpecModel):
+    """Numbers from ``low`` to ``high``, both included."""
+
+    low: Finite
+    high: Finite
+    log: bool = Field(default=False, description="Drawn evenly in the logarithm.")
+    whole: bool = Field(default=False, description="Whole numbers only.")
+    step: Positive | None = Field(default=None, description="Only low, low + step, ...")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Range":
+        problems = []
+        if self.low >= self.high:
+            problems.append(("high", f"is not above low = {self.low:g}; use a larger number"))
+        if self.log and (self.low <= 0 or self.step is not None):
+            text = "needs low above 0 and no step; change one of them"
+            problems.append(("log", text))
+        if self.whole and not all(n.is_integer() for n in (self.low, self.high, self.step or 1.0)):
+            problems.append(("whole", "needs whole low, high and step; round them"))
+        refuse(problems)
+        return self
+
+
+class Limit(SpecModel):
+    """What a number may be; one bound or both."""
+
+    at_most: Finite | None = None
+    at_least: Finite | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Limit":
+        if self.at_most is None and self.at_least is None:
+            refuse([("at_most", "and at_least are both missing; give one")])
+        return self
+
+
+class SearchConfig(SpecModel):
+    """Where to look, what for, and for how long.
+
+    Objectives and limits name measured numbers (``loss_served``, ``tpot_ms_p50``, ...) or what
+    is known beforehand: ``parameters``, ``kv_bytes`` (one sequence at the block size),
+    ``kv_bytes_per_token``, ``training_flops``. A suggestion beyond a limit on the latter is
+    never trained.
+    """
+
+    choices: dict[str, Values] = Field(
+        default_factory=dict, description="dotted key -> values to choose from."
+    )
+    ranges: dict[str, Range] = Field(
+        default_factory=dict, description="dotted key -> a range of numbers."
+    )
+    objectives: Annotated[
+        tuple[str, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=4)
+    ] = Field(description="Numbers to improve; with several, a Pareto front.")
+    limits: dict[str, Limit] = Field(
+        default_factory=dict, description="number -> at_most, at_least."
+    )
+    sampler: Literal["tpe", "random", "nsga2", "gp"] = Field(
+        default="tpe", description="Optuna's sampler."
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Of the sampler.")
+    parallel: Count = Field(default=1, le=1000, description="Suggestions in flight at once.")
+    trials: Count | None = Field(default=None, description="Stop after this many trained.")
+    flops: Positive | None = Field(default=None, description="Stop after these training FLOPs.")
+    hours: Positive | None = Field(default=None, description="Stop after this time of searching.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchConfig":
+        problems = []
+        if not self.choices and not self.ranges:
+            problems.append(("choices", "and ranges are both empty; give at least one key to vary"))
+        problems += [
+            (f"ranges.{key}", "stands in choices too; leave one out")
+            for key in self.ranges
+            if key in self.choices
+        ]
+        for name in ("choices", "ranges"):
+            problems += [
+                (name, f"names {key}, which is not section.key; write one such as model.n_kv_head")
+                for key in getattr(self, name)
+                if "." not in key.strip(".") or key != key.strip(".")
+            ]
+        problems += [
+            (
+                name,
+                f"names {key}, which changes where a trial runs, not what it finds; leave it out",
+            )
+            for name in ("choices", "ranges")
+            for key in getattr(self, name)
+            if key.startswith("resources.")
+        ]
+        if len(set(self.objectives)) != len(self.objectives):
+            problems.append(("objectives", "names a number twice; name each once"))
+        if self.trials is None and self.flops is None and self.hours is None:
+            problems.append(("trials", "is missing, as are flops and hours; give one of them"))
+        refuse(problems)
+        return self

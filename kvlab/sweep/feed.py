@@ -1,0 +1,17 @@
+"""The contract of what gives a driver more trials while it runs: a search."""
+
+from typing import Protocol
+
+from kvlab.sweep.plan import PlannedTrial
+
+
+class Feed(Protocol):
+    """Asked for trials and told how they end, by the driver's thread alone."""
+
+    def next(self) -> PlannedTrial | None:
+        """One more trial, which may have ended before; None if there is none for now."""
+        ...
+
+    def ended(self, planned: PlannedTrial, status: str) -> None:
+        """Takes how one of its trials ended; those that are not its own are passed over."""
+        ...

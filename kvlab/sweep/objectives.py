@@ -1,0 +1,50 @@
+"""The numbers that a search may look for or keep within limits."""
+
+from kvlab.errors import SpecError
+from kvlab.spec.sweep import Sweep
+from kvlab.spec.yaml_reader import Key
+from kvlab.sweep.plan import PlannedTrial
+from kvlab.sweep.suggest import Direction
+from kvlab.trial.metrics import METRICS
+
+KNOWN = ("parameters", "kv_bytes", "kv_bytes_per_token", "training_flops")
+"""Numbers that are known before a trial runs; less is better."""
+
+
+def check_numbers(sweep: Sweep) -> None:
+    """Raises SpecError unless every objective and limit is a number that can be had."""
+    search = sweep.search
+    assert search is not None, "only for sweeps with a search"
+    problems = []
+    names: list[tuple[tuple[Key, ...], str]] = [
+        (("search", "objectives", number), name) for number, name in enumerate(search.objectives)
+    ]
+    names += [(("search", "limits", name), name) for name in search.limits]
+    for path, name in names:
+        shown = ".".join(map(str, path[:2]))
+        if name not in METRICS and name not in KNOWN:
+            text = f"{shown} names {name}, which is not measured; use one of"
+            usable = [*KNOWN, *(m for m, facts in METRICS.items() if facts.better != "neither")]
+            text = f"{text} {', '.join(usable)}"
+            problems.append(sweep.source.document.problem(path, text))
+        elif path[1] == "objectives" and name in METRICS and METRICS[name].better == "neither":
+            text = f"{shown} names {name}, of which neither more nor less is better; use another"
+            problems.append(sweep.source.document.problem(path, text))
+    if problems:
+        raise SpecError(problems)
+
+
+def direction(objective: str) -> Direction:
+    """``minimize`` or ``maximize``."""
+    higher = objective in METRICS and METRICS[objective].better == "higher"
+    return "maximize" if higher else "minimize"
+
+
+def known(planned: PlannedTrial) -> dict[str, float]:
+    """`KNOWN` of one trial."""
+    return {
+        "parameters": planned.parameters,
+        "kv_bytes": planned.kv_bytes,
+        "kv_bytes_per_token": planned.kv_bytes_per_token,
+        "training_flops": planned.flops,
+    }

@@ -1,0 +1,112 @@
+"""Suggestions from Optuna's samplers. The only module that imports optuna.
+
+A study is made anew from the history for every suggestion, with a sampler whose seed follows
+from the search's seed and the number of the suggestion. So a suggestion depends on the seed and
+the history alone, and a search that was killed goes on as if it had not been.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvlab.spec.search import Range, SearchConfig
+
+Direction = Literal["minimize", "maximize"]
+
+Params = dict[str, Any]
+"""Dotted key -> index into its choices, or a number of its range."""
+
+
+@dataclass
+class Past:
+    """One suggestion that was made.
+
+    ``open`` has no values yet; ``ok`` has; ``beyond`` breaks a limit, has diverged or is not
+    possible: above 0 in ``excess``; ``lost`` failed and says nothing.
+    """
+
+    params: Params
+    state: Literal["open", "ok", "beyond", "lost"] = "open"
+    values: list[float] = field(default_factory=list)
+    excess: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)  # the sampler's own
+
+
+def suggest(config: SearchConfig, directions: Sequence[Direction], history: Sequence[Past]) -> Past:
+    """The next suggestion, open.
+
+    Args:
+        directions: ``minimize`` or ``maximize`` for every objective.
+        history: every suggestion so far, in the order in which they were made.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # experimental samplers say so each time
+        study = optuna.create_study(
+            sampler=_sampler(optuna, config, len(history)), directions=list(directions)
+        )
+        space = _space(optuna, config)
+        for past in history:
+            study.add_trial(_frozen(optuna, past, space))
+        trial = study.ask(space)
+    notes = study.trials[-1].system_attrs
+    return Past(dict(trial.params), notes={k: v for k, v in notes.items() if _plain(v)})
+
+
+def _sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
+    seed = (config.seed * 1_000_003 + number) % 2**32
+    samplers = optuna.samplers
+    match config.sampler:
+        case "tpe":
+            return samplers.TPESampler(seed=seed, constant_liar=True)
+        case "random":
+            return samplers.RandomSampler(seed=seed)
+        case "nsga2":
+            return samplers.NSGAIISampler(seed=seed, population_size=20)
+        case "gp":
+            return samplers.GPSampler(seed=seed, deterministic_objective=True)
+
+
+def _space(optuna: Any, config: SearchConfig) -> dict[str, Any]:
+    kinds = optuna.distributions
+    space: dict[str, Any] = {
+        key: kinds.CategoricalDistribution(list(range(len(values))))
+        for key, values in config.choices.items()
+    }
+    for key, asked in config.ranges.items():
+        space[key] = _distribution(kinds, asked)
+    return space
+
+
+def _distribution(kinds: Any, asked: Range) -> Any:
+    if asked.whole:
+        step = int(asked.step or 1)
+        return kinds.IntDistribution(int(asked.low), int(asked.high), log=asked.log, step=step)
+    return kinds.FloatDistribution(asked.low, asked.high, log=asked.log, step=asked.step)
+
+
+def _frozen(optuna: Any, past: Past, space: dict[str, Any]) -> Any:
+    states = optuna.trial.TrialState
+    state = {
+        "open": states.RUNNING, "ok": states.COMPLETE, "beyond": states.PRUNED, "lost": states.FAIL,
+    }[past.state]  # fmt: skip
+    return optuna.trial.create_trial(
+        state=state,
+        params=past.params,
+        distributions=space,
+        values=past.values if past.state == "ok" else None,
+        constraints=past.excess or None,
+        system_attrs=past.notes,
+    )
+
+
+def _plain(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,158 @@
+"""What a store holds that nothing needs any more, found first and removed only when asked.
+
+Removing takes the lock of the trial or the training, so nothing goes under a process that works
+in it; the lock's own file stays, since others may be waiting at it.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvlab.errors import StoreError
+from kvlab.files import read_json
+from kvlab.lock import Lock, is_held
+from kvlab.trial.record import Store
+
+_PLACES = (".", "final", "checkpoints", "attempts")
+"""Where a kill can leave half of a file or folder, under a name that begins with a dot."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing to remove; ``lock`` is held by whoever uses it."""
+
+    path: Path
+    bytes: int
+    why: str
+    lock: Path = field(repr=False)
+
+
+def find_garbage(store: Store, *, weights: bool = False, unused: bool = False) -> list[Garbage]:
+    """What can go, the largest first; what some process uses now is left out.
+
+    Always: what a kill left half written, and checkpoints of trainings that have ended.
+
+    Args:
+        weights: also final weights, where every sweep that uses them has ended.
+        unused: also trials, and their trainings, that no sweep of the store asks for.
+    """
+    found = [*_half_written(store), *_checkpoints(store)]
+    if weights:
+        found += _weights(store)
+    if unused:
+        found += _unused(store)
+    inside = {item.path for item in found}
+    whole = (item for item in found if not inside.intersection(item.path.parents))
+    return sorted(whole, key=lambda item: (-item.bytes, item.path))
+
+
+def remove(item: Garbage) -> bool:
+    """Removes one thing; False if some process uses it now.
+
+    Raises:
+        StoreError: it cannot be removed.
+    """
+    with Lock(item.lock).hold(patience=0.0) as ours:
+        if not ours:
+            return False
+        try:
+            if item.path == item.lock.parent:
+                for name in os.listdir(item.path):
+                    if name != item.lock.name:
+                        _delete(item.path / name)
+            else:
+                _delete(item.path)
+        except OSError as error:
+            text = f"{item.path} cannot be removed: {error.strerror}"
+            raise StoreError(f"{text}; check its rights") from None
+    return True
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _half_written(store: Store) -> Iterator[Garbage]:
+    for kind in ("trials", "trainings", "sweeps"):
+        for directory in _folders(store.path / kind):
+            lock = directory / ("driver.lock" if kind == "sweeps" else "lock")
+            for place in _PLACES:
+                for path in _entries(directory / place):
+                    if path.name.startswith("."):
+                        yield from _item(path, "half written when something was killed", lock)
+
+
+def _checkpoints(store: Store) -> Iterator[Garbage]:
+    for directory in _folders(store.path / "trainings"):
+        if store.training_done(directory.name):
+            why = "checkpoints of a finished training"
+        elif (directory / "diverged.json").exists():
+            why = "checkpoints of a training that diverged"
+        else:
+            continue
+        yield from _item(directory / "checkpoints", why, directory / "lock")
+
+
+def _weights(store: Store) -> Iterator[Garbage]:
+    """Final weights that no sweep of the store still has to measure."""
+    needed: set[str] = set()
+    for name in store.sweep_names():
+        trials = store.sweep_trials(name)
+        if not all(store.status(trial) in ("done", "diverged") for trial in trials):
+            needed |= {_training(store, trial) for trial in trials}
+    for directory in _folders(store.path / "trainings"):
+        if directory.name not in needed:
+            why = "weights that every sweep has measured"
+            yield from _item(directory / "final", why, directory / "lock")
+
+
+def _unused(store: Store) -> Iterator[Garbage]:
+    asked = {trial for name in store.sweep_names() for trial in store.sweep_trials(name)}
+    trainings = {_training(store, trial) for trial in asked}
+    for directory in _folders(store.path / "trials"):
+        if directory.name not in asked:
+            yield from _item(directory, "a trial that no sweep asks for", directory / "lock")
+    for directory in _folders(store.path / "trainings"):
+        if directory.name not in trainings:
+            why = "a training that no sweep asks for"
+            yield from _item(directory, why, directory / "lock")
+
+
+def _training(store: Store, trial: str) -> str:
+    try:
+        return str(read_json(store.trial_directory(trial) / "trial.json")["training"])
+    except (FileNotFoundError, StoreError, KeyError):
+        return ""
+
+
+def _item(path: Path, why: str, lock: Path) -> Iterator[Garbage]:
+    names = [name for name in _entries(path) if name != lock]
+    if path.is_symlink() or not path.exists() or (path.is_dir() and not names):
+        return
+    if not is_held(lock):
+        yield Garbage(path, _size(path), why, lock)
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return path.lstat().st_size
+    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
+
+
+def _folders(path: Path) -> list[Path]:
+    return [entry for entry in _entries(path) if entry.is_dir() and not entry.is_symlink()]
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return sorted(path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}; check its rights"
+        raise StoreError(text) from None

@@ -1,0 +1,227 @@
+"""Searches: suggestions, limits, budgets, and going on after any stop, through the real driver."""
+
+import itertools
+import json
+import math
+
+import pytest
+
+from kvlab.errors import SpecError, StoreError
+from kvlab.spec import load_sweep
+from kvlab.spec.search import SearchConfig
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.description import sweep_description
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.search import Search
+from kvlab.sweep.suggest import Past, suggest
+from kvlab.trial import Store
+from kvlab.trial.result import Measured
+from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
+
+SEARCH = """\
+question: Which learning rate?
+experiment: e.yaml
+search:
+  ranges:
+    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+  choices:
+    model.n_kv_head: [1, 2]
+  objectives: [loss]
+  trials: 12
+  seed: 3
+"""
+SMOOTH = {"training.learning_rate", "model.n_kv_head"}
+
+
+class Bowl(StubStages):
+    """A known loss: best at learning_rate 1e-2 with two K/V heads."""
+
+    def measure(self, directory):
+        found = super().measure(directory)
+        experiment = self.trial.experiment
+        away = math.log10(experiment.training.learning_rate) + 2
+        found.measurements["loss"] = away**2 + 0.1 * (2 - experiment.model.n_kv_head)
+        return Measured(**vars(found))
+
+
+class BowlRun(StubRun):
+    def make(self, trial, report):
+        return Bowl(trial, report, flag=self.flag, **self.stages)
+
+
+def searching(folder, text=SEARCH, **stages):
+    store = Store(folder / "runs")
+    sweep = load_sweep(write_sweep(folder, text))
+    base = plan(sweep, store, identify=identify)
+
+    def describe(planned):
+        return sweep_description(planned, yaml=text, experiment_yaml="", command="kvlab submit")
+
+    search = Search(base, store, describe, identify)
+    driver = Driver(
+        search.plan, store, InlineExecutor(BowlRun(store.path, **stages)),
+        description=describe(search.plan), feed=search,
+    )  # fmt: skip
+    return store, search, driver
+
+
+def history(store):
+    points = json.loads((store.sweep_directory("s") / "search.json").read_text())["points"]
+    return [(p["patch"], p["past"]["state"], p["past"]["values"], p["trial"]) for p in points]
+
+
+def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
+    store, search, driver = searching(tmp_path)
+    summary = driver.run()
+    assert (summary.exit_code, summary.states["done"]) == (0, 13)
+    assert search.ended_because == "12 trials are the budget"
+    best = search.best()[0]
+    assert best.past.values[0] < 0.3
+    assert best.past.values[0] == min(p.past.values[0] for p in search.points if p.past.values)
+    sweep = store.sweep("s")
+    assert len(sweep["cells"]) == 13
+    assert sweep["patches"]["point"][best.level] == best.patch
+    assert all(store.status(t) == "done" for c in sweep["cells"] for t in c["trials"].values())
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_a_search_that_is_stopped_again_and_again_finds_the_same(tmp_path, sampler):
+    text = SEARCH.replace("seed: 3", f"seed: 3\n  sampler: {sampler}")
+    (tmp_path / "calm").mkdir()
+    (tmp_path / "rough").mkdir()
+    calm, _, driver = searching(tmp_path / "calm", text)
+    driver.run()
+    for stop_after in (1, 4, 5, 99):
+        rough, _, driver = searching(tmp_path / "rough", text)
+        ended = []
+
+        def count(_trial, ended=ended, driver=driver, stop_after=stop_after):
+            ended.append(1)
+            if len(ended) == stop_after:
+                driver._stopping = True  # as a signal does, with no training to wait for
+
+        driver._on_result = count
+        driver.run()
+    assert history(rough) == history(calm)
+    assert all(rough.attempts(trial) == [1] for *_, trial in history(rough))
+
+
+def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
+    text = SEARCH.replace("trials: 12", "trials: 6\n  limits: {kv_bytes_per_token: {at_most: 64}}")
+    store, search, driver = searching(tmp_path, text)
+    driver.run()
+    beyond = [p for p in search.points if p.why == "is beyond a limit"]
+    assert beyond
+    assert all(p.patch["model.n_kv_head"] == 2 and not p.trial for p in beyond)
+    assert sum(p.trained for p in search.points) == 6
+    assert len(store.trial_ids()) == 7
+
+
+def test_several_objectives_give_a_front(tmp_path):
+    text = SEARCH.replace("objectives: [loss]", "objectives: [loss, kv_bytes]")
+    _, search, driver = searching(tmp_path, text)
+    driver.run()
+    front = sorted(p.past.values for p in search.best())
+    assert {kv for _, kv in front} == {p.past.values[1] for p in search.points}
+    assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
+
+
+def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path):
+    text = SEARCH.replace(
+        "  ranges:\n    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}\n", ""
+    )
+    store, search, driver = searching(
+        tmp_path, text.replace("trials: 12", "trials: 12\n  sampler: random")
+    )
+    summary = driver.run()
+    assert summary.exit_code == 0
+    assert "nothing new" in search.ended_because
+    assert sum(p.trained for p in search.points) == 2
+    assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
+
+
+def test_impossible_and_failed_suggestions_do_not_end_the_search(tmp_path):
+    text = SEARCH.replace("[1, 2]", "[1, 2, 3]")
+    _, search, driver = searching(tmp_path, text)
+    assert driver.run().exit_code == 0
+    impossible = [p for p in search.points if p.why.startswith("is not possible")]
+    assert impossible
+    assert "n_kv_head does not divide n_head = 2" in impossible[0].why
+    assert {p.patch["model.n_kv_head"] for p in search.best()} <= {1, 2}
+
+
+def test_a_flops_budget_ends_it(tmp_path):
+    _, search, _ = searching(tmp_path)
+    one = search.plan.trials[0].flops
+    _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"flops: {2.5 * one}"))
+    driver.run()
+    assert (
+        sum(p.flops for p in search.points[:-1]) < 2.5 * one <= sum(p.flops for p in search.points)
+    )
+    assert "training FLOPs are spent" in search.ended_because
+
+
+def test_several_in_flight_are_all_different(tmp_path):
+    _, search, _ = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 12\n  parallel: 4"))
+    given = [search.next() for _ in range(5)]
+    assert given[4] is None
+    assert len({one.trial.id for one in given[:4]}) == 4
+
+
+def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
+    searching(tmp_path)[2].run()
+    with pytest.raises(StoreError, match="another search of this name"):
+        searching(tmp_path, SEARCH.replace("seed: 3", "seed: 4"))
+    longer = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 14"))
+    assert longer[2].run().ran == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("[loss]", "[los]", "s.yaml:8:16: search.objectives names los, which is not measured"),
+        ("[loss]", "[loss_tokens]", "of which neither more nor less is better"),
+        ("seed: 3", "limits: {nothing: {at_most: 1}}", "search.limits names nothing"),
+        ("seed: 3", "limits: {loss: {}}", "at_least are both missing"),
+        ("  trials: 12\n", "", "trials is missing, as are flops and hours"),
+        ("low: 1e-4", "low: 1.0", "is not above low = 1"),
+        ("low: 1e-4", "low: 0.0", "needs low above 0"),
+        ("model.n_kv_head", "n_kv_head", "names n_kv_head, which is not section.key"),
+        ("model.n_kv_head", "resources.cpus", "changes where a trial runs"),
+        ("search:", "design: pairwise\nsearch:", "design = pairwise does not go with search"),
+        ("search:", "seeds: [0, 1]\nsearch:", "a search trains each suggestion once"),
+        ("search:", "searhc:", "did you mean search?"),
+    ],
+)
+def test_refusals(tmp_path, old, new, wanted):
+    with pytest.raises(SpecError) as caught:
+        searching(tmp_path, SEARCH.replace(old, new, 1))
+    assert wanted in str(caught.value)
+
+
+def front_volume(sampler, seed, count=60):
+    """Hypervolume below (1.1, 1.1) of what a sampler finds on ZDT1 (Zitzler et al., 2000)."""
+    names = [f"training.x{n}" for n in range(5)]
+    config = SearchConfig.model_validate(
+        {"ranges": {name: {"low": 0.0, "high": 1.0} for name in names},
+         "objectives": ["loss", "kv_bytes"], "sampler": sampler, "seed": seed, "trials": count}
+    )  # fmt: skip
+    past = []
+    for _ in range(count):
+        one = suggest(config, ["minimize", "minimize"], past)
+        x = [one.params[name] for name in names]
+        g = 1 + 9 * sum(x[1:]) / 4
+        past.append(Past(one.params, "ok", [x[0], g * (1 - math.sqrt(x[0] / g))], {}, one.notes))
+    reference = (1.1, 6.0)
+    volume, ceiling = 0.0, reference[1]
+    for first, second in sorted(p.values for p in past):
+        if first < reference[0] and second < ceiling:
+            volume += (reference[0] - first) * (ceiling - second)
+            ceiling = second
+    return volume
+
+
+def test_a_search_covers_more_of_a_known_front_than_chance():
+    searched = sum(front_volume("tpe", seed) for seed in range(3))
+    drawn = sum(front_volume("random", seed) for seed in range(3))
+    assert searched > drawn
