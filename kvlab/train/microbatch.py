@@ -14,13 +14,13 @@ MEMORY_SHARE = 0.25
 
 
 def microbatch_rows(experiment: Experiment, device: torch.device) -> int:
-    """Rows of ``block_size`` tokens in one forward pass; divides the rows of a step.
+    """Rows of ``block_size`` tokens in one forward pass; divides a worker's rows of a step.
 
     ``resources.microbatch_tokens`` if given. It depends on the experiment and the kind of
     device alone, so that a resumed run sums in the same order.
     """
     block = experiment.model.block_size
-    rows = experiment.training.batch_tokens // block
+    rows = experiment.training.batch_tokens // block // experiment.resources.training_workers
     tokens = experiment.resources.microbatch_tokens or _default_tokens(experiment, device)
     most = max(1, min(rows, tokens // block))
     return max(n for n in range(1, most + 1) if rows % n == 0)

@@ -51,4 +51,7 @@ METRICS: dict[str, Metric] = {
     "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
     "tokens_per_second": Metric("decoded tokens per second (largest batch)", "tokens/s", "higher"),
     "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
+    "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
+    "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
+    "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
 }

@@ -77,7 +77,8 @@ class TorchStages:
         measurements = {**evaluation.measurements, **speed}
         record: dict[str, Any] = {**asdict(training), "start": read_beginning(directory)}
         if record["steps"]:
-            measurements["training_tokens_per_second"] = record["tokens_per_second"]
+            for name in ("tokens_per_second", "flops_per_second", "mfu", "peak_bytes"):
+                measurements[f"training_{name}"] = record[name]
         curves = {
             "train_loss": record.pop("train_curve"),
             "validation_loss": record.pop("validation_curve"),
