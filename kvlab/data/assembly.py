@@ -42,7 +42,8 @@ def chosen(
     """The documents to take, in order, each once.
 
     Taken in the given order if that is ``shuffled``, else in the order of their hash: either
-    way, any beginning is a fair mixture. The document that reaches ``max_bytes`` or ``max_tokens`` is the last.
+    way, any beginning is a fair mixture. The document that reaches ``max_bytes``
+    or ``max_tokens`` is the last.
     """
     if not shuffled:
         table = table[np.argsort(table["order"], kind="stable")]

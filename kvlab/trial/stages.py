@@ -19,6 +19,7 @@ from kvlab.trial.beginning import Beginning, read_beginning
 from kvlab.trial.progress import Update
 from kvlab.trial.provenance import DataProvenance, Machine, processor_name
 from kvlab.trial.result import Measured
+from kvlab.trial.together import train_together
 from kvlab.trial.trial import Trial
 
 
@@ -44,6 +45,9 @@ class TorchStages:
             raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
 
     def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
+        if self._experiment.resources.training_workers > 1:
+            train_together(self._trial, directory, self._report, should_stop)
+            return
         train(
             self._model(),
             self._dataset,
