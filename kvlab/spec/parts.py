@@ -207,6 +207,12 @@ class EvaluationConfig(SpecModel):
         description="Validation tokens scored through the cache, token by token; default"
         " loss_tokens.",
     )
+    recall: CountOrZero = Field(
+        default=0, description="Rows of the associative recall probe; 0 for none."
+    )
+    positions: bool = Field(
+        default=False, description="Measure the loss by position; over served_tokens if served."
+    )
 
     @property
     def hellaswag_items(self) -> int | None:

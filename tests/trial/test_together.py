@@ -1,5 +1,6 @@
 """A trial whose training runs in two workers under Ray Train, on a real local cluster."""
 
+import json
 import random
 from functools import partial
 
@@ -18,10 +19,10 @@ from tests.contracts.executor_contract import until_ended
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "rhymes.txt"
+    path = tmp_path_factory.mktemp("text") / "rhymes.jsonl"
     rng, words = random.Random(1), ["cat", "sat", "mat", "hat", "flat", "at", "the", "on"]
     lines = [" ".join(rng.choices(words, k=30)) for _ in range(400)]
-    path.write_text("\n\n".join(lines))
+    path.write_text("\n".join(json.dumps({"text": line}) for line in lines))
     return path
 
 

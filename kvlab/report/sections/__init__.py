@@ -11,6 +11,7 @@ from kvlab.report.sections.hellaswag import hellaswag
 from kvlab.report.sections.interactions import interactions
 from kvlab.report.sections.memory import memory
 from kvlab.report.sections.pareto import pareto
+from kvlab.report.sections.probes import probes
 from kvlab.report.sections.provenance import provenance
 from kvlab.report.sections.serving_gap import serving_gap
 from kvlab.report.sections.speed import speed
@@ -25,6 +26,7 @@ SECTIONS: dict[str, MakeSection] = {
     "pareto": pareto,
     "serving-gap": serving_gap,
     "hellaswag": hellaswag,
+    "probes": probes,
     "curves": curves,
     "memory": memory,
     "speed": speed,
