@@ -1,5 +1,4 @@
-"""What a cache costs and buys when decoding: exact bytes, peak memory, latency, throughput."""
+"""What a cache costs and buys when decoding: exact bytes, latency, throughput, limits, roofline.
 
-from kvlab.benchmark.measure import benchmark
-
-__all__ = ["benchmark"]
+Imports nothing, so that `measurement` can be read without torch; start at `measure` and `session`.
+"""

@@ -1,6 +1,6 @@
 """Greedy decoding of random prompts, timed step by step.
 
-B rows, P prompt tokens, N new tokens. Nothing is sampled and nothing is read back while the
+B rows, L prompt tokens, N new tokens. Nothing is sampled and nothing is read back while the
 clock runs, so that a device is never made to wait for the program.
 """
 
@@ -12,7 +12,8 @@ from torch import Tensor
 from kvlab.benchmark.timing import Clock
 from kvlab.cache import KVCache
 from kvlab.model import GPT
-from kvlab.spec.parts import BenchmarkConfig, ServingConfig
+from kvlab.model.decode import make_decoder
+from kvlab.spec.parts import ServingConfig
 
 PROMPT_SEED = 0
 
@@ -26,51 +27,47 @@ class Timing:
 
 
 class Decoder:
-    """Decodes one model on the benchmark's prompts.
+    """Decodes one model, served in one way, as `kvlab generate` does."""
 
-    Args:
-        serving: how the cache is stored and tied.
-        config: lengths; its batch sizes are given with each call.
-    """
+    def __init__(self, model: GPT, serving: ServingConfig):
+        self.model, self.serving = model, serving
 
-    def __init__(self, model: GPT, serving: ServingConfig, config: BenchmarkConfig):
-        self.model, self._serving = model, serving
-        self.prompt_tokens, self.new_tokens = config.prompt_tokens, config.new_tokens
-
-    def new_cache(self, batch_size: int) -> KVCache:
-        """A cache that holds all P + N tokens."""
-        return self.model.new_cache(batch_size, self.prompt_tokens + self.new_tokens, self._serving)
+    def new_cache(self, batch_size: int, length: int) -> KVCache:
+        """A cache that holds ``length`` tokens a row."""
+        return self.model.new_cache(batch_size, length, self.serving)
 
     @torch.inference_mode()
-    def decode(self, batch_size: int, cache: KVCache) -> Timing:
-        """Prefill gives the first token; N steps of one token each give the next N."""
+    def decode(self, cache: KVCache, new_tokens: int) -> Timing:
+        """Fills the cache: prefill of all but ``new_tokens``, which gives the first token, then
+        that many steps of one token each. Between the two the step is made ready, untimed: on
+        CUDA its graph is captured."""
         cache.reset()
-        prompt = self._tokens(batch_size, self.prompt_tokens)
+        prompt = self._tokens(cache.batch_size, cache.max_length - new_tokens)
         clock = Clock(self.model.device)
         clock.mark()
-        token = self._next(prompt, cache)
+        token = self._last(self.model.hidden(prompt, cache=cache)).argmax(-1)
         clock.mark()
-        for _ in range(self.new_tokens):
-            token = self._next(token, cache)
+        step = make_decoder(self.model, cache)
+        clock.mark()
+        for _ in range(new_tokens):
+            token = step(token).argmax(-1)
             clock.mark()
-        first, *steps = clock.intervals()
+        first, _ready, *steps = clock.intervals()
         return Timing(first, steps)
 
     @torch.inference_mode()
-    def decode_again(self, step: int) -> float:
-        """Seconds of step ``step`` (0 to N - 1) of one sequence with no cache: a full forward
-        pass over all tokens so far."""
-        tokens = self._tokens(1, self.prompt_tokens + 1 + step)
+    def decode_again(self, length: int) -> float:
+        """Seconds of one step of one sequence with no cache: a full pass over ``length`` tokens."""
+        tokens = self._tokens(1, length)
         clock = Clock(self.model.device)
         clock.mark()
-        self._next(tokens, None)
+        self._last(self.model.hidden(tokens)).argmax(-1)
         clock.mark()
         return clock.intervals()[0]
 
-    def _next(self, tokens: Tensor, cache: KVCache | None) -> Tensor:
-        """The likeliest next token (B, 1); logits are made of the last position alone."""
-        last = self.model.hidden(tokens, cache=cache)[:, -1:]
-        return self.model.head(last).argmax(-1)
+    def _last(self, hidden: Tensor) -> Tensor:
+        """Logits (B, V) of the last position alone."""
+        return self.model.head(hidden[:, -1])
 
     def _tokens(self, batch_size: int, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(PROMPT_SEED)

@@ -1,17 +1,27 @@
 """The benchmark stage of a trial."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.memory import kv_measurements, peak_measurements
-from kvlab.benchmark.speed import speed_measurements
+from kvlab.benchmark.interleave import StopRule
+from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.parts import latency, memory, roofline, throughput
+from kvlab.benchmark.session import Session, Settings, Variant
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 
 OnProgress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Benchmarked:
+    """``measurements`` by the names of `kvlab.trial.metrics`; ``lines`` is everything."""
+
+    measurements: dict[str, float | int]
+    lines: list[Measurement]
 
 
 def benchmark(
@@ -20,12 +30,12 @@ def benchmark(
     *,
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
-) -> dict[str, float | int]:
-    """Memory and speed of decoding, by the names of `kvlab.trial.metrics`.
+) -> Benchmarked:
+    """Memory and speed of decoding.
 
     KV bytes are at batch 1 and the block size, peaks and latencies at batch 1 and the
     benchmark's lengths, ``tokens_per_second`` at the largest of its batch sizes. Timings mean
-    something only if nothing else runs on the device meanwhile.
+    something only if nothing else runs on the device meanwhile; lines say if something did.
 
     Args:
         on_progress: gets ``stage`` and ``note`` after every run. What it raises ends it.
@@ -33,17 +43,57 @@ def benchmark(
     Raises:
         MeasurementError: byte counts that must agree do not.
     """
-    model = model.to(device).eval()
     config = experiment.benchmark
-    decoder = Decoder(model, experiment.serving, config)
+    variant = Variant(experiment.name, model.to(device).eval(), experiment.serving)
+    settings = Settings(
+        prompt_tokens=config.prompt_tokens,
+        new_tokens=config.new_tokens,
+        contexts=tuple(sorted({config.prompt_tokens, *config.context_lengths})),
+        batches=tuple(sorted(set(config.batch_sizes))),
+        rule=StopRule(least=config.repeats, most=config.repeats),
+    )
 
-    def tick(note: str) -> Callable[[], None]:
-        def call() -> None:
-            if on_progress is not None:
-                on_progress({"stage": "benchmark", "note": note})
+    def tick(note: str) -> None:
+        if on_progress is not None:
+            on_progress({"stage": "benchmark", "note": note})
 
-        return call
+    session = Session([variant], settings, tick)
+    parts = [memory.measure, latency.measure, throughput.measure]
+    if config.roofline:
+        parts.append(roofline.measure)
+    lines = [line for part in parts for line in part(session)]
+    return Benchmarked(_measurements(lines, experiment), lines)
 
-    found = kv_measurements(model, experiment.serving)
-    found |= speed_measurements(decoder, max(config.batch_sizes), config.repeats, tick("speed"))
-    return found | peak_measurements(decoder, tick("memory"))
+
+def _measurements(lines: list[Measurement], experiment: Experiment) -> dict[str, float | int]:
+    config = experiment.benchmark
+    prompt, largest = config.prompt_tokens, max(config.batch_sizes)
+
+    def value(metric: str, **fields: object) -> float | int:
+        for line in lines:
+            same = all(getattr(line, name) == wanted for name, wanted in fields.items())
+            if line.metric == metric and same and line.value is not None:
+                return line.value
+        raise AssertionError(f"every trial measures {metric}")
+
+    steps = next(
+        line
+        for line in lines
+        if line.metric == "tpot" and line.prompt_tokens == prompt and line.cached
+    )
+    p50, p95, p99 = (quantile.value * 1000 for quantile in steps.quantiles)
+    again = value("tpot", prompt_tokens=prompt, cached=False)
+    return {
+        "kv_bytes_formula": value("kv_formula"),
+        "kv_bytes_storage": value("kv_storage"),
+        "kv_bytes_read": value("kv_read"),
+        "ttft_ms": value("ttft", prompt_tokens=prompt) * 1000,
+        "tpot_ms_p50": p50,
+        "tpot_ms_p95": p95,
+        "tpot_ms_p99": p99,
+        "tpot_ms_uncached_p50": again * 1000,
+        "tokens_per_second": value("tokens_per_second", batch_size=largest),
+        "peak_bytes_cached": value("peak", cached=True),
+        "peak_bytes_uncached": value("peak", cached=False),
+        "peak_bytes_activations": value("peak_activations", cached=True),
+    }

@@ -1,6 +1,7 @@
 """Memory of decoding: the cache in exact bytes, and the peak with and without it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -8,33 +9,60 @@ from kvlab.benchmark.decode import Decoder
 from kvlab.benchmark.resident import resident_growth
 from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT
-from kvlab.spec.parts import ServingConfig
 
 PEAK_RUNS = 2
 """Runs of each peak. The least is taken: whatever else goes on in the process only adds."""
 
+ALLOCATOR_BLOCK = 512
+"""CUDA's caching allocator gives out multiples of this many bytes."""
 
-def kv_measurements(model: GPT, serving: ServingConfig) -> dict[str, float | int]:
-    """KV bytes at batch 1 and the block size, by formula and as they are.
+
+@dataclass(frozen=True)
+class KVBytes:
+    """Bytes of one cache, counted in several ways that agree.
+
+    Attributes:
+        stored: by formula, and by the unique storages of the cache.
+        read: of K/V read to decode the last token.
+        requested: asked of the CUDA allocator; None elsewhere.
+        allocated: by which its allocated bytes rose: every tensor rounded up to its blocks.
+    """
+
+    stored: int
+    read: int
+    requested: int | None
+    allocated: int | None
+
+
+def kv_bytes(decoder: Decoder, batch_size: int, length: int) -> KVBytes:
+    """Makes a cache of ``length`` tokens a row and counts.
 
     Raises:
         MeasurementError: formula, storages and, on CUDA, the allocator do not agree.
     """
-    layout, block = KVLayout.of(model.config, serving), model.config.block_size
+    model = decoder.model
+    layout = KVLayout.of(model.config, decoder.serving)
     dtype = str(model.dtype).removeprefix("torch.")
-    formula = layout.stored_bytes(1, block, dtype)
-    allocated = _requested_bytes(model.device)
-    cache = model.new_cache(1, block, serving)
+    formula = layout.stored_bytes(batch_size, length, dtype)
+    requested, allocated = _allocator_bytes(model.device)
+    cache = decoder.new_cache(batch_size, length)
     agree("KV bytes by unique storage", cache.nbytes, formula)
-    if allocated is not None:
-        now = _requested_bytes(model.device)
-        agree("KV bytes asked of the CUDA allocator", (now or 0) - allocated, formula)
-    return {
-        "kv_bytes_formula": formula,
-        "kv_bytes_storage": cache.nbytes,
-        "kv_bytes_read": layout.read_bytes(1, block, dtype),
-    }
+    read = layout.read_bytes(batch_size, length, dtype)
+    if requested is None or allocated is None:
+        return KVBytes(formula, read, None, None)
+    more_requested, more_allocated = _allocator_bytes(model.device)
+    requested, allocated = (more_requested or 0) - requested, (more_allocated or 0) - allocated
+    agree("KV bytes asked of the CUDA allocator", requested, formula)
+    rounded = sum(rounded_up(tensor.nbytes) for tensor in cache.tensors)
+    if allocated < rounded:
+        text = f"the CUDA allocator gave {allocated:,} bytes for {rounded:,} in whole blocks"
+        raise MeasurementError(f"{text}; one of them is wrong, so no result is kept")
+    return KVBytes(formula, read, requested, allocated)
+
+
+def rounded_up(count: int) -> int:
+    """Bytes in whole blocks of the CUDA allocator."""
+    return -(-count // ALLOCATOR_BLOCK) * ALLOCATOR_BLOCK
 
 
 def agree(name: str, measured: int, formula: int) -> None:
@@ -44,34 +72,66 @@ def agree(name: str, measured: int, formula: int) -> None:
         raise MeasurementError(f"{text}; one of them is wrong, so no result is kept")
 
 
-def _requested_bytes(device: torch.device) -> int | None:
-    """Bytes asked of the allocator and not freed yet, before it rounds; None if not CUDA's."""
+def _allocator_bytes(device: torch.device) -> tuple[int | None, int | None]:
+    """Bytes asked of the allocator and not freed yet, before and after it rounds."""
     if device.type != "cuda":
-        return None
-    return torch.cuda.memory_stats(device).get("requested_bytes.all.current")
+        return None, None
+    stats = torch.cuda.memory_stats(device)
+    return stats.get("requested_bytes.all.current"), stats.get("allocated_bytes.all.current")
 
 
-def peak_measurements(decoder: Decoder, tick: Callable[[], None]) -> dict[str, float | int]:
-    """Peak bytes of decoding one sequence to its last token, with and without the cache.
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes of decoding one sequence to its last token, and what they are.
 
-    That is the weights, and the most that the run adds to them: cache, activations, logits of
-    the last position, and the scratch memory of kernels. On CUDA by the allocator, on CPU by
-    the resident size of the process. Run the decoder once before, so that libraries are loaded.
+    ``activations`` is what remains: activations, the scratch memory of kernels, and what the
+    allocator rounds and keeps.
     """
-    model = decoder.model
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    found: dict[str, float | int] = {}
-    works: dict[str, Callable[[], object]] = {
-        "peak_bytes_cached": lambda: decoder.decode(1, decoder.new_cache(1)),
-        "peak_bytes_uncached": lambda: decoder.decode_again(decoder.new_tokens - 1),
+
+    weights: int
+    cache: int
+    logits: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.logits + self.activations
+
+
+def peaks(
+    decoder: Decoder, prompt_tokens: int, new_tokens: int, tick: Callable[[], None]
+) -> dict[bool, Peak]:
+    """The peak with the cache (True) and without (False), at batch 1.
+
+    On CUDA by the allocator, on CPU by the resident size of the process. Run the decoder once
+    before, so that libraries are loaded.
+    """
+    length = prompt_tokens + new_tokens
+    works: dict[bool, Callable[[], object]] = {
+        True: lambda: decoder.decode(decoder.new_cache(1, length), new_tokens),
+        False: lambda: decoder.decode_again(length),
     }
-    for name, work in works.items():
-        growths = []
-        for _ in range(PEAK_RUNS):
-            growths.append(_growth(model.device, work))
-            tick()
-        found[name] = weights + min(growths)
-    return found
+    return {cached: _peak(decoder, cached, length, work, tick) for cached, work in works.items()}
+
+
+def _peak(
+    decoder: Decoder,
+    cached: bool,
+    length: int,
+    work: Callable[[], object],
+    tick: Callable[[], None],
+) -> Peak:
+    model = decoder.model
+    growths = []
+    for _ in range(PEAK_RUNS):
+        growths.append(_growth(model.device, work))
+        tick()
+    dtype = str(model.dtype).removeprefix("torch.")
+    layout = KVLayout.of(model.config, decoder.serving)
+    cache = layout.stored_bytes(1, length, dtype) if cached else 0
+    logits = model.config.vocab_size * model.dtype.itemsize
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    return Peak(weights, cache, logits, max(0, min(growths) - cache - logits))
 
 
 def _growth(device: torch.device, work: Callable[[], object]) -> int:

@@ -1,63 +1,114 @@
-"""Main effects of a fractional design, in which no two cells differ in one factor alone.
+"""Effects of designs without matched pairs, and what each is aliased with.
 
-At each seed a factor's contrast is the mean over the cells with its level minus the mean over
-those with its baseline level (Box, Hunter and Hunter, Statistics for Experimenters, ch. 6). It
-measures the effect averaged over the levels of the others, plus what the design's aliasing says.
+A fraction of a full design leaves out the cells that differ in one level alone. There an effect
+is a weighted sum of all cells: the least-squares estimate of the model with every main effect
+(and, for an interaction, with that one), in sum-to-zero coding. What the model leaves out leaks
+into it: its *aliases* are the two-way interactions with a weight in it that is not zero (the
+alias matrix of Box and Wilson 1951).
 """
 
-from kvlab.report.effects import Cells, Effect, Factors, corrected
-from kvlab.report.statistics.grouped import estimate
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float64]
+
+Change = tuple[tuple[str, str], ...]
+"""A level, or two levels of two factors, each as ``(factor, level)``."""
+
+Levels = tuple[str, ...]
+Factors = Mapping[str, tuple[str, ...]]
+
+ZERO = 1e-9
 
 
-def contrast_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
-    """One effect for every two-level factor, Holm-corrected together.
+@dataclass(frozen=True)
+class Contrast:
+    """An effect as a weighted sum of cells.
 
-    A seed at which some cell is missing is left out: the others alone would be out of balance.
+    Attributes:
+        weights: of the cells that count; they sum to zero.
+        aliases: interactions that the sum cannot be told apart from.
     """
-    seeds = sorted({seed for rows in cells.values() for seed in rows})
-    values = {
-        seed: {levels: rows[seed].measurements[metric] for levels, rows in cells.items()}
-        for seed in seeds
-        if all(
-            seed in rows and rows[seed].done and metric in rows[seed].measurements
-            for rows in cells.values()
+
+    weights: Mapping[Levels, float]
+    aliases: tuple[Change, ...]
+
+
+class Contrasts:
+    """The contrasts of one design; its matrices are made once, at first use."""
+
+    def __init__(self, cells: Sequence[Levels], factors: Factors):
+        self._cells = list(cells)
+        self._factors = factors
+        self._made: dict[Change, Contrast | None] = {}
+        self._columns: dict[tuple[str, str], Vector] = {}
+
+    def of(self, change: Change) -> Contrast | None:
+        """None: the design cannot estimate it beside the other main effects."""
+        if change not in self._made:
+            self._made[change] = self._make(change)
+        return self._made[change]
+
+    def _make(self, change: Change) -> Contrast | None:
+        import numpy as np
+
+        mains: list[Change] = [
+            ((f, level),) for f, levels in self._factors.items() for level in levels[1:]
+        ]
+        own = product(*(self._levels(factor) for factor, _ in change))
+        model = [*mains, *own] if len(change) > 1 else mains
+        ones = np.ones(len(self._cells))
+        matrix = np.column_stack([ones, *(self._column(term) for term in model)])
+        target = np.array([0.0, *(_share(term, change) for term in model)])
+        weights = np.linalg.lstsq(matrix.T, target, rcond=None)[0]
+        if np.abs(matrix.T @ weights - target).max() > ZERO:
+            return None
+        known = set(model)
+        aliases = tuple(
+            term
+            for term in self._interactions()
+            if term not in known and abs(float(self._column(term) @ weights)) > ZERO
         )
-    }
-    effects = []
-    for place, (factor, levels) in enumerate(factors.items()):
-        for level in levels[1:]:
-            by_seed = {seed: _contrast(found, place, level) for seed, found in values.items()}
-            effects.append(_effect(metric, factor, level, by_seed, values, len(seeds)))
-    return corrected(effects)
+        kept = zip(self._cells, weights.tolist(), strict=True)
+        return Contrast({cell: w for cell, w in kept if abs(w) > ZERO}, aliases)
+
+    def _levels(self, factor: str) -> list[tuple[str, str]]:
+        return [(factor, level) for level in self._factors[factor][1:]]
+
+    def _interactions(self) -> list[Change]:
+        return [
+            (one, other)
+            for first, second in combinations(self._factors, 2)
+            for one, other in product(self._levels(first), self._levels(second))
+        ]
+
+    def _column(self, term: Change) -> Any:
+        """A term of the model over the cells: 1 at its level, -1 at the baseline, else 0."""
+        import numpy as np
+
+        column = np.ones(len(self._cells))
+        for factor, level in term:
+            if (factor, level) not in self._columns:
+                place, base = list(self._factors).index(factor), self._factors[factor][0]
+                self._columns[factor, level] = np.array(
+                    [float(c[place] == level) - float(c[place] == base) for c in self._cells]
+                )
+            column = column * self._columns[factor, level]
+        return column
 
 
-def _contrast(found: dict[tuple[str, ...], float], place: int, level: str) -> float:
-    on = [value for levels, value in found.items() if levels[place] == level]
-    off = [value for levels, value in found.items() if levels[place] != level]
-    return sum(on) / len(on) - sum(off) / len(off)
-
-
-def _effect(
-    metric: str,
-    factor: str,
-    level: str,
-    by_seed: dict[int, float],
-    values: dict[int, dict[tuple[str, ...], float]],
-    designed: int,
-) -> Effect:
-    scale = max((abs(v) for found in values.values() for v in found.values()), default=1.0)
-    differences = list(by_seed.values())
-    mean = sum(differences) / len(differences) if differences else 0.0
-    return Effect(
-        metric,
-        ((factor, level),),
-        estimate([differences], scale) if differences else None,
-        comparisons=len(differences),
-        designed=designed,
-        settings=min(1, len(differences)),
-        groups=min(1, len(differences)),
-        seeds=tuple(by_seed),
-        by_seed=tuple(by_seed.items()),
-        by_setting=(((), mean),) if differences else (),
-        limits=(),
-    )
+def _share(term: Change, change: Change) -> float:
+    """How often a coefficient counts in the difference from the baseline level (or, of two
+    levels, in the difference of differences): the baseline's is minus the sum of the others."""
+    if [factor for factor, _ in term] != [factor for factor, _ in change]:
+        return 0.0
+    share = 1.0
+    for one, other in zip(term, change, strict=True):
+        share *= 2.0 if one == other else 1.0
+    return share

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from kvlab.errors import UsageError
 from kvlab.report.section import Figure, Section, Table
-from kvlab.report.sections import SECTIONS
+from kvlab.report.sections import SECTIONS, unknown_section
 from kvlab.report.study import Study
 
 
@@ -26,6 +27,14 @@ class Document:
 
 
 def make_document(study: Study) -> Document:
-    """Every section that has something to say about this study."""
-    made = {name: make(study) for name, make in SECTIONS.items()}
+    """Every section that was asked for and has something to say about this study.
+
+    Raises:
+        UsageError: a section was asked for that this version does not have.
+    """
+    for name in study.sections or ():
+        if name not in SECTIONS:
+            text = f"report.sections = {name} {unknown_section(name)}"
+            raise UsageError(f"{text}; or choose others with --sections")
+    made = {name: SECTIONS[name](study) for name in study.sections or SECTIONS}
     return Document(study.name, {name: section for name, section in made.items() if section})

@@ -7,13 +7,18 @@ order. Where the level has no partner (an excluded cell, a failed trial), there 
 Settings whose pairs share trained weights (as cells that differ only in serving do) are not
 independent: they are averaged into one *group* first, and groups are what is counted.
 An interaction takes four trials instead of two: the difference of two differences.
+
+A level without any pair in the design, as in a fractional one, is estimated by a contrast over
+all cells, at every seed; what that is aliased with is named (`contrasts`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
+from kvlab.report.contrasts import Change, Contrast, Contrasts
 from kvlab.report.rows import Levels, TrialRow
+from kvlab.report.settings import Setting, averaged, complete, mean, sharing_weights
 from kvlab.report.statistics.grouped import Estimate, estimate, smallest_detectable
 from kvlab.report.statistics.holm import holm
 from kvlab.trial.metrics import METRICS
@@ -37,11 +42,14 @@ class Effect:
         seeds: that it was seen at.
         by_seed: seed -> mean over groups. ``by_setting``: setting -> mean over seeds.
         limits: factor -> its levels in those settings, where that is not all of its levels.
+        aliases: interactions that it cannot be told apart from; only a contrast has any.
+        by_contrast: whether it is a contrast over all cells. Then ``comparisons`` and
+            ``designed`` count seeds, and no settings are told apart.
         corrected: Holm-corrected p. ``tests``: how many it was corrected for.
     """
 
     metric: str
-    change: tuple[tuple[str, str], ...]
+    change: Change
     estimate: Estimate | None
     comparisons: int
     designed: int
@@ -51,12 +59,14 @@ class Effect:
     by_seed: tuple[tuple[int, float], ...]
     by_setting: tuple[tuple[Levels, float], ...]
     limits: tuple[tuple[str, tuple[str, ...]], ...]
+    aliases: tuple[Change, ...] = ()
+    by_contrast: bool = False
     corrected: float = 1.0
     tests: int = 1
 
     @property
     def name(self) -> str:
-        return " and ".join(f"{factor}={level}" for factor, level in self.change)
+        return named(self.change)
 
     @property
     def tested(self) -> bool:
@@ -94,10 +104,16 @@ class Effect:
         return words.get(self.estimate.kind, "within noise")
 
 
+def named(change: Change) -> str:
+    """``heads=mqa``, or of an interaction ``heads=mqa and position=rope``."""
+    return " and ".join(f"{factor}={level}" for factor, level in change)
+
+
 def main_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
     """One effect for every level that is not a baseline level, Holm-corrected together."""
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
-    return corrected([_effect(cells, factors, change, metric) for change in changes])
+    contrasts = Contrasts(list(cells), factors)
+    return _corrected([_effect(cells, factors, change, metric, contrasts) for change in changes])
 
 
 def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
@@ -107,12 +123,12 @@ def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
         for first, second in combinations(factors, 2)
         for one, other in product(factors[first][1:], factors[second][1:])
     ]
-    found = (_effect(cells, factors, change, metric) for change in changes)
-    return corrected([effect for effect in found if effect.designed])
+    contrasts = Contrasts(list(cells), factors)
+    found = (_effect(cells, factors, change, metric, contrasts) for change in changes)
+    return _corrected([effect for effect in found if effect.designed])
 
 
-def corrected(effects: list[Effect]) -> list[Effect]:
-    """Effects with their p-values corrected together (Holm 1979)."""
+def _corrected(effects: list[Effect]) -> list[Effect]:
     tested = [effect for effect in effects if effect.estimate and effect.tested]
     p_values = iter(holm([effect.estimate.p for effect in tested if effect.estimate]))
     return [
@@ -121,29 +137,22 @@ def corrected(effects: list[Effect]) -> list[Effect]:
     ]
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """One setting: its difference at every seed that has all its trials."""
-
-    others: Levels
-    differences: dict[int, float]
-    trainings: frozenset[str]
-    scale: float
-
-
 def _effect(
-    cells: Cells, factors: Factors, change: tuple[tuple[str, str], ...], metric: str
+    cells: Cells, factors: Factors, change: Change, metric: str, contrasts: Contrasts
 ) -> Effect:
     designed = 0
-    settings: list[_Setting] = []
+    settings: list[Setting] = []
     for corners in _matched(cells, factors, change):
         designed += len(set.intersection(*(set(cells[levels]) for _, levels in corners)))
         setting = _setting(cells, factors, change, corners, metric)
         if setting.differences:
             settings.append(setting)
-    joined = [_complete(group) for group in _sharing_weights(settings)]
+    contrast = None if designed else contrasts.of(change)
+    if contrast is not None:
+        return _by_contrast(cells, change, metric, contrast)
+    joined = [complete(group) for group in sharing_weights(settings)]
     used = [setting for group in joined for setting in group]
-    groups = [_averaged(group) for group in joined]
+    groups = [averaged(group) for group in joined]
     scale = max((setting.scale for setting in settings), default=1.0)
     found = estimate([list(g.values()) for g in groups], scale) if groups else None
     seeds = tuple(sorted({seed for group in groups for seed in group}))
@@ -156,15 +165,42 @@ def _effect(
         settings=len(used),
         groups=len(groups),
         seeds=seeds,
-        by_seed=tuple((s, _mean([g[s] for g in groups if s in g])) for s in seeds),
-        by_setting=tuple((s.others, _mean(list(s.differences.values()))) for s in used),
+        by_seed=tuple((s, mean([g[s] for g in groups if s in g])) for s in seeds),
+        by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
         limits=_limits(factors, change, used),
     )
 
 
-def _matched(
-    cells: Cells, factors: Factors, change: tuple[tuple[str, str], ...]
-) -> Iterator[list[tuple[int, Levels]]]:
+def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:
+    """One weighted sum a seed; the seeds that all its cells have are what it is tested over."""
+    by_cell = [(weight, cells[levels]) for levels, weight in contrast.weights.items()]
+    designed = set.intersection(*(set(by_seed) for _, by_seed in by_cell))
+    sums: dict[int, float] = {}
+    scale = 0.0
+    for seed in sorted(designed):
+        rows = [(weight, by_seed[seed]) for weight, by_seed in by_cell]
+        if all(row.done and metric in row.measurements for _, row in rows):
+            values = [weight * row.measurements[metric] for weight, row in rows]
+            sums[seed] = sum(values)
+            scale = max(scale, sum(map(abs, values)))
+    return Effect(
+        metric,
+        change,
+        estimate([list(sums.values())], scale) if sums else None,
+        comparisons=len(sums),
+        designed=len(designed),
+        settings=0,
+        groups=1 if sums else 0,
+        seeds=tuple(sums),
+        by_seed=tuple(sums.items()),
+        by_setting=(),
+        limits=(),
+        aliases=contrast.aliases,
+        by_contrast=True,
+    )
+
+
+def _matched(cells: Cells, factors: Factors, change: Change) -> Iterator[list[tuple[int, Levels]]]:
     """For each setting the signed cells of the comparison, if the design has them all."""
     names = list(factors)
     places = [(names.index(factor), level, factors[factor][0]) for factor, level in change]
@@ -184,10 +220,10 @@ def _matched(
 def _setting(
     cells: Cells,
     factors: Factors,
-    change: tuple[tuple[str, str], ...],
+    change: Change,
     corners: Sequence[tuple[int, Levels]],
     metric: str,
-) -> _Setting:
+) -> Setting:
     changed = {factor for factor, _ in change}
     pairs = zip(factors, corners[0][1], strict=True)
     others = tuple(level for factor, level in pairs if factor not in changed)
@@ -202,49 +238,11 @@ def _setting(
             differences[seed] = sum(values)
             trainings |= {row.training for _, row in known}
             scale = max(scale, *map(abs, values))
-    return _Setting(others, differences, frozenset(trainings), scale)
-
-
-def _sharing_weights(settings: Sequence[_Setting]) -> list[list[_Setting]]:
-    """Settings joined wherever any of their trials share a training."""
-    leader: dict[str, int] = {}
-    parent = list(range(len(settings)))
-
-    def find(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    for index, setting in enumerate(settings):
-        for training in setting.trainings:
-            one, other = find(leader.setdefault(training, index)), find(index)
-            parent[max(one, other)] = min(one, other)
-    groups: dict[int, list[_Setting]] = {}
-    for index, setting in enumerate(settings):
-        groups.setdefault(find(index), []).append(setting)
-    return list(groups.values())
-
-
-def _complete(group: Sequence[_Setting]) -> list[_Setting]:
-    """A group's settings that were seen at the same, most seeds, cut to those seeds: else the
-    group's mean would move with what is missing at a seed."""
-    most = max(len(setting.differences) for setting in group)
-    seeds = next(s.differences.keys() for s in group if len(s.differences) == most)
-    return [
-        replace(s, differences={seed: s.differences[seed] for seed in sorted(seeds)})
-        for s in group
-        if s.differences.keys() >= seeds
-    ]
-
-
-def _averaged(group: Sequence[_Setting]) -> dict[int, float]:
-    """Seed -> mean over a group's settings."""
-    return {seed: _mean([s.differences[seed] for s in group]) for seed in group[0].differences}
+    return Setting(others, differences, frozenset(trainings), scale)
 
 
 def _limits(
-    factors: Factors, change: tuple[tuple[str, str], ...], settings: Sequence[_Setting]
+    factors: Factors, change: Change, settings: Sequence[Setting]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     changed = {factor for factor, _ in change}
     others = [factor for factor in factors if factor not in changed]
@@ -254,7 +252,3 @@ def _limits(
         if seen and len(seen) < len(factors[factor]):
             limits.append((factor, tuple(level for level in factors[factor] if level in seen)))
     return tuple(limits)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

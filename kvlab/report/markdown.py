@@ -26,7 +26,8 @@ LONGEST_TABLE = 60
 
 _FORMS = (
     "[The interactive page](report.html) has the same content with sortable tables and hover"
-    " values; [every trial as JSON](results.jsonl) and [the tables as CSV](tables) are beside it."
+    " values. Beside it are every trial as [JSON](results.jsonl) and [CSV](results.csv), and"
+    " [the tables as CSV and LaTeX](tables)."
 )
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~$@^])")
@@ -117,7 +118,7 @@ def _table(table: Table) -> str:
     head = "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
     rule = "|" + "|".join(" --: " if column.numeric else " :-- " for column in table.columns) + "|"
     rows = [_row(row) for row in table.rows[:LONGEST_TABLE]]
-    where = f"[CSV](tables/{table.name}.csv)"
+    where = f"[CSV](tables/{table.name}.csv) [LaTeX](tables/{table.name}.tex)"
     hidden = len(table.rows) - len(rows)
     more = f" {hidden:,} more rows are in the CSV." if hidden else ""
     return "\n".join([f"*{escape(table.caption)}*{more} {where}", "", head, rule, *rows])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.errors import StoreError
+from kvlab.trial.metrics import measurements
 from kvlab.trial.record import Store
 
 Levels = tuple[str, ...]
@@ -35,7 +36,7 @@ class TrialRow:
         return self.status == "done"
 
 
-_KEPT = ("experiment", "kv", "model", "error", "provenance", "training_record")
+_KEPT = ("experiment", "kv", "model", "error", "provenance", "training_record", "benchmark")
 
 
 def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
@@ -79,7 +80,7 @@ def _row(levels: Levels, seed: int, trial: str, status: str, result: Mapping[str
         trial,
         status,
         str(result.get("training") or ""),
-        result.get("measurements") or {},
+        measurements(result),
         tuple((step, tokens, loss) for step, tokens, loss in curve),
         {key: result[key] for key in _KEPT if result.get(key) is not None},
     )

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from kvlab.report.contrasts import contrast_effects
 from kvlab.report.effects import Effect, interactions, main_effects
 from kvlab.report.rows import Levels, TrialRow, read_rows
 from kvlab.report.statistics.grouped import Estimate, estimate
@@ -54,10 +53,11 @@ class Study:
     def name(self) -> str:
         return str(self.sweep["name"])
 
-    @property
-    def fractional(self) -> bool:
-        """Whether effects are contrasts over all cells, since no two differ in one factor."""
-        return str(self.sweep.get("design", "")).startswith("fractional:")
+    @cached_property
+    def sections(self) -> tuple[str, ...] | None:
+        """The sections that the sweep asks for, in order; None for all."""
+        asked = (self.sweep.get("report") or {}).get("sections")
+        return tuple(asked) if asked else None
 
     @cached_property
     def seeds(self) -> tuple[int, ...]:
@@ -123,6 +123,14 @@ class Study:
                 return int(row.facts["kv"]["bytes_at_block_size"])
         return None
 
+    def block_size(self, levels: Levels) -> int | None:
+        """Tokens of a cell's longest sequence; the same at every seed."""
+        for row in self.cells.get(levels, {}).values():
+            block = row.facts.get("experiment", {}).get("model", {}).get("block_size")
+            if block:
+                return int(block)
+        return None
+
     def parameters(self, levels: Levels) -> int | None:
         """Parameters of a cell's model; the same at every seed."""
         for row in self.cells.get(levels, {}).values():
@@ -142,8 +150,7 @@ class Study:
     def effects(self, metric: str) -> list[Effect]:
         """Every level's difference from its factor's baseline level, corrected together."""
         if metric not in self._effects:
-            find = contrast_effects if self.fractional else main_effects
-            self._effects[metric] = find(self.cells, self.factors, metric)
+            self._effects[metric] = main_effects(self.cells, self.factors, metric)
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:
@@ -169,11 +176,15 @@ class Study:
 
     def key(self, levels: Levels) -> str:
         """A cell's number in the design, as figures and tables refer to it."""
-        return self._keys[levels]
+        return f"c{self._places[levels]}"
+
+    def place(self, levels: Levels) -> int:
+        """A cell's place in the design's order."""
+        return self._places[levels]
 
     @cached_property
-    def _keys(self) -> dict[Levels, str]:
-        return {levels: f"c{number}" for number, levels in enumerate(self.cells)}
+    def _places(self) -> dict[Levels, int]:
+        return {levels: number for number, levels in enumerate(self.cells)}
 
     def items(self, row: TrialRow) -> Iterator[dict[str, Any]]:
         """A trial's HellaSwag outcomes, item by item; none if it has none."""

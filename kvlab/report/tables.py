@@ -2,6 +2,9 @@
 
 import csv
 import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from kvlab.report.section import Cell, Scalar, Table
 from kvlab.report.text import visible
@@ -15,6 +18,22 @@ def to_csv(table: Table) -> str:
     for row in table.rows:
         writer.writerow([_value(cell) for cell in row.cells])
     return out.getvalue()
+
+
+def rows_to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Flat objects as CSV with these columns; a missing or null value is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_safe(name) for name in names])
+    for row in rows:
+        writer.writerow([_plain(row.get(name)) for name in names])
+    return out.getvalue()
+
+
+def _plain(value: Any) -> Scalar:
+    if value is None or isinstance(value, int | float):
+        return value
+    return _safe(value if isinstance(value, str) else json.dumps(value))
 
 
 def _value(cell: Cell) -> Scalar:

@@ -1,6 +1,7 @@
 """`write_report`: one sweep's record to its report in every form."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvlab.files import write_atomic
@@ -8,36 +9,53 @@ from kvlab.report.document import Document, make_document
 from kvlab.report.figures.layout import lay_out
 from kvlab.report.figures.picture import to_pictures
 from kvlab.report.html import to_html
+from kvlab.report.latex import to_latex
 from kvlab.report.markdown import to_markdown
 from kvlab.report.rows import tidy
 from kvlab.report.study import Study
-from kvlab.report.tables import to_csv
+from kvlab.report.tables import rows_to_csv, to_csv
 from kvlab.trial.record import Store
 
 WIDTH = 820.0
 """Of the figures in files."""
 
 
-def write_report(store: Store | str | Path, sweep_name: str, folder: str | Path) -> Path:
+def write_report(
+    store: Store | str | Path,
+    sweep_name: str,
+    folder: str | Path,
+    sections: Sequence[str] | None = None,
+) -> Path:
     """Writes ``folder/<sweep>/`` and returns it.
 
-    It holds report.md, report.html (which needs no other file), results.jsonl (a row a trial),
-    ``tables/`` as CSV and ``figures/`` as SVG and PNG. They depend on the record alone: the same
-    record gives the same bytes in any folder. Trials that have not ended are said to be missing.
+    It holds report.md, report.html (which needs no other file), results.jsonl and results.csv
+    (a row a trial), ``tables/`` as CSV and LaTeX, and ``figures/`` as SVG and PNG. They depend
+    on the record alone: the same record gives the same bytes in any folder. Trials that have not
+    ended are said to be missing.
+
+    Args:
+        store: of the record.
+        sweep_name: of the sweep.
+        folder: of reports.
+        sections: names in the table of sections, in order; default what the sweep asks for.
 
     Raises:
-        UsageError: the store has no such sweep.
+        UsageError: the store has no such sweep, or there is no such section.
         StoreError: the record is damaged, or the folder cannot be written.
     """
     store = store if isinstance(store, Store) else Store(Path(store))
     study = Study.load(store, sweep_name)
+    if sections is not None:
+        study.sections = tuple(sections)
     document = make_document(study)
     target = Path(folder) / study.name
     written = {
         target / "report.md": to_markdown(document),
         target / "report.html": to_html(document),
         target / "results.jsonl": results(study),
+        target / "results.csv": results_csv(study),
         **{target / "tables" / f"{t.name}.csv": to_csv(t) for t in document.tables},
+        **{target / "tables" / f"{t.name}.tex": to_latex(t) for t in document.tables},
         **_figures(document, target / "figures"),
     }
     for path, content in written.items():
@@ -52,6 +70,14 @@ def results(study: Study) -> str:
     return "".join(json.dumps(tidy(row, factors)) + "\n" for row in study.rows)
 
 
+def results_csv(study: Study) -> str:
+    """The rows of `results` as CSV; lists as JSON, what a row does not have is empty."""
+    factors = tuple(study.factors)
+    rows = [tidy(row, factors) for row in study.rows]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return rows_to_csv(names, rows)
+
+
 def _figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
     found: dict[Path, bytes | str] = {}
     for figure in document.figures:
@@ -63,7 +89,7 @@ def _figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
 
 def _remove_old(target: Path, written: set[Path]) -> None:
     """Tables and figures of an earlier report that this one does not have."""
-    for part, endings in (("tables", (".csv",)), ("figures", (".svg", ".png"))):
+    for part, endings in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
         for path in (target / part).glob("*"):
             if path.suffix in endings and path not in written:
                 path.unlink()

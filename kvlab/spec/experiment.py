@@ -66,6 +66,10 @@ def _size_problems(experiment: Experiment) -> list[tuple[str, str]]:
     if bench.prompt_tokens + bench.new_tokens > model.block_size:
         text = f"and prompt_tokens = {bench.prompt_tokens} exceed block_size = {model.block_size}"
         problems.append(("benchmark.new_tokens", f"{text}; shorten one"))
+    longest = max(bench.context_lengths, default=0)
+    if longest + bench.new_tokens > model.block_size:
+        text = f"and new_tokens = {bench.new_tokens} exceed block_size = {model.block_size}"
+        problems.append(("benchmark.context_lengths", f"{text}; shorten one"))
     return problems
 
 

@@ -186,6 +186,12 @@ class BenchmarkConfig(SpecModel):
     new_tokens: Count = 32
     batch_sizes: Annotated[tuple[Count, ...], BeforeValidator(_tuple), Field(min_length=1)] = (1,)
     repeats: Count = Field(default=3, le=1000, description="Timed runs, after one warm-up.")
+    context_lengths: Annotated[tuple[Count, ...], BeforeValidator(_tuple)] = Field(
+        default=(), description="Further prompt lengths at which latency is measured."
+    )
+    roofline: bool = Field(
+        default=False, description="Compare with this device's ceilings, measured once for it."
+    )
 
 
 class ResourcesConfig(SpecModel):

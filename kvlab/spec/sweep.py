@@ -16,6 +16,7 @@ from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.paths import resolve
 from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
+from kvlab.spec.report import ReportConfig
 from kvlab.spec.search import SearchConfig
 from kvlab.spec.selection import Chosen, Selection, select
 from kvlab.spec.sweep_rules import (
@@ -124,6 +125,7 @@ class Sweep(SpecModel):
     search: SearchConfig | None = Field(
         default=None, description="Instead of factors: look for the best in a space."
     )
+    report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
 

@@ -33,6 +33,7 @@ def sweep_description(
         "rules": [str(rule) for rule in sweep.selection.rules],
         "notes": list(sweep.selection.notes),
         "seeds": list(sweep.all_seeds),
+        "report": sweep.report.model_dump(mode="json"),
         "cells": [
             {
                 "levels": dict(cell.levels),

@@ -204,14 +204,11 @@ class Driver:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
         assert planned.trial.source is not None, "asked for by `needs_source`"
         source = planned.trial.source.training_id
-        if any(
-            other.trial.training_id == source and other.trial.id not in self._states
-            for other in self._plan.trials
-        ):
+        coming = (p.trial for p in self._plan.trials if p.trial.id not in self._states)
+        if any(trial.training_id == source for trial in coming):
             self._trainings.wait_for(source, planned)
             return
-        error = SourceMissing(missing_source(planned.trial, self._store))
-        status = self._failed(planned, error)
+        status = self._failed(planned, SourceMissing(missing_source(planned.trial, self._store)))
         if status is not None:
             self._ended(planned, status, 0.0)
 

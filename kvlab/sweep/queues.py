@@ -28,9 +28,13 @@ class Queues:
         """Takes out what can start; the caller starts each before it asks for the next."""
         while self._later and self._later[0][0] <= time.monotonic():
             self.add(self._later.pop(0)[1], first=True)
-        for resources, queue in list(self._queues.items()):
-            while queue and executor.has_room(resources):
-                yield queue.popleft()
+        moved = True
+        while moved:  # what the caller does with one may put others into any queue
+            moved = False
+            for resources, queue in list(self._queues.items()):
+                while queue and executor.has_room(resources):
+                    moved = True
+                    yield queue.popleft()
 
     @property
     def pause(self) -> float | None:

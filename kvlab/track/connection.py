@@ -22,6 +22,9 @@ _SETTINGS = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # Else it prints two lines a run, into the midst of --json.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Else a server that is away is asked for four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -105,7 +108,7 @@ def explained(uri: str) -> Iterator[None]:
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
         reason = reason if len(reason) <= 300 else reason[:300] + "..."
-        raise TrackingError(f"MLflow at {_shown(uri)}: {reason}; {_way_out(uri)}") from error
+        raise TrackingError(f"MLflow at {shown_uri(uri)}: {reason}; {_way_out(uri)}") from error
 
 
 def _is_theirs(error: BaseException) -> bool:
@@ -115,7 +118,7 @@ def _is_theirs(error: BaseException) -> bool:
     ) or (isinstance(error, OSError | ImportError))
 
 
-def _shown(uri: str) -> str:
+def shown_uri(uri: str) -> str:
     """Without a password."""
     scheme, separator, rest = uri.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"

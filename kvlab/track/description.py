@@ -12,8 +12,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvlab.trial.metrics import measurements
+
 VERSION = 1
 """Goes up when the same record comes to be mirrored differently: every run is then made anew."""
+
+PARENT = "parent"
+"""The key of a sweep's own run."""
+
+RECORD = "record"
+"""The parent's folder of artifacts that say what the sweep is; `reading` makes reports of it."""
+
+DAMAGED = "damaged.json"
+"""In it: trials whose results could not be read."""
 
 LONGEST_PARAM = 6000
 LONGEST_TAG = 5000
@@ -125,7 +136,7 @@ def _points(result: Mapping[str, Any], started: int, finished: int) -> Iterator[
         "kv_bytes_at_block_size": result["kv"]["bytes_at_block_size"],
         "kv_bytes_per_token": result["kv"]["bytes_per_token"],
     }
-    for name, value in sorted({**sizes, **result["measurements"]}.items()):
+    for name, value in sorted({**sizes, **measurements(result)}.items()):
         yield name, float(value), finished, last
 
 

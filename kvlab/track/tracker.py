@@ -18,7 +18,10 @@ from kvlab.track.connection import (
     tracking_uri,
 )
 from kvlab.track.description import (
+    DAMAGED,
     LONGEST_TAG,
+    PARENT,
+    RECORD,
     RunDescription,
     cut,
     describe,
@@ -28,9 +31,6 @@ from kvlab.trial.record import Store
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-
-PARENT = "parent"
-"""The key of a sweep's own run."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Tracker:
             for key, row in rows.items():
                 found = find_runs(self._client, experiment, self._identity, key=PARENT)
                 parent = self._parent(experiment, sweep, found.get(PARENT, []), row.started)
+                self._keep_description(parent, sweep)
                 home = (experiment, parent.info.run_id, self._identity)
                 runs = find_runs(self._client, experiment, self._identity, key=key).get(key, [])
                 write_run(self._client, home, row, self._directory(row), runs)
@@ -188,14 +189,17 @@ class Tracker:
         rows: Collection[RunDescription],
         report: str | Path | None,
     ) -> None:
-        """The parent's report, tags and status, if any of them has changed."""
+        """The parent's record, report, tags and status, if any of them has changed."""
         run_id, known = parent.info.run_id, parent.data.tags
+        self._keep_description(parent, sweep)
         if report is not None:
             digest = _folder_digest(Path(report))
             if known.get("kvlab.report.digest") != digest:
                 self._client.log_artifacts(run_id, str(report), "report")
                 self._client.set_tag(run_id, "kvlab.report.digest", digest)
-        states: Counter[str] = Counter(self._store.status(t) or "missing" for t in _trials(sweep))
+        trials = {trial: self._store.status(trial) or "missing" for trial in _trials(sweep)}
+        self._keep_damaged(parent, [t for t, state in trials.items() if state == "damaged"])
+        states: Counter[str] = Counter(trials.values())
         for name, value in _parent_tags(sweep, states).items():
             if known.get(name) != value:
                 self._client.set_tag(run_id, name, value)
@@ -206,6 +210,25 @@ class Tracker:
                 self._client.update_run(run_id, status)
         elif (parent.info.status, parent.info.end_time) != (status, ended):
             self._client.set_terminated(run_id, status, ended)
+
+    def _keep_description(self, parent: "Run", sweep: Mapping[str, Any]) -> None:
+        """What the sweep is, as the record has it, so that reports can be made from here."""
+        path = self._store.sweep_directory(sweep["name"]) / "sweep.json"
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if parent.data.tags.get("kvlab.record.digest") != digest:
+            self._client.log_artifact(parent.info.run_id, str(path), RECORD)
+            self._client.set_tag(parent.info.run_id, "kvlab.record.digest", digest)
+
+    def _keep_damaged(self, parent: "Run", trials: Sequence[str]) -> None:
+        """Trials whose results cannot be read: reports from here shall say so too."""
+        listed = json.dumps(trials)
+        digest = hashlib.sha256(listed.encode()).hexdigest()
+        if digest != parent.data.tags.get("kvlab.damaged.digest", _NONE_DAMAGED):
+            self._client.log_text(parent.info.run_id, listed, f"{RECORD}/{DAMAGED}")
+            self._client.set_tag(parent.info.run_id, "kvlab.damaged.digest", digest)
+
+
+_NONE_DAMAGED = hashlib.sha256(b"[]").hexdigest()
 
 
 def _parent_status(states: Mapping[str, int], driven: bool) -> str:

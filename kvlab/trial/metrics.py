@@ -1,16 +1,25 @@
 """Every number that a trial can measure: its name in the record, in MLflow and in the report."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from kvlab.trial.derived.cache_speedup import cache_speedup
 
 
 @dataclass(frozen=True)
 class Metric:
-    """``better`` says which way is an improvement; ``unit`` is printed behind the number."""
+    """``better`` says which way is an improvement; ``unit`` is printed behind the number.
+
+    A metric with ``derive`` is not recorded: it follows from the measurements that are, also
+    from those of a trial that ended before the metric was thought of. None: it does not apply.
+    """
 
     title: str
     unit: str
     better: Literal["lower", "higher", "neither"] = "neither"
+    derive: Callable[[Mapping[str, float]], float | None] | None = None
 
 
 METRICS: dict[str, Metric] = {
@@ -45,10 +54,31 @@ METRICS: dict[str, Metric] = {
     "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
     "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
     "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
+    "peak_bytes_activations": Metric(
+        "peak memory decoding with the cache, without weights, cache and logits", "bytes", "lower"
+    ),
     "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
     "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
     "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
+    "tpot_ms_p99": Metric("time per output token, p99 (batch 1)", "ms", "lower"),
     "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
     "tokens_per_second": Metric("decoded tokens per second (largest batch)", "tokens/s", "higher"),
+    "cache_speedup": Metric(
+        "time per token without a cache over with it", "times", "higher", cache_speedup
+    ),
     "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
 }
+
+
+def measurements(result: Mapping[str, Any]) -> dict[str, float]:
+    """A result's numbers by name: those recorded, and those that follow from them.
+
+    Args:
+        result: as `result.json` holds it.
+    """
+    found: dict[str, float] = dict(result.get("measurements") or {})
+    for name, metric in METRICS.items():
+        value = metric.derive(found) if metric.derive and name not in found else None
+        if value is not None and math.isfinite(value):
+            found[name] = value
+    return found

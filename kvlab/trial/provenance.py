@@ -71,16 +71,3 @@ def installed_versions() -> dict[str, str]:
 def now() -> str:
     """UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def processor_name() -> str:
-    """The processor's model, as its maker calls it, else its architecture."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() == "model name":
-                    return value.strip()
-    except OSError:
-        pass
-    return platform.machine()

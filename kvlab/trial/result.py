@@ -25,6 +25,7 @@ class Measured:
         training_record: steps, tokens, seconds and so on of the training; ``start`` says
             where its first weights came from, and what became of each.
         items: HellaSwag, item by item.
+        benchmark: every line that the benchmark measured, see `kvlab.benchmark.measurement`.
     """
 
     measurements: dict[str, float | int]
@@ -33,6 +34,7 @@ class Measured:
     machine: Machine
     data: DataProvenance
     items: list[dict[str, Any]] = field(default_factory=list)
+    benchmark: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, value in self.measurements.items():
@@ -65,6 +67,7 @@ def result_document(
         },
         "measurements": measured.measurements if measured else {},
         "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
+        "benchmark": measured.benchmark if measured else [],
         "training_record": measured.training_record if measured else None,
         "error": failure.as_dict() if failure else None,
         "provenance": provenance,

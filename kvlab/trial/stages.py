@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.benchmark import benchmark
+from kvlab.benchmark.measure import benchmark
+from kvlab.benchmark.processor import processor_name
 from kvlab.data import identity, prepare
 from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
@@ -17,7 +18,7 @@ from kvlab.model import GPT
 from kvlab.train import load_training, load_weights, train
 from kvlab.trial.beginning import Beginning, read_beginning
 from kvlab.trial.progress import Update
-from kvlab.trial.provenance import DataProvenance, Machine, processor_name
+from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.result import Measured
 from kvlab.trial.trial import Trial
 
@@ -74,7 +75,7 @@ class TorchStages:
             on_progress=self._report,
         )
         speed = benchmark(model, self._experiment, device=self._device, on_progress=self._report)
-        measurements = {**evaluation.measurements, **speed}
+        measurements = {**evaluation.measurements, **speed.measurements}
         record: dict[str, Any] = {**asdict(training), "start": read_beginning(directory)}
         if record["steps"]:
             measurements["training_tokens_per_second"] = record["tokens_per_second"]
@@ -88,7 +89,8 @@ class TorchStages:
             licence=self._dataset.licence,
             tokenizer=self._dataset.tokenizer,
         )
-        return Measured(measurements, curves, record, self._machine, data, evaluation.items)
+        lines = [line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines]
+        return Measured(measurements, curves, record, self._machine, data, evaluation.items, lines)
 
     def _model(self) -> GPT:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)

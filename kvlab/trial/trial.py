@@ -31,6 +31,8 @@ class Trial:
     def of(
         cls, experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
     ) -> "Trial":
+        unresolved = experiment.training.init_from is not None and start is None
+        assert not unresolved, "init_from is resolved before there is a trial"
         training = training_fingerprint(experiment, data_identity, seed, start)
         whole = fingerprint(trial_identity(experiment, training))
         ids = whole[:ID_LENGTH], training[:ID_LENGTH]

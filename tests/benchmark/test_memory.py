@@ -7,11 +7,11 @@ import torch
 
 from kvlab.benchmark import resident
 from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.memory import kv_measurements, peak_measurements
+from kvlab.benchmark.memory import kv_bytes, peaks, rounded_up
 from kvlab.benchmark.resident import resident_growth
 from kvlab.errors import MeasurementError
 from kvlab.model import GPT
-from kvlab.spec import BenchmarkConfig, ModelConfig, ServingConfig
+from kvlab.spec import ModelConfig, ServingConfig
 
 SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
 
@@ -32,11 +32,8 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
 )
 def test_kv_bytes_are_those_counted_by_hand(shape, serving, stored, read):
     model = GPT(ModelConfig(**{**SHAPE, **shape}))
-    assert kv_measurements(model, ServingConfig(**serving)) == {
-        "kv_bytes_formula": stored,
-        "kv_bytes_storage": stored,
-        "kv_bytes_read": read,
-    }
+    found = kv_bytes(Decoder(model, ServingConfig(**serving)), 1, 32)
+    assert (found.stored, found.read) == (stored, read)
 
 
 def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
@@ -45,7 +42,7 @@ def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
             return super().new_cache(batch_size, max_length + 1, serving, dtype)
 
     with pytest.raises(MeasurementError, match=r"are 50,688 and by formula 49,152"):
-        kv_measurements(Spacious(ModelConfig(**SHAPE)), ServingConfig())
+        kv_bytes(Decoder(Spacious(ModelConfig(**SHAPE)), ServingConfig()), 1, 32)
 
 
 def touch(size):
@@ -77,29 +74,36 @@ def test_small_pieces_that_were_freed_before_are_counted_again():
 
 def test_peaks_differ_by_the_caches():
     """16 MB of cache with four heads, 4 MB with one; all else is nearly the same."""
-    peaks = []
+    found = []
     for heads in (4, 1):
         shape = {**SHAPE, "block_size": 256, "n_layer": 8, "head_dim": 256, "n_kv_head": heads}
         model = GPT(ModelConfig(**shape))
-        lengths = BenchmarkConfig(prompt_tokens=16, new_tokens=240)
-        decoder = Decoder(model, ServingConfig(), lengths)
-        decoder.decode(1, decoder.new_cache(1))
-        peaks.append(peak_measurements(decoder, lambda: None))
+        decoder = Decoder(model, ServingConfig())
+        decoder.decode(decoder.new_cache(1, 256), 240)
+        found.append(peaks(decoder, 16, 240, lambda: None))
         weights = sum(p.nbytes for p in model.parameters())
-        assert peaks[-1]["peak_bytes_uncached"] > weights
-    saved = peaks[0]["peak_bytes_cached"] - peaks[1]["peak_bytes_cached"]
+        cached, uncached = found[-1][True], found[-1][False]
+        assert cached.weights == uncached.weights == weights
+        assert (cached.cache, uncached.cache) == (8 * 256 * 2 * 256 * heads * 4, 0)
+        assert cached.logits == 64 * 4
+        assert uncached.activations > 0
+    saved = found[0][True].total - found[1][True].total
     kv = 8 * 256 * 2 * 256 * 4 * 3
     fewer_weights = 8 * 2 * 3 * 256 * (32 + 1) * 4
     assert saved == pytest.approx(kv + fewer_weights, rel=0.1)
+
+
+@pytest.mark.parametrize(("count", "rounded"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
+def test_the_allocator_rounds_up_to_blocks(count, rounded):
+    assert rounded_up(count) == rounded
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_on_cuda_the_allocator_agrees_too():
     model = GPT(ModelConfig(**SHAPE)).to("cuda")
-    found = kv_measurements(model, ServingConfig(kv_dtype="int8"))
-    assert found["kv_bytes_formula"] == found["kv_bytes_storage"] == 6 * 32 * 2 * 4 * 10
-    decoder = Decoder(model, ServingConfig(), BenchmarkConfig(prompt_tokens=8, new_tokens=8))
-    peaks = peak_measurements(decoder, lambda: None)
-    cache = decoder.new_cache(1).nbytes
-    assert peaks["peak_bytes_cached"] >= sum(p.nbytes for p in model.parameters()) + cache
+    found = kv_bytes(Decoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
+    assert found.stored == found.requested == 6 * 32 * 2 * 4 * 10
+    assert found.allocated >= 6 * 2 * (rounded_up(32 * 4 * 8) + rounded_up(32 * 4 * 2))
+    peak = peaks(Decoder(model, ServingConfig()), 8, 8, lambda: None)[True]
+    assert peak.total >= sum(p.nbytes for p in model.parameters()) + peak.cache

@@ -3,12 +3,13 @@ import time
 import pytest
 import torch
 
-from kvlab.benchmark import benchmark
 from kvlab.benchmark.decode import Decoder
+from kvlab.benchmark.measure import benchmark
+from kvlab.benchmark.measurement import Measurement
 from kvlab.benchmark.timing import Clock
 from kvlab.errors import Stopped
 from kvlab.model import GPT
-from kvlab.spec import BenchmarkConfig, Experiment, ServingConfig
+from kvlab.spec import Experiment, ServingConfig
 from kvlab.trial.metrics import METRICS
 
 MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
@@ -34,21 +35,26 @@ def _one_thread():
 def test_all_of_it_under_the_known_names():
     of = experiment(batch_sizes=[1, 4])
     updates = []
-    found = benchmark(GPT(of.model), of, on_progress=updates.append)
+    whole = benchmark(GPT(of.model), of, on_progress=updates.append)
+    found = whole.measurements
     assert set(found) < set(METRICS)
-    assert len(found) == 10
+    assert len(found) == 12
     assert all(value > 0 for value in found.values())
     assert {update["stage"] for update in updates} == {"benchmark"}
     # orders of magnitude that hold on any machine: 512 tokens again, or one
     assert found["tpot_ms_uncached_p50"] > 3 * found["tpot_ms_p50"]
     assert found["tpot_ms_p50"] <= found["tpot_ms_p95"]
-    assert found["tokens_per_second"] > 1.2 * 1000 / found["tpot_ms_p95"], "four rows at once"
+    assert found["tpot_ms_p95"] <= found["tpot_ms_p99"]
+    for line in whole.lines:
+        again = Measurement.model_validate_json(line.model_dump_json())
+        assert again == line
+    assert {line.batch_size for line in whole.lines if line.part == "throughput"} == {1, 4}
 
 
 def test_an_independent_stopwatch_agrees():
     of = experiment()
     model = GPT(of.model)
-    found = benchmark(model, of)
+    found = benchmark(model, of).measurements
     text = torch.randint(0, 257, (1, 480))
     seconds, first = [], []
     with torch.inference_mode():
@@ -67,25 +73,34 @@ def test_an_independent_stopwatch_agrees():
 
 
 def test_decoding_fills_the_cache_to_its_last_token():
-    of = experiment(prompt_tokens=5, new_tokens=3)
-    decoder = Decoder(GPT(of.model), ServingConfig(), of.benchmark)
-    cache = decoder.new_cache(2)
+    decoder = Decoder(GPT(experiment().model), ServingConfig())
+    cache = decoder.new_cache(2, 8)
     for _ in range(2):
-        timing = decoder.decode(2, cache)
+        timing = decoder.decode(cache, 3)
         assert len(timing.steps) == 3
         assert cache.length == cache.max_length == 8
 
 
 def test_one_new_token_is_enough():
     of = experiment(prompt_tokens=1, new_tokens=1, batch_sizes=[3], repeats=1)
-    assert benchmark(GPT(of.model), of)["tokens_per_second"] > 0
+    assert benchmark(GPT(of.model), of).measurements["tokens_per_second"] > 0
+
+
+def test_further_contexts_are_further_lines():
+    of = experiment(prompt_tokens=8, new_tokens=2, context_lengths=[4, 16])
+    lines = benchmark(GPT(of.model), of).lines
+    assert [line.prompt_tokens for line in lines if line.metric == "ttft"] == [4, 8, 16]
+
+
+def test_contexts_beyond_the_block_size_are_refused():
+    with pytest.raises(ValueError, match="exceed block_size = 512"):
+        experiment(context_lengths=[500])
 
 
 def test_a_tied_and_coarse_cache_is_what_is_timed():
-    of = experiment(prompt_tokens=8, new_tokens=2)
     serving = ServingConfig(tie="adjacent:2", kv_dtype="int8")
-    decoder = Decoder(GPT(of.model), serving, BenchmarkConfig(prompt_tokens=8, new_tokens=2))
-    assert decoder.new_cache(1).nbytes == 2 * 10 * 2 * 4 * (32 + 2)
+    decoder = Decoder(GPT(experiment().model), serving)
+    assert decoder.new_cache(1, 10).nbytes == 2 * 10 * 2 * 4 * (32 + 2)
 
 
 def test_what_the_listener_raises_ends_it():
@@ -93,7 +108,7 @@ def test_what_the_listener_raises_ends_it():
         raise Stopped(update["note"])
 
     of = experiment()
-    with pytest.raises(Stopped, match="speed"):
+    with pytest.raises(Stopped, match="peak"):
         benchmark(GPT(of.model), of, on_progress=stop)
 
 

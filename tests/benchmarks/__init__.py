@@ -2,6 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, driver
+from tests.benchmarks import decode, driver, past, report, roofline
 
-BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {"decode": decode.run, "driver": driver.run}
+BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
+    "decode": decode.run,
+    "driver": driver.run,
+    "past": past.run,
+    "roofline": roofline.run,
+    "report": report.run,
+}

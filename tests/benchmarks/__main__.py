@@ -1,6 +1,6 @@
 """`make bench`: speed side by side in one run. Quote the ratios; the seconds are this machine's.
 
-python -m tests.benchmarks [decode training ...]
+python -m tests.benchmarks [decode past]
 """
 
 import sys

@@ -186,7 +186,7 @@ class Record:
             "seed": seed,
             "experiment": {
                 "name": "made",
-                "model": {"n_layer": 6, "n_kv_head": 1 if "mqa" in levels.values() else 4,
+                "model": {"n_layer": 6, "block_size": 256, "n_kv_head": 1 if "mqa" in levels.values() else 4,
                           "window": None, "kv_sharing": [[0, 1], [2, 3]]},
                 "data": {"source": "docstrings", "tokenizer": "gpt2:2048", "paths": []},
                 "training": {"tokens": 614400, "learning_rate": 3e-3},

@@ -1,77 +1,234 @@
-"""Effects of a fractional design against least squares on the same numbers."""
+"""Designs without matched pairs: contrasts against statsmodels, aliases against the textbook."""
+
+from itertools import combinations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.study import Study
-from tests.report.factory import EFFECTS, Record
+from kvlab.report.contrasts import Contrasts
+from kvlab.report.effects import interactions, main_effects
+from kvlab.report.rows import TrialRow
+from kvlab.spec import load_sweep
+from kvlab.spec.designs import DESIGNS
+from tests.report.factory import Record
+from tests.spec.designs.asking import asked
 
-FACTORS = {
-    "heads": ("mha", "mqa"),
-    "position": ("learned", "rope"),
-    "horizon": ("global", "hybrid"),
-    "sharing": ("none", "trained"),
-}
+EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 
-
-def odd(levels):
-    return sum(levels[f] != names[0] for f, names in FACTORS.items()) % 2 == 1
+FACTORS = dict.fromkeys("abcd", ("off", "on"))
 
 
-def half(tmp_path, **changes):
-    record = Record(factors=FACTORS, exclude=odd, design="fractional:2", **changes)
-    return Study.load(record.write(tmp_path / "store"), record.name)
+def half(levels):
+    """The 2^(4-1) fraction of resolution IV: d = abc."""
+    return sum(level == "on" for level in levels) % 2 == 0
 
 
-def test_contrasts_are_the_main_effects_of_a_linear_model(tmp_path):
-    study = half(tmp_path, noise=0.02)
-    effects = {one.change[0][0]: one for one in study.effects("loss")}
-    cells = list(study.cells)
-    design = np.array(
-        [
-            [1.0, *(level != base for level, base in zip(c, study.baseline, strict=True))]
-            for c in cells
-        ]
+HALF = [levels for levels in product(("off", "on"), repeat=4) if half(levels)]
+
+
+def change(*names):
+    return tuple((name, "on") for name in names)
+
+
+def aliases(contrasts, *names):
+    found = contrasts.of(change(*names))
+    return {"".join(factor for factor, _ in one) for one in found.aliases}
+
+
+def test_aliases_of_the_textbook_half_fraction():
+    contrasts = Contrasts(HALF, FACTORS)
+    assert all(aliases(contrasts, name) == set() for name in "abcd")  # with three-way ones alone
+    assert aliases(contrasts, "a", "b") == {"cd"}
+    assert aliases(contrasts, "b", "d") == {"ac"}
+
+
+def test_aliases_of_a_resolution_three_fraction():
+    """c = ab: every main effect is aliased with the interaction of the other two."""
+    factors = dict.fromkeys("abc", ("off", "on"))
+    cells = [("on", "on", "on"), ("on", "off", "off"), ("off", "on", "off"), ("off", "off", "on")]
+    contrasts = Contrasts(cells, factors)
+    assert aliases(contrasts, "a") == {"bc"}
+    assert aliases(contrasts, "c") == {"ab"}
+    assert contrasts.of(change("a", "b")) is None, "it is the main effect of c"
+
+
+def test_a_full_design_has_no_aliases():
+    factors = {**FACTORS, "e": ("x", "y", "z")}
+    contrasts = Contrasts(list(product(*factors.values())), factors)
+    assert aliases(contrasts, "a") == set()
+    assert contrasts.of((("e", "y"),)).aliases == ()
+    assert contrasts.of((("a", "on"), ("e", "z"))).aliases == ()
+
+
+def test_factors_that_move_together_are_not_told_apart():
+    factors = dict.fromkeys("abc", ("off", "on"))
+    cells = [(one, one, other) for one, other in product(("off", "on"), repeat=2)]
+    contrasts = Contrasts(cells, factors)
+    assert contrasts.of(change("a")) is None
+    assert contrasts.of(change("c")) is not None
+
+
+def test_contrasts_are_least_squares():
+    """Against statsmodels, on an unbalanced fraction with a factor of three levels."""
+    import pandas as pd
+    import statsmodels.formula.api as smf
+
+    factors = {"a": ("a0", "a1"), "b": ("b0", "b1", "b2"), "c": ("c0", "c1"), "d": ("d0", "d1")}
+    random = np.random.default_rng(8)
+    cells = list(product(*factors.values()))
+    chosen = [cells[i] for i in sorted(random.choice(len(cells), 15, replace=False))]
+    losses = {levels: float(random.normal()) for levels in chosen}
+    frame = pd.DataFrame([dict(zip(factors, c, strict=True), y=y) for c, y in losses.items()])
+    contrasts = Contrasts(chosen, factors)
+
+    def ours(*levels):
+        found = contrasts.of(levels)
+        assert sum(found.weights.values()) == pytest.approx(0.0, abs=1e-12)
+        return sum(weight * losses[cell] for cell, weight in found.weights.items())
+
+    mains = smf.ols("y ~ a + b + c + d", frame).fit().params
+    for factor, names in factors.items():
+        for level in names[1:]:
+            expected = mains[f"{factor}[T.{level}]"]
+            assert ours((factor, level)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    pair = smf.ols("y ~ a + b + c + d + a:b", frame).fit().params
+    for level in ("b1", "b2"):
+        expected = pair[f"a[T.a1]:b[T.{level}]"]
+        assert ours(("a", "a1"), ("b", level)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+def sweep(random, effects, seeds):
+    """One simulated half fraction: cells -> seed -> row."""
+    cells = {}
+    shared = random.normal(0, 0.1, seeds)
+    for levels in HALF:
+        on = {name for name, level in zip("abcd", levels, strict=True) if level == "on"}
+        known = sum(value for names, value in effects.items() if set(names) <= on)
+        for seed in range(seeds):
+            loss = 4 + shared[seed] + random.normal(0, 0.01) + known
+            row = TrialRow(
+                levels, seed, f"{levels}{seed}", "done", f"{levels}{seed}", {"loss": loss}
+            )
+            cells.setdefault(levels, {})[seed] = row
+    return cells
+
+
+def test_fractions_without_effects_call_5_percent_at_most():
+    random = np.random.default_rng(21)
+    families = [main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(300)]
+    assert all(one.by_contrast and one.tested for one in families[0])
+    called = np.mean([any(one.called for one in family) for family in families])
+    assert called <= 0.05 + 1.65 * (0.05 * 0.95 / 300) ** 0.5
+    covered = [one.estimate.low <= 0 <= one.estimate.high for family in families for one in family]
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_known_effects_of_a_fraction_are_found():
+    random = np.random.default_rng(22)
+    cells = sweep(random, {"a": 0.10, "c": -0.05, "bd": 0.08}, 4)
+    # An interaction of two factors halves itself into each one's main effect (over the other).
+    truth = {"a": 0.10, "b": 0.04, "c": -0.05, "d": 0.04}
+    for one in main_effects(cells, FACTORS, "loss"):
+        assert one.estimate.low < truth[one.change[0][0]] < one.estimate.high
+        assert one.called
+    found = {one.name: one for one in interactions(cells, FACTORS, "loss")}
+    pair = found["b=on and d=on"]
+    assert pair.called
+    assert pair.estimate.low < 0.08 < pair.estimate.high
+    assert [{factor for factor, _ in alias} for alias in pair.aliases] == [{"a", "c"}]
+    assert not found["a=on and b=on"].called
+
+
+def test_a_missing_trial_takes_its_seed():
+    cells = sweep(np.random.default_rng(23), {"a": 0.1}, 3)
+    levels = HALF[2]
+    cells[levels][1] = TrialRow(levels, 1, "x", "failed")
+    one = main_effects(cells, FACTORS, "loss")[0]
+    assert one.seeds == (0, 2)
+    assert (one.comparisons, one.designed) == (2, 3)
+
+
+def test_the_report_names_what_is_aliased(tmp_path):
+    record = Record(
+        factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"), "horizon": ("g", "l")},
+        exclude=lambda c: (
+            (list(c.values()).count("mqa") + list(c.values()).count("rope")) % 2
+            != (c["horizon"] == "l")
+        ),
     )
-    by_seed = {}
-    for seed in study.seeds:
-        losses = np.array([study.values(cell, "loss")[seed] for cell in cells])
-        by_seed[seed] = np.linalg.lstsq(design, losses, rcond=None)[0][1:]
-    for place, factor in enumerate(FACTORS):
-        found = effects[factor]
-        wanted = [by_seed[seed][place] for seed in study.seeds]
-        assert [value for _, value in found.by_seed] == pytest.approx(wanted)
-        assert found.estimate.value == pytest.approx(np.mean(wanted))
-        assert found.estimate.error == pytest.approx(np.std(wanted, ddof=1) / len(wanted) ** 0.5)
+    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path)
+    text = (folder / "report.md").read_text()
+    assert "`heads=mqa` is aliased with position=rope and horizon=l" in text
+    effects = text.split("## What each level does")[1].split("## ")[0]
+    assert "estimated by a contrast over all its cells" in effects
+    assert "| aliased with |" in effects
+    assert "| 3 of 3 seeds |" in effects
 
 
-def test_known_effects_are_recovered(tmp_path):
-    for one in half(tmp_path, seeds=(0, 1, 2, 3, 4)).effects("loss"):
-        assert one.estimate.low < EFFECTS[one.change[0][1]] < one.estimate.high
-        assert one.corrected >= one.estimate.p
+@pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 2), (5, 4), (6, 8), (7, 8)])
+def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
+    """Two columns of signs that are equal or opposite over the fraction's own cells."""
+    positions = list(DESIGNS["fractional"].positions(asked(*[2] * count, fraction=fraction)))
+    names = "abcdefghij"[:count]
+    factors = {name: (f"{name}0", f"{name}1") for name in names}
+    cells = [
+        tuple(f"{n}{place}" for n, place in zip(names, cell, strict=True)) for cell in positions
+    ]
+    signs = dict(zip(names, (2 * np.array(positions) - 1).T, strict=True))
+    contrasts = Contrasts(cells, factors)
+
+    def on(effect):
+        return tuple((name, f"{name}1") for name in effect)
+
+    def mixed(one, other):
+        columns = [np.prod([signs[name] for name in effect], axis=0) for effect in (one, other)]
+        return abs(int(columns[0] @ columns[1])) == len(cells)
+
+    pairs = list(combinations(names, 2))
+    for effect in [(name,) for name in names] + pairs:
+        found = contrasts.of(on(effect))
+        if len(effect) == 2 and any(mixed(effect, (name,)) for name in names):
+            assert found is None, "it is a main effect"
+            continue
+        expected = {on(pair) for pair in pairs if pair != effect and mixed(effect, pair)}
+        assert set(found.aliases) == expected, effect
 
 
-def test_a_seed_without_all_cells_is_left_out(tmp_path):
-    def status(levels, seed):
-        return "failed" if seed == 1 and levels["heads"] == "mqa" else "done"
-
-    one = half(tmp_path, status=status).effects("loss")[0]
-    assert (one.seeds, one.comparisons, one.designed) == ((0, 2), 2, 3)
-
-
-def test_nothing_is_claimed_without_any_whole_seed(tmp_path):
-    effects = half(
-        tmp_path, status=lambda levels, _: "failed" if levels["heads"] == "mqa" else "done"
+def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
+    """From the sweep's own file to the page: planned cells, made-up results."""
+    path = tmp_path / "quarter.yaml"
+    path.write_text(
+        "question: Which?\n"
+        f"experiment: {EXPERIMENTS / 'quickstart.yaml'}\n"
+        "factors:\n"
+        "  heads: {mha: {}, mqa: {model.n_kv_head: 1}}\n"
+        "  position: {learned: {}, rope: {model.position: rope}}\n"
+        "  norm: {layer: {}, rms: {model.norm: rmsnorm}}\n"
+        '  sharing: {none: {}, trained: {model.kv_sharing: "adjacent:2"}}\n'
+        "design: fractional:2\n"
+        "seeds: [0, 1, 2]\n"
     )
-    assert {one.verdict for one in effects.effects("loss")} == {"no matched pair"}
-
-
-def test_the_report_names_the_design_and_its_aliasing(tmp_path):
-    note = "heads*position is aliased with +horizon*sharing"
-    record = Record(factors=FACTORS, exclude=odd, design="fractional:2", notes=(note,))
-    write_report(record.write(tmp_path / "store"), record.name, tmp_path / "reports")
-    text = (tmp_path / "reports" / "made" / "report.md").read_text()
-    assert "A 1/2 fractional factorial design: 8 cells" in text
-    assert note in text.replace("\\", "")
-    assert "An effect is a contrast" in text
+    sweep = load_sweep(path)
+    chosen = [cell.levels for cell in sweep.selection.cells]
+    assert len(chosen) == 8
+    record = Record(
+        name="quarter",
+        factors={factor: tuple(levels) for factor, levels in sweep.factors.items()},
+        exclude=lambda levels: levels not in chosen,
+    )
+    store = record.write(tmp_path / "store")
+    frozen = {"design": "fractional:2", "rules": [str(rule) for rule in sweep.selection.rules]}
+    store.write_sweep({**store.sweep("quarter"), **frozen})
+    folder = write_report(store, "quarter", tmp_path)
+    text = (folder / "report.md").read_text()
+    assert "A 1/2 fractional factorial design: 8 cells at 3 seeds" in text
+    effects = text.split("## What each level does")[1].split("\n## ")[0]
+    assert "estimated by a contrast over all its cells" in effects
+    assert "worse" in effects
+    pairs = text.split("## Alone and together")[1].split("\n## ")[0]
+    row = next(
+        line for line in pairs.splitlines() if line.startswith("| heads=mqa | position=rope")
+    )
+    assert "norm=rms and sharing=trained" in row

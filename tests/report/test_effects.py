@@ -1,8 +1,13 @@
 """Matched comparisons: what is paired, what is not, and whether known effects are found."""
 
+import itertools
+
 import numpy as np
 import pytest
 
+from kvlab.report.effects import interactions, main_effects
+from kvlab.report.rows import TrialRow
+from kvlab.report.statistics.grouped import POWER, smallest_detectable
 from kvlab.report.study import Study
 from tests.report.factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
 
@@ -128,6 +133,7 @@ def test_interactions(tmp_path):
 class Memory:
     """Cells in memory, so that hundreds of sweeps are fast."""
 
+    noise = 0.01
     factors = {  # noqa: RUF012
         "heads": ("mha", "mqa"),
         "position": ("learned", "rope"),
@@ -135,51 +141,103 @@ class Memory:
     }
 
     @classmethod
+    def has(cls, levels, name):
+        """Whether a cell has all levels of an effect that is named as the report names it."""
+        own = {f"{factor}={level}" for factor, level in zip(cls.factors, levels, strict=True)}
+        return set(name.split(" and ")) <= own
+
+    @classmethod
     def cells(cls, random, effects, seeds):
-        from itertools import product
-
-        from kvlab.report.rows import TrialRow
-
+        """One simulated sweep; ``effects`` by name, such as ``heads=mqa and position=rope``."""
         shared = random.normal(0, 0.1, seeds)
         losses = {}
         cells = {}
-        for levels in product(*cls.factors.values()):
+        for levels in itertools.product(*cls.factors.values()):
             for seed in range(seeds):
                 weights = (*levels[:2], levels[2].replace("tied", "none"), seed)
-                noise = losses.setdefault(weights, random.normal(0, 0.01))
-                loss = 4 + shared[seed] + noise + sum(effects.get(level, 0) for level in levels)
+                noise = losses.setdefault(weights, random.normal(0, cls.noise))
+                known = sum(v for level, v in effects.items() if cls.has(levels, level))
+                loss = 4 + shared[seed] + noise + known
                 row = TrialRow(levels, seed, f"{levels}{seed}", "done", str(weights),
                                {"loss": loss})  # fmt: skip
                 cells.setdefault(levels, {})[seed] = row
         return cells
 
 
-def test_simulated_sweeps_without_effects_call_5_percent_at_most():
-    from kvlab.report.effects import main_effects
-
+@pytest.mark.parametrize("compare", [main_effects, interactions])
+def test_a_thousand_sweeps_without_effects_call_5_percent_at_most(compare):
+    """A call anywhere in a sweep's table counts, as it would to its reader."""
     random = np.random.default_rng(11)
-    called = [
-        any(one.called for one in main_effects(Memory.cells(random, {}, 3), Memory.factors, "loss"))
-        for _ in range(400)
-    ]
-    assert np.mean(called) <= 0.05 + 1.65 * (0.05 * 0.95 / 400) ** 0.5
+    found = [compare(Memory.cells(random, {}, 3), Memory.factors, "loss") for _ in range(1000)]
+    assert np.mean([any(one.called for one in family) for family in found]) <= 0.05
+    tested = [one.estimate for family in found for one in family if one.tested]
+    assert len(tested) >= 3000
+    assert 0.93 <= np.mean([one.low <= 0 <= one.high for one in tested]) <= 0.97
 
 
-def test_a_detectable_effect_is_detected_as_often_as_stated():
-    from kvlab.report.effects import main_effects
+def test_two_seeds_err_on_the_safe_side():
+    """With one degree of freedom a group, Welch's intervals are wider than they need to be."""
+    random = np.random.default_rng(13)
+    found = [main_effects(Memory.cells(random, {}, 2), Memory.factors, "loss") for _ in range(500)]
+    assert np.mean([any(one.called for one in family) for family in found]) <= 0.05
+    tested = [one.estimate for family in found for one in family if one.tested]
+    assert np.mean([one.low <= 0 <= one.high for one in tested]) >= 0.95
 
-    random = np.random.default_rng(12)
-    first = main_effects(Memory.cells(random, {}, 4), Memory.factors, "loss")
-    typical = np.median([
-        effect(main_effects(Memory.cells(random, {}, 4), Memory.factors, "loss"),
-               "heads=mqa").detectable for _ in range(40)
-    ])  # fmt: skip
-    assert first[0].tests == 3
-    hits = [
-        effect(
-            main_effects(Memory.cells(random, {"mqa": typical}, 4), Memory.factors, "loss"),
-            "heads=mqa",
-        ).called
-        for _ in range(200)
-    ]
-    assert 0.7 <= np.mean(hits) <= 0.98
+
+@pytest.mark.parametrize(
+    ("compare", "name", "trials", "groups"),
+    [
+        (main_effects, "heads=mqa", 2, 4),
+        (interactions, "heads=mqa and sharing=trained", 4, 2),
+    ],
+)
+def test_a_detectable_difference_is_found_with_the_stated_power(compare, name, trials, groups):
+    """At the true error, which a report estimates: of ``trials`` in each of so many groups.
+
+    With Welch's degrees of freedom as a typical report has them.
+    """
+    random = np.random.default_rng(14)
+
+    def seen(size):
+        cells = Memory.cells(random, {name: size}, 4)
+        return effect(compare(cells, Memory.factors, "loss"), name)
+
+    error = Memory.noise * (trials / 4 / groups) ** 0.5
+    nothing = [seen(0.0) for _ in range(100)]
+    assert nothing[0].groups == groups
+    df = float(np.median([one.estimate.df for one in nothing]))
+    stated = smallest_detectable(error, df, nothing[0].tests)
+    found = [seen(stated) for _ in range(600)]
+    typical = np.mean([one.estimate.error**2 for one in found]) ** 0.5
+    assert typical == pytest.approx(error, rel=0.05)
+    assert POWER - 0.05 <= np.mean([one.called for one in found]) <= POWER + 0.05
+    covered = [one.estimate.low <= stated <= one.estimate.high for one in found]
+    assert 0.93 <= np.mean(covered) <= 0.98
+
+
+def test_full_designs_agree_with_least_squares():
+    """Main effects and interactions of a balanced design against statsmodels, seed by seed."""
+    import pandas as pd
+    import statsmodels.formula.api as smf
+
+    factors = {"a": ("a0", "a1"), "b": ("b0", "b1", "b2")}
+    random = np.random.default_rng(15)
+    cells, records = {}, []
+    for levels in itertools.product(*factors.values()):
+        for seed in range(3):
+            loss = float(random.normal(4, 0.1))
+            row = TrialRow(
+                levels, seed, f"{levels}{seed}", "done", f"{levels}{seed}", {"loss": loss}
+            )
+            cells.setdefault(levels, {})[seed] = row
+            records.append({"a": levels[0], "b": levels[1], "seed": seed, "loss": loss})
+    frame = pd.DataFrame(records)
+    mains = smf.ols("loss ~ a + b + C(seed)", frame).fit().params
+    for one in main_effects(cells, factors, "loss"):
+        ((factor, level),) = one.change
+        expected = mains[f"{factor}[T.{level}]"]
+        assert one.estimate.value == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    both = smf.ols("loss ~ a * b + C(seed)", frame).fit().params
+    for one in interactions(cells, factors, "loss"):
+        expected = both[":".join(f"{f}[T.{level}]" for f, level in one.change)]
+        assert one.estimate.value == pytest.approx(expected, rel=1e-9, abs=1e-9)

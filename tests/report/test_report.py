@@ -2,22 +2,20 @@
 
 import csv
 import json
-import re
-import time
-from html.parser import HTMLParser
+import sys
 from pathlib import Path
 
 import pytest
-from markdown_it import MarkdownIt
 
 from kvlab.errors import UsageError
 from kvlab.report import write_report
+from kvlab.report.document import make_document
+from kvlab.report.html import to_html
+from kvlab.report.latex import to_latex
+from kvlab.report.markdown import to_markdown
+from kvlab.report.study import Study
+from tests.benchmarks.report import big_record
 from tests.report.factory import Record, no_learned_hybrid
-
-HOSTILE = (
-    "<script>alert(1)</script> | `x` `` <img src=x onerror=alert(1)> [a](javascript:b) **b** \x1b[31m"
-    " \u202egnp.exe $\\alpha$ & &amp; https://evil.example www.evil.example @team\n# head\n- list"
-)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -141,113 +139,47 @@ def test_mixed_code_is_warned_of(tmp_path):
     assert "Uncommitted code" in text
 
 
-class Elements(HTMLParser):
-    """Every element, attribute and piece of visible text."""
+def calls(work) -> int:
+    """Functions called while ``work`` runs, Python's and C's."""
+    count = 0
 
-    def __init__(self):
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str]] = []
-        self.texts: list[str] = []
+    def tick(_frame, event, _argument):
+        nonlocal count
+        count += event in ("call", "c_call")
 
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(name, value or "") for name, value in attrs]
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def hostile_record() -> Record:
-    bad = 'mqa"><svg onload=alert(1)>|`'
-    return Record(
-        factors={"heads": ("mha", bad), "<b>f</b>": ("none", "a|b")},
-        question=HOSTILE,
-        error=HOSTILE + "\ud800",
-        items=20,
-        status=lambda levels, seed: "failed" if seed == 2 and levels["heads"] == "mha" else "done",
-    )
+    sys.setprofile(tick)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
-def test_hostile_texts_do_no_harm_in_html(tmp_path):
-    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    plain = write_report(Record(items=20).write(tmp_path / "plain"), "made", tmp_path / "p")
-    harmless = Elements()
-    harmless.feed((plain / "report.html").read_text(encoding="utf-8"))
-    found = Elements()
-    found.feed(page)
-    assert set(found.tags) <= set(harmless.tags) | {"li", "ul"}
-    assert found.tags.count("script") == 1
-    assert not [name for name, _ in found.attributes if name.startswith("on")]
-    assert "<script>alert(1)</script> | `x`" in "".join(found.texts)
-    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
+def test_rows_as_csv_hold_what_the_json_does(tmp_path):
+    folder = write_report(Record(seeds=(0,)).write(tmp_path / "store"), "made", tmp_path)
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    with (folder / "results.csv").open(newline="") as file:
+        for row, line in zip(csv.DictReader(file), lines, strict=True):
+            for name, value in json.loads(line).items():
+                texts = ("" if value is None else str(value), json.dumps(value))
+                assert row[name] in texts
 
 
-def test_page_needs_nothing_from_elsewhere(tmp_path):
-    folder = write_report(full().write(tmp_path / "store"), "made", tmp_path)
-    found = Elements()
-    found.feed((folder / "report.html").read_text(encoding="utf-8"))
-    assert not {"img", "link", "iframe", "object"} & set(found.tags)
-    links = [value for name, value in found.attributes if name in ("src", "href")]
-    assert all(link.startswith("#") for link in links)
-    images = [value for name, value in found.attributes if name == "aria-label"]
-    assert all(images)
-    assert ("lang", "en") in found.attributes
+@pytest.mark.parametrize(("small", "large"), [((4, 4, 4), (4, 4, 16)), ((4, 4, 2), (4, 4, 2))])
+def test_work_grows_as_trials_do(tmp_path, small, large):
+    """Four times the cells, then four times the seeds; a quadratic step would show as sixteen.
 
+    Of everything but the picture files, whose drawing library does the same whatever is drawn.
+    """
 
-def test_hostile_texts_do_no_harm_in_markdown(tmp_path):
-    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
-    text = (folder / "report.md").read_text(encoding="utf-8")
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
-    inline = [child for token in tokens for child in token.children or []]
-    assert not [t for t in inline if t.type == "html_inline"]
-    html = [t.content for t in tokens if t.type == "html_block"]
-    assert all(re.match(r"</?details>", block) for block in html)
-    links = [t.attrs["href"] for t in inline if t.type == "link_open"]
-    assert all(re.match(r"(tables|figures|report\.html|results\.jsonl)", link) for link in links)
-    headings = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open"]
-    assert "head" not in headings
-    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
-    for table in tables:
-        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-        assert len(cells) == 1, table
-    shown = "".join(t.content for t in inline if t.type in ("text", "code_inline"))
-    assert "<script>alert(1)</script> | " in shown
+    def work(store):
+        document = make_document(Study.load(store, "made"))
+        return to_markdown(document), to_html(document), [to_latex(t) for t in document.tables]
 
-
-def test_hostile_texts_do_no_harm_in_csv(tmp_path):
-    store = Record(
-        error="=HYPERLINK(1)", status=lambda _levels, seed: "failed" if seed else "done"
-    ).write(tmp_path / "store")
-
-    folder = write_report(store, "made", tmp_path)
-    with (folder / "tables" / "failures.csv").open() as file:
-        rows = list(csv.reader(file))
-    assert len({len(row) for row in rows}) == 1
-    assert not [value for row in rows for value in row if value[:1] in "=@+" and value]
-
-
-def test_a_thousand_trials_in_seconds(tmp_path):
-    factors = {f"f{n}": tuple(f"l{n}{level}" for level in range(5)) for n in range(4)}
-    record = Record(factors=factors, effects={"l01": 0.1}, seeds=(0, 1), points=20)
-    store = record.write(tmp_path / "store")
-    started = time.perf_counter()
-    folder = write_report(store, "made", tmp_path)
-    assert time.perf_counter() - started < 10
-    assert len((folder / "results.jsonl").read_text().splitlines()) == 1250
-
-
-def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
-    import kvlab.report
-    from kvlab.report.sections import SECTIONS
-
-    guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
-    names: dict[str, object] = {}
-    exec(re.search(r"```python\n(.*?)```", guide, re.S)[1], names)
-    monkeypatch.setitem(SECTIONS, "training-time", names["training_time"])
-    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
-    assert "## Training time\n\n24 cells." in (folder / "report.md").read_text()
-    rows = list(csv.reader((folder / "tables" / "training-time.csv").open()))
-    assert rows[1] == ["baseline", "10.0"]
-    assert 'id="training-time"' in (folder / "report.html").read_text()
+    seeds = (2, 2) if small != large else (3, 12)
+    counts = []
+    work(big_record((2, 2)).write(tmp_path / "warm"))  # imports
+    for levels, number in zip((small, large), seeds, strict=True):
+        store = big_record(levels, number, points=4).write(tmp_path / f"{levels}{number}")
+        counts.append(calls(lambda store=store: work(store)))
+    assert counts[1] < 4.8 * counts[0], counts

@@ -204,3 +204,30 @@ def test_the_plan_shows_what_waits_for_what(tmp_path, capsys):
     assert main(["plan", path, "--store", str(tmp_path / "runs")]) == 0
     source = next(id for id, name in names.items() if name == ("mha", 0))
     assert f"new, after the training of {source[:8]}" in capsys.readouterr().out
+
+
+CHAIN = """\
+question: Does a chain of starts end?
+experiment: e.yaml
+factors:
+  size:
+    third: {training.init_from: {size: second}, resources.microbatch_tokens: 8, model.bias: false}
+    second: {training.init_from: {size: first}, model.n_kv_head: 1}
+    first: {}
+"""
+
+
+def test_a_chain_runs_in_order_and_fails_as_a_whole(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, text=CHAIN)
+    events = []
+    drive(planned, store, StubRun(store.path), on_event=events.append)
+    started = [e.planned.levels["size"] for e in events if e.kind == "started"]
+    assert started == ["first", "second", "third"]
+    first = next(one.trial.id for one in planned.trials if one.levels["size"] == "first")
+    broken = Store(tmp_path / "broken")
+    run = StubRun(broken.path, script={(first, "train", 0): "bug"})
+    summary = drive(planned, broken, run)
+    assert summary.states == {"failed": 3, "missing": 0}
+    kinds = [broken.result(one.trial.id)["error"]["class"] for one in planned.trials]
+    assert sorted(kinds) == ["bug", "source", "source"]

@@ -128,7 +128,9 @@ def test_the_parent_run(made):
     assert info[0] == "FINISHED"
     assert tags["kvlab.states"] == "8 done"
     assert tags["mlflow.note.content"].startswith("What does each reduction cost?")
-    assert set(files) == {"report/report.md", "report/figures/pareto.svg"}
+    assert set(files) == {
+        "record/sweep.json", "report/report.md", "report/figures/pareto.svg",
+    }  # fmt: skip
 
 
 def test_mirroring_twice_changes_nothing_at_all(made, monkeypatch):

@@ -83,6 +83,8 @@ OTHER = {
     "benchmark.new_tokens": 8,
     "benchmark.batch_sizes": [1, 2],
     "benchmark.repeats": 5,
+    "benchmark.context_lengths": [8],
+    "benchmark.roofline": True,
     "resources.cpus": 2.0,
     "resources.gpus": 1.0,
     "resources.microbatch_tokens": 32,

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "sync": ("kvlab.cli.commands.sync", "bring MLflow up to date with the store"),
     "data": ("kvlab.cli.commands.data", "get and prepare text and evaluation sets"),
     "generate": ("kvlab.cli.commands.generate", "continue a text with a trained model"),
+    "bench": ("kvlab.cli.commands.bench", "measure memory, latency, throughput and limits"),
     "export": ("kvlab.cli.commands.export", "write a trial's model as a Hugging Face folder"),
     "estimate": (
         "kvlab.cli.commands.estimate",

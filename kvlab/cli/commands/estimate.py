@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from kvlab.cli.options import memory_size
+from kvlab.cli.sizes import count, memory_size
 from kvlab.cli.table import exact_bytes, one_decimal, short_number, table
 from kvlab.layout import (
     ITEM_BYTES,
@@ -44,9 +44,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
         help="put a variant of the first target beside it; may be given several times",
     )  # fmt: skip
-    parser.add_argument("--batch", type=_count, default=1, help="sequences at once (default 1)")
+    parser.add_argument("--batch", type=count, default=1, help="sequences at once (default 1)")
     parser.add_argument(
-        "--context", type=_count, help="tokens of each sequence (default the model's block size)"
+        "--context", type=count, help="tokens of each sequence (default the model's block size)"
     )
     parser.add_argument(
         "--dtype", choices=sorted(set(ITEM_BYTES) - QUANTISED), default="float32",
@@ -171,9 +171,3 @@ def _side_by_side(items: list[Estimate]) -> str:
     context = f"context {contexts[0]:,}" if len(contexts) == 1 else "each at its block size"
     head_line = f"batch {items[0].batch_size}, {context}, model in {items[0].dtype}"
     return f"{head_line}\n{table(rows, 'r' * (len(rows[0]) - 1))}"
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 10**15:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return int(text)

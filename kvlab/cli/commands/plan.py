@@ -7,11 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from kvlab.cli.budget import budget_lines, why_lines
-from kvlab.cli.options import add_json, add_store, memory_size, positive
+from kvlab.cli.options import add_json, add_store
 from kvlab.cli.search import space_lines
+from kvlab.cli.sizes import memory_size, positive
+from kvlab.cli.sweep_file import read_sweep
 from kvlab.cli.table import short_number, table
 from kvlab.errors import UsageError
-from kvlab.spec import load_sweep
 from kvlab.sweep import Plan, PlannedTrial, plan
 from kvlab.sweep.budget import budget
 from kvlab.sweep.nearest import Nearest, nearest_finished
@@ -43,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    planned = plan(load_sweep(options.sweep), store, provisional=True)
+    planned = plan(read_sweep(options.sweep), store, provisional=True)
     memory = options.memory or _this_memory(planned)
     costs = budget(planned, store, rate=options.rate, price=options.price, memory=memory)
     why = None if options.why is None else _why(planned, store, options.why)

@@ -1,10 +1,14 @@
-"""`kvlab report`: write a sweep's report again, from its record alone."""
+"""`kvlab report`: write a sweep's report again, from its record or from MLflow alone."""
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 
 from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.errors import UsageError
+from kvlab.report import write_report
+from kvlab.report.sections import SECTIONS, unknown_section
 from kvlab.trial import Store
 
 
@@ -14,14 +18,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", default="reports", metavar="DIR", help="folder of reports (default: reports)"
     )
+    parser.add_argument(
+        "--sections",
+        metavar="A,B",
+        help="sections in order (default: what the sweep asks for, else all)",
+    )
+    parser.add_argument(
+        "--tracking-uri",
+        metavar="URI",
+        help="read the record from this MLflow instead of the store; the report is the same",
+    )
+    parser.add_argument(
+        "--mirrored-by",
+        metavar="ID",
+        help="with --tracking-uri: of which store, where several mirrored such a sweep",
+    )
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from kvlab.report import write_report
-
     name = sweep_name(options.sweep)
-    folder = write_report(Store(options.store), name, Path(options.out))
+    folder = _written(options, name, _sections(options.sections))
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         print(json.dumps({"sweep": name, "report": str(folder), "files": files}, indent=1))
@@ -29,3 +46,28 @@ def run(options: argparse.Namespace) -> int:
         print(folder / "report.html")
         print(folder / "report.md")
     return 0
+
+
+def _written(options: argparse.Namespace, name: str, sections: tuple[str, ...] | None) -> Path:
+    """The report's folder."""
+    if options.tracking_uri is None:
+        if options.mirrored_by is not None:
+            text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"
+            raise UsageError(f"{text}; add --tracking-uri, or leave it out")
+        return write_report(Store(options.store), name, Path(options.out), sections)
+    from kvlab.track import fetch_record
+
+    with tempfile.TemporaryDirectory() as folder:
+        uri, mirrored_by = options.tracking_uri, options.mirrored_by
+        store = fetch_record(uri, name, Path(folder), mirrored_by)
+        return write_report(store, name, Path(options.out), sections)
+
+
+def _sections(text: str | None) -> tuple[str, ...] | None:
+    names = None if text is None else tuple(name.strip() for name in text.split(","))
+    for name in names or ():
+        if name not in SECTIONS:
+            raise UsageError(f"--sections = {name} {unknown_section(name)}")
+        if names is not None and names.count(name) > 1:
+            raise UsageError(f"--sections names {name} twice; name each once")
+    return names

@@ -3,13 +3,22 @@
 import argparse
 import json
 
-from kvlab.spec.schema import json_schema
+from kvlab.benchmark.measurement import Measurement
+from kvlab.spec.schema import DRAFT, json_schema
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=["experiment", "sweep"], help="of which kind of file")
+    parser.add_argument(
+        "kind",
+        choices=["experiment", "sweep", "measurement"],
+        help="of an experiment or sweep file, or of a line of `kvlab bench --json`",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    print(json.dumps(json_schema(options.kind), indent=1))
+    if options.kind == "measurement":
+        schema = {"$schema": DRAFT, **Measurement.model_json_schema()}
+    else:
+        schema = json_schema(options.kind)
+    print(json.dumps(schema, indent=1))
     return 0

@@ -11,8 +11,8 @@ from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
 from kvlab.cli.search import search_lines
+from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import UsageError
-from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, Plan, Summary, plan
 from kvlab.sweep.description import sweep_description
 from kvlab.sweep.driver import Before
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.address is not None and options.executor != "ray":
         raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
-    sweep = load_sweep(options.sweep)
+    sweep = read_sweep(options.sweep)
     store = Store(Path(options.store).absolute())
     planned = plan(sweep, store)
     stream = sys.stderr if options.json else sys.stdout

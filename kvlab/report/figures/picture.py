@@ -13,10 +13,11 @@ from kvlab.report.text import one_line
 
 COLOURS = {
     "ink": "#1b1f24", "muted": "#8a9199", "grid": "#e6e8eb", "axis": "#8a9199",
-    "c0": "#0072b2", "c1": "#d55e00", "c2": "#009e73", "c3": "#b0578d",
-    "c4": "#b07d00", "c5": "#3a9fd6", "c6": "#6a51a3", "c7": "#4d4d4d",
+    "c0": "#0072b2", "c1": "#d55e00", "c2": "#bc819a", "c3": "#040716",
+    "c4": "#7d0064", "c5": "#002695", "c6": "#6d0004", "c7": "#768050",
 }  # fmt: skip
-"""After Okabe and Ito, darkened for white ground: told apart by colour-blind readers."""
+"""The first two after Okabe and Ito, darkened for white ground; the others searched for the
+largest difference between any two as readers of every kind of colour blindness see them."""
 
 _MARKERS = {"dot": "o", "ring": "o", "square": "s", "diamond": "D", "triangle": "^"}
 _DPI = 100.0

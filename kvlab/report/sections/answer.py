@@ -95,8 +95,8 @@ def _together(study: Study) -> Paragraph:
     spans: list[Span] = [
         "The smallest cache that no other cell beats is that of ",
         Strong(study.label(smallest.levels)),
-        f", {bytes_text(smallest.stored)} for one sequence at block size,"
-        f" {_of(base, smallest.stored)}",
+        f", {bytes_text(round(smallest.cost))} for one sequence at block size,"
+        f" {_of(base, smallest.cost)}",
         _change(study, smallest.levels),
     ]
     bests = [best for best in budget_bests(study) if best.point.levels != smallest.levels]
@@ -107,7 +107,7 @@ def _together(study: Study) -> Paragraph:
     return Paragraph((*spans, "."))
 
 
-def _of(base: int, stored: int) -> str:
+def _of(base: int, stored: float) -> str:
     return (
         "the baseline's size"
         if stored == base

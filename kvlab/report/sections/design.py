@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from kvlab.report.effects import Effect
+from kvlab.report.effects import Effect, named
 from kvlab.report.numbers import counted, signed
 from kvlab.report.section import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
 from kvlab.report.section import cell as text_cell
@@ -40,6 +40,10 @@ def _title(study: Study) -> str:
     return " and ".join(titles)
 
 
+MOST_ALIASES = 6
+"""Named in one note; the table of effects has all."""
+
+
 def _table(study: Study) -> Table:
     patches = study.sweep.get("patches", {})
     rows = []
@@ -57,15 +61,14 @@ def _table(study: Study) -> Table:
 
 def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
     yield from ((f"{rule}.",) for rule in study.sweep.get("rules", ()))
-    yield from ((f"Aliasing: {note}.",) for note in study.sweep.get("notes", ()))
     full = prod(len(levels) for levels in study.factors.values())
-    excluded = full - len(study.cells)
-    if excluded and study.sweep.get("design", "full") == "full":
+    absent_cells = full - len(study.cells)
+    if absent_cells and study.sweep.get("design", "full") == "full":
         combinations = _absent_pairs(study)
         absent = f": {'; '.join(combinations)} never occur" if combinations else ""
         yield (
-            f"{excluded} of {full} combinations are excluded{absent}. A level is compared only"
-            " where its partner exists.",
+            f"{absent_cells} of {full} combinations are not in the design{absent}. A level is"
+            " compared only where its partner exists.",
         )
     for effect in study.effects(study.primary):
         yield from _limits(effect)
@@ -118,7 +121,12 @@ def _has_data(facts: object) -> bool:
 
 
 def _limits(effect: Effect) -> Iterator[tuple[Span, ...]]:
-    if not effect.designed:
+    if effect.aliases:
+        listed = ", ".join(map(named, effect.aliases[:MOST_ALIASES]))
+        more = len(effect.aliases) - MOST_ALIASES
+        listed += f" and {more} more" if more > 0 else ""
+        yield Code(effect.name), f" is aliased with {listed}: this design cannot tell them apart."
+    elif not effect.designed:
         yield (
             Code(effect.name),
             " has no cell that differs from it in this factor alone: its effect cannot be told"

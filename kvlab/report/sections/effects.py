@@ -1,5 +1,6 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
+from kvlab.report.alias_column import with_aliases
 from kvlab.report.effects import ALPHA, Effect
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.numbers import (
@@ -65,22 +66,15 @@ def effects(study: Study) -> Section | None:
         Column("by seed", True, "mean difference at each seed"),
         Column("detectable", True, "true difference called with 80% power"),
     )
-    rows = tuple(_row(study, effect) for effect in study.effects(metric))
-    table = Table("effects", f"Effects on the {title}.", columns, rows)
+    everything = study.effects(metric)
+    rows = tuple(_row(study, effect) for effect in everything)
+    heads, rows = with_aliases(columns, rows, everything)
+    table = Table("effects", f"Effects on the {title}.", heads, rows)
     contents: list[Content] = [*_method(study, found), table, _figure(study, found)]
     others = _others(study)
     if others:
         contents += [Heading("Effects on other measurements"), others]
     return Section("What each level does", tuple(contents))
-
-
-_CONTRASTS = (
-    "No two cells of this design differ in one factor alone. An effect is a contrast: at each seed"
-    " the mean over all cells with the level minus the mean over all cells with the baseline"
-    " level; its error comes from how that varies between seeds. It contains the effects that"
-    " it is aliased with, which the section on baseline and factors lists. A pair here is one"
-    " seed at which every cell was measured."
-)
 
 
 def _method(study: Study, found: list[Effect]) -> list[Content]:
@@ -94,22 +88,30 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         " differently in different settings (see over settings) is not taken for noise. It"
         " describes these settings, and assumes that groups vary independently between seeds."
     )
-    if study.fractional:
-        text = _CONTRASTS
     tests = max((effect.tests for effect in found if effect.tested), default=0)
     rule = (
         f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
         " within noise means not told apart from zero, not shown to be zero."
     )
+    if any(effect.by_contrast for effect in found):
+        text += _BY_CONTRAST
     single = " There is one seed: differences are shown, no significance is claimed."
     repeated = any(effect.tested for effect in found)
     return [paragraph(text + (rule if repeated else single if len(study.seeds) == 1 else ""))]
 
 
+_BY_CONTRAST = (
+    " Levels without a pair in this design are estimated by a contrast over all its cells: the"
+    " least-squares main effect at every seed, tested over seeds. It contains what it is aliased"
+    " with, so it is the level's own only if those interactions are nothing."
+)
+
+
 def _row(study: Study, effect: Effect) -> Row:
     factor, level = effect.change[0]
     names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
-    pairs = cell(f"{effect.comparisons} of {effect.designed}", effect.comparisons)
+    unit = " seeds" if effect.by_contrast else ""
+    pairs = cell(f"{effect.comparisons} of {effect.designed}{unit}", effect.comparisons)
     if effect.estimate is None:
         blank = (EMPTY,) * 4
         tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *blank)
@@ -154,9 +156,9 @@ def _tone(effect: Effect) -> Tone:
 
 def _range(effect: Effect) -> Cell:
     values = [value for _, value in effect.by_setting]
-    low, high = min(values), max(values)
-    if len(values) == 1:
+    if len(values) < 2:
         return EMPTY
+    low, high = min(values), max(values)
     low_text, high_text = difference(effect.metric, low), difference(effect.metric, high)
     return cell(f"{low_text} to {high_text}", high - low)
 
@@ -221,7 +223,8 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
 
 
 def _others(study: Study) -> Table | None:
-    metrics = [m for m in OTHERS if m in study.measured and m != study.primary]
+    derived = [name for name, metric in METRICS.items() if metric.derive]
+    metrics = [m for m in (*OTHERS, *derived) if m in study.measured and m != study.primary]
     rows = []
     for metric in metrics:
         for effect in study.effects(metric):

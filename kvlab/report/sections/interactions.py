@@ -1,5 +1,6 @@
 """Two-way interactions: whether two reductions together cost the sum of what each costs alone."""
 
+from kvlab.report.alias_column import with_aliases
 from kvlab.report.effects import Effect
 from kvlab.report.numbers import TIMES, counted, difference, difference_unit, p_value, shown
 from kvlab.report.section import EMPTY, Column, Row, Section, Table, cell, paragraph
@@ -25,7 +26,8 @@ def interactions(study: Study) -> Section | None:
     )
     # In units of the standard error; without one, what is largest.
     strongest = sorted(found, key=lambda e: (e.corrected, -abs(_value(e))))
-    rows = tuple(_row(effect) for effect in strongest[:MOST])
+    shown_effects = strongest[:MOST]
+    rows = tuple(_row(effect) for effect in shown_effects)
     columns = (
         Column("level"),
         Column("with"),
@@ -36,9 +38,10 @@ def interactions(study: Study) -> Section | None:
         Column(f"groups {TIMES} seeds", True),
         Column("detectable", True, "true interaction called with 80% power"),
     )
+    heads, rows = with_aliases(columns, rows, shown_effects)
     cut = f" The {MOST} strongest." if len(found) > MOST else ""
     caption = f"{counted(len(found), 'interaction')} of two levels.{cut}"
-    return Section("Alone and together", (note, Table("interactions", caption, columns, rows)))
+    return Section("Alone and together", (note, Table("interactions", caption, heads, rows)))
 
 
 def _value(effect: Effect) -> float:

@@ -17,7 +17,7 @@ from kvlab.report.section import (
 )
 from kvlab.report.study import Study
 
-PEAKS = ("peak_bytes_cached", "peak_bytes_uncached")
+PEAKS = ("peak_bytes_cached", "peak_bytes_uncached", "peak_bytes_activations")
 
 
 def memory(study: Study) -> Section | None:
@@ -49,6 +49,7 @@ def memory(study: Study) -> Section | None:
         Column("read per token (bytes)", True),
         Column("peak with cache", True, "MiB, largest over seeds"),
         Column("peak without", True, "MiB, largest over seeds"),
+        Column("activations", True, "MiB of the peak with cache, beside weights, cache and logits"),
     )
     rows = tuple(_row(study, list(by_seed.values())) for by_seed in study.cells.values())
     table = Table("memory", "Theory against measured memory.", columns, tuple(filter(None, rows)))

@@ -1,9 +1,8 @@
-"""Memory against quality: the Pareto front, and the best cell in every budget."""
+"""Pareto fronts: quality against stored bytes, read bytes and time per token."""
 
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.numbers import (
     PLUS_MINUS,
-    bytes_text,
     counted,
     difference,
     mebibytes,
@@ -13,24 +12,26 @@ from kvlab.report.numbers import (
     times,
     unit_of,
 )
-from kvlab.report.pareto import BudgetBest, CellPoint, budget_bests, points
+from kvlab.report.pareto import COSTS, CellPoint, Cost, mark_front, points
+from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
-    Bullets,
+    Cell,
     Column,
     Content,
     Figure,
     Heading,
     Row,
     Section,
-    Span,
-    Strong,
     Table,
     cell,
     paragraph,
 )
 from kvlab.report.study import Study
 from kvlab.trial.metrics import METRICS
+
+Fronts = dict[tuple[str, str], list[CellPoint]]
+"""``(metric, name of the cost)`` -> its cells."""
 
 
 def pareto(study: Study) -> Section | None:
@@ -46,53 +47,91 @@ def pareto(study: Study) -> Section | None:
         " standard deviations over seeds; they contain what all cells share at a seed, which"
         " paired differences do not.",
     )
-    contents: list[Content] = [note, _figure(study, known), _table(study, front)]
-    bests = list(budget_bests(study))
-    if bests:
-        contents += [Heading("At equal memory"), _budgets(study, bests)]
-    return Section("Memory against quality", tuple(contents))
+    figure = _figure(study, study.primary, "stored", known)
+    contents: list[Content] = [note, figure, _table(study, front)]
+    others = _others(study)
+    if others:
+        contents += [Heading("Other costs and qualities"), paragraph(_OTHERS)]
+        drawn = {pair: found for pair, found in others.items() if _is_drawn(study, *pair)}
+        contents += [_figure(study, *pair, found) for pair, found in drawn.items()]
+        contents.append(_members(study, {(study.primary, "stored"): known, **others}))
+    return Section("Memory and time against quality", tuple(contents))
 
 
-def _figure(study: Study, known: list[CellPoint]) -> Figure:
-    metric = study.primary
-    title = f"{short(metric)} ({unit_of(metric)})"
+_OTHERS = (
+    "The same for bytes read per decoded token, which heads and windows shrink and sharing does"
+    " not, and for the measured time per token, whose noise between trials that ran side by side"
+    " moves this front more than the others; and for HellaSwag, where it was scored."
+)
+
+
+def _others(study: Study) -> Fronts:
+    """The other costs of the primary metric, and every cost against HellaSwag."""
+    served = "hellaswag_acc_norm_served"
+    accuracy = served if served in study.measured else "hellaswag_acc_norm"
+    pairs = [(study.primary, name) for name in COSTS if name != "stored"]
+    pairs += [(accuracy, name) for name in COSTS]
+    found = {(m, name): mark_front(study, m, COSTS[name]) for m, name in pairs}
+    return {pair: known for pair, known in found.items() if known}
+
+
+def _is_drawn(study: Study, metric: str, name: str) -> bool:
+    """HellaSwag is drawn against stored bytes alone; the table has its other fronts."""
+    return metric == study.primary or name == "stored"
+
+
+def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Figure:
+    cost = COSTS[name]
     front = [point for point in known if point.front]
     base = [point for point in known if point.levels == study.baseline]
     dominated = [p for p in known if not p.front and p.levels != study.baseline]
+
+    def marks(chosen: list[CellPoint], named: bool = False) -> tuple[Point, ...]:
+        return tuple(_point(study, metric, cost, point, named) for point in chosen)
+
     plot = Plot(
-        Axis("KV bytes of one sequence at block size", "bytes"),
-        Axis(title),
+        Axis(cost.title, cost.kind),
+        Axis(f"{short(metric)} ({unit_of(metric)})"),
         (
-            Points("dominated", tuple(_point(study, p) for p in dominated), "muted", "ring"),
-            Line("", tuple(Point(p.stored, p.mean) for p in front), "c0", dashed=True),
-            Points("on the front", tuple(_point(study, p, True) for p in front), "c0", "dot"),
-            Points("baseline", tuple(_point(study, p, True) for p in base), "c1", "diamond"),
+            Points("dominated", marks(dominated), "muted", "ring"),
+            Line("", tuple(Point(p.cost, _scaled(metric, p.mean)) for p in front), "c0", True),
+            Points("on the front", marks(front, True), "c0", "dot"),
+            Points("baseline", marks(base, True), "c1", "diamond"),
         ),
     )
     listed = "; ".join(
-        f"{study.label(point.levels)}: {bytes_text(point.stored)}, {shown(metric, point.mean)}"
+        f"{study.label(point.levels)}: {cost.text(point.cost)}, {shown(metric, point.mean)}"
         for point in front
     )
-    caption = "Stored KV bytes against quality: means, with the standard deviation over seeds."
-    return Figure("pareto", caption, f"{caption} The front: {listed}.", plot)
+    title = cost.short[:1].upper() + cost.short[1:]
+    caption = f"{title} against {short(metric)}: means, with the standard deviation over seeds."
+    file = "pareto" if (metric, name) == (study.primary, "stored") else f"pareto-{name}"
+    if metric != study.primary:
+        file = f"pareto-hellaswag-{name}"
+    return Figure(file, caption, f"{caption} The front: {listed}.", plot)
 
 
-def _point(study: Study, point: CellPoint, named: bool = False) -> Point:
-    metric = study.primary
+def _scaled(metric: str, value: float) -> float:
+    """As the axis shows it: shares in percent."""
+    return 100 * value if unit_of(metric) == "%" else value
+
+
+def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool) -> Point:
     values = list(study.values(point.levels, metric).values())
     spread = 0.0
     if len(values) > 1:
         spread = (sum((v - point.mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
     tip = (
         study.label(point.levels),
-        bytes_text(point.stored),
+        cost.text(point.cost),
         f"{shown(metric, point.mean)} {PLUS_MINUS} {shown(metric, spread)} {unit_of(metric)}"
         f" (n = {len(values)})",
         "on the front" if point.front else "dominated",
     )
-    ends = (point.mean - spread, point.mean + spread) if named and spread else None
+    mean, half = _scaled(metric, point.mean), _scaled(metric, spread)
+    ends = (mean - half, mean + half) if named and spread else None
     label = study.label(point.levels) if named else ""
-    return Point(point.stored, point.mean, tip, study.key(point.levels), label, y_range=ends)
+    return Point(point.cost, mean, tip, study.key(point.levels), label, y_range=ends)
 
 
 def _table(study: Study, front: list[CellPoint]) -> Table:
@@ -100,20 +139,16 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
     base = study.kv_bytes(study.baseline)
     rows = []
     for point in front:
-        found = study.paired(point.levels, study.baseline, metric)
-        itself = point.levels == study.baseline or found is None
         rows.append(
             Row(
                 (
                     cell(study.label(point.levels)),
-                    cell(f"{point.stored:,}", point.stored),
-                    cell(megabytes(point.stored), point.stored),
-                    cell(mebibytes(point.stored), point.stored),
-                    cell(times(base / point.stored), base / point.stored) if base else EMPTY,
+                    cell(f"{point.cost:,.0f}", point.cost),
+                    cell(megabytes(point.cost), point.cost),
+                    cell(mebibytes(point.cost), point.cost),
+                    cell(times(base / point.cost), base / point.cost) if base else EMPTY,
                     cell(shown(metric, point.mean), point.mean),
-                    EMPTY
-                    if itself or found is None
-                    else cell(difference(metric, found.value), found.value),
+                    _against(study, point.levels),
                 ),
                 study.key(point.levels),
             )
@@ -130,30 +165,28 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
 
 
-def _budgets(study: Study, bests: list[BudgetBest]) -> Bullets:
-    return Bullets(tuple(_budget(study, best) for best in bests))
+def _against(study: Study, levels: Levels) -> Cell:
+    found = study.paired(levels, study.baseline, study.primary)
+    if found is None or levels == study.baseline:
+        return EMPTY
+    return cell(difference(study.primary, found.value), found.value)
 
 
-def _budget(study: Study, best: BudgetBest) -> tuple[Span, ...]:
-    metric, unit = study.primary, unit_of(study.primary)
-    condition = best.condition[:1].upper() + best.condition[1:]
-    spans: list[Span] = [
-        f"{condition} the best of {counted(best.fitting, 'cell')} is ",
-        Strong(study.label(best.point.levels)),
-        f" at {shown(metric, best.point.mean)} {unit}, {bytes_text(best.point.stored)}",
-    ]
-    if best.second is None:
-        return (*spans, ".")
-    spans += ["; next is ", Strong(study.label(best.second.levels))]
-    found = study.paired(best.second.levels, best.point.levels, metric)
-    if found is None:
-        return (*spans, ", at no shared seed.")
-    spans.append(f", {difference(metric, found.value)}")
-    if found.kind == "one seed":
-        return (*spans, " (one seed: not tested).")
-    if found.kind == "identical":
-        return (*spans, " (identical).")
-    low, high = difference(metric, found.low), difference(metric, found.high)
-    told = "not told apart" if found.low <= 0 <= found.high else "told apart"
-    many = ", before allowing for the best being picked from many" if best.fitting > 2 else ""
-    return (*spans, f" (95% CI {low} to {high}: {told}{many}).")
+def _members(study: Study, fronts: Fronts) -> Table:
+    """Every cell that is on a front, and on which."""
+    on = [{point.levels for point in known if point.front} for known in fronts.values()]
+    rows = tuple(
+        Row(
+            (
+                cell(study.label(levels)),
+                *(cell("on the front" if levels in one else "") for one in on),
+                cell(str(sum(levels in one for one in on)), sum(levels in one for one in on)),
+            ),
+            study.key(levels),
+        )
+        for levels in study.cells
+        if any(levels in one for one in on)
+    )
+    columns = tuple(Column(f"{short(m)} by {COSTS[name].short}") for m, name in fronts)
+    caption = "The cells that are on a front; every other cell is beaten everywhere."
+    return Table("fronts", caption, (Column("cell"), *columns, Column("fronts", True)), rows)

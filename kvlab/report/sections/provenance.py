@@ -29,7 +29,7 @@ def provenance(study: Study) -> Section:
         paragraph(
             "This report is a pure function of the record; the same record gives the same bytes."
             " Make it again with ",
-            Code(f"kvlab report {study.name}"),
+            Code(f"kvlab report {study.name}{_sections(study)}"),
             ".",
         ),
     ]
@@ -42,6 +42,14 @@ def provenance(study: Study) -> Section:
         if study.sweep.get(key):
             contents.append(Block(title, str(study.sweep[key]), "yaml"))
     return Section("Provenance", tuple(contents))
+
+
+def _sections(study: Study) -> str:
+    """The option that asks for these sections, where the sweep itself asks for others."""
+    asked = (study.sweep.get("report") or {}).get("sections")
+    if study.sections is None or list(study.sections) == asked:
+        return ""
+    return f" --sections {','.join(study.sections)}"
 
 
 def _facts(recorded: list[Facts]) -> dict[str, Counter[str]]:

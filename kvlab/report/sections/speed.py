@@ -21,6 +21,7 @@ METRICS_SHOWN = {
     "ttft_ms": "first token (ms)",
     "tpot_ms_p50": "per token p50 (ms)",
     "tpot_ms_p95": "per token p95 (ms)",
+    "tpot_ms_p99": "per token p99 (ms)",
     "tpot_ms_uncached_p50": "per token, no cache (ms)",
     "tokens_per_second": "tokens/s, largest batch",
 }

@@ -20,7 +20,8 @@ def starts(study: Study) -> Section | None:
     text = (
         "These cells do not start from freshly drawn weights. K/V heads are mean-pooled into"
         " fewer, an owner's projections averaged over the layers that share them; what fits is"
-        " copied, and what does not keeps its own first values."
+        " copied, and what does not keeps its own first values. Tokens that the source was trained"
+        " on count beside the cell's own: a cell that starts fresh has seen fewer."
     )
     columns = (
         Column("cell"),

@@ -1,0 +1,81 @@
+"""One try of a batch size: weights, cache, prefill and one step, in as much memory as is given."""
+
+import resource
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kvlab.benchmark.decode import Decoder
+from kvlab.model import GPT
+from kvlab.spec.model import ModelConfig
+from kvlab.spec.parts import ServingConfig
+
+_TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
+
+_SAYS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",
+                "could not create a primitive")  # fmt: skip
+"""What libraries say when memory is gone; the last is oneDNN's word for it, which the tiny model
+that runs first shows to be no want of support."""
+
+
+@dataclass(frozen=True)
+class DecodeAttempt:
+    """Fills a cache of ``prompt_tokens`` + 1 and room for the rest, and decodes one token.
+
+    The cache is made at its full length, so nothing grows later.
+
+    Attributes:
+        memory: on CPU the bytes that this may add to the process, a hard limit of the system
+            on its private memory; None on CUDA: the device's own.
+    """
+
+    model: ModelConfig
+    serving: ServingConfig
+    dtype: str
+    device: str
+    prompt_tokens: int
+    new_tokens: int
+    memory: int | None
+    threads: int
+
+    def __call__(self, batch: int) -> None:
+        """Raises MemoryError if it does not fit."""
+        torch.set_num_threads(self.threads)
+        if self.memory is not None:
+            self._decode(_TINY, 1, 1, 1)  # so that all libraries are loaded before the limit holds
+            _limit(self.memory)
+        try:
+            self._decode(self.model, batch, self.prompt_tokens, self.new_tokens)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise MemoryError from None
+        except RuntimeError as error:
+            if any(words in str(error).lower() for words in _SAYS_MEMORY):
+                raise MemoryError from None
+            raise
+
+    def _decode(self, config: ModelConfig, batch: int, prompt_tokens: int, new_tokens: int) -> None:
+        dtype = getattr(torch, self.dtype)
+        model = GPT(config, device="meta", dtype=dtype).to_empty(device=self.device).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()  # pages that nobody has written are not memory yet
+        serving = ServingConfig() if config is _TINY else self.serving
+        cache = Decoder(model, serving).new_cache(batch, prompt_tokens + new_tokens)
+        with torch.inference_mode():
+            prompt = torch.zeros(batch, prompt_tokens, dtype=torch.int64, device=self.device)
+            model.head(model.hidden(prompt, cache=cache)[:, -1])
+            model.head(model.hidden(prompt[:, :1], cache=cache)[:, -1])
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+
+
+def _limit(more: int) -> None:
+    """Lets this process take ``more`` bytes of private memory beyond what it has now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "VmData":
+            limit = int(value.split()[0]) * 1024 + more
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+            return
+    raise OSError("this system does not say how much memory a process has")

@@ -1,0 +1,21 @@
+"""The parts of a benchmark, in order: name -> module with ``measure(session)``.
+
+A new one is a file, a line here, its name in `kvlab.benchmark.measurement.PartName`, and a test.
+Modules are named, not imported: `kvlab bench --help` stays instant.
+"""
+
+PARTS: dict[str, tuple[str, str]] = {
+    "memory": ("kvlab.benchmark.parts.memory", "KV bytes in every way, and the peak by what it is"),
+    "latency": ("kvlab.benchmark.parts.latency", "first token by prompt, each token by context"),
+    "throughput": ("kvlab.benchmark.parts.throughput", "tokens each second by batch"),
+    "task": ("kvlab.benchmark.parts.task", "the RTX 4090 article's task, in tasks each second"),
+    "limit": ("kvlab.benchmark.parts.limit", "the largest batch that fits, by trying"),
+    "roofline": ("kvlab.benchmark.parts.roofline", "measured times beside the device's ceilings"),
+    "energy": ("kvlab.benchmark.parts.energy", "joules a token, where the device tells"),
+    "projection": ("kvlab.benchmark.parts.projection", "the same layouts at other sizes"),
+    "articles": ("kvlab.benchmark.parts.articles", "the articles' numbers beside the right ones"),
+}
+"""Name -> (module, one line)."""
+
+DEFAULT = ("memory", "latency", "throughput", "roofline", "energy")
+"""What is measured if nothing is asked for; the others need more time or more to know."""

@@ -1,0 +1,135 @@
+"""The RTX 4090 article's task: read 256 tokens of Moby Dick, sample 256 more, in tasks/s."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvlab.benchmark.interleave import Work, interleave
+from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.session import Session, Variant
+from kvlab.data.tokenizers import tokenizer
+from kvlab.errors import DataError
+from kvlab.model.generate import generate
+from kvlab.model.sampling import Sampling
+
+PROMPT, NEW = 256, 256
+UNCACHED_STEPS = 8
+"""Steps that are timed without a cache, spread evenly over the new tokens; the task's time is
+their mean times all steps."""
+
+WHERE = "https://www.gutenberg.org/ebooks/2701"
+
+
+def measure(session: Session) -> Iterator[Measurement]:
+    """Uncached at batch 1, cached at every batch size, and the best of these.
+
+    Raises:
+        DataError: the text cannot be read or is too short.
+    """
+    if session.settings.text is None:
+        text = "task is left out: it reads Moby Dick; save its plain text"
+        session.say(f"{text} from {WHERE} and name it with --text PATH")
+        return
+    able = []
+    for variant in session.variants:
+        reason = _unable(variant)
+        if reason:
+            session.say(f"task of {variant.name} is left out: {reason}")
+        else:
+            able.append(variant)
+    if able:
+        yield from _tasks(session, able)
+
+
+def _unable(variant: Variant) -> str:
+    if variant.tokenizer is None:
+        return "it has a tokenizer that kvlab does not have"
+    if variant.model.config.block_size < PROMPT + NEW:
+        return f"its block_size is below {PROMPT + NEW}"
+    return ""
+
+
+def _tasks(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
+    texts = {v.name: book_tokens(session.settings.text, v.tokenizer or "") for v in variants}
+    yield from _measured(session, variants, texts, 1, cached=False)
+    best: dict[str, tuple[float, Measurement]] = {}
+    for batch in session.settings.batches:
+        for line in _measured(session, variants, texts, batch, cached=True):
+            yield line
+            rate = float(line.value or 0.0)
+            if line.variant not in best or rate > best[line.variant][0]:
+                best[line.variant] = rate, line
+    for _, line in best.values():
+        yield line.model_copy(update={"metric": "best_tasks_per_second"})
+
+
+def _measured(
+    session: Session,
+    variants: list[Variant],
+    texts: dict[str, list[int]],
+    batch: int,
+    *,
+    cached: bool,
+) -> Iterator[Measurement]:
+    make = _cached if cached else _uncached
+    works: dict[str, Work] = {v.name: partial(make, v, texts[v.name], batch) for v in variants}
+    tick = partial(session.on_tick, f"task, batch {batch}")
+    timed = interleave(works, session.settings.rule, tick)
+    for variant in variants:
+        samples = timed.samples[variant.name, "task"]
+        middle = samples.quantile(0.5)
+        trust = session.trust(timed, samples)
+        if not cached:
+            sampled = f"{UNCACHED_STEPS} of {NEW} steps timed"
+            trust["note"] = "; ".join(filter(None, [sampled, trust["note"]]))
+        yield session.line(
+            "task", "tasks_per_second", variant, batch / middle.value, "tasks/s",
+            batch_size=batch, prompt_tokens=PROMPT, new_tokens=NEW,
+            context_length=PROMPT + NEW, cached=cached,
+            low=batch / middle.high, high=batch / middle.low, **trust,
+        )  # fmt: skip
+
+
+def book_tokens(path: Path | None, name: str) -> list[int]:
+    """Ids of a book whose paragraphs are joined to single lines, as the article does.
+
+    Raises:
+        DataError: it cannot be read, or has fewer tokens than a prompt.
+    """
+    assert path is not None
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"--text {path} cannot be read ({error}); name a UTF-8 file") from None
+    paragraphs = text.replace("\r\n", "\n").split("\n\n")
+    lines = (" ".join(line.strip() for line in one.split("\n")).strip() for one in paragraphs)
+    ids = tokenizer(name).encode("\n".join(filter(None, lines)))
+    if len(ids) <= PROMPT:
+        raise DataError(f"--text {path} has {len(ids)} tokens; the task needs over {PROMPT}")
+    return ids
+
+
+def _prompts(ids: list[int], batch: int) -> list[list[int]]:
+    """Substrings that start anywhere with equal chance; always the same ones for a batch."""
+    starts = np.random.default_rng(batch).integers(0, len(ids) - PROMPT + 1, size=batch)
+    return [ids[start : start + PROMPT] for start in starts.tolist()]
+
+
+def _cached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
+    began = time.perf_counter()
+    generate(
+        variant.model, _prompts(ids, batch), NEW, sampling=Sampling(1.0), serving=variant.serving
+    )
+    return {"task": [time.perf_counter() - began]}  # generate reads its tokens back: it has waited
+
+
+def _uncached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
+    del ids, batch  # the time of a full pass does not depend on the text
+    spread = [(2 * i + 1) * NEW // (2 * UNCACHED_STEPS) for i in range(UNCACHED_STEPS)]
+    with torch.inference_mode():
+        seconds = [variant.decoder.decode_again(PROMPT + step) for step in spread]
+    return {"task": [NEW * sum(seconds) / len(seconds)]}

@@ -1,0 +1,215 @@
+"""`kvlab bench`: what a cache costs and buys, measured. Imports torch only when it runs."""
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.parts import DEFAULT, PARTS
+from kvlab.cli.bench_tables import tables
+from kvlab.cli.options import add_store
+from kvlab.cli.sizes import count, memory_size
+from kvlab.errors import UsageError
+from kvlab.spec import parse_override
+
+if TYPE_CHECKING:
+    from kvlab.benchmark.session import Session, Variant
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+EPILOG = (
+    """\
+parts:
+"""
+    + "\n".join(f"  {name:11} {line}" for name, (_, line) in PARTS.items())
+    + """
+
+examples:
+  kvlab bench gpt2 --compare model.n_kv_head=1 --contexts 128 512 960
+  kvlab bench experiments/quickstart.yaml 3f2a --only latency throughput --batches 1 8
+  kvlab bench gpt2 --only limit --memory 4GiB
+  kvlab bench gpt2 --project --dtype bfloat16
+  kvlab bench gpt2 --only task --text moby-dick.txt
+"""
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "target", nargs="+",
+        help="a preset, a spec file (both with random weights), a trial id, or a checkpoint",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change every target"
+    )
+    parser.add_argument(
+        "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
+        help="a variant of the first target, measured in turns with it; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--only", nargs="+", choices=list(PARTS), metavar="PART",
+        help=f"parts to measure (default: {' '.join(DEFAULT)}; and task, limit with their options)",
+    )  # fmt: skip
+    parser.add_argument("--project", action="store_true", help="add the parts projection, articles")
+    parser.add_argument(
+        "--dtype", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
+        help=f"of the weights: {', '.join(DTYPES)}; several are variants",
+    )  # fmt: skip
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--prompt-tokens", type=count, help="default half the smallest block size")
+    parser.add_argument("--new-tokens", type=count, default=16, help="default 16")
+    parser.add_argument(
+        "--contexts", type=count, nargs="+", metavar="N",
+        help="prompt lengths of latency (default an eighth, a half, the most)",
+    )  # fmt: skip
+    parser.add_argument("--batches", type=count, nargs="+", default=[1, 4], metavar="N")
+    parser.add_argument(
+        "--relative-error", type=_share, default=0.05, metavar="X",
+        help="measure until every median is known to this (default 0.05)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=count, nargs=2, default=[5, 30], metavar=("LEAST", "MOST"),
+        help="turns of every variant (default 5 30)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds", type=count, default=60, help="begin no round after (default 60)"
+    )
+    parser.add_argument("--memory", type=memory_size, help="what the batch limit may use on CPU")
+    parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the task")
+    parser.add_argument("--remeasure", action="store_true", help="measure the ceilings again")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
+    parser.add_argument("--json", action="store_true", help="one JSON line a measurement")
+    add_store(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    session = _session(options)
+    lines: list[Measurement] = []
+    for name in _parts(options):
+        found = []
+        for line in import_module(PARTS[name][0]).measure(session):
+            found.append(line)
+            if options.json:
+                print(line.model_dump_json(), flush=True)
+        if not options.json:
+            for text in tables(name, found):
+                print(f"\n{text}", flush=True)
+        lines += found
+    if options.plots:
+        _draw(options.plots, lines)
+    return 0
+
+
+def _parts(options: argparse.Namespace) -> list[str]:
+    chosen = set(options.only or DEFAULT)
+    if not options.only:
+        chosen |= {"limit"} if options.memory else set()
+        chosen |= {"task"} if options.text else set()
+    if options.project:
+        chosen |= {"projection", "articles"}
+    return [name for name in PARTS if name in chosen]
+
+
+def _session(options: argparse.Namespace) -> "Session":
+    import torch
+
+    from kvlab.benchmark.session import Session
+
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: there is no CUDA device here; use cpu")
+    variants = _variants(options, device)
+    return Session(
+        variants,
+        _settings(options, min(each.model.config.block_size for each in variants)),
+        on_tick=_progress(options),
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+        fresh_ceilings=options.remeasure,
+    )
+
+
+def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
+    from kvlab.trial.record import Store
+    from kvlab.trial.targets import Targets
+
+    common = [parse_override(text) for text in options.set]
+    named = [(target, common, target) for target in options.target]
+    for patch in options.compare:
+        changes = [*common, *map(parse_override, patch)]
+        named.append((options.target[0], changes, f"{options.target[0]} {' '.join(patch)}"))
+    targets = Targets(Store(options.store), device)
+    several = len(options.dtype) > 1
+    found = [
+        targets.variant(target, dict(changes), f"{name} {dtype}" if several else name, dtype)
+        for target, changes, name in named
+        for dtype in options.dtype
+    ]
+    names = [each.name for each in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UsageError(f"{twice} is named twice; name every variant once")
+    return found
+
+
+def _settings(options: argparse.Namespace, block: int) -> Any:
+    from kvlab.benchmark.interleave import StopRule
+    from kvlab.benchmark.session import Settings
+
+    new = options.new_tokens
+    if new >= block:
+        raise UsageError(f"--new-tokens {new} leaves no prompt in block_size = {block}; use fewer")
+    prompt = options.prompt_tokens or min(block // 2, block - new)
+    contexts = options.contexts or sorted({max(1, block // 8), prompt, block - new})
+    for flag, length in [("--prompt-tokens", prompt), *(("--contexts", n) for n in contexts)]:
+        if length + new > block:
+            text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block}"
+            raise UsageError(f"{text}; shorten one")
+    least, most = options.rounds
+    if most < least:
+        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
+    return Settings(
+        prompt_tokens=prompt,
+        new_tokens=new,
+        contexts=tuple(sorted(set(contexts))),
+        batches=tuple(sorted(set(options.batches))),
+        rule=StopRule(options.relative_error, least, most, options.seconds),
+        text=options.text,
+        memory=options.memory,
+    )
+
+
+def _progress(options: argparse.Namespace) -> Any:
+    if options.json or not sys.stderr.isatty():
+        return lambda _note: None
+    return lambda note: print(f"\r\033[K{note}\r", end="", file=sys.stderr, flush=True)
+
+
+def _draw(folder: Path, lines: list[Measurement]) -> None:
+    from kvlab.files import write_atomic
+    from kvlab.report.benchmark_plots import curves, roofline_figure
+    from kvlab.report.figures.layout import lay_out
+    from kvlab.report.figures.picture import to_pictures
+    from kvlab.report.write import WIDTH
+
+    facts = [line.model_dump() for line in lines]
+    for figure in filter(None, [*curves(facts), roofline_figure(facts, {})]):
+        svg, png = to_pictures(lay_out(figure.plot, WIDTH), figure.name)
+        for kind, data in (("svg", svg), ("png", png)):
+            write_atomic(folder / f"{figure.name}.{kind}", data)
+            print(f"wrote {folder / figure.name}.{kind}", file=sys.stderr)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1; write one such as 0.05")
+    return value

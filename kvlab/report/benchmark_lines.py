@@ -1,0 +1,51 @@
+"""What the trials' benchmarks measured, a line a cell: the mean over its seeds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvlab.report.rows import Levels
+from kvlab.report.study import Study
+
+_PLACE = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")
+
+
+def benchmark_lines(study: Study, most: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Lines of the baseline and of the cells that differ from it in one factor.
+
+    ``variant`` is the cell's label. Values are means over seeds; ``low`` and ``high`` the least
+    and the most of them, or of one seed its own interval.
+
+    Args:
+        most: cells at most; the rest is left out.
+
+    Returns:
+        The lines, and label -> the cell's key in the design.
+    """
+    lines: list[dict[str, Any]] = []
+    keys: dict[str, str] = {}
+    for levels in study.cells:
+        changed = sum(a != b for a, b in zip(levels, study.baseline, strict=True))
+        found = _cell(study, levels) if changed <= 1 and len(keys) < most else []
+        if found:
+            keys[study.label(levels)] = study.key(levels)
+            lines += found
+    return lines, keys
+
+
+def _cell(study: Study, levels: Levels) -> list[dict[str, Any]]:
+    places: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in study.cells[levels].values():
+        for line in row.facts.get("benchmark", []) if row.done else []:
+            if line.get("value") is not None:
+                place = tuple(line.get(name) for name in _PLACE)
+                places.setdefault(place, []).append(line)
+    return [_mean(study.label(levels), lines) for lines in places.values()]
+
+
+def _mean(label: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+    values = [line["value"] for line in lines]
+    mean: dict[str, Any] = {**lines[0], "variant": label, "value": sum(values) / len(values)}
+    if len(lines) > 1:
+        mean |= {"low": min(values), "high": max(values), "quantiles": []}
+    mean["noisy"] = any(line.get("noisy") for line in lines)
+    return mean

@@ -1,0 +1,115 @@
+"""At equal memory: the best cell in every budget, and whether the next best is told apart."""
+
+from kvlab.report.numbers import difference, difference_unit, mebibytes, short, shown, unit_of
+from kvlab.report.pareto import CONTEXT, BudgetBest, binary, budget_bests, bytes_per_context
+from kvlab.report.rows import Levels
+from kvlab.report.section import (
+    EMPTY,
+    Bullets,
+    Cell,
+    Column,
+    Row,
+    Section,
+    Span,
+    Strong,
+    Table,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+from kvlab.trial.metrics import METRICS
+
+
+def equal_memory(study: Study) -> Section | None:
+    bests = list(budget_bests(study))
+    if not bests:
+        return None
+    base = bytes_per_context(study)[study.baseline]
+    blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
+    sizes = " or ".join(f"{block:,}" for block in blocks)
+    note = paragraph(
+        f"Cells that fit in the same memory, ranked by the mean {METRICS[study.primary].title}."
+        f" Budgets are KV bytes per {CONTEXT:,} tokens of a sequence as long as the block size"
+        f" ({sizes} tokens); the baseline takes {mebibytes(base)} MiB of them. The best of many is"
+        " in part the luckiest: intervals between the two best do not allow for that.",
+    )
+    sentences = Bullets(tuple(_sentence(study, best) for best in bests))
+    return Section("At equal memory", (note, sentences, _table(study, bests)))
+
+
+def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
+    metric = study.primary
+    condition = best.condition[:1].upper() + best.condition[1:]
+    spans: list[Span] = [
+        f"{condition} the best cell is ",
+        Strong(study.label(best.point.levels)),
+        f" at {shown(metric, best.point.mean)} {unit_of(metric)}",
+    ]
+    if best.second is None:
+        return (*spans, "; no other fits.")
+    _, _, verdict = _against_second(study, best)
+    spans += ["; next is ", Strong(study.label(best.second.levels)), f" ({verdict})."]
+    return tuple(spans)
+
+
+def _table(study: Study, bests: list[BudgetBest]) -> Table:
+    metric = study.primary
+    columns = (
+        Column(f"budget per {CONTEXT:,} tokens", True),
+        Column("cells that fit", True),
+        Column("best cell"),
+        Column("its MiB", True, f"2^20 bytes per {CONTEXT:,} tokens"),
+        Column(f"{short(metric)} ({unit_of(metric)})", True),
+        Column("against baseline", True, "paired by seed"),
+        Column("next best"),
+        Column(f"next minus best ({difference_unit(metric)})", True, "paired by seed"),
+        Column("95% CI", True),
+        Column("verdict"),
+    )
+    rows = tuple(_row(study, best) for best in bests)
+    return Table("equal-memory", "The best cell in every budget.", columns, rows)
+
+
+def _row(study: Study, best: BudgetBest) -> Row:
+    metric, point = study.primary, best.point
+    value, interval, verdict = _against_second(study, best)
+    second = cell(study.label(best.second.levels)) if best.second else EMPTY
+    return Row(
+        (
+            cell(binary(best.budget), best.budget),
+            cell(f"{best.fitting:,}", best.fitting),
+            cell(study.label(point.levels)),
+            cell(mebibytes(point.cost), point.cost),
+            cell(shown(metric, point.mean), point.mean),
+            _against(study, point.levels),
+            second,
+            value,
+            interval,
+            cell(verdict, tone="" if verdict == "told apart" else "muted"),
+        ),
+        study.key(point.levels),
+    )
+
+
+def _against(study: Study, levels: Levels) -> Cell:
+    found = study.paired(levels, study.baseline, study.primary)
+    if found is None or levels == study.baseline:
+        return EMPTY
+    return cell(difference(study.primary, found.value), found.value)
+
+
+def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
+    """The next best minus the best: value, interval and what may be said of it."""
+    metric = study.primary
+    if best.second is None:
+        return EMPTY, EMPTY, "alone"
+    found = study.paired(best.second.levels, best.point.levels, metric)
+    if found is None:
+        return EMPTY, EMPTY, "no shared seed"
+    value = cell(difference(metric, found.value), found.value)
+    if found.kind != "tested":
+        words = {"one seed": "one seed: not tested", "identical": "identical"}
+        return value, EMPTY, words.get(found.kind, "told apart")
+    low, high = difference(metric, found.low), difference(metric, found.high)
+    told = "within noise" if found.low <= 0 <= found.high else "told apart"
+    return value, cell(f"{low} to {high}", found.high - found.low), told

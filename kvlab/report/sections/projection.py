@@ -1,0 +1,95 @@
+"""The cells' layouts at other sizes: bytes exact, times from the roofline as measured here."""
+
+from typing import Any
+
+from kvlab.layout import TransferError
+from kvlab.layout.projection import SCALES, Projected, project
+from kvlab.layout.roofline import Ceilings
+from kvlab.report.benchmark_lines import benchmark_lines
+from kvlab.report.benchmark_plots import MOST
+from kvlab.report.numbers import percent, significant
+from kvlab.report.rows import Levels
+from kvlab.report.section import Cell, Column, Row, Section, Table, cell, paragraph
+from kvlab.report.study import Study
+from kvlab.spec.experiment import Experiment, Shape
+
+
+def projection(study: Study) -> Section | None:
+    """Shown if trials measured the roofline: its ceilings and efficiencies are used."""
+    lines, keys = benchmark_lines(study, MOST)
+    ceilings = _ceilings(lines)
+    shares = [line["value"] for line in lines if line["metric"] == "efficiency"]
+    if ceilings is None or not shares:
+        return None
+    rows = [
+        _row(study, levels, one, shares)
+        for levels in study.cells
+        if study.key(levels) in keys.values()
+        for one in _projected(study, levels, ceilings)
+    ]
+    if not rows:
+        return None
+    note = paragraph(
+        f"The layouts in {ceilings.dtype} on other models, exact in bytes. Times are what"
+        f" {ceilings.name} would take if it had the memory, at {percent(min(shares), 0)} to"
+        f" {percent(max(shares), 0)} of the roofline, the efficiencies measured in this sweep."
+        " Quality at those sizes is not projected.",
+    )
+    columns = (
+        Column("cell"),
+        Column("size"),
+        Column("batch", True),
+        Column("context", True),
+        Column("KV stored (GB)", True),
+        Column("KV read per token (GB)", True),
+        Column("weights (GB)", True),
+        Column("step, from (s)", True),
+        Column("step, to (s)", True),
+    )
+    table = Table("projection", "Other sizes, contexts and batches.", columns, tuple(rows))
+    return Section("Projection", (note, table))
+
+
+def _ceilings(lines: list[dict[str, Any]]) -> Ceilings | None:
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        found.setdefault(line["metric"], line)
+    if not {"bandwidth", "matrix_rate"} <= found.keys():
+        return None
+    moving, computing = found["bandwidth"], found["matrix_rate"]
+    return Ceilings(moving["device"], moving["dtype"], 0, moving["value"], computing["value"])
+
+
+def _projected(study: Study, levels: Levels, ceilings: Ceilings) -> list[Projected]:
+    """Nothing where the layout means nothing at a size, as owners that name layers by number."""
+    row = next(row for row in study.cells[levels].values() if "experiment" in row.facts)
+    experiment = Experiment.model_validate(row.facts["experiment"])
+    shape = Shape(name=experiment.name, model=experiment.model, serving=experiment.serving)
+    found: list[Projected] = []
+    for size in SCALES:
+        try:
+            found += project(shape, size, ceilings)
+        except TransferError:
+            continue
+    return found
+
+
+def _row(study: Study, levels: Levels, one: Projected, shares: list[float]) -> Row:
+    def giga(count: float) -> Cell:
+        return cell(significant(count / 1e9), count)
+
+    soonest, latest = one.seconds / max(shares), one.seconds / min(shares)
+    return Row(
+        (
+            cell(study.label(levels)),
+            cell(one.size),
+            cell(f"{one.batch_size:,}", one.batch_size),
+            cell(f"{one.context_length:,}", one.context_length),
+            giga(one.kv_bytes),
+            giga(one.cost.kv_read_bytes),
+            giga(one.weight_bytes),
+            cell(significant(soonest), soonest),
+            cell(significant(latest), latest),
+        ),
+        study.key(levels),
+    )

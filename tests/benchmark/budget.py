@@ -1,0 +1,30 @@
+"""Tries of a batch size whose outcome is known. Imports nothing heavy: each runs in a process."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Takes ``each`` bytes a sequence beside ``fixed`` ones, of ``memory`` in all."""
+
+    memory: int
+    fixed: int
+    each: int
+
+    def __call__(self, batch):
+        if self.fixed + batch * self.each > self.memory:
+            raise MemoryError
+        assert len(bytearray(self.fixed + batch * self.each)) <= self.memory
+
+
+@dataclass(frozen=True)
+class Broken:
+    def __call__(self, batch):
+        raise ValueError(f"no such thing as {batch}")
+
+
+@dataclass(frozen=True)
+class Killed:
+    def __call__(self, _batch):
+        os.kill(os.getpid(), 9)

@@ -1,0 +1,139 @@
+"""What a token costs after how many: windows against global layers, a cache against none.
+
+Writes the plot ``runs/benchmarks/past.png`` and ``.svg``, and prints what it shows.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from kvlab.model import GPT
+from kvlab.model.decode import make_decoder
+from kvlab.model.generate import generate
+from kvlab.spec import ModelConfig
+
+PLACE = Path("runs/benchmarks")
+
+# Small weights and many K/V: at batch 8 and 4,096 tokens the global layers read 134 MB a step.
+SHAPE = {"vocab_size": 512, "block_size": 8192, "n_layer": 4, "n_head": 8, "n_embd": 128}
+HORIZONS = {
+    "all layers global": {},
+    "window of 256, one layer in four global": {"window": 256, "attention_pattern": "GLLL"},
+    "window of 256, all layers": {"window": 256, "attention_pattern": "L"},
+}
+PAST = (512, 1024, 2048, 3072, 4096, 6144, 8000)
+BATCH, STEPS, ROUNDS = 8, 8, 9
+
+# The article's comparison: tokens generated from one, all of the text again for each or a cache.
+WRITER = {"vocab_size": 512, "block_size": 1024, "n_layer": 4, "n_head": 4, "n_embd": 128}
+WRITTEN = 1000
+
+Curve = list[tuple[int, float]]
+"""Points (tokens, seconds)."""
+
+
+@torch.inference_mode()
+def run() -> Iterator[str]:
+    yield f"{torch.get_num_threads()} threads, float32"
+    yield f"ms a decode step of {BATCH} rows after so many tokens, least of {ROUNDS} rounds in turn"
+    costs = _costs()
+    yield f"{'':40}" + "".join(f"{past:>8,}" for past in PAST) + "   line"
+    for name, curve in costs.items():
+        cells = "".join(f"{seconds * 1e3:8.2f}" for _, seconds in curve)
+        yield f"{name:40}{cells}   {_fit(curve)}"
+    yield f"seconds to generate so many tokens with {WRITER['n_layer']} layers of width 128"
+    totals = {name: _written(cached) for name, cached in (("cache", True), ("no cache", False))}
+    marks = (125, 250, 500, 1000)
+    yield f"{'':40}" + "".join(f"{count:>8,}" for count in marks) + "   exponent"
+    for name, curve in totals.items():
+        cells = "".join(f"{dict(curve)[count]:8.2f}" for count in marks)
+        yield f"{name:40}{cells}   {_exponent(curve):.2f}"
+    yield from _plot(costs, totals)
+
+
+def _costs() -> dict[str, Curve]:
+    """Seconds of a step by tokens held. The contents do not matter, so they are drawn."""
+    steps = {}
+    for name, horizon in HORIZONS.items():
+        model = GPT(ModelConfig(**SHAPE, position="rope", **horizon))
+        cache = model.new_cache(BATCH, SHAPE["block_size"])
+        for tensor in cache.tensors:  # fresh zeros would all be one page of memory
+            tensor.normal_()
+        steps[name] = (cache, make_decoder(model, cache))
+    tokens = torch.arange(BATCH)
+    least = {(name, past): float("inf") for name in steps for past in PAST}
+    for _ in range(ROUNDS):
+        for past in PAST:
+            for name, (cache, decoder) in steps.items():
+                cache.reset()
+                cache.advance(past)
+                decoder(tokens)
+                start = time.perf_counter()
+                for _ in range(STEPS):
+                    decoder(tokens)
+                seconds = (time.perf_counter() - start) / STEPS
+                least[name, past] = min(least[name, past], seconds)
+    return {name: [(past, least[name, past]) for past in PAST] for name in steps}
+
+
+def _fit(curve: Curve) -> str:
+    """The least-squares line through the points, and its correlation with them."""
+    slope, start = _line(curve)
+    fits = torch.corrcoef(torch.tensor(curve, dtype=torch.float64).T)[0, 1]
+    return f"{start * 1e3:.2f} {slope * 1e6:+.2f} ms per 1,000 tokens, r = {float(fits):.2f}"
+
+
+def _line(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Slope and start of the least-squares line."""
+    xs, ys = zip(*curve, strict=True)
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    slope = sum((a - x) * (b - y) for a, b in curve) / sum((a - x) ** 2 for a in xs)
+    return slope, y - slope * x
+
+
+def _written(cached: bool) -> Curve:
+    """Seconds since the start at every token."""
+    model = GPT(ModelConfig(**WRITER))
+    moments: list[float] = []
+    start = time.perf_counter()
+    generate(
+        model,
+        [[1]],
+        WRITTEN,
+        cached=cached,
+        on_tokens=lambda _: moments.append(time.perf_counter() - start),
+    )
+    return [(count + 1, seconds) for count, seconds in enumerate(moments)]
+
+
+def _exponent(curve: Curve) -> float:
+    """k where the time grows as n^k, over the second half."""
+    later = [(n, seconds) for n, seconds in curve if n >= WRITTEN // 2]
+    return _line(torch.tensor(later, dtype=torch.float64).log().tolist())[0]
+
+
+def _plot(costs: dict[str, Curve], totals: dict[str, Curve]) -> Iterator[str]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for name, curve in costs.items():
+        left.plot([n for n, _ in curve], [s * 1e3 for _, s in curve], marker="o", label=name)
+    left.set(xlabel="tokens in the cache", ylabel="ms a decode step", title="Cost of a token")
+    for name, curve in totals.items():
+        label = f"{name}: n^{_exponent(curve):.1f} at the end"
+        right.loglog([n for n, _ in curve], [s for _, s in curve], label=label)
+    right.set(xlabel="tokens generated", ylabel="seconds in all", title="Cost of a text")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    left.set_ylim(bottom=0)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    for kind in ("png", "svg"):
+        figure.savefig(PLACE / f"past.{kind}", dpi=150)
+        yield str(PLACE / f"past.{kind}")
+    pyplot.close(figure)

@@ -1,0 +1,100 @@
+"""`kvlab bench`: variants, JSON lines, plots, and refusals."""
+
+import json
+
+import pytest
+
+from kvlab.benchmark.measurement import Measurement
+from kvlab.cli.main import main
+
+SMALL = """
+name: small
+model: {vocab_size: 257, block_size: 64, n_layer: 2, n_head: 2, n_embd: 16}
+data: {tokenizer: bytes}
+benchmark: {prompt_tokens: 16, new_tokens: 4}
+"""
+QUICK = ["--new-tokens", "2", "--rounds", "2", "2", "--batches", "1", "2", "--device", "cpu"]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return "small.yaml"
+
+
+def run(capsys, *words):
+    code = main(["bench", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_variants_side_by_side_as_json_lines(small, capsys):
+    words = ["--compare", "model.n_kv_head=1", "--only", "memory", "latency", "throughput"]
+    code, out, err = run(capsys, small, *words, "--contexts", "4", "16", *QUICK, "--json")
+    assert (code, err) == (0, "")
+    lines = [Measurement.model_validate_json(line) for line in out.splitlines()]
+    assert {line.variant for line in lines} == {small, f"{small} model.n_kv_head=1"}
+    exact = {line.variant: line.value for line in lines if line.metric == "kv_formula"}
+    assert list(exact.values()) == [2 * 64 * 2 * 16 * 4, 2 * 64 * 2 * 8 * 4]
+    assert {line.prompt_tokens for line in lines if line.metric == "ttft"} == {4, 16}
+    tpot = next(line for line in lines if line.metric == "tpot")
+    assert [quantile.q for quantile in tpot.quantiles] == [0.5, 0.95, 0.99]
+    assert (tpot.rounds, tpot.samples) == (2, 4)
+
+
+def test_tables_and_plots(small, capsys, tmp_path):
+    words = ["--only", "latency", "--contexts", "4", "16", *QUICK, "--plots", "drawn"]
+    code, out, _ = run(capsys, small, *words)
+    assert code == 0
+    assert "latency at batch 1" in out
+    drawn = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert {"first-token.svg", "token-by-context.png", "token-without-cache.svg"} <= drawn
+
+
+def test_dtypes_are_variants(small, capsys):
+    _, out, _ = run(
+        capsys, small, "--dtype", "float32", "bfloat16", "--only", "memory", *QUICK, "--json"
+    )
+    lines = [json.loads(line) for line in out.splitlines()]
+    stored = {line["dtype"]: line["value"] for line in lines if line["metric"] == "kv_storage"}
+    assert stored == {"float32": 2 * 64 * 2 * 16 * 4, "bfloat16": 2 * 64 * 2 * 16 * 2}
+
+
+def test_the_articles_need_no_measurement(small, capsys):
+    _, out, _ = run(capsys, small, "--only", "articles", *QUICK)
+    assert "4,718,592 bytes; printed: 115.2 MB" in out
+
+
+def test_the_schema_of_a_line_is_printed(capsys):
+    assert main(["schema", "measurement"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["properties"]) == set(Measurement.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["gpt5"], "gpt5"),
+        (["small.yaml", "--set", "model.n_kv_head=5"], "does not divide n_head = 2"),
+        (["small.yaml", "--contexts", "64"], "exceed block_size = 64"),
+        (["small.yaml", "--new-tokens", "64"], "leaves no prompt"),
+        (["small.yaml", "small.yaml"], "is named twice"),
+        (["small.yaml", "--rounds", "3", "2"], "the most is below the least"),
+    ],
+)
+def test_wrong_input_exits_with_2(small, words, wanted, capsys):
+    assert small
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert wanted in err
+
+
+@pytest.mark.parametrize(
+    "words", [["--relative-error", "2"], ["--only", "speed"], ["--batches", "0"], ["--memory", "x"]]
+)
+def test_wrong_arguments_exit_with_2(small, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(capsys, small, *words)
+    assert stop.value.code == 2

@@ -1,0 +1,85 @@
+"""The roofline's arithmetic against counts by hand."""
+
+import pytest
+
+from kvlab.layout.articles import claims
+from kvlab.layout.projection import project
+from kvlab.layout.roofline import FURTHEST, Ceilings, break_even, step_cost
+from kvlab.spec import ModelConfig, ServingConfig, load_shape
+
+PLAIN = ServingConfig()
+DEVICE = Ceilings("made", "float32", 0, bandwidth=1e12, flops=1e14)
+SMALL = ModelConfig(vocab_size=100, block_size=64, n_layer=2, n_head=2, n_embd=8)
+
+
+def test_flops_and_bytes_of_a_step_by_hand():
+    cost = step_cost(SMALL, PLAIN, 3, 10, "float32")
+    weights = 2 * (8 * 24 + 8 * 8 + 2 * 8 * 32) + 100 * 8  # projections, MLPs, head
+    assert cost.weight_bytes == 4 * (weights + 2 * 8), "and one row of each embedding"
+    assert cost.kv_read_bytes == 3 * 2 * 10 * 2 * 8 * 4
+    assert cost.kv_written_bytes == 3 * 2 * 2 * 8 * 4
+    assert cost.flops == 3 * (2 * weights + 2 * 10 * 4 * 8)
+
+
+def test_the_longer_of_moving_and_computing_bounds():
+    xl = ModelConfig(preset="gpt2-xl")
+    one, many = (step_cost(xl, PLAIN, batch, 8, "float32") for batch in (1, 4096))
+    assert one.bound(DEVICE) == "memory"
+    assert one.seconds(DEVICE) == one.bytes / 1e12
+    assert many.bound(DEVICE) == "compute"
+    assert many.seconds(DEVICE) == many.flops / 1e14
+
+
+def test_at_the_roofline_all_bandwidth_is_used():
+    cost = step_cost(SMALL, PLAIN, 1, 10, "float32")
+    use = cost.bandwidth_use(cost.seconds(DEVICE), DEVICE)
+    assert use == pytest.approx(1 - cost.kv_written_bytes / cost.bytes)
+    assert cost.flops_use(1.0, DEVICE) == cost.flops / 1e14
+
+
+def brute(shape, base, fixed):
+    """The first context at which a tenth is saved, by trying all."""
+    for context in range(1, 3000):
+        mine, theirs = (step_cost(*each, fixed, context, "float32").bytes for each in (shape, base))
+        if mine <= 0.9 * theirs:
+            return context
+    return None
+
+
+def test_the_break_even_context_is_the_first_that_pays():
+    gpt2 = ModelConfig(preset="gpt2")
+    shape, base = (gpt2, ServingConfig(kv_dtype="int8")), (gpt2, PLAIN)
+    found = break_even(shape, base, DEVICE, batch_size=1)
+    assert found == brute(shape, base, 1) > 1
+
+
+def test_sharing_saves_storage_and_no_reads_so_it_never_pays_in_time():
+    gpt2 = ModelConfig(preset="gpt2")
+    tied = (gpt2, ServingConfig(tie="adjacent:2"))
+    assert break_even(tied, (gpt2, PLAIN), DEVICE, context_length=1024) is None
+    assert FURTHEST > 10**6
+
+
+def test_a_projection_is_exact_in_bytes():
+    shape = load_shape("gpt2", {"model.n_kv_head": 1})
+    half = Ceilings("made", "float16", 0, 1e12, 1e14)
+    first = next(iter(project(shape, "gpt3-175b", half)))
+    assert (first.batch_size, first.context_length) == (1, 1024)
+    assert first.kv_bytes == first.cost.kv_read_bytes == 50_331_648
+    assert first.seconds == first.cost.bytes / 1e12
+
+
+EXACT = [
+    75_497_472, 6_291_456, 2_359_296, 1_048_576, 2_621_440, 4_831_838_208,
+    (1024 + 32 * 256) * 2 * 128 * 2,  # one global and 32 local slots of one head
+    614_400 * 512,
+    (24 * 2**30 - 7 * 2**28 - 4 * 1_557_611_200) // (614_400 * 512),
+    (24 * 2**30 - 7 * 2**28 - 2 * 1_557_611_200) // (307_200 * 512),
+    sum(3_109_942_400 * t + 307_200 * t**2 for t in range(256, 512)),
+    5_242_880_000,
+]  # fmt: skip
+
+
+def test_the_articles_numbers_beside_the_right_ones():
+    assert [claim.exact for claim in claims()] == EXACT
+    assert all(claim.why.endswith((".", "x.")) for claim in claims())

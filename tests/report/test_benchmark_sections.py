@@ -1,0 +1,121 @@
+"""Curves, roofline and projection: shown only where the record has them, and right."""
+
+import pytest
+
+from kvlab.report.benchmark_lines import benchmark_lines
+from kvlab.report.benchmark_plots import curves, roofline_figure
+from kvlab.report.section import Table
+from kvlab.report.sections.benchmark_curves import benchmark_curves
+from kvlab.report.sections.projection import projection
+from kvlab.report.sections.roofline import roofline
+from kvlab.report.study import Study
+from kvlab.spec import ServingConfig, load_shape
+from tests.report.factory import Record
+
+FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained")}
+
+
+def line(part, metric, value, **more):
+    return {
+        "part": part, "metric": metric, "variant": "made", "value": value, "device": "made",
+        "dtype": "float32", **more,
+    }  # fmt: skip
+
+
+def lines(seconds):
+    for prompt in (64, 128):
+        place = {"batch_size": 1, "prompt_tokens": prompt}
+        yield line("latency", "ttft", 2 * prompt * seconds, **place, cached=True)
+        for cached in (True, False):
+            value = seconds * (1 if cached else prompt)
+            yield line("latency", "tpot", value, **place, context_length=prompt, cached=cached)
+    yield line("throughput", "tokens_per_second", 1 / seconds, batch_size=1, cached=True)
+    yield line("throughput", "tokens_per_second", 3 / seconds, batch_size=4, cached=True)
+    yield line("roofline", "bandwidth", 1e9, note="measured on made, float32")
+    yield line("roofline", "matrix_rate", 1e11)
+    place = {"batch_size": 1, "context_length": 64, "cached": True}
+    for metric, value in {
+        "step_flops": 10**7, "step_weight_bytes": 10**6, "step_kv_read_bytes": 10**5,
+        "step_measured": seconds, "efficiency": 5e-4 / seconds, "mbu": 0.4, "mfu": 0.1,
+    }.items():  # fmt: skip
+        yield line("roofline", metric, value, **place)
+    yield line("roofline", "step_predicted", 5e-4, **place, verdict="memory")
+
+
+class Measured(Record):
+    """A record whose trials measured curves and the roofline; MQA is twice as fast."""
+
+    def result(self, levels, seed, status):
+        result = super().result(levels, seed, status)
+        seconds = (1e-3 if levels["heads"] == "mha" else 5e-4) * (1 + 0.1 * seed)
+        result["benchmark"] = list(lines(seconds))
+        shape = load_shape("gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {})
+        result["experiment"] |= {
+            "model": shape.model.model_dump(mode="json"),
+            "serving": ServingConfig().model_dump(mode="json"),
+            "data": {"source": "docstrings", "tokenizer": "gpt2", "paths": []},
+            "training": {"tokens": 0, "batch_tokens": 1024},
+        }
+        return result
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    store = Measured(factors=FACTORS, seeds=(0, 1)).write(tmp_path_factory.mktemp("store"))
+    return Study.load(store, "made")
+
+
+def table(section, name):
+    (found,) = (c for c in section.contents if isinstance(c, Table) and c.name == name)
+    heads = [column.title for column in found.columns]
+    return [dict(zip(heads, (cell.value for cell in row.cells), strict=True)) for row in found.rows]
+
+
+def test_without_lines_there_are_no_sections(tmp_path):
+    study = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
+    assert [make(study) for make in (benchmark_curves, roofline, projection)] == [None] * 3
+
+
+def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
+    found, keys = benchmark_lines(study, 8)
+    assert list(keys) == ["baseline", "trained", "mqa"], "both together are left out"
+    tpot = next(x for x in found if x["metric"] == "tpot" and x["variant"] == "mqa")
+    assert tpot["value"] == pytest.approx(5e-4 * 1.05)
+    assert (tpot["low"], tpot["high"]) == pytest.approx((5e-4, 5.5e-4))
+    assert len(benchmark_lines(study, 2)[1]) == 2
+
+
+def test_every_curve_is_drawn(study):
+    section = benchmark_curves(study)
+    drawn = {content.name: content for content in section.contents if hasattr(content, "plot")}
+    assert list(drawn) == [
+        "first-token", "token-by-context", "token-without-cache", "throughput-by-batch",
+    ]  # fmt: skip
+    layers = {layer.name: layer for layer in drawn["token-without-cache"].plot.layers}
+    assert layers["mqa, no cache"].dashed
+    assert [point.x for point in layers["mqa, no cache"].points] == [64, 128]
+    assert [point.y for point in layers["mqa"].points] == pytest.approx([0.525, 0.525])
+
+
+def test_the_roofline_names_its_ceilings_and_shares(study):
+    rows = table(roofline(study), "roofline")
+    assert [row["cell"] for row in rows] == ["baseline", "trained", "mqa"]
+    assert rows[0]["measured (ms)"] == pytest.approx(1.05)
+    assert (rows[0]["MBU"], rows[0]["bound by"]) == (pytest.approx(0.4), "memory")
+    assert "1.00 GB/s" in roofline(study).contents[0].spans[0]
+
+
+def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):
+    rows = table(projection(study), "projection")
+    first = {(row["cell"], row["size"]): row for row in reversed(rows)}
+    assert first["baseline", "gpt3-175b"]["KV stored (GB)"] == 2 * 4_831_838_208
+    assert first["mqa", "gpt3-175b"]["KV stored (GB)"] == 2 * 50_331_648
+    one = first["mqa", "gpt3-175b"]
+    low, high = 5e-4 / 1.05e-3, 5e-4 / 5.25e-4  # mean times of the seeds' two variants
+    assert one["step, to (s)"] / one["step, from (s)"] == pytest.approx(high / low, rel=0.01)
+
+
+def test_one_place_makes_no_curve():
+    alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
+    assert list(curves(alone)) == []
+    assert roofline_figure(alone, {}) is None

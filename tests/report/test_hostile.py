@@ -1,0 +1,134 @@
+"""Names, errors and questions with HTML, Markdown, LaTeX or formulas in them do no harm."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+from markdown_it import MarkdownIt
+
+from kvlab.report import write_report
+from tests.report.factory import Record
+
+HOSTILE = (
+    "<script>alert(1)</script> | `x` `` <img src=x onerror=alert(1)> [a](javascript:b) **b** \x1b[31m"
+    " \u202egnp.exe $\\alpha$ & &amp; https://evil.example www.evil.example @team\n# head\n- list"
+)
+
+
+class Elements(HTMLParser):
+    """Every element, attribute and piece of visible text."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def hostile_record() -> Record:
+    bad = 'mqa"><svg onload=alert(1)>|`'
+    return Record(
+        factors={"heads": ("mha", bad), "<b>f</b>": ("none", "a|b")},
+        question=HOSTILE,
+        error=HOSTILE + "\ud800",
+        items=20,
+        status=lambda levels, seed: "failed" if seed == 2 and levels["heads"] == "mha" else "done",
+    )
+
+
+def test_hostile_texts_do_no_harm_in_html(tmp_path):
+    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    plain = write_report(Record(items=20).write(tmp_path / "plain"), "made", tmp_path / "p")
+    harmless = Elements()
+    harmless.feed((plain / "report.html").read_text(encoding="utf-8"))
+    found = Elements()
+    found.feed(page)
+    assert set(found.tags) <= set(harmless.tags) | {"li", "ul"}
+    assert found.tags.count("script") == 1
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert "<script>alert(1)</script> | `x`" in "".join(found.texts)
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
+
+
+def test_page_needs_nothing_from_elsewhere(tmp_path):
+    folder = write_report(Record(items=40).write(tmp_path / "store"), "made", tmp_path)
+    found = Elements()
+    found.feed((folder / "report.html").read_text(encoding="utf-8"))
+    assert not {"img", "link", "iframe", "object"} & set(found.tags)
+    links = [value for name, value in found.attributes if name in ("src", "href")]
+    assert all(link.startswith("#") for link in links)
+    images = [value for name, value in found.attributes if name == "aria-label"]
+    assert all(images)
+    assert ("lang", "en") in found.attributes
+
+
+def test_hostile_texts_do_no_harm_in_markdown(tmp_path):
+    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
+    inline = [child for token in tokens for child in token.children or []]
+    assert not [t for t in inline if t.type == "html_inline"]
+    html = [t.content for t in tokens if t.type == "html_block"]
+    assert all(re.match(r"</?details>", block) for block in html)
+    links = [t.attrs["href"] for t in inline if t.type == "link_open"]
+    assert all(
+        re.match(r"(tables|figures|report\.html|results\.(jsonl|csv))", link) for link in links
+    )
+    headings = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open"]
+    assert "head" not in headings
+    tables = re.findall(r"(?:^\|.*\n)+", text, re.M)
+    for table in tables:
+        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(cells) == 1, table
+    shown = "".join(t.content for t in inline if t.type in ("text", "code_inline"))
+    assert "<script>alert(1)</script> | " in shown
+
+
+def test_hostile_texts_do_no_harm_in_csv(tmp_path):
+    store = Record(
+        error="=HYPERLINK(1)", status=lambda _levels, seed: "failed" if seed else "done"
+    ).write(tmp_path / "store")
+
+    folder = write_report(store, "made", tmp_path)
+    with (folder / "tables" / "failures.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert len({len(row) for row in rows}) == 1
+    assert not [value for row in rows for value in row if value[:1] in "=@+" and value]
+
+
+def test_hostile_texts_do_no_harm_in_pictures(tmp_path):
+    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
+    pictures = sorted((folder / "figures").glob("*.svg"))
+    assert len(pictures) >= 4
+    for path in pictures:
+        for element in ElementTree.parse(path).iter():
+            assert element.tag.split("}")[1] not in ("script", "foreignObject", "image", "a")
+            assert not [name for name in element.attrib if name.startswith("on")]
+            links = [v for name, v in element.attrib.items() if name.endswith("href")]
+            assert all(link.startswith("#") for link in links)
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_hostile_texts_do_no_harm_in_rows(tmp_path):
+    record = hostile_record()
+    record.error = "=cmd|' /C calc'!A0\n,\"x\"\r\n@SUM(1)"
+    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path)
+    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert {row["factor.<b>f</b>"] for row in rows} == {"none", "a|b"}
+    assert record.error in {row.get("error.message") for row in rows}
+    with (folder / "results.csv").open(newline="") as file:
+        table = list(csv.reader(file))
+    assert {len(row) for row in table} == {len(table[0])}
+    assert len(table) == 1 + len(rows)
+    assert not [value for row in table for value in row if value[:1] in ("=", "+", "@", "\t")]

@@ -1,0 +1,84 @@
+"""LaTeX tables: well-formed, literal, and set by a real pdfLaTeX where there is one."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from kvlab.report import write_report
+from kvlab.report.latex import escape, to_latex
+from kvlab.report.section import Cell, Column, Row, Table, cell
+from tests.report.factory import Record
+from tests.report.test_hostile import hostile_record
+
+PDFLATEX = shutil.which("pdflatex")
+
+# What escaped text may consist of: nothing that TeX takes for more than a letter.
+LITERAL = re.compile(
+    r"(?:[^\\{}$&%#_^~<>|\"'`*\[\]\x00-\x1f]"
+    r"|\\(?:text[a-z]+|ldots)\{\}|\\[{}$&%#_]|\{\\char34\}|\{[-,*\[\]]\}"
+    r"|\$(?:-|\\pm|\\times)\$|~|\\texttt\{U\+[0-9A-F]{4,6}\})*\Z"
+)
+
+EVIL = [
+    r"\input{/etc/passwd}", r"\write18{rm -rf .}", r"$x^2_1$", "a & b \\\\ c", "% gone", "#1 ~ {",
+    "^^5cinput", "--- ,, ?` !` << >> ''", "[b] *", "\x00\x1b[31m\n\nnew", "\u202egnp", "日本 é ß ŉ đ \u00d7\u00f7",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_escaped_text_is_literal(text):
+    assert LITERAL.match(escape(text)), escape(text)
+    assert not re.search("--|,,", escape(text))
+
+
+def test_plain_numbers_read_as_a_paper_has_them():
+    assert escape("\N{MINUS SIGN}0.0512 \N{PLUS-MINUS SIGN} 0.01, 4\N{MULTIPLICATION SIGN}") == (
+        r"$-$0.0512 $\pm$ 0.01, 4$\times$"
+    )
+    assert escape("50% of kv_bytes") == r"50\% of kv\_bytes"
+
+
+def test_a_table():
+    columns = (Column("cell"), Column("n", True))
+    rows = (
+        Row((Cell("a_b", code=True), cell("1", 1))),
+        Row((cell("worse", tone="bad"), cell("", None))),
+    )
+    assert to_latex(Table("cells", "All.", columns, rows)).splitlines()[2:] == [
+        r"\begin{tabular}{@{}lr@{}}",
+        r"\toprule",
+        r"cell & n \\",
+        r"\midrule",
+        r"\texttt{a\_b} & 1 \\",
+        r"\textbf{worse} &  \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_every_table_has_its_rows(tmp_path):
+    folder = write_report(Record(items=20).write(tmp_path / "store"), "made", tmp_path)
+    for path in (folder / "tables").glob("*.csv"):
+        lines = path.with_suffix(".tex").read_text().splitlines()
+        rows = [line for line in lines if line.endswith(r"\\")]
+        assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1
+        assert len(rows) == len(path.read_text().splitlines()), path
+
+
+@pytest.mark.skipif(PDFLATEX is None, reason="needs the program pdflatex")
+def test_hostile_tables_are_set(tmp_path):
+    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
+    texts = [*EVIL, "".join(map(chr, range(0x20, 0x180)))]
+    evil = Table("evil", EVIL[0], (Column(EVIL[1]),), tuple(Row((cell(t),)) for t in texts))
+    (folder / "tables" / "evil.tex").write_text(to_latex(evil), encoding="utf-8")
+    tables = sorted((folder / "tables").glob("*.tex"))
+    rules = r"\let\toprule\hline\let\midrule\hline\let\bottomrule\hline"  # as booktabs has them
+    head = rf"\documentclass{{article}}{rules}\begin{{document}}\tiny"
+    body = "\n\n".join(f"\\input{{{path}}}" for path in tables)
+    (tmp_path / "paper.tex").write_text(f"{head}\n{body}\n\\end{{document}}\n")
+    command = [PDFLATEX, "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-3000:]
+    assert b"Missing character" not in (tmp_path / "paper.log").read_bytes()

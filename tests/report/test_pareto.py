@@ -1,0 +1,111 @@
+"""Fronts and budgets, against a slow definition and on numbers that can be done by hand."""
+
+import csv
+import random
+
+import pytest
+
+from kvlab.report import write_report
+from kvlab.report.pareto import COSTS, budget_bests, mark_front, points
+from kvlab.report.study import Study
+from tests.report.factory import Record
+
+
+def study(tmp_path, **changes):
+    record = Record(**changes)
+    return Study.load(record.write(tmp_path / "store"), record.name)
+
+
+def beaten(one, others, sign):
+    """Another is as good in both and better in one."""
+    return any(
+        other.cost <= one.cost
+        and sign * other.mean <= sign * one.mean
+        and (other.cost < one.cost or sign * other.mean < sign * one.mean)
+        for other in others
+    )
+
+
+@pytest.mark.parametrize("metric", ["loss_served", "hellaswag_acc_norm", "tokens_per_second"])
+@pytest.mark.parametrize("cost", list(COSTS))
+def test_fronts_by_their_definition(tmp_path, metric, cost):
+    found = mark_front(study(tmp_path, items=12, noise=0.2), metric, COSTS[cost])
+    sign = 1 if metric == "loss_served" else -1
+    assert len(found) == 24
+    assert {p.levels for p in found if p.front} == {
+        p.levels for p in found if not beaten(p, found, sign)
+    }
+    assert [p.cost for p in found] == sorted(p.cost for p in found)
+
+
+class Sized(Record):
+    """Six cells of 3 MiB, 2 MiB, 1 MiB ... per 1,024 tokens, with losses by hand."""
+
+    cost = {"a": 3072, "b": 2048, "c": 1024, "d": 1000, "e": 300, "f": 1}  # noqa: RUF012
+    worth = {"a": 4.0, "b": 3.9, "c": 4.2, "d": 4.1, "e": 4.3, "f": 5.0}  # noqa: RUF012
+
+    def bytes(self, levels):
+        return self.cost[levels["size"]] * 1024 // 4  # at a block size of 256
+
+    def loss(self, levels, seed):
+        return self.worth[levels["size"]] + 0.01 * seed + random.Random(seed).gauss(0, 1e-6)
+
+
+def sized(tmp_path, **changes):
+    record = Sized(factors={"size": tuple("abcdef")}, **changes)
+    return Study.load(record.write(tmp_path / "store"), record.name)
+
+
+def test_the_best_cell_in_every_budget(tmp_path):
+    found = [
+        (best.condition, best.point.levels[0], best.second.levels[0] if best.second else None)
+        for best in budget_bests(sized(tmp_path))
+    ]
+    assert found[:3] == [
+        ("within 2 MiB per 1,024 tokens", "b", "d"),
+        ("within 1 MiB per 1,024 tokens", "d", "c"),
+        ("within 512 KiB per 1,024 tokens", "e", "f"),
+    ]
+    assert found[3:] == [
+        (f"within {size} KiB per 1,024 tokens", "f", None)
+        for size in (256, 128, 64, 32, 16, 8, 4, 2, 1)
+    ]
+
+
+def test_a_budget_as_large_as_the_baseline_is_none(tmp_path):
+    class Even(Sized):
+        cost = {**Sized.cost, "a": 2048}  # noqa: RUF012
+
+    record = Even(factors={"size": tuple("ace")})
+    found = Study.load(record.write(tmp_path / "store"), record.name)
+    assert [best.budget for best in budget_bests(found)] == [2**20, 2**19]
+
+
+def test_the_smallest_on_the_front_is_in_the_answer(tmp_path):
+    found = sized(tmp_path)
+    assert [p.levels[0] for p in points(found) if p.front] == ["f", "e", "d", "b"]
+
+
+def test_the_sections_say_it(tmp_path):
+    record = Sized(factors={"size": tuple("abcdef")}, items=10)
+    folder = write_report(record.write(tmp_path / "store"), record.name, tmp_path)
+    text = (folder / "report.md").read_text()
+    assert "Within 1 MiB per 1,024 tokens the best cell is **d** at 4.1" in text
+    with (folder / "tables" / "equal-memory.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["best cell"] for row in rows[:3]] == ["b", "d", "e"]
+    assert float(rows[0]["budget per 1,024 tokens"]) == 2**21
+    figures = {path.stem for path in (folder / "figures").glob("*.svg")}
+    assert {"pareto", "pareto-read", "pareto-time", "pareto-hellaswag-stored"} <= figures
+    assert {p.stem for p in (folder / "figures").glob("*.png")} == figures
+    with (folder / "tables" / "fronts.csv").open() as file:
+        on = {row["cell"]: row["served loss by stored bytes"] for row in csv.DictReader(file)}
+    assert {cell for cell, where in on.items() if where} == {"b", "d", "e", "f"}
+
+
+def test_one_seed_tells_nothing_apart(tmp_path):
+    record = Sized(factors={"size": tuple("abcd")}, seeds=(0,))
+    text = (write_report(record.write(tmp_path / "s"), "made", tmp_path) / "report.md").read_text()
+    section = text.split("## At equal memory")[1].split("\n## ")[0]
+    assert "(one seed: not tested)" in section
+    assert "told apart" not in section

@@ -1,0 +1,119 @@
+"""Sections: picked by a sweep, refused where they are not there, and new ones."""
+
+import csv
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.errors import UsageError
+from kvlab.report import write_report
+from tests.report.factory import Record
+
+
+def test_a_sweep_picks_its_sections_and_their_order(tmp_path, capsys):
+    store = Record().write(tmp_path / "store")
+    sweep = store.sweep("made")
+    asked = ["effects", "answer", "provenance"]
+    store.write_sweep({**sweep, "report": {"sections": asked}})
+    folder = write_report(store, "made", tmp_path)
+    page = (folder / "report.html").read_text()
+    assert re.findall(r'<section id="([a-z-]+)"', page) == asked
+    assert "`kvlab report made`" in (folder / "report.md").read_text()
+    assert {path.stem for path in (folder / "figures").iterdir()} == {"effects"}
+
+    command = ["report", "made", "--store", str(store.path), "--out", str(tmp_path / "other")]
+    assert main([*command, "--sections", "provenance,cells"]) == 0
+    other = tmp_path / "other" / "made"
+    page = (other / "report.html").read_text()
+    assert re.findall(r'<section id="([a-z-]+)"', page) == ["provenance", "cells"]
+    text = (other / "report.md").read_text()
+    assert "`kvlab report made --sections provenance,cells`" in text
+    for wrong, words in (("celss", "did you mean cells?"), ("cells,cells", "cells twice")):
+        assert main([*command, "--sections", wrong]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_section_that_this_version_lacks_says_how_to_go_on(tmp_path):
+    store = Record().write(tmp_path / "store")
+    store.write_sweep({**store.sweep("made"), "report": {"sections": ["answer", "later"]}})
+    with pytest.raises(UsageError, match="report.sections = later is not a section.*--sections"):
+        write_report(store, "made", tmp_path)
+    assert write_report(store, "made", tmp_path, ["answer"]).is_dir()
+
+
+def sweep_file(folder: Path, report: str) -> Path:
+    experiments = Path(__file__).parent.parent.parent / "experiments"
+    path = folder / "heads.yaml"
+    path.write_text(
+        f"question: Why?\nexperiment: {experiments / 'quickstart.yaml'}\n"
+        f"factors: {{heads: {{mha: {{}}, mqa: {{model.n_kv_head: 1}}}}}}\n{report}\n"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("report", "said"),
+    [
+        ("report: {sections: [answer, paretto]}", ":4:29: report.sections.1 = paretto is not a section of reports; did you mean pareto?"),
+        ("report: {sections: [xyz]}", ":4:21: report.sections.0 = xyz is not a section of reports; use answer, design"),
+        ("report: {secions: [answer]}", ":4:10: report.secions is not a known key; did you mean sections?"),
+        ("report: {sections: [answer, answer]}", "names answer twice; name each once"),
+        ("report: {sections: []}", "has too few entries"),
+        ("report: {sections: answer}", "is not a list"),
+    ],
+)  # fmt: skip
+def test_wrong_sections_are_refused_with_their_place(tmp_path, capsys, report, said):
+    path = sweep_file(tmp_path, report)
+    assert main(["plan", str(path), "--store", str(tmp_path / "store")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
+    from kvlab.cli.sweep_file import read_sweep
+    from kvlab.sweep.description import sweep_description
+    from kvlab.sweep.plan import plan
+
+    plain = plan(read_sweep(sweep_file(tmp_path, "seeds: [0]")), provisional=True)
+    sweep = read_sweep(sweep_file(tmp_path, "report: {sections: [answer, cells]}"))
+    picked = plan(sweep, provisional=True)
+    assert [one.trial.id for one in picked.trials] == [one.trial.id for one in plain.trials]
+    frozen = sweep_description(picked, yaml="", experiment_yaml="", command="")
+    assert frozen["report"] == {"sections": ["answer", "cells"]}
+
+
+def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
+    import kvlab.report
+    from kvlab.report.sections import SECTIONS
+
+    guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
+    names: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", guide, re.S)[0], names)
+    monkeypatch.setitem(SECTIONS, "training-time", names["training_time"])
+    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
+    assert "## Training time\n\n24 cells." in (folder / "report.md").read_text()
+    rows = list(csv.reader((folder / "tables" / "training-time.csv").open()))
+    assert rows[1] == ["baseline", "10.0"]
+    assert 'id="training-time"' in (folder / "report.html").read_text()
+
+
+def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
+    import kvlab.report
+    from kvlab.trial.metrics import METRICS
+
+    guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
+    names: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", guide, re.S)[1], names)
+    for name, metric in names["LINE"].items():
+        monkeypatch.setitem(METRICS, name, metric)
+    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
+    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for row in rows:
+        expected = math.exp(row["measured.loss_served"])
+        assert row["measured.perplexity"] == pytest.approx(expected, rel=1e-12)
+    table = list(csv.reader((folder / "tables" / "effects-other.csv").open()))
+    found = {(row[1], row[2]): row for row in table if row[0] == "perplexity, served"}
+    assert found["sharing", "tied"][6] == "worse"

@@ -1,0 +1,114 @@
+"""Reports from MLflow alone: byte for byte those of the store that was mirrored."""
+
+import shutil
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.errors import StoreError, TrackingError, UsageError
+from kvlab.report import write_report
+from kvlab.track import Tracker, fetch_record
+from tests.report.factory import Record
+from tests.track.test_server import contents
+from tests.track.test_tracker import client_of, runs_of
+
+
+def status(levels, seed):
+    """Some of everything that can become of a trial."""
+    if levels["heads"] == "mqa" and seed == 1:
+        return {"none": "failed", "trained": "diverged", "tied": "missing"}[levels["sharing"]]
+    return "done"
+
+
+@pytest.fixture(scope="module")
+def mirrored(tmp_path_factory):
+    """A store with a damaged result too, its report, and its MLflow, the store then removed."""
+    home = tmp_path_factory.mktemp("mirrored")
+    factors = {"heads": ("mha", "mqa"), "sharing": ("none", "trained", "tied")}
+    record = Record(factors=factors, seeds=(0, 1), items=7, status=status)
+    store = record.write(home / "store")
+    damaged = record.trial({"heads": "mqa", "sharing": "trained"}, 0)
+    (store.trial_directory(damaged) / "result.json").write_text('{"schema": 1, "tri')
+    # The same computation answers two cells.
+    sweep = store.sweep("made")
+    sweep["cells"][2]["trials"] = sweep["cells"][0]["trials"]
+    store.write_sweep(sweep)
+    write_report(store, "made", home / "report")
+    Tracker(store.path).mirror("made")
+    for part in ("sweeps", "trials", "tracking.id"):
+        path = store.path / part
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return home
+
+
+@pytest.fixture
+def uri(mirrored):
+    return f"sqlite:///{mirrored}/store/mlflow.db"
+
+
+def test_the_same_report_without_the_store(mirrored, uri, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "made", "--tracking-uri", uri, "--out", "again"]) == 0
+    assert contents(tmp_path / "again") == contents(mirrored / "report")
+    text = (tmp_path / "again" / "made" / "report.md").read_text()
+    assert "1 damaged, 1 diverged, 1 failed" in text
+    assert not (tmp_path / "runs").exists()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_that_is_not_whole_is_missing(mirrored, tmp_path):
+    shutil.copytree(mirrored / "store", tmp_path / "store")
+    client = client_of(tmp_path / "store")
+    run = next(r for r in runs_of(tmp_path / "store") if r.info.run_name == "trained seed 1")
+    client.delete_tag(run.info.run_id, "kvlab.digest")
+    store = fetch_record(f"sqlite:///{tmp_path}/store/mlflow.db", "made", tmp_path / "fetched")
+    trial = run.data.tags["kvlab.trial"]
+    assert store.status(trial) is None
+    assert sum(store.status(t) == "done" for t in store.sweep_trials("made")) > 3
+
+
+def test_several_stores_on_one_server(mirrored, tmp_path):
+    shutil.copytree(mirrored / "store", tmp_path / "store")
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    other = Record(factors={"heads": ("mha", "mqa")}, seeds=(5,)).write(tmp_path / "other")
+    tracker = Tracker(other.path, uri)
+    tracker.mirror("made")
+    with pytest.raises(UsageError, match="comes from 2 stores .* name one with --mirrored-by"):
+        fetch_record(uri, "made", tmp_path / "1")
+    identity = (other.path / "tracking.id").read_text().strip()
+    found = fetch_record(uri, "made", tmp_path / "2", identity[:8])
+    assert found.sweep("made")["seeds"] == [5]
+    with pytest.raises(UsageError, match="--mirrored-by = zzz fits 0 of the stores"):
+        fetch_record(uri, "made", tmp_path / "3", "zzz")
+
+
+def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
+    with pytest.raises(UsageError, match="nosuch is not in MLflow .*(made).*kvlab sync nosuch"):
+        fetch_record(uri, "nosuch", tmp_path / "1")
+    absent = f"sqlite:///{tmp_path}/none.db"
+    assert main(["report", "made", "--tracking-uri", absent]) == 2
+    assert "is not a database" in capsys.readouterr().err
+    assert not (tmp_path / "none.db").exists()
+    assert main(["report", "made", "--mirrored-by", "ab"]) == 2
+
+
+def test_what_an_older_version_mirrored_says_how_to_go_on(mirrored, tmp_path):
+    shutil.copytree(mirrored / "store", tmp_path / "store")
+    client = client_of(tmp_path / "store")
+    parent = next(run for run in runs_of(tmp_path / "store") if run.info.run_name == "made")
+    client.delete_tag(parent.info.run_id, "kvlab.record.digest")
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    with pytest.raises(TrackingError, match="kvlab sync made"):
+        fetch_record(uri, "made", tmp_path / "fetched")
+
+
+@pytest.mark.parametrize("trial", ["../../evil", "/etc/passwd", "0123456789abcdeg"])
+def test_names_from_a_server_never_become_paths(mirrored, tmp_path, trial):
+    shutil.copytree(mirrored / "store", tmp_path / "store")
+    client = client_of(tmp_path / "store")
+    run = next(r for r in runs_of(tmp_path / "store") if r.info.run_name == "trained seed 1")
+    client.set_tag(run.info.run_id, "kvlab.trial", trial)
+    uri = f"sqlite:///{tmp_path}/store/mlflow.db"
+    with pytest.raises((UsageError, StoreError), match="16 hex digits"):
+        fetch_record(uri, "made", tmp_path / "fetched")
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "fetched"}
