@@ -122,10 +122,10 @@ class Sweep(SpecModel):
     include: Rules = Field(default=(), description="Adds cells; left out is baseline.")
     seeds: Seeds = (0,)
     failures: FailuresConfig = FailuresConfig()
-    report: ReportConfig = ReportConfig()
     search: SearchConfig | None = Field(
         default=None, description="Instead of factors: look for the best in a space."
     )
+    report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
 

@@ -104,6 +104,8 @@ def _rule_problems(sweep: "Sweep", where: str, rule: Mapping[str, tuple[str, ...
     if not rule:
         yield where, "names no level, so it would fit every cell; name at least one"
     for factor, levels in rule.items():
+        if not levels:
+            yield f"{where}.{factor}", "names no level; name at least one, or leave it out"
         for level in levels:
             yield from level_problems(sweep, where, {factor: level})
 

@@ -29,7 +29,7 @@ class Queues:
         while self._later and self._later[0][0] <= time.monotonic():
             self.add(self._later.pop(0)[1], first=True)
         moved = True
-        while moved:  # one that fails at once may set others free, in any queue
+        while moved:  # what the caller does with one may put others into any queue
             moved = False
             for resources, queue in list(self._queues.items()):
                 while queue and executor.has_room(resources):

@@ -6,8 +6,8 @@ from tests.benchmarks import decode, driver, past, report, roofline
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
+    "driver": driver.run,
     "past": past.run,
     "roofline": roofline.run,
     "report": report.run,
-    "driver": driver.run,
 }

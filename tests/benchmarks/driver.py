@@ -26,9 +26,8 @@ def run() -> Iterator[str]:
         folder = Path(name)
         yield from _planning(folder)
         yield from _driving(folder, "inline")
-        bare = _bare(TRIALS)
-        yield f"{TRIALS:,} bare Ray tasks: {1000 * bare / TRIALS:.1f} ms each"
         yield from _driving(folder, "ray")
+        yield f"{TRIALS:,} bare Ray tasks: {1000 * _bare(TRIALS) / TRIALS:.1f} ms each"
 
 
 def _sweep(folder: Path, count: int) -> Path:

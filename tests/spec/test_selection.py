@@ -127,6 +127,8 @@ def test_cumulative_takes_the_target(tmp_path):
         ("when: {heads: {heads: mha}}\n", "does not stand above heads"),
         ("when: {windo: {horizon: hybrid}}\n", "when.windo = {...} is not a factor; did you mean window?"),
         ("when: {window: {}}\n", "names no level"),
+        ("exclude: [{windo: []}]\n", "exclude.0.windo = [] names no level"),
+        ("include: [{heads: []}]\n", "include.0.heads = [] names no level"),
         ("exclude: [{}]\n", "exclude.0 = {...} names no level, so it would fit every cell"),
         (WHEN + "include: [{window: w4}]\n", "sets window, which `when` switches off there"),
         ("zip: [[heads, horizon]]\n", "joins factors of unequal length (heads 3, horizon 2)"),
