@@ -1,9 +1,10 @@
 """What this device reaches at most, measured once, kept in the data folder, and named.
 
 Bandwidth: the better of a matrix-vector product over a matrix far larger than the caches (the
-access of a decode step; bytes read) and a copy of it (bytes read and written). Matrix rate: a
-square matrix product in the dtype. The best of several runs is taken: a ceiling is what the
-device can do, and whatever else goes on only takes from it.
+access of a decode step; bytes read) and a copy of it (bytes read and written). Product bandwidth:
+what the model's own one-row product reaches on matrices of a GPT-2 XL layer, in the dtype. Matrix
+rate: a square matrix product in the dtype. The best of several runs is taken: a ceiling is what
+the device can do, and whatever else goes on only takes from it.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from kvlab.data.folder import data_folder
 from kvlab.errors import StoreError
 from kvlab.files import read_json, write_json
 from kvlab.layout.roofline import Ceilings
+from kvlab.model.linear import linear
 
 SECONDS = 2.0
 """How long each ceiling is looked for: on a busy machine some runs are disturbed."""
@@ -27,6 +29,9 @@ SECONDS = 2.0
 _MOST_RUNS = 200
 _COLUMNS = 4096
 _BYTES = {"cpu": 2**28, "cuda": 2**31}
+_LAYER = (6400, 1600)
+"""An MLP matrix of GPT-2 XL. In turn, so many of them that no cache holds them."""
+
 _SIDE = {"cpu": 1536, "cuda": 8192}
 
 
@@ -44,7 +49,14 @@ def ceilings(device: torch.device, dtype: str, *, again: bool = False) -> Ceilin
             return Ceilings(**read_json(path))
         except (FileNotFoundError, StoreError, TypeError):
             pass  # not measured yet, or damaged: measured now
-    found = Ceilings(name, dtype, threads, bandwidth(device), matrix_rate(device, dtype))
+    found = Ceilings(
+        name,
+        dtype,
+        threads,
+        bandwidth(device),
+        matrix_rate(device, dtype),
+        product_bandwidth(device, dtype),
+    )
     write_json(path, asdict(found))
     return found
 
@@ -57,6 +69,7 @@ def better_ceilings(old: Ceilings, device: torch.device) -> Ceilings:
         old.threads,
         max(old.bandwidth, bandwidth(device)),
         max(old.flops, matrix_rate(device, old.dtype)),
+        max(old.product_bandwidth or 0.0, product_bandwidth(device, old.dtype)),
     )
     write_json(_path(old.device, old.dtype, old.threads), asdict(found))
     return found
@@ -85,6 +98,18 @@ def bandwidth(device: torch.device) -> float:
     target = torch.empty_like(matrix)
     copy = 2 * matrix.nbytes / _best(device, lambda: target.copy_(matrix))
     return max(product, copy)
+
+
+@torch.inference_mode()
+def product_bandwidth(device: torch.device, dtype: str) -> float:
+    """Bytes each second that one-row products read of a large layer's weights, at best."""
+    rows, columns = _LAYER
+    kind = getattr(torch, dtype)
+    count = max(1, _BYTES[device.type] // (rows * columns * kind.itemsize))
+    weights = [torch.rand(rows, columns, device=device).to(kind) for _ in range(count)]
+    row = torch.rand(1, 1, columns, device=device).to(kind)
+    size = sum(weight.nbytes for weight in weights)
+    return size / _best(device, lambda: [linear(row, weight, None) for weight in weights])
 
 
 @torch.inference_mode()

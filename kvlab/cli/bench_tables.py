@@ -52,7 +52,9 @@ FORMS: dict[str, tuple[Form, ...]] = {
         }),
     ),
     "roofline": (
-        Form("ceilings", (), {"bandwidth": "bytes/s", "matrix_rate": "FLOP/s"}),
+        Form("ceilings", (), {
+            "bandwidth": "bytes/s", "product_bandwidth": "in products", "matrix_rate": "FLOP/s",
+        }),
         Form("a decode step beside the roofline", ("batch_size", "context_length"), {
             "step_flops": "FLOPs", "step_weight_bytes": "weights",
             "step_kv_read_bytes": "K/V read", "step_kv_written_bytes": "written",

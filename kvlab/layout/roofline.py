@@ -1,9 +1,11 @@
 """The roofline of one decode step: how fast a device could do it at best (Williams et al., 2009).
 
-A step moves bytes and does arithmetic; both can overlap, so it takes at least the longer of the
-two. What is counted: every weight matrix read once, one row of each embedding, the K/V that
-every layer reads, and the K/V that are written; FLOPs as in `kvlab.layout.cost`. Left out are
-activations and logits, which are small beside them at the batches of interest.
+A step moves bytes and does arithmetic; both can overlap, so it takes the longer of the two. Weights
+are read as fast as one-row matrix products of a large layer read them, which is near the memory's
+bandwidth and not always at it; all else at the bandwidth. What is counted: every weight matrix
+read once, one row of each embedding, the K/V that every layer reads, and the K/V that are written;
+FLOPs as in `kvlab.layout.cost`. Left out are activations and logits, which are small beside them
+at the batches of interest.
 """
 
 from collections.abc import Callable
@@ -30,6 +32,8 @@ class Ceilings:
     """What a device reaches at most: bytes/s from its memory, FLOP/s of matrix products.
 
     ``dtype`` is that of the matrix products; ``threads`` is 0 where there is no such choice.
+    ``product_bandwidth`` is the bytes/s at which one-row products read a large layer's weights;
+    None: the bandwidth itself.
     """
 
     device: str
@@ -37,6 +41,7 @@ class Ceilings:
     threads: int
     bandwidth: float
     flops: float
+    product_bandwidth: float | None = None
 
     @property
     def name(self) -> str:
@@ -59,12 +64,16 @@ class StepCost:
         return self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
 
     def seconds(self, ceilings: Ceilings) -> float:
-        """The least time that the step takes: the longer of moving and computing."""
-        return max(self.bytes / ceilings.bandwidth, self.flops / ceilings.flops)
+        """The time that the step takes: the longer of moving and computing."""
+        return max(self._moving(ceilings), self.flops / ceilings.flops)
+
+    def _moving(self, ceilings: Ceilings) -> float:
+        reading = self.weight_bytes / (ceilings.product_bandwidth or ceilings.bandwidth)
+        return reading + (self.kv_read_bytes + self.kv_written_bytes) / ceilings.bandwidth
 
     def bound(self, ceilings: Ceilings) -> Bound:
-        moving, computing = self.bytes / ceilings.bandwidth, self.flops / ceilings.flops
-        return "memory" if moving >= computing else "compute"
+        computing = self.flops / ceilings.flops
+        return "memory" if self._moving(ceilings) >= computing else "compute"
 
     def bandwidth_use(self, seconds: float, ceilings: Ceilings) -> float:
         """MBU: weights and K/V read each second, as a share of the bandwidth (1 is the most)."""

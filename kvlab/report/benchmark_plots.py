@@ -147,12 +147,12 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
     equal = Line("the roofline", (Point(0.0, 0.0), Point(far, far)), "muted", dashed=True)
     layers = [Points(v, tuple(p), SERIES[n]) for n, (v, p) in enumerate(chosen)]
     plot = Plot(
-        Axis("least time of a step by the roofline (ms)"),
+        Axis("time of a step by the roofline (ms)"),
         Axis("measured time, p50 (ms)"),
         (equal, *layers),
     )
     caption = (
-        "Measured decode steps against the least time that this device's bandwidth and matrix"
+        "Measured decode steps against the time that this device's bandwidth and matrix"
         " rate allow. A point below the line is faster than they were measured to be: its model"
         " fits the processor's caches, or the machine was busy then."
     )

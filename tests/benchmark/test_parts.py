@@ -123,6 +123,13 @@ def test_a_book_is_joined_into_lines(book):
     assert bytes(ids).decode().startswith("Call me Ishmael.\nSome years ago never mind how long n")
 
 
+def test_what_gutenberg_puts_around_a_book_is_left_out(book):
+    ids = book_tokens(book, "bytes")
+    frame = "Title\n*** START OF THE BOOK ***\n{}\n*** END OF THE BOOK ***\nLicence\n"
+    book.write_text(frame.format(book.read_text()))
+    assert book_tokens(book, "bytes") == ids
+
+
 def test_the_task_is_256_and_256_and_the_best_batch_wins(book):
     made, _ = session(text=book)
     made.variants.pop()
@@ -169,6 +176,7 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     first = ceilings(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
     assert first.flops > 1e8
+    assert first.product_bandwidth > 1e7
     (kept,) = (tmp_path / "ceilings").iterdir()
     changed = json.loads(kept.read_text()) | {"bandwidth": 7.0}
     kept.write_text(json.dumps(changed))

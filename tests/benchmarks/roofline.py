@@ -1,7 +1,7 @@
 """Time per token as the roofline predicts it beside the measured, on layers of GPT-2 XL's size.
 
-The bandwidth is probed in turn with the decode steps, so that a machine that slows down slows
-both: the ratio is that of the model, not of the moment.
+The bandwidth of such a layer's one-row products is probed in turn with the decode steps, so that a
+machine that slows down slows both: the ratio is that of the model, not of the moment.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from kvlab.benchmark.session import Variant
 from kvlab.benchmark.timing import Clock
 from kvlab.layout.roofline import step_cost
 from kvlab.model import GPT
+from kvlab.model.linear import linear
 from kvlab.spec import ModelConfig, ServingConfig
 
 LAYERS, STEPS = 6, 8
@@ -24,15 +25,16 @@ def run() -> Iterator[str]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = ModelConfig(preset="gpt2-xl", n_layer=LAYERS)
     variant = Variant("xl", GPT(config, device=device).eval(), ServingConfig())
-    matrix = torch.rand(2**14, 2**12, device=device)
-    vector = torch.rand(2**12, device=device)
+    weights = [torch.rand(6400, 1600, device=device) for _ in range(6)]
+    row, size = torch.rand(1, 1, 1600, device=device), sum(weight.nbytes for weight in weights)
 
     @torch.inference_mode()
     def probe() -> dict[str, list[float]]:
         clock = Clock(device)
         clock.mark()
         for _ in range(STEPS):
-            torch.mv(matrix, vector)
+            for weight in weights:
+                linear(row, weight, None)
             clock.mark()
         return {"steps": clock.intervals()}
 
@@ -48,8 +50,8 @@ def run() -> Iterator[str]:
         cost = step_cost(config, variant.serving, 1, prompt + STEPS // 2, "float32")
         found = compare(timed.samples["probe", "steps"], timed.samples["xl", "steps"])
         assert found is not None
-        scale = cost.bytes / matrix.nbytes  # a probe moves the matrix, a step moves this much more
-        rate = matrix.nbytes / timed.samples["probe", "steps"].median / 1e9
+        scale = cost.bytes / size  # a probe reads the weights, a step moves this much more
+        rate = size / timed.samples["probe", "steps"].median / 1e9
         yield (
             f"{prompt + STEPS // 2:7}  {timed.samples['xl', 'steps'].median * 1e3:11.1f}"
             f"  {rate:14.1f}  {found.ratio * scale:18.2f}"

@@ -67,6 +67,12 @@ def test_the_articles_need_no_measurement(small, capsys):
     assert "4,718,592 bytes; printed: 115.2 MB" in out
 
 
+def test_nothing_measured_is_worth_a_look(small, capsys):
+    code, out, err = run(capsys, small, "--only", "task", *QUICK)
+    assert (code, out) == (1, "")
+    assert "--text PATH" in err
+
+
 def test_the_schema_of_a_line_is_printed(capsys):
     assert main(["schema", "measurement"]) == 0
     schema = json.loads(capsys.readouterr().out)

@@ -30,6 +30,12 @@ def test_the_longer_of_moving_and_computing_bounds():
     assert many.seconds(DEVICE) == many.flops / 1e14
 
 
+def test_weights_are_read_at_the_bandwidth_of_products():
+    slow = Ceilings("made", "float32", 0, 1e12, 1e14, product_bandwidth=5e11)
+    cost = step_cost(SMALL, PLAIN, 1, 10, "float32")
+    assert cost.seconds(slow) == pytest.approx((cost.bytes + cost.weight_bytes) / 1e12)
+
+
 def test_at_the_roofline_all_bandwidth_is_used():
     cost = step_cost(SMALL, PLAIN, 1, 10, "float32")
     use = cost.bandwidth_use(cost.seconds(DEVICE), DEVICE)

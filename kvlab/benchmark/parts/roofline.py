@@ -1,4 +1,4 @@
-"""Measured decode steps beside the least time that the device's ceilings allow."""
+"""Measured decode steps beside the time that the device's ceilings allow."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,6 +69,8 @@ def measure(session: Session) -> Iterator[Measurement]:
         found = session.ceilings(variant.dtype)
         named = {"note": f"measured on {found.name}"}
         yield session.line("roofline", "bandwidth", variant, found.bandwidth, "bytes/s", **named)
+        products = found.product_bandwidth
+        yield session.line("roofline", "product_bandwidth", variant, products, "bytes/s", **named)
         yield session.line("roofline", "matrix_rate", variant, found.flops, "FLOP/s", **named)
     for point in measured:
         yield from _lines(session, point)

@@ -1,5 +1,6 @@
 """The RTX 4090 article's task: read 256 tokens of Moby Dick, sample 256 more, in tasks/s."""
 
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,9 @@ PROMPT, NEW = 256, 256
 UNCACHED_STEPS = 8
 """Steps that are timed without a cache, spread evenly over the new tokens; the task's time is
 their mean times all steps."""
+
+FRAME = re.compile(r"\*\*\* ?START OF [^\n]*\n(.*)\*\*\* ?END OF ", re.DOTALL)
+"""The lines that Project Gutenberg puts around a book."""
 
 WHERE = "https://www.gutenberg.org/ebooks/2701"
 
@@ -95,7 +99,8 @@ def _measured(
 
 
 def book_tokens(path: Path | None, name: str) -> list[int]:
-    """Ids of a book whose paragraphs are joined to single lines, as the article does.
+    """Ids of a book whose paragraphs are joined to single lines, as the article does, without
+    what Project Gutenberg puts before and after it.
 
     Raises:
         DataError: it cannot be read, or has fewer tokens than a prompt.
@@ -105,7 +110,8 @@ def book_tokens(path: Path | None, name: str) -> list[int]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"--text {path} cannot be read ({error}); name a UTF-8 file") from None
-    paragraphs = text.replace("\r\n", "\n").split("\n\n")
+    framed = FRAME.search(text)
+    paragraphs = (framed[1] if framed else text).replace("\r\n", "\n").split("\n\n")
     lines = (" ".join(line.strip() for line in one.split("\n")).strip() for one in paragraphs)
     ids = tokenizer(name).encode("\n".join(filter(None, lines)))
     if len(ids) <= PROMPT:

@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         lines += found
     if options.plots:
         _draw(options.plots, lines)
-    return 0
+    return 0 if lines else 1  # all that was asked for was left out, which is said
 
 
 def _parts(options: argparse.Namespace) -> list[str]:

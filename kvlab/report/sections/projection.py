@@ -57,7 +57,9 @@ def _ceilings(lines: list[dict[str, Any]]) -> Ceilings | None:
     if not {"bandwidth", "matrix_rate"} <= found.keys():
         return None
     moving, computing = found["bandwidth"], found["matrix_rate"]
-    return Ceilings(moving["device"], moving["dtype"], 0, moving["value"], computing["value"])
+    products = found.get("product_bandwidth", moving)["value"]
+    rates = moving["value"], computing["value"], products
+    return Ceilings(moving["device"], moving["dtype"], 0, *rates)
 
 
 def _projected(study: Study, levels: Levels, ceilings: Ceilings) -> list[Projected]:

@@ -1,4 +1,4 @@
-"""Decode steps beside the least time that the device's measured ceilings allow."""
+"""Decode steps beside the time that the device's measured ceilings allow."""
 
 from typing import Any
 
@@ -56,15 +56,23 @@ def roofline(study: Study) -> Section | None:
 def _ceilings(lines: list[dict[str, Any]]) -> str:
     found: dict[str, dict[str, Any]] = {}
     for line in lines:
-        if line["metric"] in ("bandwidth", "matrix_rate"):
+        if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
             found.setdefault(line["metric"], line)
     name = found["bandwidth"].get("note", "").removeprefix("measured on ")
     return (
         f"Ceilings of {name}: {significant(found['bandwidth']['value'] / 1e9)} GB/s from memory,"
+        f"{_products(found)}"
         f" {significant(found['matrix_rate']['value'] / 1e9)} GFLOP/s in matrix products. A step"
-        " takes at least the longer of moving its bytes and doing its arithmetic; a model that"
-        " fits the processor's caches may beat the first."
+        " takes the longer of moving its bytes and doing its arithmetic; a model that fits the"
+        " processor's caches may beat the first."
     )
+
+
+def _products(found: dict[str, dict[str, Any]]) -> str:
+    if "product_bandwidth" not in found:
+        return ""
+    rate = significant(found["product_bandwidth"]["value"] / 1e9)
+    return f" {rate} GB/s as one-row products read a large layer's weights,"
 
 
 def _row(place: Place, found: dict[str, dict[str, Any]], keys: dict[str, str]) -> Row:
