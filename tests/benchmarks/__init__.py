@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode
+from tests.benchmarks import decode, training
 
-BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {"decode": decode.run}
+BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
+    "decode": decode.run,
+    "training": training.run,
+}
