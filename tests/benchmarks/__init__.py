@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, training
+from tests.benchmarks import decode, tokenising, training
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
+    "tokenising": tokenising.run,
     "training": training.run,
 }
