@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, driver, past, report, roofline
+from tests.benchmarks import decode, driver, past, report, roofline, tokenising, training
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
-    "driver": driver.run,
     "past": past.run,
     "roofline": roofline.run,
+    "training": training.run,
+    "tokenising": tokenising.run,
     "report": report.run,
+    "driver": driver.run,
 }
