@@ -36,19 +36,24 @@ def placed(jobs: Sequence[Job]) -> Table:
     return np.concatenate(tables)
 
 
-def chosen(table: Table, *, shuffled: bool, max_bytes: int | None) -> Table:
+def chosen(
+    table: Table, *, shuffled: bool, max_bytes: int | None, max_tokens: int | None = None
+) -> Table:
     """The documents to take, in order, each once.
 
     Taken in the given order if that is ``shuffled``, else in the order of their hash: either
-    way, any beginning is a fair mixture. The document that reaches ``max_bytes`` is the last.
+    way, any beginning is a fair mixture. The document that reaches ``max_bytes``
+    or ``max_tokens`` is the last.
     """
     if not shuffled:
         table = table[np.argsort(table["order"], kind="stable")]
     _, first = np.unique(table["hash"], return_index=True)
     table = table[np.sort(first)]
-    if max_bytes is None:
-        return table
-    return table[: np.searchsorted(np.cumsum(table["bytes"], dtype=np.uint64), max_bytes) + 1]
+    for column, most in (("bytes", max_bytes), ("tokens", max_tokens)):
+        if most is not None:
+            ends = np.cumsum(table[column], dtype=np.uint64)
+            table = table[: np.searchsorted(ends, most) + 1]
+    return table
 
 
 def held_out(table: Table, fraction: float) -> npt.NDArray[np.bool_]:
@@ -86,6 +91,7 @@ def write_dataset(
         "vocab_size": data.vocab_size,
         "licence": SOURCES[data.source].licence,
         "max_bytes": data.max_bytes,
+        "max_tokens": data.max_tokens,
         "validation_fraction": data.validation_fraction,
         "dtype": dtype.str,
         "splits": splits,

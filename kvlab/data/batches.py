@@ -17,7 +17,13 @@ _STREAM = 0x6B766C6162  # keeps these draws apart from other uses of the same se
 
 
 def training_batch(
-    tokens: Tokens, *, seed: int, step: int, batch_size: int, block_size: int
+    tokens: Tokens,
+    *,
+    seed: int,
+    step: int,
+    batch_size: int,
+    block_size: int,
+    rows: slice = slice(None),
 ) -> Batch:
     """``batch_size`` windows drawn uniformly from all places, with replacement.
 
@@ -26,9 +32,10 @@ def training_batch(
     Args:
         tokens: shape (tokens,).
         seed, step: 0 or more; equal pairs give equal batches, on any machine.
+        rows: the windows of the batch that are wanted, as of one of several workers.
 
     Returns:
-        x and y, int64, shape (batch_size, block_size); y is x one token later.
+        x and y, int64, shape (batch_size or fewer, block_size); y is x one token later.
 
     Raises:
         DataError: ``tokens`` is shorter than one window.
@@ -40,7 +47,7 @@ def training_batch(
     # are stable between versions of numpy, as what Generator makes of them is not.
     philox = np.random.Philox(key=[_STREAM, seed], counter=[0, 0, 0, step])
     starts = (philox.random_raw(batch_size) % np.uint64(places)).astype(np.int64)
-    return _windows(tokens, starts, block_size)
+    return _windows(tokens, starts[rows], block_size)
 
 
 def validation_batches(

@@ -78,7 +78,12 @@ def _make(data: DataConfig, name: str, folder: Path, report: Progress, workers: 
     with Workers(workers) as pool:
         jobs = _Tokenising(data, work / "pieces", report, pool).run()
     source = SOURCES[data.source]
-    table = chosen(placed(jobs), shuffled=source.shuffled, max_bytes=data.max_bytes)
+    table = chosen(
+        placed(jobs),
+        shuffled=source.shuffled,
+        max_bytes=data.max_bytes,
+        max_tokens=data.max_tokens,
+    )
     write_dataset(whole, data, name, jobs, table)
     os.replace(whole, folder)
     shutil.rmtree(work, ignore_errors=True)
@@ -105,7 +110,7 @@ class _Tokenising:
         self._source = SOURCES[data.source]
 
     def run(self) -> list[Job]:
-        """The jobs done; with ``max_bytes`` no more than it needs."""
+        """The jobs done; no more than ``max_bytes`` or, of shuffled text, ``max_tokens`` need."""
         limit = None
         if self._data.max_bytes is not None and not self._source.shuffled:
             limit = self._order_limit(self._data.max_bytes)
@@ -118,8 +123,10 @@ class _Tokenising:
         return int(taken["order"][-1]) if len(taken) else 0
 
     def _done(self, limit: int | None, *, survey: bool) -> list[Job]:
-        meter = _Meter("reading" if survey else "tokenising", self._data.max_bytes, self._report)
-        stop_at = self._data.max_bytes if self._source.shuffled else None
+        counted = "bytes" if self._data.max_tokens is None else "tokens"
+        most = self._data.max_bytes if counted == "bytes" else self._data.max_tokens
+        meter = _Meter("reading" if survey else "tokenising", counted, most, self._report)
+        stop_at = most if self._source.shuffled else None
         jobs = self._jobs(limit, survey)
         waiting: deque[tuple[Job, Future[None]]] = deque()
         done: list[Job] = []
@@ -136,10 +143,10 @@ class _Tokenising:
             future.result()
             done.append(job)
             table = read_table(job)
-            meter.add(int(table["bytes"].sum()))
+            meter.add(int(table["bytes"].sum()), int(table["tokens"].sum()))
             if stop_at is not None:
                 for document, size in zip(
-                    table["hash"].tolist(), table["bytes"].tolist(), strict=True
+                    table["hash"].tolist(), table[counted].tolist(), strict=True
                 ):
                     taken += 0 if document in seen else size
                     seen.add(document)
@@ -160,21 +167,26 @@ class _Tokenising:
 
 
 class _Meter:
-    """Says from time to time how much text is done, and how fast."""
+    """Says from time to time how much text is done, how fast, and how long the rest takes."""
 
-    def __init__(self, verb: str, total: int | None, report: Progress):
-        self._verb, self._total, self._report = verb, total, report
-        self._done = 0
+    def __init__(self, verb: str, counted: str, total: int | None, report: Progress):
+        self._verb, self._counted, self._total, self._report = verb, counted, total, report
+        self._bytes = self._tokens = 0
         self._started = self._told = time.monotonic()
 
-    def add(self, size: int) -> None:
-        self._done += size
+    def add(self, size: int, tokens: int) -> None:
+        self._bytes += size
+        self._tokens += tokens
         now = time.monotonic()
         if now - self._told < _REPORT_SECONDS:
             return
         self._told = now
-        rate = self._done / (now - self._started)
-        line = f"{self._verb}: {self._done / 10**6:,.1f} MB of text, {rate / 10**6:.1f} MB/s"
-        if self._total is not None and self._done < self._total:
-            line += f", about {(self._total - self._done) / max(rate, 1):.0f} s left"
+        seconds = now - self._started
+        rate = self._bytes / seconds / 10**6
+        line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text, {rate:.1f} MB/s"
+        if self._tokens:
+            line += f", {self._tokens / 10**6:,.1f} million tokens"
+        done = self._tokens if self._counted == "tokens" else self._bytes
+        if self._total is not None and 0 < done < self._total:
+            line += f", about {(self._total - done) * seconds / done:.0f} s left"
         self._report(line)

@@ -24,5 +24,7 @@ def identity(data: DataConfig) -> str:
         "max_bytes": data.max_bytes,
         "validation_fraction": data.validation_fraction,
     }
+    if data.max_tokens is not None:
+        facts["max_tokens"] = data.max_tokens
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()

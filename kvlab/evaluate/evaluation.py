@@ -1,4 +1,4 @@
-"""Quality of one model: loss and HellaSwag, one-shot and through the serving cache."""
+"""Quality of one model: loss, probes and HellaSwag, one-shot and through the serving cache."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,7 @@ import torch
 from kvlab.data import hellaswag, tokenizer
 from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag
 from kvlab.evaluate.loss import Tokens, bits_per_byte, served_window_losses, window_losses
+from kvlab.evaluate.probes import probe
 from kvlab.evaluate.questions import CONVENTIONS
 from kvlab.evaluate.storage import compare_storage, is_coarse
 from kvlab.model import GPT
@@ -64,6 +65,11 @@ def evaluate(
     """
     model = model.to(device).eval()
     measurements = _losses(model, dataset, experiment, on_progress)
+
+    def progress(note: str, tokens: int) -> Callable[[int], None]:
+        return _Progress(note, tokens, on_progress).advance
+
+    measurements |= probe(model, dataset.validation, experiment, progress)
     items = _hellaswag(model, experiment, on_progress)
     if items:
         measurements |= hellaswag_measurements(items)

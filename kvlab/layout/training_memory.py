@@ -41,13 +41,13 @@ def activation_bytes(experiment: Experiment) -> int:
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
-    """Rows of ``block_size`` tokens in one forward pass; divides the rows of a step.
+    """Rows of ``block_size`` tokens in one forward pass; divides a worker's rows of a step.
 
     Args:
         memory: bytes of the GPU; None on CPU.
     """
     block = experiment.model.block_size
-    rows = experiment.training.batch_tokens // block
+    rows = experiment.training.batch_tokens // block // experiment.resources.training_workers
     tokens = experiment.resources.microbatch_tokens
     if tokens is None and memory is None:
         tokens = CPU_TOKENS

@@ -20,7 +20,7 @@ _SHORT = {
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of items, which is shown in percent (differences in points)."""
-    return metric.startswith("hellaswag_") and not METRICS.get(metric, _OTHER).unit
+    return metric.startswith(("hellaswag_", "recall_")) and not METRICS.get(metric, _OTHER).unit
 
 
 def fixed(value: float, digits: int) -> str:

@@ -84,10 +84,20 @@ def _training_problems(experiment: Experiment) -> list[tuple[str, str]]:
     if 0 < training.tokens < training.batch_tokens:
         text = f"is less than one step of batch_tokens = {training.batch_tokens}"
         problems.append(("training.tokens", f"{text}; use 0 to train nothing, or more"))
-    micro = experiment.resources.microbatch_tokens
-    if micro is not None and (micro % block or training.batch_tokens % micro):
+    workers = experiment.resources.training_workers
+    if training.batch_tokens % (block * workers):
+        if not training.batch_tokens % block:
+            text = f"cannot share batch_tokens = {training.batch_tokens} in rows of"
+            field = "gpus" if experiment.resources.workers is None else "workers"
+            rule = f"{text} block_size = {block} evenly; use a divisor of"
+            rows = training.batch_tokens // block
+            problems.append((f"resources.{field}", f"{rule} {rows}, the rows"))
+        return problems
+    micro, each = experiment.resources.microbatch_tokens, training.batch_tokens // workers
+    if micro is not None and (micro % block or each % micro):
         text = f"must be a multiple of block_size = {block} and divide batch_tokens"
-        problems.append(("resources.microbatch_tokens", f"{text} = {training.batch_tokens}"))
+        shared = f" / workers = {each}" if workers > 1 else f" = {each}"
+        problems.append(("resources.microbatch_tokens", f"{text}{shared}"))
     return problems
 
 

@@ -43,6 +43,9 @@ class DataConfig(SpecModel):
     max_bytes: Count | None = Field(
         default=None, description="Stop after this many bytes of text (whole documents)."
     )
+    max_tokens: Count | None = Field(
+        default=None, description="Stop after this many tokens (whole documents)."
+    )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.01, description="Share of the documents held out, chosen by document hash."
     )
@@ -55,6 +58,8 @@ class DataConfig(SpecModel):
         if self.source != "files" and self.paths:
             text = f"is read only by source: files, not {self.source}; remove one"
             problems.append(("paths", text))
+        if self.max_bytes is not None and self.max_tokens is not None:
+            problems.append(("max_tokens", "and max_bytes both say where to stop; remove one"))
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
             text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
             problems.append(("tokenizer", text))
@@ -88,14 +93,16 @@ StartField = Annotated[str | dict[str, str] | None, BeforeValidator(_start)]
 
 
 class TrainingConfig(SpecModel):
-    """`training`: the recipe. AdamW, warm-up, cosine to ``final_learning_rate``.
+    """`training`: the recipe. AdamW, warm-up, then cosine or wsd to ``final_learning_rate``.
 
     A step is ``batch_tokens`` tokens; the number of steps is ``tokens // batch_tokens``.
     ``init_from`` names the first weights instead of drawing them: a published checkpoint, or
     another cell of the sweep, as the levels in which it differs (uptraining).
     """
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "init_from"})
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"checkpoint_every", "keep_last", "keep_best", "init_from"}
+    )
     # init_from: its contents count, as `kvlab.trial.start` says
 
     tokens: CountOrZero = Field(default=0, description="Tokens seen in training; 0 trains nothing.")
@@ -107,7 +114,14 @@ class TrainingConfig(SpecModel):
     batch_tokens: Count = Field(default=8192, description="Tokens an optimizer step.")
     learning_rate: Positive = 6e-4
     final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
-        default=None, description="Where the cosine ends; default a tenth of learning_rate."
+        default=None, description="Where the schedule ends; default a tenth of learning_rate."
+    )
+    schedule: Literal["cosine", "wsd"] = Field(
+        default="cosine",
+        description="After warm-up: half a cosine, or wsd: stable, then a decay at the end.",
+    )
+    decay_tokens: Count | None = Field(
+        default=None, description="Of wsd, at the end of training; default 20% of tokens."
     )
     warmup_tokens: CountOrZero | None = Field(
         default=None, description="Linear warm-up; default 4% of tokens."
@@ -119,6 +133,11 @@ class TrainingConfig(SpecModel):
     beta2: Decay = 0.95
     adam_eps: Positive = 1e-8
     clip: Positive = Field(default=1.0, description="Largest norm of the gradient.")
+    spike: Positive | None = Field(
+        default=1.0,
+        description="The training has diverged once the mean loss of 32 steps is this many nats"
+        " above the lowest such mean; null: never.",
+    )
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = Field(default=False, description="torch.compile the model.")
     evaluate_every: Count = Field(default=100, description="Steps between validation losses.")
@@ -126,6 +145,11 @@ class TrainingConfig(SpecModel):
         default=65_536, description="Validation tokens of each of those losses."
     )
     checkpoint_every: Count = Field(default=100, description="Steps between checkpoints.")
+    keep_last: Count = Field(default=2, description="Newest checkpoints kept while training.")
+    keep_best: CountOrZero = Field(
+        default=0,
+        description="Checkpoints of lowest validation loss kept, also after the training.",
+    )
 
     @model_validator(mode="after")
     def _fill(self) -> "TrainingConfig":
@@ -135,7 +159,20 @@ class TrainingConfig(SpecModel):
             object.__setattr__(self, "final_learning_rate", tenth)
         if self.warmup_tokens is None:
             object.__setattr__(self, "warmup_tokens", self.tokens * 4 // 100)
+        if self.schedule == "wsd":
+            if self.decay_tokens is None:
+                object.__setattr__(self, "decay_tokens", max(1, self.tokens // 5))
+            self._check_wsd()
+        elif self.decay_tokens is not None:
+            refuse([("decay_tokens", "is read only by schedule: wsd; remove one")])
         return self
+
+    def _check_wsd(self) -> None:
+        assert self.warmup_tokens is not None, "filled in"
+        assert self.decay_tokens is not None, "filled in"
+        if self.tokens and self.warmup_tokens + self.decay_tokens > self.tokens:
+            text = f"and warmup_tokens = {self.warmup_tokens} exceed tokens = {self.tokens}"
+            refuse([("decay_tokens", f"{text}; shorten one")])
 
     @property
     def steps(self) -> int:
@@ -170,6 +207,12 @@ class EvaluationConfig(SpecModel):
         description="Validation tokens scored through the cache, token by token; default"
         " loss_tokens.",
     )
+    recall: CountOrZero = Field(
+        default=0, description="Rows of the associative recall probe; 0 for none."
+    )
+    positions: bool = Field(
+        default=False, description="Measure the loss by position; over served_tokens if served."
+    )
 
     @property
     def hellaswag_items(self) -> int | None:
@@ -199,6 +242,9 @@ class ResourcesConfig(SpecModel):
 
     cpus: Annotated[float, Field(gt=0, le=4096)] = 1.0
     gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0
+    workers: Annotated[Count, Field(le=1024)] | None = Field(
+        default=None, description="Processes that train together; default one a whole GPU."
+    )
     microbatch_tokens: Count | None = Field(
         default=None,
         description="Tokens a forward pass; smaller needs less memory, same mathematics.",
@@ -208,4 +254,12 @@ class ResourcesConfig(SpecModel):
     def _check(self) -> "ResourcesConfig":
         if self.gpus > 1 and not self.gpus.is_integer():
             refuse([("gpus", "is above 1 and not whole; use a fraction of one GPU or whole GPUs")])
+        if self.gpus and self.workers not in (None, max(1, int(self.gpus))):
+            text = f"is not one a GPU, of which there are {self.gpus:g}; remove it"
+            refuse([("workers", text)])
         return self
+
+    @property
+    def training_workers(self) -> int:
+        """Processes that a training runs in, each with one device."""
+        return self.workers or max(1, int(self.gpus))

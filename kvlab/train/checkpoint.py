@@ -28,9 +28,6 @@ from kvlab.spec.experiment import Experiment
 from kvlab.train.record import Curve
 from kvlab.train.weights import copy_weights, read_tensors, sync, write_tensors
 
-KEEP = 2
-"""Checkpoints kept while training: the newest, and one to fall back on."""
-
 _FILES = ("model.safetensors", "optimizer.safetensors")
 _log = logging.getLogger(__name__)
 
@@ -44,6 +41,7 @@ class State:
         seconds, timed_seconds, timed_steps: in all steps; in, and number of, those that count
             for the rate.
         pending: losses of the steps since the last point of the curve.
+        recent, lowest: what `kvlab.train.divergence.check_spike` looks at.
     """
 
     step: int = 0
@@ -51,6 +49,8 @@ class State:
     timed_seconds: float = 0.0
     timed_steps: int = 0
     pending: list[float] = field(default_factory=list)
+    recent: list[float] = field(default_factory=list)
+    lowest: float | None = None
     train_curve: Curve = field(default_factory=list)
     validation_curve: Curve = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
@@ -70,13 +70,19 @@ def run_identity(experiment: Experiment, seed: int, train_tokens: int, start: An
 
 
 class Checkpoints:
-    """The checkpoints of one training directory, which no other process uses meanwhile."""
+    """The checkpoints of one training directory, which no other training uses meanwhile.
 
-    def __init__(self, directory: Path, identity: str):
+    Args:
+        keep_last: the newest that stay when one is written.
+        keep_best: those of lowest validation loss that stay too.
+    """
+
+    def __init__(self, directory: Path, identity: str, keep_last: int, keep_best: int):
         self._folder, self._identity = directory / "checkpoints", identity
+        self._keep_last, self._keep_best = keep_last, keep_best
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: State) -> None:
-        """Writes a checkpoint, then removes all but the newest `KEEP`.
+        """Writes a checkpoint, then removes those that the policy does not keep.
 
         Raises:
             StoreError: the disk is full or gone; earlier checkpoints stay.
@@ -97,8 +103,7 @@ class Checkpoints:
         finally:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
-        for old in list(self._newest_first())[KEEP:]:
-            shutil.rmtree(old)
+        self._keep(list(self._newest_first())[: self._keep_last])
 
     def _fill(self, folder: Path, model: nn.Module, optimizer: Optimizer, state: State) -> None:
         parameters = dict(model.named_parameters())
@@ -132,9 +137,23 @@ class Checkpoints:
             return state
         return None
 
-    def remove(self) -> None:
-        """Removes all of them."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def remove_all_but_best(self) -> None:
+        """What is left when the training is finished."""
+        if self._keep_best:
+            self._remove_leftovers()
+            self._keep([])
+        else:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _keep(self, wanted: list[Path]) -> None:
+        """Removes all but ``wanted`` and the best."""
+        folders = list(self._newest_first())
+        scores = {folder: _score(folder) for folder in folders if self._keep_best}
+        scored = sorted((score, folder) for folder, score in scores.items() if score is not None)
+        best = [folder for _, folder in scored[: self._keep_best]]
+        for folder in folders:
+            if folder not in wanted and folder not in best:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _checked(self, folder: Path) -> tuple[str, State]:
         found: dict[str, Any] = read_json(folder / "state.json")
@@ -149,6 +168,16 @@ class Checkpoints:
     def _remove_leftovers(self) -> None:
         for folder in self._folder.glob(".step-*"):  # a kill while writing
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _score(folder: Path) -> float | None:
+    """The validation loss at a checkpoint's step; None if there is none, or it is damaged."""
+    try:
+        state = read_json(folder / "state.json")["state"]
+        last = state["validation_curve"][-1]
+        return float(last[2]) if last[0] == state["step"] else None
+    except (StoreError, OSError, KeyError, TypeError, IndexError):
+        return None
 
 
 def _optimizer_tensors(

@@ -5,23 +5,19 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from kvlab.data import training_batch, validation_batches
-from kvlab.errors import Diverged, Stopped
+from kvlab.errors import Stopped
 from kvlab.model import GPT
-from kvlab.model.loss import summed_loss
 from kvlab.spec.experiment import Experiment
+from kvlab.train.accounting import Accountant
 from kvlab.train.beginning import Beginning
 from kvlab.train.checkpoint import Checkpoints, State, run_identity
-from kvlab.train.microbatch import microbatch_rows
-from kvlab.train.optimizer import make_optimizer, set_learning_rate
+from kvlab.train.divergence import WINDOW, check_finite, check_spike
 from kvlab.train.record import CURVE_POINTS, TrainingRecord, load_training, write_training
-from kvlab.train.schedule import learning_rate
+from kvlab.train.stepper import Stepper, Tokens
 from kvlab.train.weights import FINAL, load_weights, write_tensors
 
 CHECKPOINT_SECONDS = 60.0
@@ -30,16 +26,6 @@ CHECKPOINT_SECONDS = 60.0
 REPORT_SECONDS = 0.5
 
 OnProgress = Callable[[dict[str, Any]], None]
-
-
-class Tokens(Protocol):
-    """What training needs of a dataset: 1-D arrays of token ids."""
-
-    @property
-    def train(self) -> np.ndarray[Any, Any]: ...
-
-    @property
-    def validation(self) -> np.ndarray[Any, Any]: ...
 
 
 def train(
@@ -58,19 +44,24 @@ def train(
 
     Goes on from the newest whole checkpoint in ``directory``; on CPU, with as many threads, the
     weights come out bitwise as if there had been no interruption. At the end the weights are in
-    ``final/model.safetensors``, the record in ``training.json``, and no checkpoints are left.
-    If all of that is there already, it is loaded.
+    ``final/model.safetensors``, the record in ``training.json``, and of the checkpoints only
+    the ``keep_best``. If all of that is there already, it is loaded.
+
+    Several workers (``resources.workers``, or GPUs) each call this in a process of a
+    `torch.distributed` process group, with one directory; the first of them writes and reports.
 
     Args:
         seed: picks the batches; the initial weights are the model's own, but for `beginning`.
-        on_progress: gets ``stage, step, steps, loss, tokens_per_second, seconds_left``, at most
-            about twice a second.
+        on_progress: gets ``stage, step, steps, loss, tokens_per_second, mfu, seconds_left``, at
+            most about twice a second.
         should_stop: asked after every step.
         beginning: gives the model other first weights, before step 0 and never on a resume.
 
     Raises:
         Stopped: ``should_stop()`` was true; a checkpoint is written.
-        Diverged: the loss or the gradient is NaN or infinite.
+        Diverged: the loss or the gradient is NaN or infinite, or the loss rose by
+            ``training.spike``.
+        ResourceError: the process group has another size than the experiment asks for.
         StoreError: the directory cannot be written, or holds another training.
         DataError: a split has too few tokens.
     """
@@ -81,7 +72,8 @@ def train(
         load_weights(model, directory)
     else:
         record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
-    run.checkpoints.remove()
+    if run.stepper.workers.leads:
+        run.checkpoints.remove_all_but_best()
     return record
 
 
@@ -97,21 +89,15 @@ class _Run:
         directory: Path,
         beginning: Beginning | None,
     ):
-        self.model, self.dataset, self.seed, self.directory = model, dataset, seed, directory
-        self.training, self.block = experiment.training, experiment.model.block_size
-        self.device = model.device
-        self.rows = self.training.batch_tokens // self.block
-        self.micro = microbatch_rows(experiment, self.device)
-        self.optimizer = make_optimizer(model, self.training)
-        self.hidden: Callable[[Tensor], Tensor] = model.hidden
-        if self.training.compile:
-            # a process that trains many models would run into the limit on recompiling
-            torch.compiler.reset()
-            self.hidden = torch.compile(model.hidden)
+        self.stepper = Stepper(model, dataset, experiment, seed)
+        self.experiment, self.training = experiment, experiment.training
+        self.device, self.directory = model.device, directory
         self.beginning = beginning
         source = beginning and beginning.identity
         identity = run_identity(experiment, seed, len(dataset.train), source)
-        self.checkpoints = Checkpoints(directory, identity)
+        self.checkpoints = Checkpoints(
+            directory, identity, self.training.keep_last, self.training.keep_best
+        )
         self.saved_step = 0
         self.save_seconds = 0.0
 
@@ -119,11 +105,9 @@ class _Run:
         """All steps that are left, and what comes after the last."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        state = self.checkpoints.resume(self.model, self.optimizer)
-        if state is None:
-            state = State()
-            if self.beginning is not None:
-                self.beginning.apply(self.model)
+        workers = self.stepper.workers
+        state = self.begin()
+        self.accountant = Accountant(self.experiment, self.device, workers.size)
         self.saved_step = state.step
         self.saved_at = self.reported_at = began = time.monotonic()
         first = state.step
@@ -131,77 +115,50 @@ class _Run:
             self.step(state, is_first=state.step == first)
             self.validate_if_due(state)
             is_last = state.step == self.training.steps
-            if not is_last and should_stop():
+            if not is_last and workers.agree(should_stop, self.device):
                 self.save(state)
                 raise Stopped(f"asked to stop after step {state.step} of {self.training.steps}")
-            if not is_last and self.is_save_due(state):
+            if self.is_save_due(state, is_last):
                 self.save(state)
             now = time.monotonic()
             if is_last or state.step == first + 1 or now - self.reported_at >= REPORT_SECONDS:
                 self.reported_at = now
-                report(self.progress(state, (now - began) / (state.step - first)))
+                if workers.leads:
+                    report(self.progress(state, (now - began) / (state.step - first)))
         return self.finish(state)
+
+    def begin(self) -> State:
+        """The state of the newest checkpoint, or of a training that begins."""
+        state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
+        if state is None:
+            state = State()
+            if self.beginning is not None and self.stepper.workers.leads:
+                self.beginning.apply(self.stepper.model)
+        self.stepper.join()
+        return state
 
     def step(self, state: State, *, is_first: bool) -> None:
         """One optimizer step.
 
         Raises:
-            Diverged: before the weights are touched.
+            Diverged: before the weights are touched, or after a spike that lasts.
         """
         began = time.perf_counter()
-        set_learning_rate(self.optimizer, learning_rate(self.training, state.step))
-        self.optimizer.zero_grad()
-        loss = self.gradient(state.step)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.training.clip)
-        value, length = torch.stack([loss, norm]).tolist()  # one wait for the device
-        self.check("loss", value, state)
-        self.check("gradient's norm", length, state)
-        self.optimizer.step()
+        loss = self.stepper.step(state.step)
         seconds = time.perf_counter() - began
         state.step += 1
         state.seconds += seconds
         if not is_first:
             state.timed_seconds += seconds
             state.timed_steps += 1
-        self.note_loss(state, value)
-
-    def gradient(self, step: int) -> Tensor:
-        """Adds up the gradient of the mean loss of the step's tokens; returns that loss."""
-        x, y = self.batch(step)
-        total = torch.zeros((), device=self.device)
-        for start in range(0, self.rows, self.micro):
-            part = slice(start, start + self.micro)
-            loss = self.loss(self.hidden, x[part], y[part]) / x.numel()
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
-        return total
-
-    def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """Tokens and targets (rows, block) of a step: the same whatever happened before."""
-        x, y = training_batch(
-            self.dataset.train,
-            seed=self.seed,
-            step=step,
-            batch_size=self.rows,
-            block_size=self.block,
-        )
-        return self.on_device(x), self.on_device(y)
-
-    def loss(self, hidden: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """The summed loss of some rows, in the training's precision."""
-        reduced = self.training.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=reduced):
-            weight = self.model.lm_head.weight
-            return summed_loss(hidden(x), weight, y, compile=self.training.compile)
-
-    def on_device(self, tokens: np.ndarray[Any, Any]) -> Tensor:
-        tensor = torch.from_numpy(tokens)
-        return tensor if self.device.type == "cpu" else tensor.to(self.device)
+        self.note_loss(state, loss)
 
     def note_loss(self, state: State, loss: float) -> None:
         """A point of the curve is the mean over the steps since the last."""
         every = max(1, self.training.steps // CURVE_POINTS)
         state.pending.append(loss)
+        state.recent = [*state.recent, loss][-WINDOW:]
+        state.lowest = check_spike(state.recent, state.lowest, self.training, state.step)
         if state.step % every == 0 or state.step == self.training.steps:
             mean = math.fsum(state.pending) / len(state.pending)
             state.train_curve.append([state.step, self.tokens(state), mean])
@@ -209,60 +166,50 @@ class _Run:
 
     def validate_if_due(self, state: State) -> None:
         if state.step % self.training.evaluate_every == 0 or state.step == self.training.steps:
-            loss = self.validation_loss()
-            self.check("validation loss", loss, state)
+            loss = self.stepper.validation_loss()
+            check_finite("validation loss", loss, self.training, state.step)
             state.validation_curve.append([state.step, self.tokens(state), loss])
 
-    @torch.no_grad()
-    def validation_loss(self) -> float:
-        """Mean nats a token over the first ``evaluate_tokens``, in the training's precision."""
-        batches = validation_batches(
-            self.dataset.validation,
-            tokens_wanted=self.training.evaluate_tokens,
-            block_size=self.block,
-            batch_size=self.micro,
-        )
-        total, count = 0.0, 0
-        for x, y in batches:
-            # the compiled model is for full batches: another shape would compile again
-            hidden = self.hidden if len(x) == self.micro else self.model.hidden
-            total += float(self.loss(hidden, self.on_device(x), self.on_device(y)))
-            count += x.size
-        return total / count
-
-    def check(self, name: str, value: float, state: State) -> None:
-        if not math.isfinite(value):
-            place = f"at step {state.step} of {self.training.steps}"
-            text = f"the {name} is {value} {place}, with learning_rate ="
-            way_out = "lower it, or lengthen warmup_tokens"
-            raise Diverged(f"{text} {self.training.learning_rate:g}; {way_out}")
-
-    def is_save_due(self, state: State) -> bool:
+    def is_save_due(self, state: State, is_last: bool) -> bool:
+        if is_last or self.is_among_best(state):
+            return self.is_among_best(state)
         apart = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
         by_time = time.monotonic() - self.saved_at >= apart
         return by_time or state.step % self.training.checkpoint_every == 0
 
+    def is_among_best(self, state: State) -> bool:
+        """Whether a checkpoint of this step would be kept for its validation loss."""
+        curve, keep = state.validation_curve, self.training.keep_best
+        if not keep or not curve or curve[-1][0] != state.step:
+            return False
+        return sum(point[2] <= curve[-1][2] for point in curve) <= keep
+
     def save(self, state: State) -> None:
         if state.step > self.saved_step:
             began = time.monotonic()
-            self.checkpoints.save(self.model, self.optimizer, state)
+            if self.stepper.workers.leads:
+                self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - began
 
     def finish(self, state: State) -> TrainingRecord:
         """Writes the weights, then the record: in this order a kill between them loses nothing."""
-        write_tensors(self.directory / FINAL, dict(self.model.named_parameters()))
+        rate, accountant = self.rate(state), self.accountant
         record = TrainingRecord(
             steps=state.step,
             tokens=self.tokens(state),
             seconds=state.seconds,
-            tokens_per_second=self.rate(state),
+            tokens_per_second=rate,
             train_curve=state.train_curve,
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
             peak_bytes=_peak_bytes(self.device),
+            **accountant.facts(rate),
         )
-        write_training(self.directory, record)
+        if self.stepper.workers.leads:
+            parameters = dict(self.stepper.model.named_parameters())
+            write_tensors(self.directory / FINAL, parameters)
+            write_training(self.directory, record)
         return record
 
     def progress(self, state: State, seconds_a_step: float) -> dict[str, Any]:
@@ -273,6 +220,7 @@ class _Run:
             "steps": self.training.steps,
             "loss": state.pending[-1] if state.pending else curve[-1][2],
             "tokens_per_second": self.rate(state),
+            "mfu": self.accountant.mfu(self.rate(state)),
             "seconds_left": seconds_a_step * (self.training.steps - state.step),
         }
 

@@ -7,7 +7,7 @@ from kvlab.spec.experiment import Experiment
 
 
 def microbatch_rows(experiment: Experiment, device: torch.device) -> int:
-    """Rows of ``block_size`` tokens in one forward pass; divides the rows of a step.
+    """Rows of ``block_size`` tokens in one forward pass; divides a worker's rows of a step.
 
     ``resources.microbatch_tokens`` if given. It depends on the experiment and the kind of
     device alone, so that a resumed run sums in the same order.

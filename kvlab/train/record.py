@@ -28,7 +28,12 @@ class TrainingRecord:
         train_curve, validation_curve: see `Curve`.
         resumed_from: the step at which each later attempt went on.
         peak_bytes: most device memory allocated; on CPU the largest resident size of the
-            process that finished the training, whatever else that process did.
+            process that finished the training, whatever else that process did. Of several
+            workers, the first one's.
+        workers: processes that trained together, each with one device.
+        flops_per_second, mfu: of all devices together; as a share of their peaks. See
+            `kvlab.train.accounting`.
+        peak_flops_per_second, peak_flops_origin: of one device; ``stated`` or ``measured``.
     """
 
     steps: int
@@ -39,6 +44,11 @@ class TrainingRecord:
     validation_curve: Curve
     resumed_from: list[int]
     peak_bytes: int
+    workers: int
+    flops_per_second: float
+    mfu: float
+    peak_flops_per_second: float
+    peak_flops_origin: str
 
 
 def write_training(directory: Path, record: TrainingRecord) -> None:

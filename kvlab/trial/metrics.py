@@ -22,6 +22,13 @@ class Metric:
     derive: Callable[[Mapping[str, float]], float | None] | None = None
 
 
+_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
+_BY_POSITION = {
+    f"{name}{ending}": Metric(f"{title}, {way}", "nats/token", "lower")
+    for name, title in {**_PARTS, "loss_beyond": "loss beyond the trained length"}.items()
+    for ending, way in (("", "one-shot"), ("_served", "served"))
+}
+
 METRICS: dict[str, Metric] = {
     "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
     "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
@@ -49,6 +56,15 @@ METRICS: dict[str, Metric] = {
     ),
     "hellaswag_items": Metric("HellaSwag items scored", "items"),
     "hellaswag_shortened": Metric("HellaSwag items whose context was cut to fit", "items"),
+    "recall_acc": Metric("associative recall, one-shot", "", "higher"),
+    "recall_acc_near": Metric("associative recall, at most 1/4 back", "", "higher"),
+    "recall_acc_far": Metric("associative recall, over 1/2 back", "", "higher"),
+    "recall_acc_served": Metric("associative recall, served", "", "higher"),
+    "recall_acc_near_served": Metric("associative recall, at most 1/4 back, served", "", "higher"),
+    "recall_acc_far_served": Metric("associative recall, over 1/2 back, served", "", "higher"),
+    "recall_rows": Metric("associative recall rows", "rows"),
+    "recall_pairs": Metric("associative recall pairs a row (chance is one in these)", "pairs"),
+    **_BY_POSITION,
     "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
     "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
     "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
@@ -67,6 +83,9 @@ METRICS: dict[str, Metric] = {
         "time per token without a cache over with it", "times", "higher", cache_speedup
     ),
     "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
+    "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
+    "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
+    "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
 }
 
 

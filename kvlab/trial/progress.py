@@ -20,7 +20,7 @@ class Report:
     """Takes the stages' updates. A new stage is passed on at once, the rest now and then.
 
     An update is ``{"stage": ...}`` with any of ``step``, ``steps``, ``loss``,
-    ``tokens_per_second``, ``seconds_left`` and ``note``.
+    ``tokens_per_second``, ``mfu``, ``seconds_left`` and ``note``.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None], listener: OnProgress | None = None):
@@ -59,6 +59,8 @@ def describe(state: Update) -> str:
         parts.append(f"loss {state['loss']:.4f}")
     if state.get("tokens_per_second"):
         parts.append(f"{state['tokens_per_second']:,.0f} tokens/s")
+    if state.get("mfu"):
+        parts.append(f"MFU {100 * state['mfu']:.0f}%")
     if state.get("seconds_left") is not None:
         parts.append(f"{duration(state['seconds_left'])} left")
     if state.get("note"):

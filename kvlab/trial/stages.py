@@ -20,6 +20,7 @@ from kvlab.trial.beginning import Beginning, read_beginning
 from kvlab.trial.progress import Update
 from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.result import Measured
+from kvlab.trial.together import train_together
 from kvlab.trial.trial import Trial
 
 
@@ -45,6 +46,9 @@ class TorchStages:
             raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
 
     def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
+        if self._experiment.resources.training_workers > 1:
+            train_together(self._trial, directory, self._report, should_stop)
+            return
         train(
             self._model(),
             self._dataset,
@@ -78,7 +82,8 @@ class TorchStages:
         measurements = {**evaluation.measurements, **speed.measurements}
         record: dict[str, Any] = {**asdict(training), "start": read_beginning(directory)}
         if record["steps"]:
-            measurements["training_tokens_per_second"] = record["tokens_per_second"]
+            for name in ("tokens_per_second", "flops_per_second", "mfu", "peak_bytes"):
+                measurements[f"training_{name}"] = record[name]
         curves = {
             "train_loss": record.pop("train_curve"),
             "validation_loss": record.pop("validation_curve"),

@@ -138,17 +138,43 @@ def test_compiled_training_is_the_same_training(tmp_path):
             assert a == pytest.approx(b, abs=1e-3)
 
 
-def test_the_schedule_is_warm_up_then_half_a_cosine():
-    t = experiment(
-        training={"tokens": 64 * 110, "warmup_tokens": 64 * 10, "final_learning_rate": 1e-3}
-    ).training
-    rates = [learning_rate(t, step) for step in range(110)]
-    assert rates[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
-    assert rates[10] == pytest.approx(1e-2)
-    assert rates[60] == pytest.approx((1e-2 + 1e-3) / 2)
-    assert rates[35] == pytest.approx(1e-3 + 9e-3 * (0.5 + math.sqrt(2) / 4))
-    assert 1e-3 < rates[-1] < 1.01e-3
-    assert sorted(rates[9:], reverse=True) == rates[9:]
+def test_a_loss_that_rises_for_good_diverges_as_a_finding(tmp_path):
+    """The rate is sane, then ruinous: weights stay finite, and what was learnt is gone."""
+    training = {"tokens": 64 * 400, "batch_tokens": 64, "warmup_tokens": 64 * 400, "spike": 0.3}
+    of = experiment(training={**training, "learning_rate": 20.0, "clip": 1e3})
+    with pytest.raises(Diverged, match=r"mean loss of 32 steps rose from .* training.spike = 0.3"):
+        run(of, tmp_path)
+    assert load_training(tmp_path) is None
+
+
+def test_the_accounts_add_up(tmp_path):
+    of = experiment()
+    _, record = run(of, tmp_path)
+    flops = 3 * sum(
+        2 * 16 * weights + 4 * 16 * 16 * 16 * layers
+        for weights, layers in [(258 * 16 + 2 * 12 * 16 * 16, 2)]
+    )
+    assert record.flops_per_second == pytest.approx(flops / 16 * record.tokens_per_second)
+    assert record.mfu == pytest.approx(record.flops_per_second / record.peak_flops_per_second)
+    assert (record.workers, record.peak_flops_origin) == (1, "measured")
+    assert 1e8 < record.peak_flops_per_second < 1e13
+
+
+def test_the_best_checkpoints_stay(tmp_path):
+    of = experiment(training={"tokens": 64 * 60, "keep_best": 2, "keep_last": 1})
+    _, record = run(of, tmp_path)
+    best = sorted(record.validation_curve, key=lambda point: point[2])[:2]
+    left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert left == sorted(f"step-{point[0]:08d}" for point in best)
+
+
+def test_the_policy_says_how_many_checkpoints_stay(tmp_path):
+    steps = iter(range(100))
+    of = experiment(training={"keep_last": 3})
+    with pytest.raises(Stopped):
+        run(of, tmp_path, should_stop=lambda: next(steps) == 21)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == [f"step-{step:08d}" for step in (16, 20, 22)]
 
 
 def test_a_loss_that_is_no_number_ends_it_before_the_weights_are_touched(tmp_path):

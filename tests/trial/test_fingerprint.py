@@ -55,22 +55,28 @@ OTHER = {
     "data.tokenizer": "gpt2:260",
     "data.paths": ["b.txt"],
     "data.max_bytes": 10_000,
+    "data.max_tokens": 10_000,
     "data.validation_fraction": 0.1,
     "training.tokens": 12_800,
     "training.batch_tokens": 128,
     "training.learning_rate": 1e-3,
     "training.final_learning_rate": 0.0,
+    "training.schedule": "wsd",
+    "training.decay_tokens": 640,
     "training.warmup_tokens": 0,
     "training.weight_decay": 0.0,
     "training.beta1": 0.8,
     "training.beta2": 0.99,
     "training.adam_eps": 1e-6,
     "training.clip": 2.0,
+    "training.spike": 2.0,
     "training.precision": "bfloat16",
     "training.compile": True,
     "training.evaluate_every": 7,
     "training.evaluate_tokens": 77,
     "training.checkpoint_every": 7,
+    "training.keep_last": 3,
+    "training.keep_best": 1,
     "training.init_from": "somebody/model",
     "serving.kv_dtype": "int8",
     "serving.tie": "none",
@@ -79,6 +85,8 @@ OTHER = {
     "evaluation.hellaswag": "all",
     "evaluation.served": False,
     "evaluation.served_tokens": 600,
+    "evaluation.recall": 8,
+    "evaluation.positions": True,
     "benchmark.prompt_tokens": 8,
     "benchmark.new_tokens": 8,
     "benchmark.batch_sizes": [1, 2],
@@ -87,6 +95,7 @@ OTHER = {
     "benchmark.roofline": True,
     "resources.cpus": 2.0,
     "resources.gpus": 1.0,
+    "resources.workers": 2,
     "resources.microbatch_tokens": 32,
 }
 NEVER = {
@@ -94,6 +103,8 @@ NEVER = {
     "description",
     "data.paths",
     "training.checkpoint_every",
+    "training.keep_last",
+    "training.keep_best",
     "training.init_from",  # what it stands for counts, see the test of starts below
 }
 
@@ -128,6 +139,8 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
     patch = {key: OTHER[key]}
     if key == "data.source":
         patch["data.paths"] = []
+    if key == "training.decay_tokens":
+        patch["training.schedule"] = "wsd"
     changed = experiment(patch)
     section, _, name = key.rpartition(".")
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(

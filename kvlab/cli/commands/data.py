@@ -23,6 +23,7 @@ EPILOG = """\
 examples:
   kvlab data get hellaswag
   kvlab data prepare experiments/quickstart.yaml
+  kvlab data prepare fineweb-edu-10b --tokens 2B
   kvlab data prepare files --paths books/ notes.jsonl.zst --tokenizer gpt2:4096 --max-bytes 20e6
   kvlab data list
 """
@@ -42,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
     made.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
     made.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
+    made.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 10B or 500M")
     made.add_argument("--validation-fraction", metavar="SHARE", help="of the documents, held out")
     made.add_argument("--workers", type=_count, help="processes (default one a processor)")
 
@@ -118,6 +120,8 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
         given["tokenizer"] = options.tokenizer
     if options.paths is not None:
         given["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
+    if options.tokens is not None:
+        given["max_tokens"] = _tokens(options.tokens)
     for key in ("max_bytes", "validation_fraction"):
         value = getattr(options, key)
         if value is not None:
@@ -174,6 +178,18 @@ def _show(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def _tokens(text: str) -> int:
+    """``10B``, ``500M``, ``2k`` or a number such as 10e9."""
+    scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
+    try:
+        count = float(text if scale == 1 else text[:-1]) * scale
+    except ValueError:
+        count = 0.0
+    if not (1 <= count <= 10**15 and count.is_integer()):
+        raise UsageError(f"--tokens = {text} is not a count of tokens; write 10B, 500M or 2e6")
+    return int(count)
 
 
 def _count(text: str) -> int:

@@ -15,6 +15,7 @@ from kvlab.report.sections.hellaswag import hellaswag
 from kvlab.report.sections.interactions import interactions
 from kvlab.report.sections.memory import memory
 from kvlab.report.sections.pareto import pareto
+from kvlab.report.sections.probes import probes
 from kvlab.report.sections.projection import projection
 from kvlab.report.sections.provenance import provenance
 from kvlab.report.sections.roofline import roofline
@@ -32,6 +33,7 @@ SECTIONS: dict[str, MakeSection] = {
     "equal-memory": equal_memory,
     "serving-gap": serving_gap,
     "hellaswag": hellaswag,
+    "probes": probes,
     "curves": curves,
     "memory": memory,
     "speed": speed,

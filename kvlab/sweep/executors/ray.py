@@ -1,4 +1,4 @@
-"""Runs trials as Ray tasks. The only module that imports ray.
+"""Runs trials as Ray tasks. The only module that imports ray, but for `kvlab.trial.together`.
 
 Without an address it starts a local cluster of its own, which ends with this process. Ray
 retries nothing: ``max_retries=0`` also keeps it from running a trial again after the host's

@@ -1,0 +1,88 @@
+"""Probes that average loss hides: associative recall, and loss by position in the context."""
+
+from kvlab.report.numbers import PLUS_MINUS, counted, shown
+from kvlab.report.rows import Levels
+from kvlab.report.section import (
+    EMPTY,
+    Cell,
+    Column,
+    Content,
+    Heading,
+    Row,
+    Section,
+    Table,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+
+_RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
+_POSITIONS = {f"loss_part{i}": f"{i}/8" for i in range(1, 9)} | {"loss_beyond": "beyond"}
+_WAYS = {"": "one-shot", "_served": "served"}
+
+
+def probes(study: Study) -> Section | None:
+    contents = [*_recall(study), *_positions(study)]
+    return Section("Probes", tuple(contents)) if contents else None
+
+
+def _recall(study: Study) -> list[Content]:
+    if "recall_acc" not in study.measured:
+        return []
+    pairs = sorted({int(row.measurements["recall_pairs"]) for row in study.done
+                    if "recall_pairs" in row.measurements})  # fmt: skip
+    chances = " or ".join(f"1 in {count}" for count in pairs)
+    text = (
+        "Random keys, each with a random value, and then the keys again: the share of repeated"
+        f" keys at which the model prefers the right value. Guessing gives {chances}. Near is at"
+        " most a quarter of the context back, far more than half of it."
+    )
+    caption = "Share of values recalled, mean over seeds."
+    table = _table(study, "recall", caption, _RECALL)
+    return [Heading("Associative recall"), paragraph(text), table]
+
+
+def _positions(study: Study) -> list[Content]:
+    if "loss_part1" not in study.measured:
+        return []
+    beyond = "loss_beyond" in study.measured
+    text = (
+        "Loss in each eighth of the context, the earliest first. Where a layer sees only a window,"
+        " or the cache keeps less, later parts gain less from the text before them."
+    )
+    if beyond:
+        text += " Beyond are positions up to twice the trained length; learned positions have none."
+    shares = {name: head for name, head in _POSITIONS.items() if name in study.measured}
+    caption = "Nats a token by part of the context, mean over seeds."
+    table = _table(study, "positions", caption, shares)
+    return [Heading("Loss by position"), paragraph(text), table]
+
+
+def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Table:
+    columns = (
+        Column("cell"),
+        Column("scored"),
+        *(Column(head, True) for head in heads.values()),
+    )
+    rows = []
+    for levels in study.cells:
+        for ending, way in _WAYS.items():
+            entries = [_entry(study, levels, f"{metric}{ending}") for metric in heads]
+            if any(entry is not EMPTY for entry in entries):
+                names = (cell(study.label(levels)), cell(way))
+                rows.append(Row((*names, *entries), study.key(levels)))
+    seeds = f" {counted(len(study.seeds), 'seed')}." if len(study.seeds) > 1 else ""
+    spread = f" {PLUS_MINUS} is the standard deviation." if seeds else ""
+    return Table(name, f"{caption}{seeds}{spread}", columns, tuple(rows))
+
+
+def _entry(study: Study, levels: Levels, metric: str) -> Cell:
+    values = list(study.values(levels, metric).values())
+    if not values:
+        return EMPTY
+    mean = sum(values) / len(values)
+    text = shown(metric, mean)
+    if len(values) > 1:
+        spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+        text += f" {PLUS_MINUS} {shown(metric, spread)}"
+    return cell(text, mean)

@@ -1,0 +1,94 @@
+"""What a training made of its devices: FLOPs a second, and their share of what is possible.
+
+Model FLOPs utilisation (MFU) is that of the PaLM report (arXiv 2204.02311): FLOPs that the model
+needs, by `kvlab.layout.cost`, over what the device could do in that time. The latter is never
+assumed: it is a maker's figure for a device that we know, or measured here.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvlab.layout import training_flops
+from kvlab.spec.experiment import Experiment
+
+STATED = {
+    ("H200", "bfloat16"): 989e12,
+    ("H100 PCIe", "bfloat16"): 756e12,
+    ("H100 NVL", "bfloat16"): 835e12,
+    ("H100", "bfloat16"): 989e12,
+    ("A100", "bfloat16"): 312e12,
+    ("L40S", "bfloat16"): 362e12,
+    ("L4", "bfloat16"): 121e12,
+    ("A10G", "bfloat16"): 70e12,
+    ("RTX 4090", "bfloat16"): 165e12,
+    ("RTX 3090", "bfloat16"): 71e12,
+}
+"""Dense FLOPs a second by the makers' data sheets; the first name found in the device's counts."""
+
+_SIZE = {"cpu": 1024, "cuda": 8192}
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Peak:
+    """FLOPs a second that one device can do; ``origin`` is ``stated`` or ``measured``."""
+
+    flops_per_second: float
+    origin: str
+
+
+def find_peak(device: torch.device, precision: str) -> Peak:
+    """The stated peak of ``device`` where there is one, else the rate of a large product."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for (part, dtype), stated in STATED.items():
+            if part in name and dtype == precision:
+                return Peak(stated, "stated")
+    return Peak(measured_rate(device, getattr(torch, precision)), "measured")
+
+
+@torch.no_grad()
+def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOPs a second of the fastest of a few large matrix products, on torch's threads."""
+    size = _SIZE.get(device.type, _SIZE["cuda"])
+    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = a @ b
+    best = float("inf")
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        torch.mm(a, b, out=out)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+class Accountant:
+    """Turns tokens a second of all workers into FLOPs a second and MFU of each device."""
+
+    def __init__(self, experiment: Experiment, device: torch.device, workers: int):
+        self.workers = workers
+        self.peak = find_peak(device, experiment.training.precision)
+        steps, tokens = experiment.training.steps, experiment.training.batch_tokens
+        self._per_token = training_flops(experiment) / (steps * tokens) if steps else 0.0
+
+    def flops_per_second(self, tokens_per_second: float) -> float:
+        return self._per_token * tokens_per_second
+
+    def mfu(self, tokens_per_second: float) -> float:
+        """Share of the peak of the workers' devices, of which each has one."""
+        possible = self.peak.flops_per_second * self.workers
+        return self.flops_per_second(tokens_per_second) / possible
+
+    def facts(self, tokens_per_second: float) -> dict[str, Any]:
+        """The fields of `kvlab.train.record.TrainingRecord` that are accounts."""
+        return {
+            "workers": self.workers,
+            "flops_per_second": self.flops_per_second(tokens_per_second),
+            "mfu": self.mfu(tokens_per_second),
+            "peak_flops_per_second": self.peak.flops_per_second,
+            "peak_flops_origin": self.peak.origin,
+        }

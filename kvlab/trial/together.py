@@ -1,0 +1,164 @@
+"""One training in several processes of one machine, under Ray Train's TorchTrainer.
+
+The trial's own Ray task holds all of its GPUs and CPUs, for both stages. The workers run inside
+of that: they ask Ray for nothing but to be on this machine, and each takes the GPU of its rank.
+So a waiting trainer can never block the trial that it belongs to. Imports ray where it runs.
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvlab import errors
+from kvlab.errors import KvlabError, ResourceError
+from kvlab.files import read_json, write_json
+from kvlab.trial.progress import Update, write_progress
+from kvlab.trial.trial import Trial
+
+_RELAY_SECONDS = 0.5
+_PROGRESS, _END = "progress.json", "end.json"
+
+
+def train_together(
+    trial: Trial,
+    directory: Path,
+    report: Callable[[Update], None],
+    should_stop: Callable[[], bool],
+) -> None:
+    """Trains ``trial`` into ``directory`` with its ``training_workers``; see `kvlab.train.train`.
+
+    Raises:
+        ResourceError: this process is not a part of a Ray cluster.
+        KvlabError: what the workers raised.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        workers = trial.experiment.resources.training_workers
+        text = f"{workers} workers train together under Ray, and this process runs without it"
+        raise ResourceError(f"{text}; use --executor ray, or one GPU and resources.workers: 1")
+    folder = directory.absolute() / "together"
+    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
+    folder.mkdir(parents=True)
+    task = {"trial": trial, "directory": str(directory.absolute()), "should_stop": should_stop}
+    try:
+        with _Relay(folder / _PROGRESS, report):
+            _fit({**task, "folder": str(folder)}, trial, folder)
+    except Exception as error:
+        raise _told(folder) or error from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fit(task: dict[str, Any], trial: Trial, folder: Path) -> None:
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")  # read when ray.train is imported
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    resources = trial.experiment.resources
+    here = f"node:{ray.util.get_node_ip_address()}"  # type: ignore[no-untyped-call]  # Ray's
+    threads = max(1, int(resources.cpus) // resources.training_workers)
+    # Ray shows a worker that asks for no GPU what the environment says
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    environment = {"OMP_NUM_THREADS": str(threads)}
+    if resources.gpus and visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={**task, "threads": threads},
+        torch_config=TorchConfig(backend="nccl" if resources.gpus else "gloo"),
+        scaling_config=ScalingConfig(
+            num_workers=resources.training_workers,
+            resources_per_worker={"CPU": 0, here: 0.001},
+        ),
+        run_config=RunConfig(  # type: ignore[call-arg]  # typed as the older of Ray's two
+            name=f"kvlab-{trial.training_id}",
+            storage_path=str(folder / "ray"),
+            failure_config=FailureConfig(max_failures=0),  # kvlab owns retries
+            worker_runtime_env={"env_vars": environment},
+        ),
+    )
+    trainer.fit()
+
+
+def _work(task: dict[str, Any]) -> None:
+    """One worker, from its start to its end."""
+    import torch
+    import torch.distributed as dist
+
+    from kvlab.data import prepare
+    from kvlab.model import GPT
+    from kvlab.train import train
+    from kvlab.trial.beginning import Beginning
+
+    trial, folder, directory = task["trial"], Path(task["folder"]), Path(task["directory"])
+    experiment, rank = trial.experiment, dist.get_rank()
+    torch.set_num_threads(task["threads"])
+    device = f"cuda:{rank}" if experiment.resources.gpus else "cpu"
+    if experiment.resources.gpus:
+        torch.cuda.set_device(rank)
+
+    def report(update: Update) -> None:
+        write_progress(folder / _PROGRESS, update)
+
+    try:
+        train(
+            GPT(experiment.model, seed=trial.seed).to(device),
+            prepare(experiment.data),
+            experiment,
+            seed=trial.seed,
+            directory=directory,
+            device=device,
+            on_progress=report,
+            should_stop=task["should_stop"],
+            beginning=None if trial.start is None else Beginning(trial.start, directory, report),
+        )
+    except KvlabError as error:
+        # written before it is raised: the trainer ends the others when it sees the first
+        write_json(folder / f"{rank}-{_END}", {"error": type(error).__name__, "text": str(error)})
+        raise
+
+
+def _told(folder: Path) -> KvlabError | None:
+    """The first worker's error of ours that was written down, as the exception that it was."""
+    for path in sorted(folder.glob(f"*-{_END}")):
+        found = read_json(path)
+        kind: type[KvlabError] = getattr(errors, found["error"])
+        return kind(found["text"])
+    return None
+
+
+class _Relay:
+    """Passes on what the first worker reports, from a thread of this process."""
+
+    def __init__(self, path: Path, report: Callable[[Update], None]):
+        self._path, self._report = path, report
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvlab-relay", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._pass_on(None)
+
+    def _run(self) -> None:
+        last: Update | None = None
+        while not self._over.wait(_RELAY_SECONDS):
+            last = self._pass_on(last)
+
+    def _pass_on(self, last: Update | None) -> Update | None:
+        with suppress(FileNotFoundError, json.JSONDecodeError):
+            found: Update = json.loads(self._path.read_text())
+            if found != last:
+                self._report(found)
+            return found
+        return last

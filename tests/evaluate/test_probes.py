@@ -1,0 +1,144 @@
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.evaluate.positions import position_losses, position_measurements
+from kvlab.evaluate.probes import probe
+from kvlab.evaluate.recall import recall_measurements, recall_rows, recalled
+from kvlab.model import GPT
+from kvlab.spec import Experiment, ModelConfig
+from kvlab.spec.parts import ServingConfig
+from kvlab.trial.metrics import METRICS
+
+SHAPE = {"vocab_size": 258, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}
+SERVING = ServingConfig()
+TEXT = np.random.default_rng(5).integers(0, 256, 2000).astype(np.uint16)
+
+
+def ignore(*_):
+    pass
+
+
+def loud(seed=0, **changes):
+    """A model whose random weights are large enough for its predictions to differ."""
+    model = GPT(ModelConfig(**{**SHAPE, **changes}), seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    return model.eval()
+
+
+def test_rows_are_pairs_and_then_the_keys_again():
+    rows = recall_rows(5, 32, 256)
+    assert rows.tokens.shape == (5, 32)
+    assert rows.pairs == 8
+    for tokens, values, answers, distances in zip(
+        rows.tokens, rows.values, rows.answers, rows.distances, strict=True
+    ):
+        pairs = dict(zip(tokens[0:16:2], tokens[1:16:2], strict=True))
+        assert len({*tokens[:16]}) == 16, "no token twice among keys and values"
+        again = list(zip(tokens[16::2], tokens[17::2], strict=True))
+        assert sorted(again) == sorted(pairs.items())
+        assert [values[a] for a in answers] == [pairs[key] for key, _ in again]
+        for place, distance, (key, _) in zip(rows.places, distances, again, strict=True):
+            assert tokens[place] == key
+            assert tokens[place - distance] == pairs[key]
+    assert len({tuple(row) for row in rows.tokens}) == 5
+    assert (recall_rows(2, 32, 256).tokens == rows.tokens[:2]).all(), "a row is its number's"
+    assert recall_rows(1, 1024, 20).pairs == 10, "as many as there are words"
+
+
+def test_recall_is_the_best_of_the_rows_values():
+    model, rows = loud(), recall_rows(40, 32, 256)
+    right = recalled(model, rows, None, ignore)
+    logits = model(torch.from_numpy(rows.tokens)).detach()
+    for r in range(40):
+        for i, place in enumerate(rows.places):
+            scores = [float(logits[r, place, value]) for value in rows.values[r]]
+            assert right[r, i] == (scores.index(max(scores)) == rows.answers[r, i])
+    assert 0 < right.mean() < 0.5, "weights that learnt nothing guess"
+    found = recall_measurements(rows, right, "_served")
+    far = [right[r, i] for r in range(40) for i in range(8) if rows.distances[r, i] > 16]
+    near = [right[r, i] for r in range(40) for i in range(8) if rows.distances[r, i] <= 8]
+    assert found == pytest.approx({
+        "recall_acc_served": right.mean(),
+        "recall_acc_far_served": np.mean(far),
+        "recall_acc_near_served": np.mean(near),
+    })  # fmt: skip
+
+
+def test_a_model_that_copies_recalls_everything():
+    """Logits of a lookup by hand: chance is far away when the answer is known."""
+    rows = recall_rows(3, 32, 256)
+
+    class Copies:
+        config = ModelConfig(**{**SHAPE, "n_embd": 258, "n_head": 1})
+        device, dtype = torch.device("cpu"), torch.float32
+        lm_head = torch.nn.Linear(258, 258, bias=False)
+
+        def hidden(self, x):
+            out = torch.zeros(*x.shape, 258)
+            for r, row in enumerate(x.tolist()):
+                for at, token in enumerate(row):
+                    before = [i for i in range(at) if row[i] == token]
+                    if before:
+                        out[r, at, row[before[0] + 1]] = 1
+            return out
+
+    with torch.no_grad():
+        Copies.lm_head.weight.copy_(torch.eye(258))
+    assert recalled(Copies(), rows, None, ignore).all()
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"position": "rope", "attention_pattern": "GL", "window": 8}]
+)
+def test_served_probes_are_the_one_shot_ones_where_nothing_is_tied(changes):
+    model, rows = loud(**changes), recall_rows(8, 32, 256)
+    one, served = (recalled(model, rows, how, ignore) for how in (None, SERVING))
+    assert (one == served).mean() > 0.98, "but for near ties"
+    one, served = (position_losses(model, TEXT, 128, 32, how, ignore) for how in (None, SERVING))
+    assert np.abs(one - served).max() < 1e-4
+    tied = position_losses(model, TEXT, 128, 32, ServingConfig(tie=[[0], [1]]), ignore)
+    assert np.abs(one - tied).max() < 1e-4
+
+
+def test_loss_by_position_is_the_loss_of_each_place():
+    model = loud(position="rope")
+    losses = position_losses(model, TEXT, 130, 64, None, ignore)
+    text = torch.from_numpy(TEXT[: 3 * 64 + 1].astype(np.int64))
+    logits = model(text[:-1].view(3, 64)).detach()
+    wanted = F.cross_entropy(logits.flatten(0, 1), text[1:], reduction="none").view(3, 64).mean(0)
+    assert losses == pytest.approx(wanted.numpy(), abs=1e-5)
+    found = position_measurements(losses, 32, "")
+    assert found["loss_part1"] == pytest.approx(float(wanted[:4].mean()), abs=1e-5)
+    assert found["loss_part8"] == pytest.approx(float(wanted[28:32].mean()), abs=1e-5)
+    assert found["loss_beyond"] == pytest.approx(float(wanted[32:].mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("served", [True, False])
+def test_probes_are_measured_as_asked(position, served):
+    of = Experiment(
+        name="probes",
+        model={**SHAPE, "position": position},
+        data={"tokenizer": "bytes"},
+        evaluation={"loss_tokens": 96, "served": served, "recall": 4, "positions": True},
+        benchmark={"prompt_tokens": 4, "new_tokens": 4},
+    )
+    counted = []
+
+    def progress(note, tokens):  # noqa: ARG001
+        counted.append(-tokens)
+        return counted.append
+
+    found = probe(GPT(of.model), TEXT, of, progress)
+    assert set(found) <= set(METRICS)
+    assert sum(counted) == 0, "progress reaches its end"
+    assert ("loss_beyond" in found) == (position == "rope")
+    assert ("recall_acc_served" in found) == ("loss_part8_served" in found) == served
+    assert found["recall_rows"] == 4
+    plain = of.model_copy(update={"evaluation": type(of.evaluation)()})
+    assert probe(GPT(of.model), TEXT, plain, progress) == {}

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from kvlab.spec import SpecError
+from kvlab.spec.load import load_experiment
+from kvlab.train.schedule import learning_rate
+from tests.train.small import experiment
+
+
+def rates(**training):
+    t = experiment(training={"tokens": 64 * 110, "warmup_tokens": 64 * 10, **training}).training
+    return [learning_rate(t, step) for step in range(t.steps)]
+
+
+def test_cosine_is_half_a_cosine_after_warm_up():
+    found = rates(final_learning_rate=1e-3)
+    assert found[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert found[10] == pytest.approx(1e-2)
+    assert found[60] == pytest.approx((1e-2 + 1e-3) / 2)
+    assert found[35] == pytest.approx(1e-3 + 9e-3 * (0.5 + math.sqrt(2) / 4))
+    assert 1e-3 < found[-1] < 1.01e-3
+    assert sorted(found[9:], reverse=True) == found[9:]
+
+
+def test_wsd_is_flat_until_its_decay():
+    found = rates(schedule="wsd", decay_tokens=64 * 40, final_learning_rate=1e-3)
+    assert found[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert found[10:71] == pytest.approx([1e-2] * 61)
+    assert found[80] == pytest.approx(1e-3 + 9e-3 * 0.5), "a quarter of the decay"
+    assert found[-1] == pytest.approx(1e-3 + 9e-3 * (1 - math.sqrt(39 / 40)))
+    assert sorted(found[70:], reverse=True) == found[70:]
+
+
+def test_wsd_decays_over_a_fifth_by_default():
+    found = rates(schedule="wsd")
+    assert [i for i, rate in enumerate(found) if rate == 1e-2] == list(range(9, 89))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("decay_tokens: 64", "training.decay_tokens = 64 is read only by schedule: wsd"),
+        (
+            "schedule: wsd, warmup_tokens: 512, decay_tokens: 600",
+            "training.decay_tokens = 600 and warmup_tokens = 512 exceed tokens = 1024",
+        ),
+        ("schedule: linear", "training.schedule = linear is not one of cosine, wsd"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(tmp_path, lines, message):
+    path = tmp_path / "e.yaml"
+    path.write_text(
+        "name: e\nmodel: {vocab_size: 258, block_size: 16, n_layer: 1, n_head: 1, n_embd: 8}\n"
+        "data: {tokenizer: bytes}\nbenchmark: {prompt_tokens: 4, new_tokens: 4}\n"
+        f"training: {{tokens: 1024, batch_tokens: 64, {lines}}}\n"
+    )
+    with pytest.raises(SpecError) as refused:
+        load_experiment(path)
+    assert message in str(refused.value)

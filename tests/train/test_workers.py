@@ -1,0 +1,84 @@
+"""Several processes train as one does: two over gloo, against one with accumulation."""
+
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from kvlab.data import training_batch
+from kvlab.errors import ResourceError, Stopped
+from kvlab.train import load_training, train
+from kvlab.train.workers import Workers
+from tests.train.small import dataset, experiment, model
+
+DATA = dataset()
+STEPS = {"tokens": 64 * 50, "evaluate_every": 10, "evaluate_tokens": 160}
+SHAPE = {"n_kv_head": 1, "position": "rope", "attention_pattern": "GL", "window": 5}
+
+
+def two(**training):
+    training = {**STEPS, **training}
+    return experiment(SHAPE, training, resources={"workers": 2, "microbatch_tokens": 16})
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def worker(rank, port, directory, of, stop_after):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    asked = iter(range(1, 1000))
+    said = []
+    try:
+        train(
+            model(of, seed=rank),  # the leader's weights must win
+            DATA,
+            of,
+            seed=0,
+            directory=directory,
+            on_progress=said.append,
+            should_stop=lambda: next(asked) == stop_after,
+        )
+    except Stopped:
+        assert stop_after
+    assert bool(said) == (rank == 0), "the leader alone speaks"
+    dist.destroy_process_group()
+
+
+def run_two(directory, of, stop_after=0):
+    multiprocessing.spawn(worker, (free_port(), directory, of, stop_after), nprocs=2)
+
+
+def test_two_workers_lose_as_one_with_accumulation(tmp_path):
+    one = experiment(SHAPE, STEPS, resources={"microbatch_tokens": 16})
+    alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
+    run_two(tmp_path / "two", two(), stop_after=23)
+    assert load_training(tmp_path / "two") is None
+    run_two(tmp_path / "two", two())
+    both = load_training(tmp_path / "two")
+    assert (both.workers, both.resumed_from, len(both.train_curve)) == (2, [23], 50)
+    for name in ("train_curve", "validation_curve"):
+        for ours, theirs in zip(getattr(both, name), getattr(alone, name), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+    assert both.train_curve[0][2] - both.train_curve[-1][2] > 0.5, "it learnt something"
+
+
+def test_workers_share_the_rows_of_a_step():
+    parts = [Workers(rank, 3).share(12) for rank in range(3)]
+    whole = training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8)[0]
+    found = [
+        training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8, rows=part)[0]
+        for part in parts
+    ]
+    assert [len(part) for part in found] == [4, 4, 4]
+    assert (whole == [row for part in found for row in part]).all()
+
+
+def test_a_training_for_more_workers_than_there_are_is_refused(tmp_path):
+    with pytest.raises(ResourceError, match="for 2 workers and runs in 1"):
+        train(model(two()), DATA, two(), seed=0, directory=tmp_path)
