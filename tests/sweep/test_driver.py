@@ -1,16 +1,11 @@
 """The driver, with real recording and locking around stages that take no time."""
 
-import random
-from collections import Counter
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvlab.errors import DataError, ResourceError, StoreError, UsageError
 from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.executor import Ended, WorkerKilled
+from kvlab.sweep.executor import Ended
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.order import run_order
 from kvlab.trial import Store
@@ -241,80 +236,6 @@ def test_workers_that_write_somewhere_else_are_noticed(tmp_path):
     store, elsewhere = Store(tmp_path / "runs"), Store(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="must share the store"):
         drive(tiny_plan(tmp_path), store, StubRun(elsewhere.path))
-
-
-class RoughExecutor:
-    """A fake cluster: several slots, ends in any order, and processes that die at any moment."""
-
-    def __init__(self, run, slots, chance, seed):
-        self.run, self.slots, self.chance = run, slots, chance
-        self.random = random.Random(seed)
-        self.trials = []
-        self.starts = Counter()
-
-    def describe(self):
-        return "rough"
-
-    def check(self, requests):
-        pass
-
-    def has_room(self, resources):  # noqa: ARG002
-        return len(self.trials) < self.slots
-
-    def start(self, trial):
-        assert trial.id not in {t.id for t in self.trials}, "started twice at once"
-        busy = {t.training_id for t in self.trials}
-        done = (
-            Store(self.run.store).training_directory(trial.training_id) / "training.json"
-        ).exists()
-        assert done or trial.training_id not in busy, "two trials would train the same"
-        self.starts[trial.id] += 1
-        self.trials.append(trial)
-
-    def wait(self, seconds):  # noqa: ARG002
-        if not self.trials:
-            return []
-        trial = self.trials.pop(self.random.randrange(len(self.trials)))
-        killed = Ended(trial.id, error=WorkerKilled("its process died"))
-        if self.random.random() < self.chance / 2:
-            return [killed]  # before it did anything
-        outcome = self.run(trial)
-        if self.random.random() < self.chance / 2:
-            return [killed]  # after it had recorded its result
-        return [Ended(trial.id, outcome=outcome)]
-
-    def close(self, *, force=False):
-        pass
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    slots=st.integers(1, 4),
-    chance=st.sampled_from([0.0, 0.3, 0.9]),
-    seed=st.integers(0, 10**6),
-    bugs=st.sets(st.integers(0, 7), max_size=3),
-)
-def test_whatever_dies_every_trial_is_recorded_exactly_once(
-    tmp_path_factory, slots, chance, seed, bugs
-):
-    folder = tmp_path_factory.mktemp("rough")
-    store = Store(folder / "runs")
-    planned = tiny_plan(folder, text=SWEEP + "failures: {same_error: 0, backoff_seconds: 0}\n")
-    script = {(ids(planned)[index], "measure", 0): "bug" for index in bugs}
-    run = StubRun(store.path, script=script)
-    executor = RoughExecutor(run, slots, chance, seed)
-    recorded = []
-    summary = Driver(planned, store, executor, on_result=recorded.append).run()
-    assert sorted(recorded) == sorted(ids(planned))
-    assert summary.states["missing"] == 0
-    for index, trial in enumerate(ids(planned)):
-        result = store.result(trial)
-        kinds = {None if result["error"] is None else result["error"]["class"]}
-        assert kinds <= ({"bug", "killed"} if index in bugs else {None, "killed"})
-        assert executor.starts[trial] <= 4
-        if kinds == {"killed"}:
-            assert executor.starts[trial] == 4
-    assert chance or summary.states["failed"] == len(bugs)
 
 
 def test_two_sweeps_of_one_store_share_what_is_equal(tmp_path):
