@@ -71,4 +71,4 @@ def attend(q: Tensor, context: KeysValues, window: int | None) -> Tensor:
         )
     if mask is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads)
-    return BACKENDS[pick_backend(q.device, count, k.shape[2], window)](q, k, v, window)
+    return BACKENDS[pick_backend(q, k.shape[2], window)](q, k, v, window)

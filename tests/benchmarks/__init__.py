@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, driver, past, report, roofline
+from tests.benchmarks import decode, driver, past, report, roofline, training
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
+    "training": training.run,
     "past": past.run,
     "roofline": roofline.run,
     "report": report.run,

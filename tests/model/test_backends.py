@@ -1,6 +1,7 @@
 """All attention backends agree, forward and gradient; a window costs less than the square."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ SHAPES = [
 
 
 CASES = [("sdpa", *shape) for shape in SHAPES] + [("blocked", *s) for s in SHAPES if s[2]]
+CASES += [("kept", n, n, w) for n in (17, 300) for w in (None, 1, 5, 70, 130, 200, 299, 400)]
 
 
 @pytest.mark.parametrize(("name", "queries", "keys", "window"), CASES)
@@ -73,9 +75,23 @@ def test_flex_gradient_agrees_with_sdpa_on_cuda():
 
 
 def test_the_table_picks_by_device_and_shape():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert pick_backend(cpu, 64, 64, None) == "sdpa"
-    assert pick_backend(cpu, 64, 64, 64) == "sdpa"
-    assert pick_backend(cpu, 64, 64, 8) == "blocked"
-    assert pick_backend(cuda, 64, 64, 8) == "flex"
-    assert pick_backend(cuda, 8, 64, 8) == "blocked"
+    def queries(count, dim=16, device="cpu", grad=False, dtype=None):
+        shape = (1, 2, count, dim)
+        if device == "cuda":  # the shape is asked, nothing is computed
+            return SimpleNamespace(shape=shape, device=torch.device(device))
+        return torch.zeros(shape, dtype=dtype, requires_grad=grad)
+
+    assert pick_backend(queries(64), 64, None) == "sdpa"
+    assert pick_backend(queries(64), 64, 64) == "sdpa"
+    assert pick_backend(queries(64), 64, 8) == "blocked"
+    assert pick_backend(queries(64, device="cuda"), 64, 8) == "flex"
+    assert pick_backend(queries(8, device="cuda"), 64, 8) == "blocked"
+    for window in (None, 8):
+        assert pick_backend(queries(512, 64, grad=True), 512, window) == "kept"
+        assert pick_backend(queries(512, 64), 512, window) != "kept", "nothing to keep it for"
+        assert pick_backend(queries(512, 16, grad=True), 512, window) != "kept"
+        assert (
+            pick_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window) != "kept"
+        )
+    assert pick_backend(queries(8192, 64, grad=True), 8192, None) == "sdpa", "too much to keep"
+    assert pick_backend(queries(8192, 64, grad=True), 8192, 256) == "kept"

@@ -8,10 +8,9 @@ seeing itself and the ``window - 1`` tokens before it (all of them if ``window``
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from kvlab.model.backends import blocked, flex, sdpa
+from kvlab.model.backends import blocked, flex, kept, sdpa
 
 Backend = Callable[[Tensor, Tensor, Tensor, int | None], Tensor]
 
@@ -19,14 +18,18 @@ BACKENDS: dict[str, Backend] = {
     "sdpa": sdpa.attend,
     "blocked": blocked.attend,
     "flex": flex.attend,
+    "kept": kept.attend,
 }
 
 
-def pick_backend(device: torch.device, queries: int, keys: int, window: int | None) -> str:
-    """The name of the backend for this shape: no window or a wide one is a plain triangle."""
+def pick_backend(q: Tensor, keys: int, window: int | None) -> str:
+    """The name of the backend for queries (B, H, C, D) on so many keys: no window or a wide one
+    is a plain triangle."""
+    if kept.suits(q, keys, window):
+        return "kept"
     if window is None or window >= keys:
         return "sdpa"
-    if device.type == "cuda" and queries == keys:
+    if q.device.type == "cuda" and q.shape[2] == keys:
         return "flex"
     return "blocked"
 

@@ -1,0 +1,99 @@
+"""Training against `transformers` in a plain loop: same shape, dtype, batch, optimizer, run."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from kvlab.data import training_batch
+from kvlab.model import GPT
+from kvlab.spec import Experiment, load_experiment
+from kvlab.train.stepper import Stepper
+
+QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
+WINDOWS = {"attention_pattern": "GLLLLL", "window": 256, "position": "rope"}
+
+
+def run() -> Iterator[str]:
+    """The quickstart's shape, GPT-2 124M at context 1,024, and there hybrid against global."""
+    quick = load_experiment(QUICKSTART)
+    large = Experiment(
+        name="gpt2-124m",
+        model={"preset": "gpt2", "vocab_size": 50304},
+        training={"tokens": 2**20, "batch_tokens": 1024},
+    )
+    yield f"float32, {torch.get_num_threads()} threads; tokens/s of the best of the rounds in turn"
+    yield "shape                         tokens a step    kvlab  transformers  ratio"
+    for of, rounds in ((quick, 15), (large, 4)):
+        mine, other = _in_turn(rounds, _kvlab(of), _transformers(of))
+        tokens = of.training.batch_tokens
+        yield (
+            f"{of.name:28}  {tokens:13,}  {tokens / mine:7,.0f}  {tokens / other:12,.0f}"
+            f"  {other / mine:5.2f}"
+        )
+    shapes = ({"position": "rope"}, WINDOWS)
+    whole, hybrid = _in_turn(4, *(_kvlab(_changed(large, shape)) for shape in shapes))
+    yield f"124M, rope, GLLLLL with window 256 against global: {whole / hybrid:.2f} times as fast"
+
+
+def _changed(of: Experiment, shape: dict[str, object]) -> Experiment:
+    model = {"preset": "gpt2", "vocab_size": 50304, **shape}
+    return Experiment(name=of.name, model=model, training={"tokens": 2**20, "batch_tokens": 1024})
+
+
+def _text(of: Experiment) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 2000, 10 * of.training.batch_tokens)
+
+
+def _kvlab(of: Experiment) -> Callable[[int], float]:
+    text = _text(of)
+    model = GPT(of.model)
+    return Stepper(model, SimpleNamespace(train=text, validation=text), of, seed=0).step
+
+
+def _transformers(of: Experiment) -> Callable[[int], float]:
+    """The loop that anybody would write: fused AdamW, the whole batch at once."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    m, t, text = of.model, of.training, _text(of)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=m.vocab_size, n_positions=m.block_size, n_embd=m.n_embd,
+            n_layer=m.n_layer, n_head=m.n_head, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, use_cache=False, bos_token_id=0, eos_token_id=0,
+            attn_implementation="sdpa",
+        )
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(
+        model.parameters(), t.learning_rate, (t.beta1, t.beta2), t.adam_eps, t.weight_decay,
+        fused=True,
+    )  # fmt: skip
+    rows, block = t.batch_tokens // m.block_size, m.block_size
+
+    def step(number: int) -> float:
+        pair = training_batch(text, seed=0, step=number, batch_size=rows, block_size=block)
+        x, y = (torch.from_numpy(part) for part in pair)
+        optimizer.zero_grad()
+        logits = model(x).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def _in_turn(rounds: int, *steps: Callable[[int], float]) -> list[float]:
+    """Seconds of each one's fastest step, measured A B A B after a step of warm-up."""
+    best = [float("inf") for _ in steps]
+    for number in range(rounds + 1):
+        for which, step in enumerate(steps):
+            began = time.perf_counter()
+            step(number)
+            if number:
+                best[which] = min(best[which], time.perf_counter() - began)
+    return best
