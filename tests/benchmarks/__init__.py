@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, driver, past, report, roofline, training
+from tests.benchmarks import decode, driver, past, report, roofline, tokenising, training
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
     "training": training.run,
+    "tokenising": tokenising.run,
     "past": past.run,
     "roofline": roofline.run,
     "report": report.run,

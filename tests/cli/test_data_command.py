@@ -117,3 +117,29 @@ def test_refusals(capsys, data_home, words, code, message):
     assert message in err
     assert "Traceback" not in err
     assert not list(data_home.glob("**/*.bin"))
+
+
+@pytest.mark.parametrize(
+    ("word", "tokens"), [("2k", 2000), ("2000", 2000), ("0.002M", 2000), ("2e3", 2000)]
+)
+def test_prepare_stops_after_so_many_tokens(capsys, text, word, tokens):
+    words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3"]
+    code, out, _ = run(capsys, "prepare", "files", *words, "--tokens", word, "--json")
+    made = json.loads(out)
+    assert (code, made["max_tokens"]) == (0, tokens)
+    found = sum(split["tokens"] for split in made["splits"].values())
+    assert tokens <= found < tokens + max(len(story.encode()) for story in stories(100)) + 1
+
+
+@pytest.mark.parametrize("word", ["ten", "0", "-5", "1.5", "10T", "B", "1e99", "nan"])
+def test_a_count_of_tokens_that_is_none_is_refused(capsys, text, word):
+    code, _, err = run(capsys, "prepare", "files", "--paths", text, f"--tokens={word}")
+    assert code == 2
+    assert f"--tokens = {word} is not a count of tokens; write 10B, 500M or 2e6" in err
+
+
+def test_bytes_and_tokens_both_are_refused(capsys, text):
+    both = ["--tokens", "1M", "--max-bytes", "5"]
+    code, _, err = run(capsys, "prepare", "files", "--paths", text, *both)
+    assert code == 2
+    assert "max_tokens = 1000000 and max_bytes both say where to stop; remove one" in err

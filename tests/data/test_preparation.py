@@ -150,10 +150,21 @@ def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
     digests = set()
     for number, (folder, workers) in enumerate([("one", 1), ("two", 1), ("two", 3)]):
         monkeypatch.setenv("KVLAB_DATA", str(tmp_path / f"home-{number}"))
-        for more in ({}, {"max_bytes": 20_000}):
+        for more in ({}, {"max_bytes": 20_000}, {"max_tokens": 20_000}):
             digests.add((prepare(config(tmp_path / folder, **more), workers=workers).digest,
                          *more))  # fmt: skip
-    assert len(digests) == 2
+    assert len(digests) == 3
+
+
+def test_max_tokens_counts_tokens_of_whole_documents(tmp_path):
+    path, last = write_jsonl(tmp_path / "a.jsonl", stories(300)), []
+    for count in (5_000, 20_000):
+        dataset = prepare(config(path, max_tokens=count, validation_fraction=0.5), workers=1)
+        held_out, train = held_out_and_train(dataset)
+        most = max(len(text.encode()) for text in stories(300)) + 1
+        assert count <= len(dataset.train) + len(dataset.validation) < count + most
+        assert set(last) < {*held_out, *train}, "more tokens, the same documents first"
+        last = [*held_out, *train]
 
 
 def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):

@@ -72,6 +72,16 @@ def test_max_bytes_takes_the_beginning(data_home):
     assert sorted(found) == sorted(published[:30])
 
 
+def test_max_tokens_takes_the_beginning(data_home):
+    local_sample(data_home)
+    published = stories(60)
+    wanted = sum(len(text.encode()) + 1 for text in published[:30])  # an end of text each
+    for count, documents_taken in ((wanted, 30), (wanted + 1, 31)):
+        dataset = prepare(DATA.model_copy(update={"max_tokens": count}), workers=2)
+        found = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
+        assert sorted(found) == sorted(published[:documents_taken])
+
+
 def test_the_samples_are_apart(data_home):
     local_sample(data_home, "100BT")
     other = DataConfig(source="fineweb-edu-100b", tokenizer="bytes")
