@@ -38,7 +38,8 @@ def _recall(study: Study) -> list[Content]:
         " most a quarter of the context back, far more than half of it."
     )
     caption = "Share of values recalled, mean over seeds."
-    table = _table(study, "recall", caption, _RECALL)
+    shares = {name: head for name, head in _RECALL.items() if name in study.measured}
+    table = _table(study, "recall", caption, shares)
     return [Heading("Associative recall"), paragraph(text), table]
 
 

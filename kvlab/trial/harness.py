@@ -1,0 +1,116 @@
+"""Any task of EleutherAI's lm-eval harness on any model of ours: ``pip install kvlab[lm-eval]``.
+
+    from lm_eval import simple_evaluate
+    from kvlab.trial.harness import harness_model
+
+    simple_evaluate(harness_model(open_model("4f2a", Store("runs"))), tasks=["hellaswag"])
+
+The only module that imports lm_eval.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvlab.data import Tokenizer, tokenizer
+from kvlab.errors import UsageError
+from kvlab.evaluate.likelihood import Pair, are_greedy, log_likelihoods
+from kvlab.trial.models import OpenedModel
+
+
+def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
+    """An ``lm_eval.api.model.LM`` of ``opened``.
+
+    Args:
+        served: score token by token through the cache that serves it, tied and coarse as it is.
+
+    Raises:
+        UsageError: lm-eval is not installed, or the model's tokenizer is not known.
+    """
+    try:
+        from lm_eval.api.model import LM
+    except ImportError as error:
+        text = f"lm-eval cannot be imported ({error})"
+        raise UsageError(f"{text}; run pip install 'kvlab[lm-eval]'") from None
+    if opened.tokenizer is None:
+        raise UsageError(f"the tokenizer of {opened.name} is not known; use a trial or gpt2")
+    scorer = Scorer(opened, tokenizer(opened.tokenizer), served)
+
+    class KvlabLM(LM):  # type: ignore[misc]  # lm-eval has no types
+        """Requests in, numbers out; see lm-eval's guide to models."""
+
+        def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
+            return scorer.continuations([request.args for request in requests])
+
+        def loglikelihood_rolling(self, requests: Any) -> list[float]:
+            return [scorer.whole(request.args[0]) for request in requests]
+
+        def generate_until(self, requests: Any) -> list[str]:
+            return [scorer.generated(*request.args) for request in requests]
+
+    return KvlabLM()
+
+
+class Scorer:
+    """What the harness asks, of texts."""
+
+    def __init__(self, opened: OpenedModel, words: Tokenizer, served: bool):
+        self._model, self._words = opened.model.eval(), words
+        self._serving = opened.serving if served else None
+
+    def continuations(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """Nats of each continuation after its context, and whether greedy decoding says it."""
+        pairs = [self._pair(context, ending) for context, ending in texts]
+        nats = log_likelihoods(self._model, pairs, self._serving)
+        return list(zip(nats, are_greedy(self._model, pairs, self._serving), strict=True))
+
+    def whole(self, text: str) -> float:
+        """Nats of a text of any length: pieces of block_size, each token predicted once."""
+        block = self._model.config.block_size
+        ids = [self._words.end_of_text, *self._words.encode(text)]
+        pairs = []
+        for start in range(0, len(ids) - 1, block):
+            piece = ids[start : start + block + 1]
+            pairs.append((piece[:1], piece[1:]))
+        return sum(log_likelihoods(self._model, pairs, self._serving))
+
+    @torch.inference_mode()
+    def generated(self, context: str, options: dict[str, Any]) -> str:
+        """Greedy text after ``context``, up to a stop text, ``max_gen_toks`` or the end of text.
+
+        Raises:
+            UsageError: sampling is asked for.
+        """
+        if options.get("do_sample") or options.get("temperature", 0.0):
+            raise UsageError("do_sample is asked for, and tasks here are answered greedily only")
+        stops = options.get("until", [])
+        stops = [stops] if isinstance(stops, str) else stops
+        block, most = self._model.config.block_size, int(options.get("max_gen_toks", 256))
+        most = min(most, block - 1)
+        ids = (self._words.encode(context) or [self._words.end_of_text])[-(block - most) :]
+        cache = self._model.new_cache(1, block, self._serving)
+        device = self._model.device
+        hidden = self._model.hidden(torch.tensor([ids], device=device), cache=cache)
+        made: list[int] = []
+        while len(made) < most:
+            token = int(self._model.head(hidden[0, -1])[: self._words.vocab_size].argmax())
+            if token == self._words.end_of_text:
+                break
+            made.append(token)
+            text = self._words.decode(made)
+            ends = [text.index(stop) for stop in stops if stop and stop in text]
+            if ends:
+                return text[: min(ends)]
+            hidden = self._model.hidden(torch.tensor([[token]], device=device), cache=cache)
+        return self._words.decode(made)
+
+    def _pair(self, context: str, ending: str) -> Pair:
+        """As the harness has it: spaces at the context's end belong to the continuation, whose
+        tokens are what the whole text has beyond the context's."""
+        kept = context.rstrip()
+        ending = context[len(kept) :] + ending
+        if not kept:
+            return [self._words.end_of_text], self._words.encode(ending)
+        first = self._words.encode(kept)
+        return first, self._words.encode(kept + ending)[len(first) :]

@@ -1,0 +1,54 @@
+import random
+
+import pytest
+import torch
+
+from kvlab.evaluate.likelihood import are_greedy, log_likelihoods
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig
+from kvlab.spec.parts import ServingConfig
+
+MODEL = GPT(
+    ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16), seed=3
+).eval()
+with torch.no_grad():
+    for parameter in MODEL.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(6)
+
+
+def some_pairs():
+    rng = random.Random(2)
+    words = lambda count: [rng.randrange(60) for _ in range(count)]  # noqa: E731
+    shared = words(7)
+    pairs = [(shared, words(n)) for n in (1, 4, 2)]
+    return pairs + [(words(a), words(b)) for a, b in ((1, 1), (20, 9), (30, 3), (2, 40), (5, 20))]
+
+
+def by_hand(context, ending):
+    """One pair, as anybody would write it down."""
+    kept = (context + ending)[-25:]
+    scored = min(len(ending), len(kept) - 1)
+    logits = MODEL(torch.tensor([kept[:-1]]))[0].detach().log_softmax(-1)
+    wanted, rows = kept[-scored:], logits[-scored:]
+    nats = sum(float(row[token]) for row, token in zip(rows, wanted, strict=True))
+    return nats, rows.argmax(-1).tolist() == wanted
+
+
+def greedy_pair(context, count):
+    ids = list(context)
+    for _ in range(count):
+        ids.append(int(MODEL(torch.tensor([ids]))[0, -1].argmax()))
+    return context, ids[len(context) :]
+
+
+@pytest.mark.parametrize("serving", [None, ServingConfig()])
+def test_each_pair_is_scored_as_if_alone(serving):
+    pairs = [*some_pairs(), greedy_pair([3, 1, 4], 5), greedy_pair([9], 1)]
+    wanted = [by_hand(*pair) for pair in pairs]
+    assert log_likelihoods(MODEL, pairs, serving) == pytest.approx(
+        [nats for nats, _ in wanted], abs=1e-4
+    )
+    assert are_greedy(MODEL, pairs, serving) == [greedy for _, greedy in wanted]
+    assert [greedy for _, greedy in wanted][-2:] == [True, True]
+    assert not all(greedy for _, greedy in wanted)

@@ -1,0 +1,64 @@
+"""The probes' section: both probes, both ways of scoring, and silence where none was measured."""
+
+import pytest
+
+from kvlab.report.document import make_document
+from kvlab.report.markdown import to_markdown
+from kvlab.report.section import Table
+from kvlab.report.sections.probes import probes
+from kvlab.report.study import Study
+from tests.report.factory import Record
+
+
+class Probed(Record):
+    def measurements(self, levels, seed):
+        found = super().measurements(levels, seed)
+        far = 0.25 if "mqa" in levels.values() else 0.75
+        for ending, less in (("", 0.0), ("_served", 0.125)):
+            found |= {
+                f"recall_acc{ending}": 0.5 - less,
+                f"recall_acc_far{ending}": far - less + 0.01 * seed,
+                **{f"loss_part{i}{ending}": 5.0 - i / 10 + less for i in range(1, 9)},
+            }
+            if "rope" in levels.values():
+                found[f"loss_beyond{ending}"] = 4.5 + less
+        return found | {"recall_rows": 32, "recall_pairs": 64}
+
+
+def section(record, folder):
+    return probes(Study.load(record.write(folder), "made"))
+
+
+def test_nothing_measured_nothing_said(tmp_path):
+    assert section(Record(), tmp_path) is None
+
+
+def test_both_tables_hold_what_was_measured(tmp_path):
+    found = section(Probed(seeds=(0, 1, 2)), tmp_path)
+    recall, positions = (part for part in found.contents if isinstance(part, Table))
+    assert [column.title for column in recall.columns] == ["cell", "scored", "all", "far"]
+    by_cell = {(row.cells[0].text, row.cells[1].text): row.cells for row in recall.rows}
+    assert len(by_cell) == 2 * 24
+    for (name, way), cells in by_cell.items():
+        less = 0.125 if way == "served" else 0.0
+        far = (0.25 if "mqa" in name else 0.75) - less + 0.01
+        assert cells[2].value == pytest.approx(0.5 - less)
+        assert cells[3].value == pytest.approx(far)
+        assert cells[3].text == f"{100 * far:.2f} \N{PLUS-MINUS SIGN} 1.00"
+    assert [column.title for column in positions.columns][2:] == [
+        *(f"{i}/8" for i in range(1, 9)), "beyond",
+    ]  # fmt: skip
+    for row in positions.rows:
+        less = 0.125 if row.cells[1].text == "served" else 0.0
+        assert row.cells[2].value == pytest.approx(4.9 + less)
+        assert row.cells[9].value == pytest.approx(4.2 + less)
+        beyond = row.cells[10].value
+        assert (beyond is not None) == ("rope" in row.cells[0].text)
+        assert beyond is None or beyond == pytest.approx(4.5 + less)
+
+
+def test_the_page_says_what_guessing_gives(tmp_path):
+    store = Probed(seeds=(0,)).write(tmp_path)
+    text = to_markdown(make_document(Study.load(store, "made")))
+    assert "Guessing gives 1 in 64" in text
+    assert "Loss by position" in text

@@ -1,0 +1,80 @@
+import math
+
+import pytest
+import torch
+
+from kvlab.data import tokenizer
+from kvlab.errors import UsageError
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.trial.harness import Scorer, harness_model
+from kvlab.trial.models import OpenedModel
+
+
+@pytest.fixture(scope="module")
+def opened():
+    shape = {"vocab_size": 257, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}
+    model = GPT(ModelConfig(**shape), seed=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(6)
+    return OpenedModel("made", model.eval(), ServingConfig(), "bytes")
+
+
+def log_probabilities(opened, ids):
+    return opened.model(torch.tensor([ids]))[0].detach().log_softmax(-1)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_continuations_own_the_space_before_them(opened, served):
+    scorer = Scorer(opened, tokenizer("bytes"), served)
+    texts = [("a cat", " sat"), ("a cat ", "sat"), ("", "sat")]
+    (one, _), (two, _), (bare, _) = scorer.continuations(texts)
+    assert one == pytest.approx(two, abs=1e-5)
+    ids = list(b"a cat sat")
+    rows = log_probabilities(opened, ids[:-1])
+    assert one == pytest.approx(sum(float(rows[i - 1, ids[i]]) for i in range(5, 9)), abs=1e-4)
+    ids = [256, *b"sat"]
+    rows = log_probabilities(opened, ids[:-1])
+    assert bare == pytest.approx(sum(float(rows[i - 1, ids[i]]) for i in (1, 2, 3)), abs=1e-4)
+
+
+def test_a_long_text_is_scored_once_all_over(opened):
+    text = "the quick brown fox jumps over the lazy dog " * 3
+    ids = [256, *text.encode()]
+    total = 0.0
+    for start in range(0, len(ids) - 1, 32):
+        piece = ids[start : start + 33]
+        rows = log_probabilities(opened, piece[:-1])
+        total += sum(float(rows[i, piece[i + 1]]) for i in range(len(piece) - 1))
+    scorer = Scorer(opened, tokenizer("bytes"), served=False)
+    assert scorer.whole(text) == pytest.approx(total, abs=1e-3)
+    assert total < -math.log(2) * len(text)
+
+
+def test_generation_is_greedy_and_ends_where_it_should(opened):
+    scorer = Scorer(opened, tokenizer("bytes"), served=False)
+    ids = list(b"once")
+    for _ in range(8):
+        ids.append(int(log_probabilities(opened, ids)[-1, :257].argmax()))
+    whole = bytes(ids[4:]).decode("utf-8", "replace")
+    found = scorer.generated("once", {"max_gen_toks": 8})
+    assert found == whole
+    stop = whole[3]
+    assert (
+        scorer.generated("once", {"max_gen_toks": 8, "until": [stop]}) == whole[: whole.index(stop)]
+    )
+    with pytest.raises(UsageError, match="greedily only"):
+        scorer.generated("once", {"do_sample": True})
+
+
+def test_the_harness_takes_it(opened):
+    instance = pytest.importorskip("lm_eval.api.instance")
+    pairs = [("a cat", " sat"), ("a cat", " sang")]
+    requests = [
+        instance.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i)
+        for i, pair in enumerate(pairs)
+    ]
+    found = harness_model(opened).loglikelihood(requests)
+    assert found == Scorer(opened, tokenizer("bytes"), served=False).continuations(pairs)
