@@ -6,8 +6,6 @@ from tests.benchmarks import decode, driver, past, report, roofline, tokenising,
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
-    "training": training.run,
-    "tokenising": tokenising.run,
     "past": past.run,
     "roofline": roofline.run,
     "training": training.run,
