@@ -28,9 +28,12 @@ def rotation(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype)
 
 
 def rotate(x: Tensor, rotation: Rotation | None) -> Tensor:
-    """Rotates x (B, H, C, D); without a rotation, x itself."""
+    """Rotates x (B, H, C, D), in the rotation's precision; without a rotation, x itself.
+
+    The result is of x's dtype: under autocast Q and K would else be float32 beside a bfloat16 V.
+    """
     if rotation is None:
         return x
     first, second = x.chunk(2, -1)
     cos, sin = rotation
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -128,6 +128,21 @@ def test_bfloat16_trains_close_to_float32_and_keeps_float32_weights(tmp_path):
     assert last == pytest.approx(wanted, abs=0.1)
 
 
+@pytest.mark.parametrize("position", ["learned", "rope", "none"])
+@pytest.mark.parametrize("pattern", ["G", "L"])
+def test_bfloat16_trains_every_position_where_attention_has_its_own_kernel(
+    tmp_path, position, pattern
+):
+    shape = {"block_size": 256, "n_embd": 64, "n_head": 2, "position": position}
+    shape |= {"window": 100, "attention_pattern": "GL"} if pattern == "L" else {}
+    training = {"tokens": 512, "batch_tokens": 256, "evaluate_tokens": 256}
+    _, exact = run(experiment(shape, training), tmp_path / "a")
+    _, reduced = run(experiment(shape, {**training, "precision": "bfloat16"}), tmp_path / "b")
+    last, wanted = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
+    assert last != wanted
+    assert last == pytest.approx(wanted, abs=0.05)
+
+
 def test_compiled_training_is_the_same_training(tmp_path):
     training = {"tokens": 64 * 6, "evaluate_tokens": 80}
     shape = {"n_layer": 1}
