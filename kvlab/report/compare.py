@@ -1,6 +1,6 @@
 """Two sweeps, or two records of one sweep, side by side: joined by cell, conclusions compared."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,9 +8,14 @@ from kvlab.report.effects import Effect
 from kvlab.report.study import Study
 
 
+NOT_ASKED = "not asked"
+NO_CONCLUSION = frozenset({NOT_ASKED, "no matched pair", "one seed: not tested"})
+"""Verdicts that say nothing about a level."""
+
+
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both have: its means, and the mean difference over the seeds that both have."""
+    """A cell that both have: its means and their difference, over the seeds that both have."""
 
     levels: dict[str, str]
     before: float
@@ -33,7 +38,12 @@ class Conclusion:
 
     @property
     def changed(self) -> bool:
-        return self.before != self.after
+        """Whether both conclude something, and not the same."""
+        return self.concluded and self.before != self.after
+
+    @property
+    def concluded(self) -> bool:
+        return NO_CONCLUSION.isdisjoint((self.before, self.after))
 
 
 @dataclass(frozen=True)
@@ -98,8 +108,8 @@ def _change(
     found = estimate([[theirs[seed] - mine[seed] for seed in seeds]], max(map(abs, mine.values())))
     return CellChange(
         dict(zip(before.factors, one, strict=True)),
-        sum(mine.values()) / len(mine),
-        sum(theirs.values()) / len(theirs),
+        sum(mine[seed] for seed in seeds) / len(seeds),
+        sum(theirs[seed] for seed in seeds) / len(seeds),
         found.value,
         found.low,
         found.high,
@@ -121,7 +131,7 @@ def _conclusions(before: Study, after: Study, metric: str) -> Iterator[Conclusio
 
 
 def _verdict(effect: Effect | None) -> str:
-    return "not asked" if effect is None else effect.verdict
+    return NOT_ASKED if effect is None else effect.verdict
 
 
 def _value(effect: Effect | None) -> float | None:
@@ -141,11 +151,29 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
         one, other = _facts(before, path), _facts(after, path)
         if one != other:
             yield f"{what} differ: {_listed(one)} against {_listed(other)}"
+    yield from _unlike_levels(before, after)
+    if before.seeds != after.seeds:
+        one, other = (", ".join(map(str, study.seeds)) for study in (before, after))
+        yield f"seeds differ: {one} against {other}"
     bases = before.sweep.get("experiment_yaml"), after.sweep.get("experiment_yaml")
     if bases[0] != bases[1]:
         yield "base experiments differ"
     if before.primary != after.primary:
         yield f"quality is measured by {before.primary} against {after.primary}"
+
+
+def _unlike_levels(before: Study, after: Study) -> Iterator[str]:
+    """Levels of one name that set unlike things, and so are not the same level."""
+    one, other = before.sweep.get("patches", {}), after.sweep.get("patches", {})
+    for factor in sorted(one.keys() & other.keys()):
+        for level in sorted(one[factor].keys() & other[factor].keys()):
+            mine, theirs = one[factor][level], other[factor][level]
+            if mine != theirs:
+                yield f"{factor}={level} sets {_patch(mine)} against {_patch(theirs)}"
+
+
+def _patch(patch: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in patch.items()) or "nothing"
 
 
 def _facts(study: Study, path: tuple[str, ...]) -> set[str]:

@@ -41,6 +41,8 @@ class Effect:
             that share weights.
         seeds: that it was seen at.
         by_seed: seed -> mean over groups. ``by_setting``: setting -> mean over seeds.
+        over_seeds: a t-test on ``by_seed`` alone: it takes no group for a repeat, so it holds
+            however unlike or dependent groups are; None if groups were seen at unlike seeds.
         limits: factor -> its levels in those settings, where that is not all of its levels.
         aliases: interactions that it cannot be told apart from; only a contrast has any.
         by_contrast: whether it is a contrast over all cells. Then ``comparisons`` and
@@ -59,6 +61,7 @@ class Effect:
     by_seed: tuple[tuple[int, float], ...]
     by_setting: tuple[tuple[Levels, float], ...]
     limits: tuple[tuple[str, tuple[str, ...]], ...]
+    over_seeds: Estimate | None = None
     aliases: tuple[Change, ...] = ()
     by_contrast: bool = False
     corrected: float = 1.0
@@ -156,6 +159,8 @@ def _effect(
     scale = max((setting.scale for setting in settings), default=1.0)
     found = estimate([list(g.values()) for g in groups], scale) if groups else None
     seeds = tuple(sorted({seed for group in groups for seed in group}))
+    by_seed = tuple((s, mean([g[s] for g in groups if s in g])) for s in seeds)
+    same = bool(groups) and all(len(group) == len(seeds) for group in groups)
     return Effect(
         metric,
         change,
@@ -165,9 +170,10 @@ def _effect(
         settings=len(used),
         groups=len(groups),
         seeds=seeds,
-        by_seed=tuple((s, mean([g[s] for g in groups if s in g])) for s in seeds),
+        by_seed=by_seed,
         by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
         limits=_limits(factors, change, used),
+        over_seeds=estimate([[value for _, value in by_seed]], scale) if same else None,
     )
 
 
@@ -183,10 +189,11 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
             values = [weight * row.measurements[metric] for weight, row in rows]
             sums[seed] = sum(values)
             scale = max(scale, sum(map(abs, values)))
+    found = estimate([list(sums.values())], scale) if sums else None
     return Effect(
         metric,
         change,
-        estimate([list(sums.values())], scale) if sums else None,
+        found,
         comparisons=len(sums),
         designed=len(designed),
         settings=0,
@@ -195,6 +202,7 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
         by_seed=tuple(sums.items()),
         by_setting=(),
         limits=(),
+        over_seeds=found,
         aliases=contrast.aliases,
         by_contrast=True,
     )

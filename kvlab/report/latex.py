@@ -26,17 +26,20 @@ _TOKEN = re.compile("-(?=-)|,(?=,)|[^-, 0-9A-Za-z.:;()=+/@?!]")
 _LETTERS = re.compile("(?![\u00d7\u00f7\u017fÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų])[\u00c0-\u017f]")
 """Latin letters with accents that LaTeX sets in its default encoding."""
 
+MOST_COLUMNS = 7
+"""That fit the width of a page as they are."""
+
 
 def to_latex(table: Table) -> str:
     """One ``tabular``; rows and columns as in the other forms, whatever their number.
 
-    Bold is what the report calls better or worse. A caption and a label stand above it as
-    comments, to be taken over into a ``table`` environment.
+    Bold is what the report calls better or worse. The caption stands above it as a comment, to
+    be taken over into a ``table`` environment; and for a wide one, how it fits a page.
     """
     kinds = "".join("r" if column.numeric else "l" for column in table.columns)
     lines = [
         f"% {escape(table.caption)}",
-        f"% Needs \\usepackage{{booktabs}}. \\input{{{table.name}.tex}}",
+        f"% Needs \\usepackage{{booktabs}}. {_use(table)}",
         f"\\begin{{tabular}}{{@{{}}{kinds}@{{}}}}",
         r"\toprule",
         _line([escape(column.title) for column in table.columns]),
@@ -46,6 +49,13 @@ def to_latex(table: Table) -> str:
         r"\end{tabular}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _use(table: Table) -> str:
+    plain = f"\\input{{{table.name}.tex}}"
+    if len(table.columns) <= MOST_COLUMNS:
+        return plain
+    return f"To page width, with graphicx: \\resizebox{{\\textwidth}}{{!}}{{{plain}}}"
 
 
 def escape(text: str) -> str:

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.errors import StoreError, TrackingError
+from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.files import write_atomic
 from kvlab.lock import Lock
 
@@ -55,8 +55,10 @@ def connect(store: Path, uri: str) -> "MlflowClient":
 
     Raises:
         TrackingError: MLflow cannot be reached, or its database cannot be opened.
+        UsageError: the address is that of a folder.
     """
     quiet()
+    _refuse_folder(uri)
     with explained(uri):
         if is_server(uri):
             return _opened(uri)
@@ -64,6 +66,13 @@ def connect(store: Path, uri: str) -> "MlflowClient":
         with Lock(store / "mlflow.lock").hold():
             _try_file(uri)
             return _opened(uri)
+
+
+def _refuse_folder(uri: str) -> None:
+    bare = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
+    if bare or uri.startswith("file:"):
+        text = f"--tracking-uri = {uri} names a folder, where MLflow keeps no runs any more"
+        raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
 
 
 def _try_file(uri: str) -> None:

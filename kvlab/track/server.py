@@ -20,6 +20,8 @@ def serve_ui(store: Path, uri: str | None, port: int) -> int:
     quiet()
     # Another server's settings would come before the arguments below.
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+    # Else seven processes wait for jobs that nobody here gives them.
+    environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     _check_free(port)
     sys.stdout.flush()
     command = server_command(tracking_uri(store, uri), store, port)

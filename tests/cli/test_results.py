@@ -112,7 +112,34 @@ def test_compare_finds_what_changed_and_warns(tmp_path, capsys):
     assert "warning: data differ" in text
     line = next(line for line in text.splitlines() if line.startswith("heads=mqa"))
     assert line.endswith("worse   better  CHANGED")
-    assert "1 of 2 conclusions differ" in text
+    assert "1 of 2 conclusions that both draw differ" in text
+    assert "warning: seeds differ: 0, 1 against 0, 1, 2" in text
+
+
+@pytest.mark.usefixtures("store")
+def test_compare_knows_levels_that_only_share_a_name(tmp_path, capsys):
+    class Other(Record):
+        def description(self, cells):
+            found = super().description(cells)
+            found["patches"]["heads"]["mqa"] = {"model.n_kv_head": 2}
+            return found
+
+    Other(factors=SMALL, seeds=(0,)).write(tmp_path / "other")
+    assert main(["compare", "made", "made", "--store-b", "other", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    warning = "heads=mqa sets model.heads: mqa against model.n_kv_head: 2"
+    assert warning in found["warnings"]
+    for cell in found["cells"]:
+        assert cell["after"] - cell["before"] == pytest.approx(cell["difference"])
+    # One seed concludes nothing, so nothing can have changed.
+    assert not any(one["changed"] for one in found["conclusions"])
+
+
+@pytest.mark.usefixtures("store")
+def test_compare_of_sweeps_without_a_shared_seed(tmp_path, capsys):
+    Record(factors=SMALL, seeds=(7,)).write(tmp_path / "other")
+    assert main(["compare", "made", "made", "--store-b", "other"]) == 0
+    assert "in both at a seed that both have" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("store")

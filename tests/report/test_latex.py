@@ -75,10 +75,14 @@ def test_hostile_tables_are_set(tmp_path):
     (folder / "tables" / "evil.tex").write_text(to_latex(evil), encoding="utf-8")
     tables = sorted((folder / "tables").glob("*.tex"))
     rules = r"\let\toprule\hline\let\midrule\hline\let\bottomrule\hline"  # as booktabs has them
-    head = rf"\documentclass{{article}}{rules}\begin{{document}}\tiny"
-    body = "\n\n".join(f"\\input{{{path}}}" for path in tables)
-    (tmp_path / "paper.tex").write_text(f"{head}\n{body}\n\\end{{document}}\n")
+    head = rf"\documentclass{{article}}\usepackage{{graphicx}}{rules}\begin{{document}}\tiny"
+    uses = [path.read_text().splitlines()[1] for path in tables]
+    assert any("resizebox" in use for use in uses)
+    # As the comment above each says that it is used.
+    body = "\n\n".join(re.search(r"\\(resizebox|input).*", use)[0] for use in uses)
+    paper = folder / "tables" / "paper.tex"
+    paper.write_text(f"{head}\n{body}\n\\end{{document}}\n")
     command = [PDFLATEX, "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    done = subprocess.run(command, cwd=paper.parent, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stdout.decode(errors="replace")[-3000:]
-    assert b"Missing character" not in (tmp_path / "paper.log").read_bytes()
+    assert b"Missing character" not in paper.with_suffix(".log").read_bytes()

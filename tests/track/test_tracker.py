@@ -294,6 +294,9 @@ def test_errors_have_a_way_out(tmp_path, monkeypatch):
         Tracker(tmp_path)
     with pytest.raises(TrackingError, match="sqlite:///"):
         Tracker(tmp_path, "ftp://nowhere")
+    for folder in ("mlruns", "file:///somewhere/mlruns"):
+        with pytest.raises(UsageError, match=f"--tracking-uri = {folder} names a folder"):
+            Tracker(tmp_path, folder)
     try:
         Tracker(tmp_path, "http://user:secret@127.0.0.1:9")
     except TrackingError as error:

@@ -45,7 +45,11 @@ def _text(found: Comparison, before: Study) -> str:
                 before.label(tuple(cell.levels.values())),
             ]
         )
-    lines += [f"{METRICS[metric].title}, cells that both have:", table(rows, "rrrrr"), ""]
+    if found.cells:
+        title = f"{METRICS[metric].title}, cells that both have, over the seeds that both have:"
+        lines += [title, table(rows, "rrrrr"), ""]
+    else:
+        lines.append(f"no cell has its {METRICS[metric].title} in both at a seed that both have")
     lines.append(f"{found.only_before} cells are only in A, {found.only_after} only in B")
     heads = [["level", "A", "B", "A says", "B says", ""]]
     for one in found.conclusions:
@@ -54,10 +58,11 @@ def _text(found: Comparison, before: Study) -> str:
         mark = "CHANGED" if one.changed else ""
         heads.append([one.level, *texts, one.before, one.after, mark])
     changed = sum(one.changed for one in found.conclusions)
+    both = sum(one.concluded for one in found.conclusions)
     lines += [
         "",
         table(heads, "lrr"),
         "",
-        f"{changed} of {len(found.conclusions)} conclusions differ",
+        f"{changed} of {both} conclusions that both draw differ",
     ]
     return "\n".join(lines)

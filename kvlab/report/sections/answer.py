@@ -64,10 +64,12 @@ def _value(effect: Effect) -> float:
 def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
     """The largest few, each with its difference and interval, and how many more there are."""
     spans: list[Span] = []
-    for number, effect in enumerate(effects[:MOST_NAMED]):
+    most = MOST_NAMED if len(effects) > MOST_NAMED + 1 else len(effects)
+    for number, effect in enumerate(effects[:most]):
         estimate = effect.estimate
         assert estimate is not None, "only effects with an estimate are named"
-        spans += [", " if number else "", Strong(effect.name)]
+        last = number and number == len(effects) - 1
+        spans += [" and " if last else ", " if number else "", Strong(effect.name)]
         spans.append(
             (verb if number == 0 else verb.replace(" changes it", ""))
             + difference(metric, estimate.value)
@@ -75,9 +77,8 @@ def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
         if estimate.kind == "tested":
             low, high = difference(metric, estimate.low), difference(metric, estimate.high)
             spans.append(f" (95% CI {low} to {high})")
-    more = len(effects) - MOST_NAMED
-    if more > 0:
-        spans.append(f" and {more} with less")
+    if len(effects) > most:
+        spans.append(f" and {len(effects) - most} smaller ones")
     return spans
 
 
@@ -118,8 +119,18 @@ def _of(base: int, stored: float) -> str:
 def _change(study: Study, levels: tuple[str, ...]) -> str:
     if levels == study.baseline:
         return ""
-    found = study.paired(levels, study.baseline, study.primary)
-    return f", {difference(study.primary, found.value)} against the baseline" if found else ""
+    metric = study.primary
+    found = study.paired(levels, study.baseline, metric)
+    if found is None:
+        return ""
+    text = f", {difference(metric, found.value)} against the baseline"
+    if found.kind == "one seed":
+        return f"{text} (at one seed)"
+    if found.kind != "tested":
+        return text
+    text += f" (95% CI {difference(metric, found.low)} to {difference(metric, found.high)}"
+    noise = found.low <= 0 <= found.high
+    return f"{text}, within noise)" if noise else f"{text})"
 
 
 def _trust(study: Study) -> Paragraph:

@@ -58,6 +58,7 @@ def effects(study: Study) -> Section | None:
         Column("95% CI", True),
         Column("p", True, "two-sided t-test, uncorrected"),
         Column("p (Holm)", True, "corrected for all levels of this table"),
+        Column("p over seeds", True, "t-test over the seeds alone: holds however groups vary"),
         Column("verdict"),
         Column("KV smaller", True, "baseline level's KV bytes divided by the level's"),
         Column("pairs", True, "matched pairs used, of those in the design"),
@@ -84,10 +85,12 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         " are averaged into one group and count once (one that lacks a seed that the others of"
         " its group have is left out). The difference is the mean over groups of"
         " the mean over seeds; its error comes only from how a group's differences vary between"
-        " seeds, with Welch-Satterthwaite degrees of freedom, so that a level which acts"
+        " seeds, with Satterthwaite's degrees of freedom, so that a level which acts"
         " differently in different settings (see over settings) is not taken for noise. It"
         " describes these settings, and assumes that groups vary independently between seeds."
     )
+    if any(effect.groups > 1 and effect.tested for effect in found):
+        text += _OVER_SEEDS
     tests = max((effect.tests for effect in found if effect.tested), default=0)
     rule = (
         f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
@@ -100,6 +103,12 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
     return [paragraph(text + (rule if repeated else single if len(study.seeds) == 1 else ""))]
 
 
+_OVER_SEEDS = (
+    " With two or three seeds the intervals are too narrow where one group varies many times more"
+    " than the rest: no such sample can show that. The column p over seeds needs neither"
+    " assumption. It tests the means by seed alone, uncorrected, and with few seeds has little"
+    " power: a verdict that it supports is the stronger for it."
+)
 _BY_CONTRAST = (
     " Levels without a pair in this design are estimated by a contrast over all its cells: the"
     " least-squares main effect at every seed, tested over seeds. It contains what it is aliased"
@@ -113,9 +122,8 @@ def _row(study: Study, effect: Effect) -> Row:
     unit = " seeds" if effect.by_contrast else ""
     pairs = cell(f"{effect.comparisons} of {effect.designed}{unit}", effect.comparisons)
     if effect.estimate is None:
-        blank = (EMPTY,) * 4
-        tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *blank)
-        return Row((*names, *blank, *tail), tone="muted")
+        tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *(EMPTY,) * 4)
+        return Row((*names, *(EMPTY,) * 5, *tail), tone="muted")
     groups = f"{effect.groups} {TIMES} {len(effect.seeds)}"
     size = cell(groups, effect.groups * len(effect.seeds))
     metric, value = effect.metric, effect.estimate.value
@@ -125,6 +133,7 @@ def _row(study: Study, effect: Effect) -> Row:
             *names,
             cell(difference(metric, value), value),
             *_test(effect),
+            _over_seeds(effect),
             cell(effect.verdict, tone=_tone(effect)),
             _smaller(study, effect),
             pairs,
@@ -147,6 +156,11 @@ def _test(effect: Effect) -> tuple[Cell, Cell, Cell]:
         cell(p_value(effect.estimate.p), effect.estimate.p),
         cell(p_value(effect.corrected), effect.corrected),
     )
+
+
+def _over_seeds(effect: Effect) -> Cell:
+    found = effect.over_seeds
+    return cell(p_value(found.p), found.p) if found and found.kind == "tested" else EMPTY
 
 
 def _tone(effect: Effect) -> Tone:

@@ -3,8 +3,10 @@
 Each group is one condition (a setting of the other factors) in which the same difference was
 seen at several seeds. The estimate is the mean of the groups' means. Its error comes only from
 how a group's differences vary between seeds: that conditions differ from each other is a
-finding (an interaction), not noise. Variances are not assumed equal; the degrees of freedom are
-Welch's and Satterthwaite's. One group is the paired t-test, two are Welch's t-test.
+finding (an interaction), not noise. Variances are not assumed equal. One group is the paired
+t-test. With several the error is Welch's, and the degrees of freedom are Satterthwaite's with
+their moments estimated without bias (von Davier 2025): the usual plug-in counts far too few when
+a group has two seeds, so its intervals cover 98% instead of 95%.
 """
 
 from collections.abc import Sequence
@@ -60,11 +62,22 @@ def estimate(groups: Sequence[Sequence[float]], scale: float = 1.0) -> Estimate:
         for variance, freedom, group in zip(variances, freedoms, groups, strict=True)
     ]
     error = sum(parts) ** 0.5
-    weights = sum(p * p / f for p, f in zip(parts, freedoms, strict=True) if f)
-    known = sum(p for p, f in zip(parts, freedoms, strict=True) if f)
-    df = min(known**2 / weights, float(sum(freedoms)))
+    df = _freedom(parts, freedoms)
     half, p = _interval(value, error, df)
     return Estimate(value, "tested", error, df, value - half, value + half, p)
+
+
+def _freedom(parts: Sequence[float], freedoms: Sequence[int]) -> float:
+    """Degrees of freedom of a sum of variances, each with its own; those without count nothing.
+
+    Satterthwaite's are (sum of v)^2 / sum of v^2 / f at the true variances v. The square of an
+    estimate with f degrees of freedom is (f + 2) / f times too large on average; put right in
+    both sums, that is (sum of v)^2 / (sum of v^2 / (f + 2)) - 2 (von Davier 2025).
+    """
+    known = [(part, f) for part, f in zip(parts, freedoms, strict=True) if f]
+    total = sum(part for part, _ in known)
+    found = total**2 / sum(part * part / (f + 2) for part, f in known) - 2
+    return min(max(found, min(f for _, f in known)), float(sum(freedoms)))
 
 
 def _variances(
