@@ -1,6 +1,7 @@
 """The KV cache, built from a layout. It knows layers and tokens, no model."""
 
+from kvlab.cache.branched import PADDING, TRUNK, Branched
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.step import KeysValues, OneShot, Step
 
-__all__ = ["KVCache", "KeysValues", "OneShot", "Step"]
+__all__ = ["PADDING", "TRUNK", "Branched", "KVCache", "KeysValues", "OneShot", "Step"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlab.data import HellaSwagItem, Tokenizer
 from kvlab.evaluate.questions import CONVENTIONS, Question, make_question
-from kvlab.evaluate.scoring import ONE_SHOT, Path, ending_losses
+from kvlab.evaluate.scoring import ending_scores
 from kvlab.model import GPT
 from kvlab.spec.parts import ServingConfig
 
@@ -40,9 +40,9 @@ def score_hellaswag(
         summed log-likelihoods in nats), ``prediction`` (the largest) and ``prediction_norm``
         (the largest after division).
     """
-    paths = {"one_shot": ONE_SHOT}
+    paths: dict[str, ServingConfig | None] = {"one_shot": None}
     if serving is not None:
-        paths["served"] = Path(serving, token_by_token=True)
+        paths["served"] = serving
     block = model.config.block_size
     questions = [
         make_question(word(item), tokenizer, block)
@@ -60,12 +60,15 @@ def score_hellaswag(
 
 
 def _scores(
-    model: GPT, questions: Sequence[Question], path: Path, tick: Callable[[int], None]
+    model: GPT,
+    questions: Sequence[Question],
+    serving: ServingConfig | None,
+    tick: Callable[[int], None],
 ) -> list[list[float]]:
     """Summed log-likelihoods of each question's endings."""
     branches = [branch for question in questions for branch in question.branches]
-    losses = iter(ending_losses(model, branches, path, tick))
-    return [[-loss for _ in q.branches for loss in next(losses)] for q in questions]
+    scores = iter(ending_scores(model, branches, serving, tick))
+    return [[-score.nats for _ in q.branches for score in next(scores)] for q in questions]
 
 
 def _choices(scores: list[float], divisors: list[int]) -> dict[str, Any]:
