@@ -40,18 +40,30 @@ def score_hellaswag(
         summed log-likelihoods in nats), ``prediction`` (the largest) and ``prediction_norm``
         (the largest after division).
     """
+    return score_items(model, items, tokenizer, tuple(CONVENTIONS), serving, tick)
+
+
+def score_items(
+    model: GPT,
+    items: Sequence[HellaSwagItem],
+    tokenizer: Tokenizer,
+    conventions: Sequence[str],
+    serving: ServingConfig | None = None,
+    tick: Callable[[int], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """`score_hellaswag` in some of the `CONVENTIONS`."""
     paths: dict[str, ServingConfig | None] = {"one_shot": None}
     if serving is not None:
         paths["served"] = serving
     block = model.config.block_size
     questions = [
-        make_question(word(item), tokenizer, block)
-        for word in CONVENTIONS.values()
+        make_question(CONVENTIONS[name](item), tokenizer, block)
+        for name in conventions
         for item in items
     ]
     scores = {name: _scores(model, questions, path, tick) for name, path in paths.items()}
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
-    places = [(record, name) for name in CONVENTIONS for record in records]
+    places = [(record, name) for name in conventions for record in records]
     for i, ((record, name), question) in enumerate(zip(places, questions, strict=True)):
         divisors = question.characters if name == "lmeval" else question.tokens
         found = {way: _choices(scores[way][i], divisors) for way in paths}
