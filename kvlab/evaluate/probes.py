@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from kvlab.evaluate.loss import Tick, Tokens
+from kvlab.evaluate.loss import Tokens
+from kvlab.evaluate.served import Tick
 from kvlab.evaluate.positions import position_losses, position_measurements
 from kvlab.evaluate.recall import recall_measurements, recall_rows, recalled
 from kvlab.model import GPT
