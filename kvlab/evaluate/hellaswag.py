@@ -84,7 +84,10 @@ def _scores(
 
 
 def _choices(scores: list[float], divisors: list[int]) -> dict[str, Any]:
-    normed = [score / max(1, divisor) for score, divisor in zip(scores, divisors, strict=True)]
+    normed = [
+        score / divisor if divisor else -math.inf  # as lm-eval: an empty ending is never chosen
+        for score, divisor in zip(scores, divisors, strict=True)
+    ]
     return {
         "scores": scores,
         "prediction": scores.index(max(scores)),

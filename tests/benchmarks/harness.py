@@ -123,10 +123,14 @@ def _by_lm_eval(lm_eval: Any, lm: Any, task: Any) -> Callable[[], Predictions]:
 
 
 def _prediction(sample: dict[str, Any]) -> tuple[int, int]:
-    """lm-eval keeps the answers, and says of a prediction only whether it was right."""
+    """lm-eval keeps the answers, and says of a prediction only whether it was right. As there,
+    an empty ending is never the likeliest a character."""
     scores = [float(answer[0]) for answer in sample["filtered_resps"]]
     lengths = [len(choice) for choice in sample["doc"]["choices"]]
-    normed = [score / max(1, length) for score, length in zip(scores, lengths, strict=True)]
+    normed = [
+        score / length if length else float("-inf")
+        for score, length in zip(scores, lengths, strict=True)
+    ]
     return scores.index(max(scores)), normed.index(max(normed))
 
 

@@ -1,5 +1,7 @@
 """Loss where attention ends with each document, one-shot and through the serving cache."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,7 @@ def by_hand():
     means = []
     for first in range(0, 120, 40):
         window, losses, document = TEXT[first : first + 41], [], []
-        for token, target in zip(window[:-1], window[1:], strict=True):
+        for token, target in itertools.pairwise(window):
             document = [token] if token == START else [*document, token]
             with torch.no_grad():
                 logits = MODEL(torch.tensor([document]))[0, -1].log_softmax(-1)

@@ -57,7 +57,8 @@ def plain_lmeval(model, it, tok):
         log_likelihood(model, context, tok.encode(query + " " + c)[len(context) :], tok.end_of_text)
         for c in choices
     ]
-    normed = [total / max(1, len(choice)) for total, choice in zip(sums, choices, strict=True)]
+    with np.errstate(divide="ignore"):
+        normed = np.array(sums) / [float(len(choice)) for choice in choices]
     return sums, int(np.argmax(sums)), int(np.argmax(normed))
 
 

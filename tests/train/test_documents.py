@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvlab.data import training_batch
-from kvlab.errors import StoreError, Stopped
+from kvlab.errors import Stopped, StoreError
 from kvlab.spec import Experiment, SpecError
 from kvlab.train import train
 from kvlab.train.stepper import Stepper
