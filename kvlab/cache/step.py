@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvlab.cache.documents import Documents
+
 
 @dataclass(frozen=True)
 class KeysValues:
@@ -33,12 +35,14 @@ class KeysValues:
         mask: (B or 1, 1, C, P + C) of bool, true where a query sees a key; or None.
         ordered: without a mask: if true the keys are consecutive tokens that end with this
             pass's last, so causality and the window apply; if false all of them are visible.
+        documents: then also none sees a token of another document; there are no past tokens.
     """
 
     k: Tensor
     v: Tensor
     mask: Tensor | None = None
     ordered: bool = True
+    documents: Documents | None = None
 
 
 class Step(ABC):
@@ -74,11 +78,23 @@ class Step(ABC):
 
 
 class OneShot(Step):
-    """No cache: the current tokens are all there is. Consumers read their trained owner."""
+    """No cache: the current tokens are all there is. Consumers read their trained owner.
 
-    def __init__(self, owners: Sequence[int], length: int, device: torch.device):
-        self._owners = owners
-        self._positions = torch.arange(length, device=device)
+    Args:
+        documents: of the rows, if they are to be kept apart.
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[int],
+        length: int,
+        device: torch.device,
+        documents: Documents | None = None,
+    ):
+        self._owners, self._length, self._documents = owners, length, documents
+        self._positions = (
+            torch.arange(length, device=device) if documents is None else documents.positions
+        )
         self._current: dict[int, KeysValues] = {}
 
     @property
@@ -87,13 +103,13 @@ class OneShot(Step):
 
     @property
     def end(self) -> int:
-        return len(self._positions)
+        return self._length
 
     def writes(self, layer: int) -> bool:
         return self._owners[layer] == layer
 
     def put(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self._current[layer] = KeysValues(k, v)
+        self._current[layer] = KeysValues(k, v, documents=self._documents)
 
     def get(self, layer: int) -> KeysValues:
         return self._current[self._owners[layer]]

@@ -81,11 +81,11 @@ def _losses(
 ) -> dict[str, float | int]:
     wanted = experiment.evaluation
     served_tokens = (wanted.served_tokens or wanted.loss_tokens) if wanted.served else 0
-    block = model.config.block_size
+    block, start = model.config.block_size, experiment.data.document_start
     loss_windows, served_windows = -(-wanted.loss_tokens // block), -(-served_tokens // block)
     scored = max(loss_windows, served_windows) * block
     progress = _Progress("validation loss", scored, on_progress)
-    one_shot = window_losses(model, dataset.validation, scored, progress.advance)
+    one_shot = window_losses(model, dataset.validation, scored, progress.advance, start)
     loss = float(one_shot[:loss_windows].mean())
     found: dict[str, float | int] = {
         "loss": loss,
@@ -98,10 +98,10 @@ def _losses(
     coarse = is_coarse(model, serving)
     progress = _Progress("served loss", (1 + coarse) * served_windows * block, on_progress)
     if coarse:
-        both = compare_storage(model, text, served_tokens, serving, progress.advance)
+        both = compare_storage(model, text, served_tokens, serving, progress.advance, start)
         windows, found = both.served, found | both.measurements
     else:
-        windows = served_window_losses(model, text, served_tokens, serving, progress.advance)
+        windows = served_window_losses(model, text, served_tokens, serving, progress.advance, start)
     served = float(windows.mean())
     return found | {
         "loss_served": served,

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlab.data import HellaSwagItem, Tokenizer
 from kvlab.evaluate.questions import CONVENTIONS, Question, make_question
-from kvlab.evaluate.scoring import ONE_SHOT, Path, ending_losses
+from kvlab.evaluate.scoring import ending_scores
 from kvlab.model import GPT
 from kvlab.spec.parts import ServingConfig
 
@@ -40,18 +40,30 @@ def score_hellaswag(
         summed log-likelihoods in nats), ``prediction`` (the largest) and ``prediction_norm``
         (the largest after division).
     """
-    paths = {"one_shot": ONE_SHOT}
+    return score_items(model, items, tokenizer, tuple(CONVENTIONS), serving, tick)
+
+
+def score_items(
+    model: GPT,
+    items: Sequence[HellaSwagItem],
+    tokenizer: Tokenizer,
+    conventions: Sequence[str],
+    serving: ServingConfig | None = None,
+    tick: Callable[[int], None] = lambda _: None,
+) -> list[dict[str, Any]]:
+    """`score_hellaswag` in some of the `CONVENTIONS`."""
+    paths: dict[str, ServingConfig | None] = {"one_shot": None}
     if serving is not None:
-        paths["served"] = Path(serving, token_by_token=True)
+        paths["served"] = serving
     block = model.config.block_size
     questions = [
-        make_question(word(item), tokenizer, block)
-        for word in CONVENTIONS.values()
+        make_question(CONVENTIONS[name](item), tokenizer, block)
+        for name in conventions
         for item in items
     ]
     scores = {name: _scores(model, questions, path, tick) for name, path in paths.items()}
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
-    places = [(record, name) for name in CONVENTIONS for record in records]
+    places = [(record, name) for name in conventions for record in records]
     for i, ((record, name), question) in enumerate(zip(places, questions, strict=True)):
         divisors = question.characters if name == "lmeval" else question.tokens
         found = {way: _choices(scores[way][i], divisors) for way in paths}
@@ -60,16 +72,22 @@ def score_hellaswag(
 
 
 def _scores(
-    model: GPT, questions: Sequence[Question], path: Path, tick: Callable[[int], None]
+    model: GPT,
+    questions: Sequence[Question],
+    serving: ServingConfig | None,
+    tick: Callable[[int], None],
 ) -> list[list[float]]:
     """Summed log-likelihoods of each question's endings."""
     branches = [branch for question in questions for branch in question.branches]
-    losses = iter(ending_losses(model, branches, path, tick))
-    return [[-loss for _ in q.branches for loss in next(losses)] for q in questions]
+    scores = iter(ending_scores(model, branches, serving, tick))
+    return [[-score.nats for _ in q.branches for score in next(scores)] for q in questions]
 
 
 def _choices(scores: list[float], divisors: list[int]) -> dict[str, Any]:
-    normed = [score / max(1, divisor) for score, divisor in zip(scores, divisors, strict=True)]
+    normed = [
+        score / divisor if divisor else -math.inf  # as lm-eval: an empty ending is never chosen
+        for score, divisor in zip(scores, divisors, strict=True)
+    ]
     return {
         "scores": scores,
         "prediction": scores.index(max(scores)),

@@ -11,47 +11,47 @@ from torch import Tensor
 
 from kvlab.data import validation_batches
 from kvlab.evaluate.batching import decode_rows, pass_rows
+from kvlab.evaluate.served import Tick, served_hidden
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec.parts import ServingConfig
 
 Tokens = npt.NDArray[np.integer]
-Tick = Callable[[int], None]
-"""Called with the number of tokens just scored."""
 
 
 @torch.inference_mode()
-def window_losses(model: GPT, tokens: Tokens, wanted: int, tick: Tick) -> npt.NDArray[np.float64]:
+def window_losses(
+    model: GPT, tokens: Tokens, wanted: int, tick: Tick, document_start: int | None = None
+) -> npt.NDArray[np.float64]:
     """Mean nats a token of each window of ``block_size`` tokens, in one forward pass.
 
     Args:
         wanted: validation tokens; the windows are those of `validation_batches`.
+        document_start: see `GPT.hidden`; None: documents see those before them.
 
     Raises:
         DataError: there are fewer tokens.
     """
     rows = pass_rows(model, model.config.block_size)
-    return _over_windows(model, tokens, wanted, rows, lambda x: model.hidden(x), tick)
+    hidden = partial(model.hidden, document_start=document_start)
+    return _over_windows(model, tokens, wanted, rows, hidden, tick)
 
 
 @torch.inference_mode()
 def served_window_losses(
-    model: GPT, tokens: Tokens, wanted: int, serving: ServingConfig, tick: Tick
+    model: GPT,
+    tokens: Tokens,
+    wanted: int,
+    serving: ServingConfig,
+    tick: Tick,
+    document_start: int | None = None,
 ) -> npt.NDArray[np.float64]:
     """The same, decoding: every token is fed alone, and sees the past through the cache."""
     rows = decode_rows(model, model.config.block_size, serving)
-    hidden = partial(served_hidden, model, serving=serving, tick=tick)
+    hidden = partial(
+        served_hidden, model, serving=serving, tick=tick, document_start=document_start
+    )
     return _over_windows(model, tokens, wanted, rows, hidden, tick)
-
-
-def served_hidden(model: GPT, x: Tensor, serving: ServingConfig, tick: Tick) -> Tensor:
-    """The residual stream (B, C, E) of tokens (B, C), each fed alone through a new cache."""
-    cache = model.new_cache(len(x), x.shape[1], serving)
-    parts = []
-    for at in range(x.shape[1]):
-        parts.append(model.hidden(x[:, at : at + 1], cache=cache))
-        tick(0)
-    return torch.cat(parts, 1)
 
 
 def _over_windows(

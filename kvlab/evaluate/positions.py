@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kvlab.data import validation_batches
 from kvlab.evaluate.batching import decode_rows, pass_rows
-from kvlab.evaluate.loss import Tick, Tokens, served_hidden
+from kvlab.evaluate.loss import Tokens
+from kvlab.evaluate.served import Tick, served_hidden
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec.parts import ServingConfig

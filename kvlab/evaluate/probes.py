@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from kvlab.evaluate.loss import Tick, Tokens
+from kvlab.evaluate.loss import Tokens
 from kvlab.evaluate.positions import position_losses, position_measurements
 from kvlab.evaluate.recall import recall_measurements, recall_rows, recalled
+from kvlab.evaluate.served import Tick
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import ServingConfig

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kvlab.evaluate.batching import decode_rows, pass_rows
-from kvlab.evaluate.loss import Tick, served_hidden
+from kvlab.evaluate.served import Tick, served_hidden
 from kvlab.model import GPT
 from kvlab.spec.parts import ServingConfig
 

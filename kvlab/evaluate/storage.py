@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kvlab.data import validation_batches
 from kvlab.evaluate.batching import decode_rows
-from kvlab.evaluate.loss import Tick, Tokens, served_hidden
+from kvlab.evaluate.loss import Tokens
+from kvlab.evaluate.served import Tick, served_hidden
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import CHUNK_TOKENS
 from kvlab.model import GPT
@@ -57,12 +58,18 @@ def is_coarse(model: GPT, serving: ServingConfig) -> bool:
 
 @torch.inference_mode()
 def compare_storage(
-    model: GPT, tokens: Tokens, wanted: int, serving: ServingConfig, tick: Tick
+    model: GPT,
+    tokens: Tokens,
+    wanted: int,
+    serving: ServingConfig,
+    tick: Tick,
+    document_start: int | None = None,
 ) -> Comparison:
     """Decodes validation windows through both caches.
 
     Args:
         wanted: validation tokens; the windows are those of `validation_batches`.
+        document_start: see `kvlab.evaluate.served.served_hidden`.
 
     Raises:
         DataError: there are fewer tokens.
@@ -79,7 +86,9 @@ def compare_storage(
     squares, largest, count = 0.0, 0.0, 0
     for x, y in batches:
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
-        served, exact = (served_hidden(model, inputs, how, tick) for how in (serving, plain))
+        served, exact = (
+            served_hidden(model, inputs, how, tick, document_start) for how in (serving, plain)
+        )
         for hidden, found in zip((served, exact), losses, strict=True):
             found.append(token_losses(hidden, model.lm_head.weight, targets).double().mean(1))
         summed, most = _logit_differences(model, served - exact)

@@ -71,4 +71,6 @@ def attend(q: Tensor, context: KeysValues, window: int | None) -> Tensor:
         )
     if mask is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads)
-    return BACKENDS[pick_backend(q, k.shape[2], window)](q, k, v, window)
+    documents = context.documents
+    backend = pick_backend(q, k.shape[2], window, documents is not None)
+    return BACKENDS[backend](q, k, v, window, documents)

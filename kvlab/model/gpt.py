@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvlab.cache import KVCache, OneShot, Step
+from kvlab.cache import Documents, KVCache, OneShot, Step
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.block import Block, make_norm
@@ -106,6 +106,7 @@ class GPT(nn.Module):
         tokens: Tensor,
         cache: KVCache | None = None,
         lengths: Tensor | Sequence[int] | None = None,
+        document_start: int | None = None,
     ) -> Tensor:
         """The residual stream (B, C, E) after the final norm.
 
@@ -114,16 +115,22 @@ class GPT(nn.Module):
             cache: continue from it, and keep these tokens' K/V in it.
             lengths: (B,) with a cache: how many tokens of each row are real, where the rest of
                 the row is padding. Rows may then hold different numbers of tokens.
+            document_start: without a cache: the token that begins a document; each document is
+                then computed as if it stood alone. See `kvlab.cache.documents`.
 
         Raises:
             CacheError: the tokens do not fit the cache.
-            ValueError: a position is beyond the learned embeddings, or lengths without a cache.
+            ValueError: a position is beyond the learned embeddings, lengths without a cache, or
+                documents with one.
         """
         count = tokens.shape[1]
         if cache is None:
             if lengths is not None:
                 raise ValueError("lengths needs a cache; without one, padding at the end is inert")
-            step: Step = OneShot(self.config.kv_owners, count, tokens.device)
+            documents = None if document_start is None else Documents(tokens, document_start)
+            step: Step = OneShot(self.config.kv_owners, count, tokens.device, documents)
+        elif document_start is not None:
+            raise ValueError("a cache's row holds one document; give each document its own row")
         else:
             step = cache.step(count, lengths)
         self._check_positions(step.end)

@@ -39,15 +39,22 @@ def summed_loss(
 
 def token_losses(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of every token (...), in nats; see `summed_loss`. Not differentiable."""
+    return token_scores(hidden, head_weight, targets)[0]
+
+
+def token_scores(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """-log p(target) of every token (...), in nats, and whether the target is likeliest (of
+    equals the first counts); see `summed_loss`. Not differentiable."""
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
     dtype = _product_dtype(hidden)
+    losses, hits = [], []
     with torch.no_grad(), _no_autocast(hidden):
         weight = head_weight.to(dtype)
-        losses = [
-            -_log_probabilities(part.to(dtype) @ weight.T).gather(1, wanted_part[:, None])[:, 0]
-            for part, wanted_part in _chunks(flat, wanted)
-        ]
-    return torch.cat(losses).view(targets.shape)
+        for part, wanted_part in _chunks(flat, wanted):
+            logs = _log_probabilities(part.to(dtype) @ weight.T)
+            losses.append(-logs.gather(1, wanted_part[:, None])[:, 0])
+            hits.append(logs.argmax(-1) == wanted_part)
+    return torch.cat(losses).view(targets.shape), torch.cat(hits).view(targets.shape)
 
 
 class _SummedLoss(torch.autograd.Function):

@@ -44,6 +44,9 @@ class Experiment(SpecModel):
     @model_validator(mode="after")
     def _check(self) -> "Experiment":
         problems = [*_size_problems(self), *_training_problems(self)]
+        if self.data.mask_documents and self.evaluation.positions:
+            text = "asks for the loss by tokens seen, and data.mask_documents hides some of them"
+            problems.append(("evaluation.positions", f"{text}; turn one off"))
         refuse([*problems, *_tie_problems(self.model, self.serving)])
         return self
 

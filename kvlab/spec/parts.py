@@ -50,6 +50,12 @@ class DataConfig(SpecModel):
         default=0.01, description="Share of the documents held out, chosen by document hash."
     )
 
+    mask_documents: bool = Field(
+        default=False,
+        description="Attention never crosses from one document into another, and positions start"
+        " at 0 in each; default documents are packed and see those before them.",
+    )
+
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":
         problems = []
@@ -76,6 +82,18 @@ class DataConfig(SpecModel):
     def vocab_size(self) -> int:
         """Ranks plus the end-of-text token."""
         return self.ranks + 1
+
+    @property
+    def document_start(self) -> int | None:
+        """The token at which attention ends and positions start; None: nowhere."""
+        return self.ranks if self.mask_documents else None
+
+    def identity(self) -> dict[str, Any]:
+        """Without the mask where there is none, as before there was a choice."""
+        data = super().identity()
+        if not self.mask_documents:
+            del data["mask_documents"]
+        return data
 
 
 def _start(value: Any) -> Any:

@@ -64,6 +64,8 @@ def run_identity(experiment: Experiment, seed: int, train_tokens: int, start: An
         "seed": seed,
         "train_tokens": train_tokens,
     }
+    if experiment.data.mask_documents:
+        facts["mask_documents"] = True
     if start is not None:
         facts["start"] = start
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

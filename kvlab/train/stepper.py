@@ -31,11 +31,12 @@ class Tokens(Protocol):
 class SummedLoss(nn.Module):
     """(rows, block) tokens and targets -> the summed loss, in the training's precision."""
 
-    def __init__(self, model: GPT, precision: str, compile: bool):
+    def __init__(self, model: GPT, precision: str, compile: bool, document_start: int | None):
         super().__init__()
+        self.document_start = document_start
         self.model, self.compiles = model, compile
         self.reduced = precision == "bfloat16"
-        self.hidden: Callable[[Tensor], Tensor] = model.hidden
+        self.hidden: Callable[..., Tensor] = model.hidden
         if compile:
             # a process that trains many models would run into the limit on recompiling
             torch.compiler.reset()
@@ -45,7 +46,12 @@ class SummedLoss(nn.Module):
         """``eager``: for another shape than the usual, which would compile again."""
         hidden = self.model.hidden if eager else self.hidden
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.reduced):
-            return summed_loss(hidden(x), self.model.lm_head.weight, y, compile=self.compiles)
+            return summed_loss(
+                hidden(x, document_start=self.document_start),
+                self.model.lm_head.weight,
+                y,
+                compile=self.compiles,
+            )
 
 
 class Stepper:
@@ -59,7 +65,12 @@ class Stepper:
         self.rows = self.training.batch_tokens // self.block
         self.micro = microbatch_rows(experiment, self.device)
         self.optimizer = make_optimizer(model, self.training)
-        self.loss = SummedLoss(model, self.training.precision, self.training.compile)
+        self.loss = SummedLoss(
+            model,
+            self.training.precision,
+            self.training.compile,
+            experiment.data.document_start,
+        )
         self.shared: nn.Module = self.loss
 
     def join(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from kvlab.data import Tokenizer, tokenizer
 from kvlab.errors import UsageError
-from kvlab.evaluate.likelihood import Pair, are_greedy, log_likelihoods
+from kvlab.evaluate.likelihood import Pair, pair_scores
 from kvlab.trial.models import OpenedModel
 
 
@@ -62,8 +62,8 @@ class Scorer:
     def continuations(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Nats of each continuation after its context, and whether greedy decoding says it."""
         pairs = [self._pair(context, ending) for context, ending in texts]
-        nats = log_likelihoods(self._model, pairs, self._serving)
-        return list(zip(nats, are_greedy(self._model, pairs, self._serving), strict=True))
+        scores = pair_scores(self._model, pairs, self._serving)
+        return [(-score.nats, score.is_greedy) for score in scores]
 
     def whole(self, text: str) -> float:
         """Nats of a text of any length: pieces of block_size, each token predicted once."""
@@ -73,7 +73,7 @@ class Scorer:
         for start in range(0, len(ids) - 1, block):
             piece = ids[start : start + block + 1]
             pairs.append((piece[:1], piece[1:]))
-        return sum(log_likelihoods(self._model, pairs, self._serving))
+        return -sum(score.nats for score in pair_scores(self._model, pairs, self._serving))
 
     @torch.inference_mode()
     def generated(self, context: str, options: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from tests.benchmarks import decode, driver, past, report, roofline, tokenising, training
+from tests.benchmarks import decode, driver, harness, past, report, roofline, tokenising, training
 
 BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "decode": decode.run,
@@ -10,6 +10,7 @@ BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "roofline": roofline.run,
     "training": training.run,
     "tokenising": tokenising.run,
+    "harness": harness.run,
     "report": report.run,
     "driver": driver.run,
 }

@@ -19,7 +19,7 @@ Step = Callable[[], torch.Tensor]
 def run() -> Iterator[str]:
     """Rows of a table: GPT-2 124M in float32, contexts 256 and 1,024, batches 1 and 8."""
     ours = GPT(ModelConfig(preset="gpt2"), seed=0)
-    theirs = _transformers(ours)
+    theirs = transformers_model(ours)
     yield f"GPT-2 124M, float32, {torch.get_num_threads()} threads, {STEPS} steps a round,"
     yield f"{ROUNDS} rounds in turn, A B A B (median ms a step; ratio of medians, and of least)"
     yield "context  batch    kvlab  transformers  ratio  least"
@@ -35,7 +35,8 @@ def run() -> Iterator[str]:
             )
 
 
-def _transformers(ours: GPT) -> torch.nn.Module:
+def transformers_model(ours: GPT) -> torch.nn.Module:
+    """`transformers`' GPT-2 with the same weights."""
     from transformers import GPT2LMHeadModel
     from transformers.utils import logging
 

@@ -10,12 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvlab.cache import Documents
 from kvlab.model.backends.sdpa import band
 
 SMALLEST_BLOCK = 64
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: Documents | None = None
+) -> Tensor:
     """See `kvlab.model.backends`."""
     assert window is not None, "an unbounded window has no blocks"
     queries, past = q.shape[2], k.shape[2] - q.shape[2]
@@ -29,11 +32,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         shape = (end - start, high - low)
         if shape not in masks:
             masks[shape] = band(*shape, window, q.device)
+        mask = masks[shape]
+        if documents is not None:
+            mask = mask & documents.together(slice(start, end), slice(low, high))
         part = F.scaled_dot_product_attention(
             q[:, :, start:end],
             k[:, :, low:high],
             v[:, :, low:high],
-            attn_mask=masks[shape],
+            attn_mask=mask,
             enable_gqa=grouped,
         )
         parts.append(part)

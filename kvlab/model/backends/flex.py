@@ -10,13 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from kvlab.cache import Documents
+
 BLOCK = 128
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: Documents | None = None
+) -> Tensor:
     """See `kvlab.model.backends`."""
     queries, keys = q.shape[2], k.shape[2]
-    mask = _block_mask(queries, keys, window or keys, q.device)
+    window = window or keys
+    if documents is None:
+        mask = _block_mask(queries, keys, window, q.device)
+    else:
+        mask = documents.once(("flex", window), lambda: _parted(documents, window))
     grouped = q.shape[1] != k.shape[1]
     kernel = _compiled() if q.device.type == "cuda" else flex_attention
     out: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=grouped)
@@ -37,3 +45,17 @@ def _block_mask(queries: int, keys: int, window: int, device: torch.device) -> B
         return (distance >= 0) & (distance < window)
 
     return create_block_mask(sees, None, None, queries, keys, device=str(device), BLOCK_SIZE=BLOCK)
+
+
+def _parted(documents: Documents, window: int) -> BlockMask:
+    """Depends on the text, so it is made for each forward pass, once for all of its layers."""
+    ids = documents.ids
+    rows, count = ids.shape
+
+    def sees(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = query - key
+        near = (distance >= 0) & (distance < window)
+        return near & (ids[row, query] == ids[row, key])
+
+    return create_block_mask(sees, rows, None, count, count, device=str(ids.device),
+                             BLOCK_SIZE=BLOCK)  # fmt: skip

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kvlab.cache import Documents
+
 TILE = 128
 SMALLEST_HEAD, SMALLEST_LENGTH = 32, 256
 KEPT_BYTES = 128 * 2**20
@@ -38,19 +40,28 @@ def suits(q: Tensor, keys: int, window: int | None) -> bool:
     return 4 * rows * heads * kept <= KEPT_BYTES
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: Documents | None = None
+) -> Tensor:
     """See `kvlab.model.backends`; as many queries as keys. Differentiable once."""
     assert q.shape[2] == k.shape[2], "only for a whole pass without a past"
     repeat = q.shape[1] // k.shape[1]
     if repeat > 1:
         k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    out: Tensor = _Attention.apply(q, k, v, window)  # type: ignore[no-untyped-call]
+    out: Tensor = _Attention.apply(q, k, v, window, documents)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: int | None,
+        documents: Documents | None,
+    ) -> Tensor:
         ctx.window, ctx.shape = window, q.shape
         ctx.scale = 1 / math.sqrt(q.shape[-1])
         q, k, v = (x.reshape(-1, *q.shape[2:]) for x in (q * ctx.scale, k, v))
@@ -59,6 +70,9 @@ class _Attention(torch.autograd.Function):
         for start, end, low in _tiles(q.shape[1], window):
             scores = torch.bmm(q[:, start:end], k[:, low:end].transpose(1, 2))
             _hide(scores, start, low, window)
+            if documents is not None:
+                together = documents.together(slice(start, end), slice(low, end))
+                scores.view(*ctx.shape[:2], *scores.shape[1:]).masked_fill_(~together, -math.inf)
             kept.append(torch.softmax(scores, -1))
             out[:, start:end] = torch.bmm(kept[-1], v[:, low:end])
         ctx.save_for_backward(q, k, v, out, *kept)
@@ -66,7 +80,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, out, *kept = ctx.saved_tensors
         outer = outer.reshape(q.shape)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -79,7 +93,7 @@ class _Attention(torch.autograd.Function):
             ds.mul_(p)
             dq[:, start:end] = torch.bmm(ds, k[:, low:end]).mul_(ctx.scale)
             dk[:, low:end].baddbmm_(ds.transpose(1, 2), q[:, start:end])
-        return dq.view(ctx.shape), dk.view(ctx.shape), dv.view(ctx.shape), None
+        return dq.view(ctx.shape), dk.view(ctx.shape), dv.view(ctx.shape), None, None
 
 
 def _tiles(length: int, window: int | None) -> Iterator[tuple[int, int, int]]:

@@ -1,0 +1,45 @@
+"""Loss where attention ends with each document, one-shot and through the serving cache."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from kvlab.evaluate.loss import served_window_losses, window_losses
+from kvlab.evaluate.storage import compare_storage
+from kvlab.spec import ServingConfig
+from tests.model.test_documents import START, make, packed
+
+SHAPE = {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5}
+MODEL = make(SHAPE, torch.float32).eval()
+TEXT = np.concatenate([*packed().numpy(), [3]])
+
+
+def by_hand():
+    """Windows of 40; each document of a window alone, a token at a time, from position 0."""
+    means = []
+    for first in range(0, 120, 40):
+        window, losses, document = TEXT[first : first + 41], [], []
+        for token, target in itertools.pairwise(window):
+            document = [token] if token == START else [*document, token]
+            with torch.no_grad():
+                logits = MODEL(torch.tensor([document]))[0, -1].log_softmax(-1)
+            losses.append(-float(logits[target]))
+        means.append(np.mean(losses))
+    return means
+
+
+def test_one_shot_and_served_losses_are_those_of_documents_alone():
+    wanted = pytest.approx(by_hand(), abs=1e-5)
+    assert window_losses(MODEL, TEXT, 120, lambda _: None, START) == wanted
+    served = served_window_losses(MODEL, TEXT, 120, ServingConfig(), lambda _: None, START)
+    assert served == wanted
+    assert window_losses(MODEL, TEXT, 120, lambda _: None) != wanted, "packed text differs"
+
+
+def test_a_coarse_cache_is_compared_document_by_document():
+    serving = ServingConfig(kv_dtype="float16")
+    found = compare_storage(MODEL, TEXT, 120, serving, lambda _: None, START)
+    assert found.exact == pytest.approx(by_hand(), abs=1e-5)
+    assert 0 < found.logit_rms < 0.1
