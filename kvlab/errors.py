@@ -12,7 +12,8 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
-    ├── SourceMissing          the weights that it starts from are not there, or none fits
+    ├── SourceMissing      the weights that it starts from are not there, or none fits
+    ├── Paused             it reached the rung of a search at which it was to pause
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -102,6 +103,10 @@ class Diverged(TrialError):
 
 class SourceMissing(TrialError):
     """The weights that a training starts from are not there, or none of them fits."""
+
+
+class Paused(TrialError):
+    """The training reached a rung; a checkpoint and the loss there are written."""
 
 
 class Stopped(TrialError):
