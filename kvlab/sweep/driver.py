@@ -218,9 +218,7 @@ class Driver:
             self._trainings.wait_for(source, planned)
             return
         error = SourceMissing(missing_source(planned.trial, self._store))
-        status = self._failed(planned, error)
-        if status is not None:
-            self._ended(planned, status, 0.0)
+        self._handle(Ended(planned.trial.id, error=error), 0.0)
 
     def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
         again = self._failures.failed(planned) if status == "failed" else None
@@ -235,7 +233,7 @@ class Driver:
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
-        self._queue_again(self._trainings.released(planned.trial.training_id))
+        self._queues.add_first(self._trainings.released(planned.trial.training_id))
         if why and not self._halted:
             self._halted = why
             self._tell(Event("halted", planned, message=why))
@@ -247,14 +245,16 @@ class Driver:
 
     def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
-        self._queue_again(self._trainings.end(planned))
+        self._queues.add_first(self._trainings.end(planned))
         if isinstance(ended.error, StoreError):
             raise ended.error
         status: str | None = ended_status(self._store, planned.trial.id)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
         elif status is None and ended.outcome == "paused":
-            status = self._paused(planned)
+            status, planned = settle_pause(self._feed, planned, self._store, self._origin)
+            if status is None:
+                self._go_on(planned)
         elif status is None and ended.outcome != "stopped":
             text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
             raise StoreError(f"{text} no result; workers and driver must share the store")
@@ -266,14 +266,6 @@ class Driver:
             self._tell(Event("ended", planned, "stopped", seconds))
             if not self._stopping and not self._flag.exists():
                 self._queues.add(planned, first=True)  # by a flag that is gone again
-
-    def _paused(self, planned: PlannedTrial) -> str | None:
-        """Lets a trial go on from its rung, or records that it does not."""
-        assert self._feed is not None, "only the trials of a feed pause"
-        status, planned = settle_pause(self._feed, planned, self._store, self._origin)
-        if status is None:
-            self._go_on(planned)
-        return status
 
     def _failed(self, planned: PlannedTrial, error: BaseException) -> str | None:
         """Queues a killed trial again, or records why there will be no result."""
@@ -290,10 +282,6 @@ class Driver:
                 self._queues.add(planned, first=True)
             return status
         return "failed"
-
-    def _queue_again(self, waiting: list[PlannedTrial]) -> None:
-        for planned in waiting:
-            self._queues.add(planned, first=True)
 
     def _abort(self) -> None:
         """Stops what runs, as far as the store lets us ask."""

@@ -9,7 +9,7 @@ from kvlab.trial.record import Store
 
 
 def settle_pause(
-    feed: Feed, planned: PlannedTrial, store: Store, origin: Origin
+    feed: Feed | None, planned: PlannedTrial, store: Store, origin: Origin
 ) -> tuple[str | None, PlannedTrial]:
     """Asks the feed about a trial, and records it as pruned if it does not go on.
 
@@ -17,6 +17,7 @@ def settle_pause(
         How it has ended, None if it is to be queued again; and the trial as it then goes on. It
         is queued also where some other process runs it after all: to wait for that one.
     """
+    assert feed is not None, "only the trials of a feed pause"
     further = feed.paused(planned)
     if further is None and record_pruned(planned.trial, store, origin):
         return "pruned", planned

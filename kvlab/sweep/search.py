@@ -7,7 +7,7 @@ search is recorded, mirrored and reported like any sweep.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.sweep import POINT, Cell
 from kvlab.sweep.history import load_history, save_history
-from kvlab.sweep.objectives import check_numbers, direction, known
+from kvlab.sweep.objectives import check_numbers, direction, excess, known
 from kvlab.sweep.plan import Identify, Plan, PlannedTrial, plan
 from kvlab.sweep.point import Point
 from kvlab.sweep.rungs import Rungs
@@ -223,8 +223,8 @@ class Search:
 
     def _within(self, point: Point, planned: PlannedTrial) -> bool:
         """Whether what is known beforehand keeps the limits."""
-        point.past.excess = self._excess(known(planned))
-        if any(excess > 0 for excess in point.past.excess.values()):
+        point.past.excess = excess(self._config.limits, known(planned))
+        if any(over > 0 for over in point.past.excess.values()):
             point.past.state, point.why = "beyond", "is beyond a limit"
             self._leave_out(point)
             return False
@@ -249,20 +249,9 @@ class Search:
             point.past.state = "lost"
         else:
             point.past.values = [float(found[name]) for name in self._config.objectives]
-            point.past.excess = self._excess(found)
-            over = any(excess > 0 for excess in point.past.excess.values())
-            point.past.state = "beyond" if over else "ok"
-
-    def _excess(self, found: Mapping[str, float]) -> dict[str, float]:
-        """By how much each limit is broken, relative to it; 0 or less keeps it."""
-        excess = {}
-        for name, limit in self._config.limits.items():
-            if name in found:
-                value = float(found[name])
-                for bound, sign in ((limit.at_most, 1.0), (limit.at_least, -1.0)):
-                    if bound is not None:
-                        excess[f"{name} {sign:+g}"] = sign * (value - bound) / (abs(bound) or 1.0)
-        return excess
+            point.past.excess = excess(self._config.limits, found)
+            broken = any(over > 0 for over in point.past.excess.values())
+            point.past.state = "beyond" if broken else "ok"
 
     def _is_over(self) -> bool:
         """Whether no more suggestions are made."""

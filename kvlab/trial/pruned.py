@@ -21,7 +21,12 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
             return False
         training = trial.experiment.training
         rungs = sorted(store.rungs(trial.training_id).items())
-        facts = provenance(origin, started=now(), attempts=len(store.attempts(trial.id)))
+        facts = provenance(
+            origin,
+            started=now(),
+            attempts=len(store.attempts(trial.id)),
+            pauses=store.pauses(trial.id),
+        )
         pruned = {"step": rungs[-1][0], "steps": training.steps, "loss": rungs[-1][1]}
         result = result_document(trial, "pruned", facts, pruned=pruned)
         result["curves"]["validation_loss"] = [

@@ -3,7 +3,7 @@
     <store>/trainings/<id>/  lock, config.json, checkpoints/, rungs.json, final/,
                              training.json | diverged.json
     <store>/trials/<id>/     lock, trial.json, progress.json, result.json, items.jsonl.gz,
-                             attempts/<n>/{log.txt, traceback.txt}
+                             attempts/<n>/{log.txt, traceback.txt, paused}
     <store>/sweeps/<name>/   sweep.json, driver.lock, stop
 
 ``result.json`` is there if and only if the trial has ended. Readers pass over names that kvlab
@@ -165,6 +165,11 @@ class Store:
     def attempts(self, trial_id: str) -> list[int]:
         names = _names(self.trial_directory(trial_id) / "attempts")
         return sorted(int(name) for name in names if name.isdecimal())
+
+    def pauses(self, trial_id: str) -> int:
+        """How many of its attempts ended at a rung of a search: they lost nothing."""
+        found = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
+        return sum(path.exists() for path in found)
 
     def attempt_directory(self, trial_id: str, attempt: int) -> Path:
         return self.trial_directory(trial_id) / "attempts" / str(attempt)

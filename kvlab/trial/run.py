@@ -148,6 +148,7 @@ class _Run:
             raise
         except Paused as pause:
             attempt.log(str(pause))
+            attempt.note_pause()
             return "paused"
         except StoreError:
             raise
@@ -165,6 +166,7 @@ class _Run:
             self.origin,
             started=attempt.started,
             attempts=attempt.number,
+            pauses=self.store.pauses(self.trial.id),
             machine=measured.machine,
             data=measured.data,
         )

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
-from kvlab.cli.search import search_lines
+from kvlab.cli.search import promote, search_lines
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import UsageError
 from kvlab.sweep import Driver, Plan, Summary, plan
@@ -19,7 +19,7 @@ from kvlab.sweep.driver import Before
 from kvlab.sweep.executor import Executor, Run
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
-from kvlab.sweep.plan import to_run
+from kvlab.sweep.plan import prunes, to_run
 from kvlab.sweep.prefetch import prefetch
 from kvlab.sweep.search import Search
 from kvlab.trial import Store
@@ -41,6 +41,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retry-failed", action="store_true", help="run trials that failed before once more"
     )
+    parser.add_argument(
+        "--promote",
+        action="append",
+        default=[],
+        metavar="TRIAL",
+        help="train a trial that the search has pruned to its end; may be given again",
+    )
     parser.add_argument("--no-report", action="store_true", help="write no report at the end")
     parser.add_argument(
         "--reports", default="reports", metavar="DIR", help="folder of reports (default: reports)"
@@ -53,6 +60,9 @@ def run(options: argparse.Namespace) -> int:
     if options.address is not None and options.executor != "ray":
         raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
     sweep = read_sweep(options.sweep)
+    if options.promote and not prunes(sweep):
+        text = f"--promote = {options.promote[0]} needs a search with pruning"
+        raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     planned = plan(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
@@ -86,6 +96,7 @@ def _drive(
     )
     search = None if sweep.search is None else Search(planned, store, describe)
     if search is not None:
+        promote(search, store, options.promote)
         planned = search.plan
     origin = capture_origin(command, store.stop_flag(sweep.name))
     live.say(f"{sweep.name}: {planned.totals()}")
@@ -142,7 +153,9 @@ def _counts(planned: Plan, missing: int) -> str:
 def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO) -> None:
     states = summary.states
     parts = [f"{states['done']} done", f"{states['failed']} failed"]
-    parts += [f"{states[state]} {state}" for state in ("diverged", "missing") if states[state]]
+    parts += [
+        f"{states[state]} {state}" for state in ("diverged", "pruned", "missing") if states[state]
+    ]
     print(f"{', '.join(parts)} in {duration(summary.seconds)}", file=stream)
     if states["failed"]:
         for one in planned.trials:
