@@ -10,6 +10,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── CacheError             the KV cache was asked for something that its layout cannot do
 ├── MeasurementError       two measurements that must agree do not: a bug, never a result
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
+├── CopyError              object storage cannot be reached or refuses; training goes on
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
     ├── SourceMissing      the weights that it starts from are not there, or none fits
@@ -91,6 +92,10 @@ class MeasurementError(KvlabError):
 
 class TrackingError(KvlabError):
     """MLflow cannot be reached or refuses."""
+
+
+class CopyError(KvlabError):
+    """Object storage cannot be reached or refuses, or what lies there is not what was copied."""
 
 
 class TrialError(KvlabError):

@@ -2,11 +2,15 @@
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from kvlab.cli import copier, notify
+from kvlab.cli.copier import Copier
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
@@ -53,6 +57,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--reports", default="reports", metavar="DIR", help="folder of reports (default: reports)"
     )
     parser.add_argument("--tracking-uri", metavar="URI", help="of an MLflow server")
+    parser.add_argument(
+        "--copy-to",
+        default=os.environ.get(copier.VARIABLE),
+        metavar="URL",
+        help=f"copy results and checkpoints there (default: {copier.VARIABLE}, else nowhere)",
+    )
+    parser.add_argument(
+        "--notify",
+        default=os.environ.get(notify.VARIABLE),
+        metavar="COMMAND",
+        help="shell command for the end, with the summary as JSON on its standard input"
+        f" (default: {notify.VARIABLE}, else none)",
+    )
     add_json(parser)
 
 
@@ -68,14 +85,22 @@ def run(options: argparse.Namespace) -> int:
     stream = sys.stderr if options.json else sys.stdout
     live = Live(planned, store, stream, retry_failed=options.retry_failed)
     mirror = Mirror(store, sweep.name, options.tracking_uri, live.say)
-    summary = _drive(options, planned, store, live, mirror)
-    facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
-    _print_summary(planned, store, summary, stream)
-    report = None
-    if summary.exit_code != 130 and not options.no_report:
-        report = _report(options, sweep.name, store)
-        facts["report"] = str(report)
-    facts["mlflow"] = mirror.finish(report)
+    copies = Copier(store, sweep.name, options.copy_to, live.say)
+
+    def on_result(trial: str) -> None:
+        mirror.result(trial)
+        copies.result(trial)
+
+    with notify.announced(options.notify, sweep.name, store.path, live.say) as told:
+        summary = _drive(options, planned, store, live, on_result)
+        facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
+        _print_summary(planned, store, summary, stream)
+        report = None
+        if summary.exit_code != 130 and not options.no_report:
+            report = _report(options, sweep.name, store)
+            facts["report"] = str(report)
+        facts["mlflow"], facts["copy"] = mirror.finish(report), copies.finish()
+        told |= {**facts, **notify.ending(summary)}
     if report is not None:
         print(report, file=stream)
     if options.json:
@@ -84,7 +109,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drive(
-    options: argparse.Namespace, planned: Plan, store: Store, live: Live, mirror: Mirror
+    options: argparse.Namespace,
+    planned: Plan,
+    store: Store,
+    live: Live,
+    on_result: Callable[[str], None],
 ) -> Summary:
     sweep, missing = planned.sweep, to_run(planned, options.retry_failed)
     command, source = _command(options), sweep.source
@@ -113,7 +142,7 @@ def _drive(
             description=describe(planned),
             before=_prefetch(options, live),
             on_event=live.event,
-            on_result=mirror.result,
+            on_result=on_result,
             retry_failed=options.retry_failed,
             feed=search,
         )
