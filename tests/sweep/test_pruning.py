@@ -1,7 +1,12 @@
 """Pruning: who goes on at a rung, in which order, and what is recorded, through the real driver."""
 
+import itertools
 import json
 import math
+import multiprocessing
+import os
+import random
+import signal
 
 import pytest
 
@@ -295,6 +300,39 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
     assert history(store) == history(calm)
     for point in search.points:
         assert steps_of(store, point) == [str(n + 1) for n in range(len(steps_of(store, point)))]
+
+
+def drive_until(folder, writes):
+    """Runs the search in this process, which dies by SIGKILL at its so many-th written file."""
+    count, replace = itertools.count(1), os.replace
+
+    def deadly(*paths):
+        replace(*paths)
+        if next(count) == writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = deadly
+    searching(folder)[2].run()
+
+
+def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_same(tmp_path):
+    calm, _, driver = searching(tmp_path / "calm")
+    driver.run()
+    rng, deaths, code = random.Random(5), 0, -9
+    fork = multiprocessing.get_context("fork")
+    while code == -signal.SIGKILL:
+        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(5, 60)))
+        child.start()
+        child.join()
+        code = child.exitcode
+        deaths += code == -signal.SIGKILL
+    assert code == 0
+    assert deaths > 5
+    rough = Store(tmp_path / "rough" / "runs")
+    assert history(rough) == history(calm)
+    assert {t: rough.status(t) for t in rough.trial_ids()} == {
+        t: calm.status(t) for t in calm.trial_ids()
+    }
 
 
 def test_a_pruned_trial_is_promoted_by_hand(tmp_path):
