@@ -10,9 +10,11 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── CacheError             the KV cache was asked for something that its layout cannot do
 ├── MeasurementError       two measurements that must agree do not: a bug, never a result
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
+├── CopyError              object storage cannot be reached or refuses; training goes on
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
-    ├── SourceMissing          the weights that it starts from are not there, or none fits
+    ├── SourceMissing      the weights that it starts from are not there, or none fits
+    ├── Paused             it reached the rung of a search at which it was to pause
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -92,6 +94,10 @@ class TrackingError(KvlabError):
     """MLflow cannot be reached or refuses."""
 
 
+class CopyError(KvlabError):
+    """Object storage cannot be reached or refuses, or what lies there is not what was copied."""
+
+
 class TrialError(KvlabError):
     """One trial ended without a result."""
 
@@ -102,6 +108,10 @@ class Diverged(TrialError):
 
 class SourceMissing(TrialError):
     """The weights that a training starts from are not there, or none of them fits."""
+
+
+class Paused(TrialError):
+    """The training reached a rung; a checkpoint and the loss there are written."""
 
 
 class Stopped(TrialError):

@@ -13,6 +13,7 @@ from kvlab.sweep.events import Event
 from kvlab.sweep.pace import Pace
 from kvlab.sweep.plan import Plan, PlannedTrial, to_run
 from kvlab.trial.progress import describe, duration
+from kvlab.trial.pruned import pruned_line
 from kvlab.trial.record import Store
 
 REDRAW_SECONDS = 0.5
@@ -38,6 +39,7 @@ class Live:
         self._failed = sum(planned.state == "failed" for planned in plan.trials)
         if retry_failed:
             self._failed = 0
+        self._pruned = {p.trial.id for p in plan.trials if p.state == "pruned"}
         self._pace = Pace(missing)
         self._terminal = stream.isatty()
         self._lock = threading.Lock()
@@ -81,6 +83,9 @@ class Live:
             self._known.add(planned.trial.id)
             self._total += 1
         if event.kind == "started":
+            if planned.trial.id in self._pruned:  # it goes on after all
+                self._pruned.remove(planned.trial.id)
+                self._done -= 1
             self._pace.started(planned)
             if not self._terminal:
                 self.say(f"started {_label(planned)}")
@@ -88,12 +93,14 @@ class Live:
             self.say(f"again   {_label(planned)}: {event.message}")
         elif event.kind == "halted":
             self.say(f"giving up: {event.message}")
-        elif event.status == "stopped":
-            self.say(f"stopped {_label(planned)}")
+        elif event.status in ("stopped", "paused"):
+            self.say(f"{event.status:<7} {_label(planned)}")
         else:
             self._pace.ended(planned, event.seconds)
             self._done += 1
             self._failed += event.status == "failed"
+            if event.status == "pruned":
+                self._pruned.add(planned.trial.id)
             facts = outcome_line(self._store, planned.trial.id)
             took = duration(event.seconds)
             self.say(f"{event.status:<7} {_label(planned)}  {took}  {facts}".rstrip())
@@ -150,6 +157,8 @@ def outcome_line(store: Store, trial_id: str) -> str:
     result = store.result(trial_id)
     if result is None:
         return ""
+    if result["status"] == "pruned":
+        return pruned_line(result)
     if result["error"]:
         error = result["error"]
         first = (str(error["message"]).splitlines() or [""])[0]

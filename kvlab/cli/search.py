@@ -7,6 +7,7 @@ from kvlab.spec import Sweep
 from kvlab.spec.problems import show_value
 from kvlab.sweep.objectives import check_numbers, direction
 from kvlab.sweep.search import Search
+from kvlab.trial import Store
 
 
 def space_lines(sweep: Sweep) -> Iterator[str]:
@@ -29,6 +30,10 @@ def space_lines(sweep: Sweep) -> Iterator[str]:
         *([f"{short_number(search.flops)} FLOPs"] if search.flops else []),
         *([f"{search.hours:g} hours"] if search.hours else []),
     ]
+    if search.pruning is not None:
+        at = ", ".join(f"{fraction:.3g}" for fraction in search.pruning.rungs or ())
+        rule = f"{search.pruning.rule} at {at} of the steps"
+        yield f"Pruned by validation loss, whatever the objectives: {rule}."
     yield f"{search.sampler}: {aims}; until {' or '.join(budget)}, {search.parallel} at once."
 
 
@@ -36,13 +41,26 @@ def search_lines(search: Search) -> Iterator[str]:
     """How a search stands, and the best that it has found."""
     trained = sum(point.trained for point in search.points)
     why = f": {search.ended_because}" if search.ended_because else ""
-    yield f"search: {trained} trials of {len(search.points)} suggestions{why}"
+    pruned = sum(point.trained and point.past.state == "pruned" for point in search.points)
+    left = f", {pruned} pruned" if pruned else ""
+    spent = f"{short_number(search.flops)} training FLOPs"
+    yield f"search: {trained} trials of {len(search.points)} suggestions{left}, {spent}{why}"
     names = search.plan.sweep.search.objectives if search.plan.sweep.search else ()
     for point in search.best():
         values = zip(names, point.past.values, strict=True)
         found = ", ".join(f"{name} {value:.6g}" for name, value in values)
         patch = ", ".join(f"{key}: {show_value(value)}" for key, value in point.patch.items())
         yield f"best {point.level} ({point.trial[:8]})  {found}  {patch}"
+
+
+def promote(search: Search, store: Store, trials: list[str]) -> None:
+    """Lets pruned trials, by the first digits of their ids, be trained to their end.
+
+    Raises:
+        UsageError: one is no pruned trial of this search.
+    """
+    for trial in trials:
+        search.promote(store.find_trial(trial))
 
 
 def _list(words: list[str]) -> str:

@@ -17,8 +17,8 @@ class TrialRow:
     """One cell at one seed.
 
     Attributes:
-        status: done, failed, diverged, damaged, or missing.
-        curve: ``(step, tokens, loss)`` of the validation losses during training.
+        status: done, failed, diverged, pruned, damaged, or missing.
+        curve: ``(step, tokens, loss)`` of the validation losses during training, if it is done.
         facts: the other parts of the result as recorded; empty if there is none.
     """
 
@@ -36,7 +36,16 @@ class TrialRow:
         return self.status == "done"
 
 
-_KEPT = ("experiment", "kv", "model", "error", "provenance", "training_record", "benchmark")
+_KEPT = (
+    "experiment",
+    "kv",
+    "model",
+    "error",
+    "provenance",
+    "training_record",
+    "benchmark",
+    "pruned",
+)
 
 
 def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
@@ -73,7 +82,8 @@ def _result(store: Store, trial: str) -> tuple[str, dict[str, Any]]:
 
 
 def _row(levels: Levels, seed: int, trial: str, status: str, result: Mapping[str, Any]) -> TrialRow:
-    curve = (result.get("curves") or {}).get("validation_loss") or []
+    curves = (result.get("curves") or {}) if status == "done" else {}
+    curve = curves.get("validation_loss") or []
     return TrialRow(
         levels,
         seed,
@@ -101,5 +111,6 @@ def tidy(row: TrialRow, factors: tuple[str, ...]) -> dict[str, Any]:
             flat[f"{part}.{key}"] = value
     flat |= {f"measured.{name}": row.measurements[name] for name in sorted(row.measurements)}
     error = facts.get("error") or {}
+    flat |= {f"pruned.{key}": value for key, value in facts.get("pruned", {}).items()}
     flat |= {f"error.{key}": error[key] for key in ("class", "type", "message") if key in error}
     return flat

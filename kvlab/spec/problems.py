@@ -41,6 +41,11 @@ _PATTERNS = {
     r"^(gpt2(:[1-9][0-9]{0,5})?|bytes)$": "is not a tokenizer; use gpt2, gpt2:2048 or bytes",
     r"^[GL]{1,10000}$": "may hold only G (global) and L (local); use one such as GLLLLL",
 }
+_ELSEWHERE: dict[tuple[Key, ...], str] = {
+    ("pruning",): "belongs under search; a design's cells are all trained to the end, as"
+    " differences between them are paired by seed",
+}
+"""Keys that a person might well write at a place where they mean nothing."""
 
 
 def _rule(item: Any, context: dict[str, Any]) -> str:
@@ -145,6 +150,8 @@ def _near(value: Any, options: str) -> str:
 
 
 def _unknown(path: tuple[Key, ...], root: type[BaseModel]) -> str:
+    if path in _ELSEWHERE:
+        return f"{_dotted(path)} {_ELSEWHERE[path]}"
     names = sorted(_names_at(path[:-1], root))
     near = get_close_matches(str(path[-1]), names, 1)
     way = f"did you mean {near[0]}?" if near else f"known here: {', '.join(names)}"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvlab.spec.base import Count, Positive, SpecModel, refuse
+from kvlab.spec.pruning import PruningConfig, pruning_problems
 
 
 def _tuple(value: Any) -> Any:
@@ -77,8 +78,13 @@ class SearchConfig(SpecModel):
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Of the sampler.")
     parallel: Count = Field(default=1, le=1000, description="Suggestions in flight at once.")
+    pruning: PruningConfig | None = Field(
+        default=None, description="Pause trainings early that are far behind; default: none."
+    )
     trials: Count | None = Field(default=None, description="Stop after this many trained.")
-    flops: Positive | None = Field(default=None, description="Stop after these training FLOPs.")
+    flops: Positive | None = Field(
+        default=None, description="Stop after these training FLOPs, really spent."
+    )
     hours: Positive | None = Field(default=None, description="Stop after this time of searching.")
 
     @model_validator(mode="after")
@@ -110,5 +116,6 @@ class SearchConfig(SpecModel):
             problems.append(("objectives", "names a number twice; name each once"))
         if self.trials is None and self.flops is None and self.hours is None:
             problems.append(("trials", "is missing, as are flops and hours; give one of them"))
+        problems += pruning_problems(self.pruning, [*self.choices, *self.ranges])
         refuse(problems)
         return self

@@ -16,11 +16,11 @@ from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
 from kvlab.sweep.feed import Feed
 from kvlab.sweep.order import run_order
-from kvlab.sweep.plan import Plan, PlannedTrial, to_run
+from kvlab.sweep.pausing import settle_pause
+from kvlab.sweep.plan import Plan, PlannedTrial, prunes, to_run
 from kvlab.sweep.queues import Queues, Trainings
 from kvlab.sweep.recorded import ended_status, forget_failure
 from kvlab.sweep.starts import needs_source
-from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now
 from kvlab.trial.record import Store
@@ -66,6 +66,7 @@ class Driver:
         self._origin, self._description = origin or Origin(), description
         self._before, self._on_event, self._on_result = before, on_event, on_result
         self._retry_failed, self._feed = retry_failed, feed
+        self._prunes = prunes(plan.sweep)
         self._flag = store.stop_flag(plan.sweep.name)
         self._stopping = False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
@@ -131,7 +132,7 @@ class Driver:
     def _prepare(self) -> None:
         missing = []
         for planned in self._plan.trials:
-            status = ended_status(self._store, planned.trial.id)
+            status = ended_status(self._store, planned.trial.id, pruned=self._prunes)
             if status == "failed" and self._retry_failed:
                 status = forget_failure(self._store, planned.trial.id)
             if status is None:
@@ -178,12 +179,20 @@ class Driver:
         while self._feed is not None and (planned := self._feed.next()) is not None:
             known = planned.trial.id in self._planned
             self._planned.setdefault(planned.trial.id, planned)
-            status = ended_status(self._store, planned.trial.id)
-            if status is not None:
+            status = ended_status(self._store, planned.trial.id, pruned=self._prunes)
+            if status == "pruned":  # it is wanted further
+                self._go_on(planned)
+            elif status is not None:
                 self._states[planned.trial.id] = status
                 self._feed.ended(planned, status)
             elif not known:
                 self._queues.add(planned)
+
+    def _go_on(self, planned: PlannedTrial) -> None:
+        """Queues a trial that has paused."""
+        self._planned[planned.trial.id] = planned
+        self._states.pop(planned.trial.id, None)
+        self._queues.add(planned)
 
     def _start_ready(self) -> None:
         for planned in self._queues.ready(self._executor):
@@ -209,9 +218,7 @@ class Driver:
             self._trainings.wait_for(source, planned)
             return
         error = SourceMissing(missing_source(planned.trial, self._store))
-        status = self._failed(planned, error)
-        if status is not None:
-            self._ended(planned, status, 0.0)
+        self._handle(Ended(planned.trial.id, error=error), 0.0)
 
     def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
         again = self._failures.failed(planned) if status == "failed" else None
@@ -221,12 +228,12 @@ class Driver:
         why = self._failures.hopeless(planned) if status == "failed" else None
         self._states[planned.trial.id] = status
         self._ran += 1
-        if self._feed is not None:
+        if self._feed is not None and status != "pruned":
             self._feed.ended(planned, status)
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
-        self._queue_again(self._trainings.released(planned.trial.training_id))
+        self._queues.add_first(self._trainings.released(planned.trial.training_id))
         if why and not self._halted:
             self._halted = why
             self._tell(Event("halted", planned, message=why))
@@ -238,17 +245,23 @@ class Driver:
 
     def _handle(self, ended: Ended, seconds: float) -> None:
         planned = self._planned[ended.trial_id]
-        self._queue_again(self._trainings.end(planned))
+        self._queues.add_first(self._trainings.end(planned))
         if isinstance(ended.error, StoreError):
             raise ended.error
         status: str | None = ended_status(self._store, planned.trial.id)
         if status is None and ended.error is not None:
             status = self._failed(planned, ended.error)
+        elif status is None and ended.outcome == "paused":
+            status, planned = settle_pause(self._feed, planned, self._store, self._origin)
+            if status is None:
+                self._go_on(planned)
         elif status is None and ended.outcome != "stopped":
             text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
             raise StoreError(f"{text} no result; workers and driver must share the store")
         if status is not None:
             self._ended(planned, status, seconds)
+        elif ended.outcome == "paused":
+            self._tell(Event("ended", planned, "paused", seconds))
         elif ended.outcome == "stopped":
             self._tell(Event("ended", planned, "stopped", seconds))
             if not self._stopping and not self._flag.exists():
@@ -262,20 +275,13 @@ class Driver:
             if again is not None:
                 self._again(again)
                 return None
-            text = f"{error}, {self._failures.kills(planned)} times; its log is in the last attempt"
-            failure = Failure("killed", type(error).__name__, text)
-        else:
-            failure = Failure.of(error)
+        failure = self._failures.lasting(planned, error)
         if not record_failure(trial, self._store, self._origin, failure):
             status = ended_status(self._store, planned.trial.id)
             if status is None:  # some other process runs it after all: wait for that one
                 self._queues.add(planned, first=True)
             return status
         return "failed"
-
-    def _queue_again(self, waiting: list[PlannedTrial]) -> None:
-        for planned in waiting:
-            self._queues.add(planned, first=True)
 
     def _abort(self) -> None:
         """Stops what runs, as far as the store lets us ask."""

@@ -12,7 +12,8 @@ class Event:
     """Something that people watching would like to know.
 
     ``seconds`` is how long the trial ran; ``message`` says why it is started again, or, of a
-    ``halted`` sweep, why no more trials are started.
+    ``halted`` sweep, why no more trials are started. ``status`` is how one ended, also
+    ``stopped``, or ``paused`` at a rung from which it goes on.
     """
 
     kind: Literal["started", "ended", "retried", "halted"]
@@ -26,7 +27,7 @@ class Event:
 class Summary:
     """How a sweep stands after a driver's run.
 
-    ``states`` counts trials by how they ended: done, failed, diverged, or ``missing``.
+    ``states`` counts trials by how they ended: done, failed, diverged, pruned, or ``missing``.
     ``halted`` says why the driver gave up before the end, if it did.
     """
 

@@ -16,6 +16,7 @@ from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executor import Executor, WorkerKilled
 from kvlab.sweep.plan import PlannedTrial
+from kvlab.trial.failure import Failure
 from kvlab.trial.record import Store
 
 LONGEST_BACKOFF = 300.0
@@ -62,9 +63,13 @@ class Failures:
         seconds = min(self._config.backoff_seconds * 2 ** min(count - 1, 30), LONGEST_BACKOFF)
         return Again(planned, seconds, f"{error}; retry {count} of {most} in {seconds:g}s")
 
-    def kills(self, planned: PlannedTrial) -> int:
-        """How often in a row it died without getting further."""
-        return self._kills.get(planned.trial.id, 0)
+    def lasting(self, planned: PlannedTrial, error: BaseException) -> Failure:
+        """What is recorded of an error after which it is not started again."""
+        if not isinstance(error, WorkerKilled):
+            return Failure.of(error)
+        kills = self._kills.get(planned.trial.id, 0)
+        text = f"{error}, {kills} times; its log is in the last attempt"
+        return Failure("killed", type(error).__name__, text)
 
     def failed(self, planned: PlannedTrial) -> Again | None:
         """After a recorded failure: again with less memory, if memory was the matter."""

@@ -15,3 +15,12 @@ class Feed(Protocol):
     def ended(self, planned: PlannedTrial, status: str) -> None:
         """Takes how one of its trials ended; those that are not its own are passed over."""
         ...
+
+    def paused(self, planned: PlannedTrial) -> PlannedTrial | None:
+        """Takes that one has reached the step at which it was to pause.
+
+        Returns:
+            The trial with its next ``until``, to go on; None if it is pruned for now. `next` may
+            give it again.
+        """
+        ...

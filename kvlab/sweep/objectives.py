@@ -1,6 +1,9 @@
 """The numbers that a search may look for or keep within limits."""
 
+from collections.abc import Mapping
+
 from kvlab.errors import SpecError
+from kvlab.spec.search import Limit
 from kvlab.spec.sweep import Sweep
 from kvlab.spec.yaml_reader import Key
 from kvlab.sweep.plan import PlannedTrial
@@ -48,3 +51,15 @@ def known(planned: PlannedTrial) -> dict[str, float]:
         "kv_bytes_per_token": planned.kv_bytes_per_token,
         "training_flops": planned.flops,
     }
+
+
+def excess(limits: Mapping[str, Limit], found: Mapping[str, float]) -> dict[str, float]:
+    """By how much each limit is broken, relative to it; 0 or less keeps it."""
+    broken = {}
+    for name, limit in limits.items():
+        if name in found:
+            value = float(found[name])
+            for bound, sign in ((limit.at_most, 1.0), (limit.at_least, -1.0)):
+                if bound is not None:
+                    broken[f"{name} {sign:+g}"] = sign * (value - bound) / (abs(bound) or 1.0)
+    return broken

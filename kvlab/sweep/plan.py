@@ -19,7 +19,7 @@ from kvlab.trial.fingerprint import MODEL_DTYPE
 from kvlab.trial.record import Store
 from kvlab.trial.trial import Trial
 
-State = Literal["new", "shares training", "done", "failed", "diverged"]
+State = Literal["new", "shares training", "done", "failed", "diverged", "pruned"]
 
 Identify = Callable[[DataConfig], str]
 
@@ -65,7 +65,7 @@ class PlannedTrial:
 
     @property
     def ended(self) -> bool:
-        return self.state in ("done", "failed", "diverged")
+        return self.state in ("done", "failed", "diverged", "pruned")
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,14 @@ def plan(
     record = Store(store) if isinstance(store, str | Path) else store
     every = sweep.cells() if cells is None else cells
     starts = Starts(sweep, every, provisional=provisional)
-    builder = _Builder(record, identify or _identity, provisional, starts)
+    builder = _Builder(record, identify or _identity, provisional, starts, prunes(sweep))
     planned = tuple(builder.add(cell) for cell in every)
     return Plan(sweep, builder.trials(), planned, (*builder.absent, *starts.absent))
+
+
+def prunes(sweep: Sweep) -> bool:
+    """Whether a pruned trial counts as ended in this sweep."""
+    return sweep.search is not None and sweep.search.pruning is not None
 
 
 def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
@@ -166,9 +171,16 @@ def to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
 class _Builder:
     """Collects trials by id; several cells may compute the same."""
 
-    def __init__(self, store: Store | None, identify: Identify, provisional: bool, starts: Starts):
+    def __init__(
+        self,
+        store: Store | None,
+        identify: Identify,
+        provisional: bool,
+        starts: Starts,
+        pruned: bool,
+    ):
         self._store, self._identify, self._provisional = store, identify, provisional
-        self._starts = starts
+        self._starts, self._pruned = starts, pruned
         self.absent: list[str] = []
         self._identities: dict[DataConfig, str] = {}
         self._made: dict[tuple[CellKey, int], Trial] = {}
@@ -231,7 +243,7 @@ class _Builder:
             return f"absent {data.source}"
 
     def _ended(self, trial: Trial) -> State | None:
-        return ended_status(self._store, trial.id) if self._store else None
+        return ended_status(self._store, trial.id, pruned=self._pruned) if self._store else None
 
     def _is_trained(self, trial: Trial, planned: set[str]) -> bool:
         """Whether the weights are there, or an earlier trial of this plan makes them."""

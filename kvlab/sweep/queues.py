@@ -20,6 +20,11 @@ class Queues:
         queue = self._queues.setdefault(planned.trial.experiment.resources, deque())
         (queue.appendleft if first else queue.append)(planned)
 
+    def add_first(self, waiting: list[PlannedTrial]) -> None:
+        """The last of them comes first."""
+        for planned in waiting:
+            self.add(planned, first=True)
+
     def add_later(self, planned: PlannedTrial, seconds: float) -> None:
         self._later.append((time.monotonic() + seconds, planned))
         self._later.sort(key=lambda entry: entry[0])

@@ -4,13 +4,20 @@ from typing import Literal
 
 from kvlab.trial.record import Store
 
-Ended = Literal["done", "failed", "diverged"]
+Ended = Literal["done", "failed", "diverged", "pruned"]
 
 
-def ended_status(store: Store, trial_id: str) -> Ended | None:
-    """How a trial ended; None if it has not, or its result cannot be read and is made again."""
+def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> Ended | None:
+    """How a trial ended; None if it has not, or its result cannot be read and is made again.
+
+    Args:
+        pruned: whether one that a search has pruned counts as ended, as it does for searches
+            that prune; every other sweep needs its result.
+    """
     status = store.status(trial_id)
-    return None if status == "damaged" else status
+    if status == "damaged" or (status == "pruned" and not pruned):
+        return None
+    return status
 
 
 def forget_failure(store: Store, trial_id: str) -> Ended | None:

@@ -7,40 +7,26 @@ search is recorded, mirrored and reported like any sweep.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from kvlab.errors import SpecError, StoreError
-from kvlab.files import read_json, write_json
+from kvlab.errors import SpecError, StoreError, UsageError
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.patch import apply_patch
 from kvlab.spec.sweep import POINT, Cell
-from kvlab.sweep.objectives import check_numbers, direction, known
+from kvlab.sweep.history import load_history, save_history
+from kvlab.sweep.objectives import check_numbers, direction, excess, known
 from kvlab.sweep.plan import Identify, Plan, PlannedTrial, plan
-from kvlab.sweep.suggest import Direction, Past, suggest
+from kvlab.sweep.point import Point
+from kvlab.sweep.rungs import Rungs
+from kvlab.sweep.suggest import Direction, suggest
 from kvlab.trial.record import Store
 
 MOST_IN_VAIN = 200
 """Suggestions in a row that lead to no new trial, before the space counts as exhausted."""
-
-
-@dataclass
-class Point:
-    """One suggestion: its patch of the base experiment, its trial if it has one."""
-
-    past: Past
-    level: str
-    patch: dict[str, Any]
-    trial: str = ""
-    flops: int = 0
-    why: str = ""
-
-    @property
-    def trained(self) -> bool:
-        return bool(self.trial) and not self.why
 
 
 class Search:
@@ -70,7 +56,8 @@ class Search:
         self.plan = base
         self._path = store.sweep_directory(sweep.name) / "search.json"
         self._planned: dict[str, PlannedTrial] = {}
-        self.points, self._spent = self._load()
+        self.points, self._spent = load_history(self._path, self._config)
+        self._rungs = Rungs(self._config.pruning, self.points)
         self._began = time.monotonic()
         self.ended_because = ""
         self._resumed = [point for point in self.points if point.past.state == "open"]
@@ -83,27 +70,72 @@ class Search:
         if planned is None or planned.trial.id != point.trial:
             text = f"{self._path}: {point.level} is no longer what was run; its base or its text"
             raise StoreError(f"{text} has changed; give the sweep another name to search anew")
+        self._aim(point)
 
     def next(self) -> PlannedTrial | None:
         """The next suggestion that is a new trial; None while enough are in flight, or at the end
-        (see ``ended_because``)."""
+        (see ``ended_because``). One that was pruned comes again when its rung has room."""
         if self._resumed:
-            return self._planned[self._resumed.pop(0).trial]
-        in_flight = sum(point.past.state == "open" for point in self.points)
-        if in_flight >= self._config.parallel or self._is_over():
+            return self._aim(self._resumed.pop(0))
+        in_flight = len({point.trial for point in self.points if point.past.state == "open"})
+        if in_flight >= self._config.parallel:
             return None
+        over = self._is_over()
+        promoted = self._promotable(at_end=over and not in_flight)
+        if promoted is not None or over:
+            return promoted
         for _ in range(MOST_IN_VAIN):
             planned = self._suggest()
             if planned is not None:
                 return planned
         self.ended_because = f"the last {MOST_IN_VAIN} suggestions led to nothing new"
-        return None
+        return self._promotable(at_end=not in_flight)
 
     def ended(self, planned: PlannedTrial, status: str) -> None:
         for point in self.points:
             if point.trial == planned.trial.id and point.past.state == "open":
                 self._tell(point, status)
         self._save()
+
+    def paused(self, planned: PlannedTrial) -> PlannedTrial | None:
+        """Decides about one at its rung.
+
+        Raises:
+            StoreError: the loss there is not in the record.
+        """
+        point = self._of(planned.trial.id)
+        if point is None or point.past.state != "open":
+            return None  # it was decided before a kill, and that was not recorded
+        rung = self._rungs.until(point)
+        loss = self._store.rungs(point.training).get(rung or 0)
+        if loss is None:
+            text = f"training {point.training} has paused, and its rungs.json has no step {rung}"
+            raise StoreError(f"{text}; remove that file to train to the rung again")
+        self._set(point, "pruned", [*point.past.rungs, loss])
+        if not self._is_spent() and self._rungs.goes_on(point):
+            self._set(point, "open", point.past.rungs)
+        self._save()
+        return self._aim(point) if point.past.state == "open" else None
+
+    def promote(self, trial_id: str) -> None:
+        """Lets a pruned trial be trained to its end, by a person's wish.
+
+        Raises:
+            UsageError: it is no pruned trial of this search.
+        """
+        point = self._of(trial_id)
+        if point is None or point.past.state != "pruned":
+            text = f"--promote = {trial_id} is no pruned trial of {self._sweep.name}"
+            raise UsageError(f"{text}; see `kvlab status {self._sweep.name}`")
+        point.kept = True
+        self._set(point, "open", point.past.rungs)
+        self._save()
+        self._resumed.append(point)
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs really spent, with what is in flight."""
+        return self._rungs.flops()
 
     def best(self) -> list[Point]:
         """The suggestions that no other one beats in all objectives, within the limits."""
@@ -127,7 +159,8 @@ class Search:
         if planned is None or not self._within(point, planned):
             self._save()
             return None
-        point.trial, point.flops = planned.trial.id, planned.flops
+        point.trial, point.training = planned.trial.id, planned.trial.training_id
+        point.flops, point.steps = planned.flops, planned.trial.experiment.training.steps
         earlier = next((p for p in self.points[:-1] if p.trial == point.trial and p.trained), None)
         if earlier is not None:
             point.why = f"computes the same as {earlier.level}"
@@ -137,7 +170,36 @@ class Search:
         if point.why:
             return None
         self._store.write_sweep(self._describe(self.plan))
-        return planned
+        return self._aim(point)
+
+    def _of(self, trial_id: str) -> Point | None:
+        return next((p for p in self.points if p.trial == trial_id and p.trained), None)
+
+    def _set(self, point: Point, state: Literal["open", "pruned"], rungs: list[float]) -> None:
+        """Also of suggestions that compute the same."""
+        for same in self.points:
+            if same.trial == point.trial and same.past.state in ("open", "pruned"):
+                same.past.state, same.past.rungs = state, rungs
+
+    def _aim(self, point: Point) -> PlannedTrial:
+        """The point's trial with the step at which it is to pause, here and in the plan."""
+        planned = self._planned[point.trial]
+        aimed = replace(planned, trial=replace(planned.trial, until=self._rungs.until(point)))
+        self._planned[point.trial] = aimed
+        trials = tuple(aimed if one is planned else one for one in self.plan.trials)
+        self.plan = replace(self.plan, trials=trials)
+        return aimed
+
+    def _promotable(self, *, at_end: bool) -> PlannedTrial | None:
+        """One that was pruned and goes on after all."""
+        point = None if self._is_spent() else self._rungs.promotable(at_end=at_end)
+        if point is None and at_end:
+            point = self._rungs.furthest()
+        if point is None:
+            return None
+        self._set(point, "open", point.past.rungs)
+        self._save()
+        return self._aim(point)
 
     def _plan(self, point: Point) -> PlannedTrial | None:
         """The trial of a suggestion, which joins the plan; None if it is not possible."""
@@ -161,8 +223,8 @@ class Search:
 
     def _within(self, point: Point, planned: PlannedTrial) -> bool:
         """Whether what is known beforehand keeps the limits."""
-        point.past.excess = self._excess(known(planned))
-        if any(excess > 0 for excess in point.past.excess.values()):
+        point.past.excess = excess(self._config.limits, known(planned))
+        if any(over > 0 for over in point.past.excess.values()):
             point.past.state, point.why = "beyond", "is beyond a limit"
             self._leave_out(point)
             return False
@@ -187,31 +249,29 @@ class Search:
             point.past.state = "lost"
         else:
             point.past.values = [float(found[name]) for name in self._config.objectives]
-            point.past.excess = self._excess(found)
-            over = any(excess > 0 for excess in point.past.excess.values())
-            point.past.state = "beyond" if over else "ok"
-
-    def _excess(self, found: Mapping[str, float]) -> dict[str, float]:
-        """By how much each limit is broken, relative to it; 0 or less keeps it."""
-        excess = {}
-        for name, limit in self._config.limits.items():
-            if name in found:
-                value = float(found[name])
-                for bound, sign in ((limit.at_most, 1.0), (limit.at_least, -1.0)):
-                    if bound is not None:
-                        excess[f"{name} {sign:+g}"] = sign * (value - bound) / (abs(bound) or 1.0)
-        return excess
+            point.past.excess = excess(self._config.limits, found)
+            broken = any(over > 0 for over in point.past.excess.values())
+            point.past.state = "beyond" if broken else "ok"
 
     def _is_over(self) -> bool:
-        config, trained = self._config, [point for point in self.points if point.trained]
-        flops = sum(point.flops for point in trained)
-        if config.trials is not None and len(trained) >= config.trials:
-            self.ended_because = f"{len(trained):,} trials are the budget"
-        elif config.flops is not None and flops >= config.flops:
-            self.ended_because = f"{flops:.3g} of {config.flops:.3g} training FLOPs are spent"
-        elif config.hours is not None and self.seconds >= 3600 * config.hours:
-            self.ended_because = f"{config.hours:g} hours are over"
+        """Whether no more suggestions are made."""
+        trained = sum(point.trained for point in self.points)
+        if self._is_spent():
+            return True
+        if self._config.trials is not None and trained >= self._config.trials:
+            self.ended_because = f"{trained:,} trials are the budget"
         return bool(self.ended_because)
+
+    def _is_spent(self) -> bool:
+        """Whether there are neither FLOPs nor hours left, for promotions neither."""
+        config = self._config
+        if config.flops is not None and self.flops >= config.flops:
+            self.ended_because = f"{self.flops:.3g} of {config.flops:.3g} training FLOPs are spent"
+            return True
+        if config.hours is not None and self.seconds >= 3600 * config.hours:
+            self.ended_because = f"{config.hours:g} hours are over"
+            return True
+        return False
 
     def _directions(self) -> list[Direction]:
         return [direction(name) for name in self._config.objectives]
@@ -223,32 +283,7 @@ class Search:
         return not worse and any(mine != theirs for _, mine, theirs in pairs)
 
     def _save(self) -> None:
-        points = [asdict(point) for point in self.points]
-        write_json(
-            self._path,
-            {"schema": 1, "search": self._asked(), "seconds": self.seconds, "points": points},
-        )
-
-    def _asked(self) -> dict[str, Any]:
-        """What suggestions depend on: a longer budget goes on with the same history."""
-        asked = self._config.model_dump(mode="json")
-        for budget in ("trials", "flops", "hours", "parallel"):
-            del asked[budget]
-        return asked
-
-    def _load(self) -> tuple[list[Point], float]:
-        try:
-            found = read_json(self._path)
-            if found["search"] != self._asked():
-                text = f"{self._path} is the history of another search of this name"
-                raise StoreError(f"{text}; give the sweep another name, or remove that file")
-            points = [Point(**{**p, "past": Past(**p["past"])}) for p in found["points"]]
-            return points, float(found["seconds"])
-        except FileNotFoundError:
-            return [], 0.0
-        except (KeyError, TypeError) as error:
-            text = f"{self._path} is damaged ({error})"
-            raise StoreError(f"{text}; remove it to search anew, results stay") from None
+        save_history(self._path, self._config, self.points, self.seconds)
 
 
 def _first(error: Exception) -> str:

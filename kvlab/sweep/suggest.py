@@ -25,14 +25,16 @@ class Past:
     """One suggestion that was made.
 
     ``open`` has no values yet; ``ok`` has; ``beyond`` breaks a limit, has diverged or is not
-    possible: above 0 in ``excess``; ``lost`` failed and says nothing.
+    possible: above 0 in ``excess``; ``lost`` failed and says nothing; ``pruned`` waits at the
+    last of its ``rungs``, which are the validation losses at each that it has reached.
     """
 
     params: Params
-    state: Literal["open", "ok", "beyond", "lost"] = "open"
+    state: Literal["open", "ok", "beyond", "lost", "pruned"] = "open"
     values: list[float] = field(default_factory=list)
     excess: dict[str, float] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)  # the sampler's own
+    rungs: list[float] = field(default_factory=list)
 
 
 def suggest(config: SearchConfig, directions: Sequence[Direction], history: Sequence[Past]) -> Past:
@@ -52,7 +54,7 @@ def suggest(config: SearchConfig, directions: Sequence[Direction], history: Sequ
         )
         space = _space(optuna, config)
         for past in history:
-            study.add_trial(_frozen(optuna, past, space))
+            study.add_trial(_frozen(optuna, past, space, directions))
         trial = study.ask(space)
     notes = study.trials[-1].system_attrs
     return Past(dict(trial.params), notes={k: v for k, v in notes.items() if _plain(v)})
@@ -90,19 +92,37 @@ def _distribution(kinds: Any, asked: Range) -> Any:
     return kinds.FloatDistribution(asked.low, asked.high, log=asked.log, step=asked.step)
 
 
-def _frozen(optuna: Any, past: Past, space: dict[str, Any]) -> Any:
+def _frozen(optuna: Any, past: Past, space: dict[str, Any], directions: Sequence[Direction]) -> Any:
     states = optuna.trial.TrialState
     state = {
-        "open": states.RUNNING, "ok": states.COMPLETE, "beyond": states.PRUNED, "lost": states.FAIL,
+        "open": states.RUNNING, "ok": states.COMPLETE, "beyond": states.PRUNED,
+        "pruned": states.PRUNED, "lost": states.FAIL,
     }[past.state]  # fmt: skip
     return optuna.trial.create_trial(
         state=state,
         params=past.params,
         distributions=space,
         values=past.values if past.state == "ok" else None,
-        constraints=past.excess or None,
+        constraints={**past.excess, **_behind(past, directions)} or None,
+        intermediate_values=_intermediate(past, directions),
         system_attrs=past.notes,
     )
+
+
+def _intermediate(past: Past, directions: Sequence[Direction]) -> dict[int, float] | None:
+    """What TPE ranks pruned trials by: rung by rung, in the sense of the one objective."""
+    if past.state != "pruned" or len(directions) > 1:
+        return None
+    sign = 1 if directions[0] == "minimize" else -1
+    return {number: sign * loss for number, loss in enumerate(past.rungs)}
+
+
+def _behind(past: Past, directions: Sequence[Direction]) -> dict[str, float]:
+    """Of several objectives samplers read no intermediate values: there a pruned trial counts as
+    worse than any measured one, the less so the further it came."""
+    if past.state != "pruned" or len(directions) == 1:
+        return {}
+    return {"pruned": 1.0 / len(past.rungs)}
 
 
 def _plain(value: Any) -> bool:

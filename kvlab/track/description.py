@@ -76,7 +76,7 @@ def describe(
     return RunDescription(
         key=run_key(result["trial"], levels),
         name=run_name(sweep, levels, result["seed"]),
-        status="FINISHED" if result["status"] == "done" else "FAILED",
+        status={"done": "FINISHED", "pruned": "KILLED"}.get(result["status"], "FAILED"),
         started=started,
         finished=finished,
         params={**params, "seed": str(result["seed"])},

@@ -9,14 +9,20 @@ from typing import Any
 
 import torch
 
-from kvlab.errors import Stopped
+from kvlab.errors import Paused, Stopped
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 from kvlab.train.accounting import Accountant
 from kvlab.train.beginning import Beginning
 from kvlab.train.checkpoint import Checkpoints, State, run_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
-from kvlab.train.record import CURVE_POINTS, TrainingRecord, load_training, write_training
+from kvlab.train.record import (
+    CURVE_POINTS,
+    TrainingRecord,
+    load_training,
+    write_rung,
+    write_training,
+)
 from kvlab.train.stepper import Stepper, Tokens
 from kvlab.train.weights import FINAL, load_weights, write_tensors
 
@@ -39,6 +45,7 @@ def train(
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
     beginning: Beginning | None = None,
+    until: int | None = None,
 ) -> TrainingRecord:
     """Trains ``model`` in place as ``experiment.training`` says; see `TrainingRecord`.
 
@@ -56,8 +63,11 @@ def train(
             most about twice a second.
         should_stop: asked after every step.
         beginning: gives the model other first weights, before step 0 and never on a resume.
+        until: pause after this step, short of the end; the schedule stays that of the whole
+            training, so one that goes on comes out bitwise as if it had never paused.
 
     Raises:
+        Paused: ``until`` is reached; a checkpoint and the validation loss are written.
         Stopped: ``should_stop()`` was true; a checkpoint is written.
         Diverged: the loss or the gradient is NaN or infinite, or the loss rose by
             ``training.spike``.
@@ -71,6 +81,7 @@ def train(
     if record is not None and (directory / FINAL).exists():
         load_weights(model, directory)
     else:
+        run.until = until
         record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.stepper.workers.leads:
         run.checkpoints.remove_all_but_best()
@@ -98,6 +109,7 @@ class _Run:
         self.checkpoints = Checkpoints(
             directory, identity, self.training.keep_last, self.training.keep_best
         )
+        self.until: int | None = None
         self.saved_step = 0
         self.save_seconds = 0.0
 
@@ -111,9 +123,11 @@ class _Run:
         self.saved_step = state.step
         self.saved_at = self.reported_at = began = time.monotonic()
         first = state.step
+        self.pause_if_due(state)  # one that paused, or went further, before
         while state.step < self.training.steps:
             self.step(state, is_first=state.step == first)
             self.validate_if_due(state)
+            self.pause_if_due(state)
             is_last = state.step == self.training.steps
             if not is_last and workers.agree(should_stop, self.device):
                 self.save(state)
@@ -169,6 +183,25 @@ class _Run:
             loss = self.stepper.validation_loss()
             check_finite("validation loss", loss, self.training, state.step)
             state.validation_curve.append([state.step, self.tokens(state), loss])
+
+    def pause_if_due(self, state: State) -> None:
+        """At the rung: a checkpoint, then the loss; a kill between them loses nothing.
+
+        The loss enters the curve only where the curve has a point anyway: rungs change nothing
+        of a training's record.
+        """
+        if self.until is None or not self.until <= state.step < self.training.steps:
+            return
+        curve = state.validation_curve
+        loss = curve[-1][2] if curve and curve[-1][0] == state.step else None
+        if loss is None:
+            loss = self.stepper.validation_loss()
+            check_finite("validation loss", loss, self.training, state.step)
+        self.save(state)
+        if self.stepper.workers.leads:
+            write_rung(self.directory, self.until, state.step, loss)
+        steps = f"{state.step} of {self.training.steps}"
+        raise Paused(f"paused after step {steps} at validation loss {loss:.6g}")
 
     def is_save_due(self, state: State, is_last: bool) -> bool:
         if is_last or self.is_among_best(state):

@@ -56,6 +56,22 @@ def write_training(directory: Path, record: TrainingRecord) -> None:
     write_json(directory / "training.json", {"schema": 1, **asdict(record)})
 
 
+def write_rung(directory: Path, rung: int, step: int, loss: float) -> None:
+    """Adds to ``directory/rungs.json`` the validation loss at a rung of a search.
+
+    Args:
+        rung: the step after which the training was to pause.
+        step: the step after which it did: later, if it had gone further before.
+        loss: nats a token.
+    """
+    path = directory / "rungs.json"
+    try:
+        rungs = read_json(path)["rungs"]
+    except FileNotFoundError:
+        rungs = {}
+    write_json(path, {"schema": 1, "rungs": {**rungs, str(rung): {"step": step, "loss": loss}}})
+
+
 def load_training(directory: str | Path) -> TrainingRecord | None:
     """The record of a finished training, or None if ``directory`` holds none.
 

@@ -39,6 +39,10 @@ class Attempt:
             text = f"{self.log_path} cannot be written: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, submit again") from None
 
+    def note_pause(self) -> None:
+        """Marks that it ended as a search wanted it to, for those who count attempts."""
+        write_atomic(self.directory / "paused", "")
+
     def write_traceback(self, text: str) -> str:
         """Keeps a traceback; returns its path relative to the trial's directory."""
         write_atomic(self.directory / "traceback.txt", neutral_text(text))

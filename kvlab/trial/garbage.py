@@ -29,13 +29,17 @@ class Garbage:
     lock: Path = field(repr=False)
 
 
-def find_garbage(store: Store, *, weights: bool = False, unused: bool = False) -> list[Garbage]:
+def find_garbage(
+    store: Store, *, weights: bool = False, unused: bool = False, pruned: bool = False
+) -> list[Garbage]:
     """What can go, the largest first; what some process uses now is left out.
 
     Always: what a kill left half written, and checkpoints of trainings that have ended.
 
     Args:
         weights: also final weights, where every sweep that uses them has ended.
+        pruned: also checkpoints of trainings of which no trial is more than pruned; one that is
+            promoted then begins anew, and comes out the same.
         unused: also trials, and their trainings, that no sweep of the store asks for.
     """
     found = [*_half_written(store), *_checkpoints(store)]
@@ -43,6 +47,8 @@ def find_garbage(store: Store, *, weights: bool = False, unused: bool = False) -
         found += _weights(store)
     if unused:
         found += _unused(store)
+    if pruned:
+        found += _pruned(store)
     inside = {item.path for item in found}
     whole = (item for item in found if not inside.intersection(item.path.parents))
     return sorted(whole, key=lambda item: (-item.bytes, item.path))
@@ -103,12 +109,22 @@ def _weights(store: Store) -> Iterator[Garbage]:
     needed: set[str] = set()
     for name in store.sweep_names():
         trials = store.sweep_trials(name)
-        if not all(store.status(trial) in ("done", "diverged") for trial in trials):
+        if not all(store.status(trial) in ("done", "diverged", "pruned") for trial in trials):
             needed |= {_training(store, trial) for trial in trials}
     for directory in _folders(store.path / "trainings"):
         if directory.name not in needed:
             why = "weights that every sweep has measured"
             yield from _item(directory / "final", why, directory / "lock")
+
+
+def _pruned(store: Store) -> Iterator[Garbage]:
+    states: dict[str, set[str | None]] = {}
+    for trial in store.trial_ids():
+        states.setdefault(_training(store, trial), set()).add(store.status(trial))
+    for directory in _folders(store.path / "trainings"):
+        if states.get(directory.name) == {"pruned"}:
+            why = "checkpoints of a training that a search has pruned"
+            yield from _item(directory / "checkpoints", why, directory / "lock")
 
 
 def _unused(store: Store) -> Iterator[Garbage]:

@@ -36,10 +36,14 @@ def provenance(
     *,
     started: str,
     attempts: int,
+    pauses: int = 0,
     machine: Machine | None = None,
     data: DataProvenance | None = None,
 ) -> dict[str, Any]:
-    """The ``provenance`` of a result; ``machine`` and ``data`` are None if it failed before."""
+    """The ``provenance`` of a result; ``machine`` and ``data`` are None if it failed before.
+
+    Of the attempts ``pauses`` ended at a rung of a search; the key is there only if any did.
+    """
     return {
         "commit": origin.commit,
         "dirty": origin.dirty,
@@ -53,6 +57,7 @@ def provenance(
         "started": started,
         "finished": now(),
         "attempts": attempts,
+        **({"pauses": pauses} if pauses else {}),
     }
 
 

@@ -1,8 +1,9 @@
 """The record on disk, which is the truth: one directory a trial, one writer at a time.
 
-    <store>/trainings/<id>/  lock, config.json, checkpoints/, final/, training.json | diverged.json
+    <store>/trainings/<id>/  lock, config.json, checkpoints/, rungs.json, final/,
+                             training.json | diverged.json
     <store>/trials/<id>/     lock, trial.json, progress.json, result.json, items.jsonl.gz,
-                             attempts/<n>/{log.txt, traceback.txt}
+                             attempts/<n>/{log.txt, traceback.txt, paused}
     <store>/sweeps/<name>/   sweep.json, driver.lock, stop
 
 ``result.json`` is there if and only if the trial has ended. Readers pass over names that kvlab
@@ -25,13 +26,14 @@ from kvlab.spec.base import NAME_PATTERN, NAME_RULE
 
 SCHEMA = 1
 
-Status = Literal["done", "failed", "diverged", "damaged"]
-"""How a trial ended; ``damaged`` if its result cannot be read (it is then run again)."""
+Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
+"""How a trial ended; ``damaged`` if its result cannot be read (it is then run again);
+``pruned`` if a search has paused its training (whoever wants it runs it on)."""
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _HEAD = re.compile(
     rb'\{\s*"schema": 1,\s*"trial": "\w+",\s*"training": "\w+",'
-    rb'\s*"status": "(done|failed|diverged)"'
+    rb'\s*"status": "(done|failed|diverged|pruned)"'
 )
 
 _TAIL = b"\n}\n"  # only the outermost brace stands at the start of a line
@@ -164,6 +166,11 @@ class Store:
         names = _names(self.trial_directory(trial_id) / "attempts")
         return sorted(int(name) for name in names if name.isdecimal())
 
+    def pauses(self, trial_id: str) -> int:
+        """How many of its attempts ended at a rung of a search: they lost nothing."""
+        found = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
+        return sum(path.exists() for path in found)
+
     def attempt_directory(self, trial_id: str, attempt: int) -> Path:
         return self.trial_directory(trial_id) / "attempts" / str(attempt)
 
@@ -203,6 +210,14 @@ class Store:
     def write_divergence(self, training_id: str, message: str) -> None:
         path = self.training_directory(training_id) / "diverged.json"
         write_json(path, {"schema": SCHEMA, "message": message})
+
+    def rungs(self, training_id: str) -> dict[int, float]:
+        """Validation losses (nats a token) at the steps after which a search had it pause."""
+        try:
+            found = read_json(self.training_directory(training_id) / "rungs.json")["rungs"]
+            return {int(step): float(facts["loss"]) for step, facts in found.items()}
+        except FileNotFoundError:
+            return {}
 
     # Sweeps
 

@@ -1,6 +1,7 @@
 """`result.json`: the document that reports and MLflow are made from."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -46,13 +47,14 @@ class Measured:
 
 def result_document(
     trial: Trial,
-    status: Literal["done", "failed", "diverged"],
+    status: Literal["done", "failed", "diverged", "pruned"],
     provenance: dict[str, Any],
     *,
     measured: Measured | None = None,
     failure: Failure | None = None,
+    pruned: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A complete result: measured, or failed with an error."""
+    """A complete result: measured, failed with an error, or pruned where a search left it."""
     assert (measured is None) == (status != "done"), "exactly the done trials are measured"
     return {
         "trial": trial.id,
@@ -70,6 +72,7 @@ def result_document(
         "benchmark": measured.benchmark if measured else [],
         "training_record": measured.training_record if measured else None,
         "error": failure.as_dict() if failure else None,
+        **({"pruned": dict(pruned)} if pruned else {}),
         "provenance": provenance,
     }
 

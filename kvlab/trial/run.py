@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from kvlab.errors import Diverged, SourceMissing, Stopped, StoreError
+from kvlab.errors import Diverged, Paused, SourceMissing, Stopped, StoreError
 from kvlab.files import write_json
 from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
 from kvlab.trial.failure import Failure
@@ -22,7 +22,7 @@ from kvlab.trial.result import Measured, experiment_facts, result_document
 from kvlab.trial.stage import MakeStages, ReportProgress, Stages
 from kvlab.trial.trial import Trial
 
-Outcome = Literal["done", "failed", "diverged", "stopped"]
+Outcome = Literal["done", "failed", "diverged", "stopped", "paused"]
 
 STOP_CHECK_SECONDS = 0.2
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -52,7 +52,8 @@ def run_trial(
         capture_output: send what this process prints to the attempt's log.
 
     Returns:
-        How it ended. ``stopped`` leaves no result: run again, the trial goes on.
+        How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result: run again,
+        the trial goes on.
 
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.
@@ -108,7 +109,7 @@ class _Run:
         """Everything, under the trial's lock."""
         with self.store.trial_lock(self.trial.id).hold(on_wait=self.check_stop):
             ended = self.store.status(self.trial.id)
-            if ended == "damaged":
+            if ended == "damaged" or ended == "pruned":
                 self.store.set_aside(self.trial.id)
             elif ended is not None:
                 return ended
@@ -145,6 +146,10 @@ class _Run:
         except Stopped:
             attempt.log("stopped; it goes on from its last checkpoint when submitted again")
             raise
+        except Paused as pause:
+            attempt.log(str(pause))
+            attempt.note_pause()
+            return "paused"
         except StoreError:
             raise
         except Exception as error:
@@ -161,6 +166,7 @@ class _Run:
             self.origin,
             started=attempt.started,
             attempts=attempt.number,
+            pauses=self.store.pauses(self.trial.id),
             machine=measured.machine,
             data=measured.data,
         )
@@ -195,6 +201,8 @@ class _Run:
         with self.store.training_lock(training).hold(on_wait=waiting):
             if self.store.training_done(training):
                 return
+            if self.trial.until is not None and self.trial.until in self.store.rungs(training):
+                raise Paused(f"its training has paused after step {self.trial.until} before")
             message = self.store.divergence(training)
             if message is not None:
                 raise Diverged(message)

@@ -19,6 +19,7 @@ class Stages(Protocol):
 
         Raises:
             Stopped: ``should_stop()`` became true; a checkpoint is written.
+            Paused: the trial's ``until`` is reached; a checkpoint and rungs.json are written.
             Diverged: the loss is no number any more.
         """
         ...

@@ -59,6 +59,7 @@ class TorchStages:
             on_progress=self._report,
             should_stop=should_stop,
             beginning=self._beginning(directory),
+            until=self._trial.until,
         )
 
     def _beginning(self, directory: Path) -> Beginning | None:

@@ -118,6 +118,7 @@ def _work(task: dict[str, Any]) -> None:
             on_progress=report,
             should_stop=task["should_stop"],
             beginning=None if trial.start is None else Beginning(trial.start, directory, report),
+            until=trial.until,
         )
     except KvlabError as error:
         # written before it is raised: the trainer ends the others when it sees the first

@@ -18,6 +18,8 @@ class Trial:
         seed: of the initial weights and the batches.
         data_identity: digest of the text, as it was when the trial was planned.
         start: where the first weights come from; None if they are freshly drawn.
+        until: the step after which the training pauses, as a search asks; None trains to the
+            end. Like resources, it is no part of what is computed.
     """
 
     id: str
@@ -26,6 +28,7 @@ class Trial:
     seed: int
     data_identity: str
     start: Start | None = None
+    until: int | None = None
 
     @classmethod
     def of(

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvlab.errors import Stopped
+from kvlab.errors import Paused, Stopped
+from kvlab.files import read_json
 from kvlab.train import load_training, train
 from tests.train.small import dataset, experiment, model
 
@@ -145,3 +146,31 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
         process.join()
     same_as(run(tmp_path), tmp_path, *whole)
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("rungs", [(3,), (5, 12), (2, 7, 8, 23)])
+def test_paused_at_rungs_it_ends_bitwise_the_same(tmp_path, whole, rungs):
+    """Rungs between validation losses add none to the curve, and those at one take it."""
+    found = {}
+    for rung in rungs:
+        for _ in range(2):  # also asked for twice, as after a kill
+            with pytest.raises(Paused):
+                run(tmp_path, until=rung)
+            losses = read_json(tmp_path / "rungs.json")["rungs"]
+            assert losses[str(rung)]["step"] == rung
+            assert found.setdefault(rung, losses[str(rung)]["loss"]) == losses[str(rung)]["loss"]
+        assert (tmp_path / "checkpoints" / f"step-{rung:08d}").is_dir()
+    record = run(tmp_path)
+    same_as(record, tmp_path, *whole)
+    assert len(set(found.values())) == len(rungs)
+    curve = {step: loss for step, _, loss in record.validation_curve}
+    assert all(curve.get(rung, loss) == loss for rung, loss in found.items())
+
+
+def test_a_rung_that_was_passed_before_is_taken_where_the_training_stands(tmp_path):
+    stop_after(tmp_path, 9)
+    with pytest.raises(Paused):
+        run(tmp_path, until=6)
+    rung = read_json(tmp_path / "rungs.json")["rungs"]["6"]
+    assert rung["step"] == 9
+    assert read_json(next(tmp_path.glob("checkpoints/step-*09/state.json")))["state"]["step"] == 9

@@ -20,12 +20,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unused", action="store_true", help="also trials and trainings that no sweep asks for"
     )
+    parser.add_argument(
+        "--pruned",
+        action="store_true",
+        help="also checkpoints of trials that a search has pruned (promoted, they begin anew)",
+    )
     parser.add_argument("--apply", action="store_true", help="remove; without it, only show")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    found = find_garbage(Store(options.store), weights=options.weights, unused=options.unused)
+    found = find_garbage(
+        Store(options.store),
+        weights=options.weights,
+        unused=options.unused,
+        pruned=options.pruned,
+    )
     busy = [item for item in found if options.apply and not remove(item)]
     gone = [item for item in found if item not in busy]
     if options.json:

@@ -11,7 +11,7 @@ from kvlab.cli.table import table
 from kvlab.trial import Store
 from kvlab.trial.progress import describe
 
-STATES = ("done", "failed", "diverged", "running", "missing")
+STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
 
 def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
     status = store.status(trial)
-    if status in ("failed", "diverged"):
+    if status in ("failed", "diverged", "pruned"):
         return {"state": status, "detail": outcome_line(store, trial)}
     if status == "done":
         return {"state": status, "detail": ""}

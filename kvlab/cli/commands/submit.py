@@ -2,15 +2,19 @@
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from kvlab.cli import copier, notify
+from kvlab.cli.copier import Copier
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
-from kvlab.cli.search import search_lines
+from kvlab.cli.search import promote, search_lines
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import UsageError
 from kvlab.sweep import Driver, Plan, Summary, plan
@@ -19,7 +23,7 @@ from kvlab.sweep.driver import Before
 from kvlab.sweep.executor import Executor, Run
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
-from kvlab.sweep.plan import to_run
+from kvlab.sweep.plan import prunes, to_run
 from kvlab.sweep.prefetch import prefetch
 from kvlab.sweep.search import Search
 from kvlab.trial import Store
@@ -41,11 +45,31 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--retry-failed", action="store_true", help="run trials that failed before once more"
     )
+    parser.add_argument(
+        "--promote",
+        action="append",
+        default=[],
+        metavar="TRIAL",
+        help="train a trial that the search has pruned to its end; may be given again",
+    )
     parser.add_argument("--no-report", action="store_true", help="write no report at the end")
     parser.add_argument(
         "--reports", default="reports", metavar="DIR", help="folder of reports (default: reports)"
     )
     parser.add_argument("--tracking-uri", metavar="URI", help="of an MLflow server")
+    parser.add_argument(
+        "--copy-to",
+        default=os.environ.get(copier.VARIABLE),
+        metavar="URL",
+        help=f"copy results and checkpoints there (default: {copier.VARIABLE}, else nowhere)",
+    )
+    parser.add_argument(
+        "--notify",
+        default=os.environ.get(notify.VARIABLE),
+        metavar="COMMAND",
+        help="shell command for the end, with the summary as JSON on its standard input"
+        f" (default: {notify.VARIABLE}, else none)",
+    )
     add_json(parser)
 
 
@@ -53,19 +77,30 @@ def run(options: argparse.Namespace) -> int:
     if options.address is not None and options.executor != "ray":
         raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
     sweep = read_sweep(options.sweep)
+    if options.promote and not prunes(sweep):
+        text = f"--promote = {options.promote[0]} needs a search with pruning"
+        raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
     planned = plan(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
     live = Live(planned, store, stream, retry_failed=options.retry_failed)
     mirror = Mirror(store, sweep.name, options.tracking_uri, live.say)
-    summary = _drive(options, planned, store, live, mirror)
-    facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
-    _print_summary(planned, store, summary, stream)
-    report = None
-    if summary.exit_code != 130 and not options.no_report:
-        report = _report(options, sweep.name, store)
-        facts["report"] = str(report)
-    facts["mlflow"] = mirror.finish(report)
+    copies = Copier(store, sweep.name, options.copy_to, live.say)
+
+    def on_result(trial: str) -> None:
+        mirror.result(trial)
+        copies.result(trial)
+
+    with notify.announced(options.notify, sweep.name, store.path, live.say) as told:
+        summary = _drive(options, planned, store, live, on_result)
+        facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
+        _print_summary(planned, store, summary, stream)
+        report = None
+        if summary.exit_code != 130 and not options.no_report:
+            report = _report(options, sweep.name, store)
+            facts["report"] = str(report)
+        facts["mlflow"], facts["copy"] = mirror.finish(report), copies.finish()
+        told |= {**facts, **notify.ending(summary)}
     if report is not None:
         print(report, file=stream)
     if options.json:
@@ -74,7 +109,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _drive(
-    options: argparse.Namespace, planned: Plan, store: Store, live: Live, mirror: Mirror
+    options: argparse.Namespace,
+    planned: Plan,
+    store: Store,
+    live: Live,
+    on_result: Callable[[str], None],
 ) -> Summary:
     sweep, missing = planned.sweep, to_run(planned, options.retry_failed)
     command, source = _command(options), sweep.source
@@ -86,6 +125,7 @@ def _drive(
     )
     search = None if sweep.search is None else Search(planned, store, describe)
     if search is not None:
+        promote(search, store, options.promote)
         planned = search.plan
     origin = capture_origin(command, store.stop_flag(sweep.name))
     live.say(f"{sweep.name}: {planned.totals()}")
@@ -102,7 +142,7 @@ def _drive(
             description=describe(planned),
             before=_prefetch(options, live),
             on_event=live.event,
-            on_result=mirror.result,
+            on_result=on_result,
             retry_failed=options.retry_failed,
             feed=search,
         )
@@ -142,7 +182,9 @@ def _counts(planned: Plan, missing: int) -> str:
 def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO) -> None:
     states = summary.states
     parts = [f"{states['done']} done", f"{states['failed']} failed"]
-    parts += [f"{states[state]} {state}" for state in ("diverged", "missing") if states[state]]
+    parts += [
+        f"{states[state]} {state}" for state in ("diverged", "pruned", "missing") if states[state]
+    ]
     print(f"{', '.join(parts)} in {duration(summary.seconds)}", file=stream)
     if states["failed"]:
         for one in planned.trials:

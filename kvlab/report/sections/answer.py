@@ -165,7 +165,7 @@ def _trust(study: Study) -> Paragraph:
 
 def _missing(study: Study) -> Paragraph | None:
     others = {state: count for state, count in study.states.items() if state != "done"}
-    if not others:
+    if not set(others) - {"pruned"}:  # a search that prunes leaves no more than that
         return None
     listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
     total = f"{len(study.done):,} of {counted(len(study.rows), 'trial')}"

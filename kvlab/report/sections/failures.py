@@ -1,6 +1,6 @@
 """Failures and retries: what has no measurement, and why."""
 
-from kvlab.report.numbers import counted
+from kvlab.report.numbers import counted, shown
 from kvlab.report.rows import TrialRow
 from kvlab.report.section import EMPTY, Cell, Column, Content, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
@@ -12,7 +12,8 @@ LONGEST = 600
 def failures(study: Study) -> Section:
     ended = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
     missing = [row for row in study.rows if row.status == "missing"]
-    retried = [row for row in study.done if row.facts["provenance"].get("attempts", 1) > 1]
+    pruned = [row for row in study.rows if row.status == "pruned"]
+    retried = [row for row in study.done if _attempts(row) > 1]
     parts = []
     if not ended:
         parts.append("No trial failed.")
@@ -28,10 +29,48 @@ def failures(study: Study) -> Section:
             " finding about its cell; any other failure says nothing about it. Pairs with these"
             " trials are left out of every comparison."
         )
+    if pruned:
+        parts.append(
+            f"The search pruned {counted(len(pruned), 'trial')}: their validation loss was behind"
+            " that of others at the same fraction of the steps. They are left out of every"
+            " comparison and of the front."
+        )
     contents: list[Content] = [paragraph(" ".join(parts))]
     if ended:
         contents.append(_table(study, ended))
+    if pruned:
+        contents.append(_pruned_table(study, pruned))
     return Section("Failures and retries", tuple(contents))
+
+
+def _attempts(row: TrialRow) -> int:
+    """Without those that ended at a rung of a search, as they were to."""
+    facts = row.facts["provenance"]
+    return int(facts.get("attempts", 1)) - int(facts.get("pauses", 0))
+
+
+def _pruned_table(study: Study, pruned: list[TrialRow]) -> Table:
+    columns = (
+        Column("cell"),
+        Column("seed", True),
+        Column("trial"),
+        Column("steps", True),
+        Column("of", True),
+        Column("validation loss there (nats/token)", True),
+    )
+    rows = []
+    for row in pruned:
+        facts = row.facts["pruned"]
+        entries = (
+            cell(study.label(row.levels)),
+            cell(str(row.seed), row.seed),
+            Cell(row.trial, row.trial, code=True),
+            cell(f"{facts['step']:,}", facts["step"]),
+            cell(f"{facts['steps']:,}", facts["steps"]),
+            cell(shown("loss", facts["loss"]), facts["loss"]),
+        )
+        rows.append(Row(entries, study.key(row.levels), "muted"))
+    return Table("pruned", "Trials that the search pruned.", columns, tuple(rows))
 
 
 def _table(study: Study, ended: list[TrialRow]) -> Table:

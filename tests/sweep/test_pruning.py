@@ -1,0 +1,408 @@
+"""Pruning: who goes on at a rung, in which order, and what is recorded, through the real driver."""
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+
+import pytest
+
+from kvlab.errors import Paused, SpecError, UsageError
+from kvlab.files import read_json
+from kvlab.spec import load_sweep
+from kvlab.spec.pruning import PruningConfig
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.search import Search
+from kvlab.train.record import write_rung
+from kvlab.trial import Store
+from kvlab.trial.result import Measured
+from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
+
+SEARCH = """\
+question: Which learning rate?
+experiment: e.yaml
+search:
+  ranges:
+    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+  objectives: [loss]
+  pruning: {rule: halving, factor: 3}
+  sampler: random
+  trials: 12
+  seed: 3
+"""
+
+
+def away(trial):
+    """How far a learning rate is from the best: the loss at every rung, and at the end."""
+    return (math.log10(trial.experiment.training.learning_rate) + 2) ** 2
+
+
+class Rising(StubStages):
+    """Trains step by step like the stub, and pauses where it is asked to."""
+
+    def train(self, directory, should_stop):
+        until, checkpoint = self.trial.until, directory / "checkpoint"
+
+        def pauses():
+            step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+            return until is not None and step >= until
+
+        def check():
+            if pauses():
+                raise Paused("at its rung")
+            return should_stop()
+
+        try:
+            if not pauses():
+                super().train(directory, check)
+                return
+        except Paused:
+            pass
+        write_rung(directory, until, int(checkpoint.read_text()), away(self.trial) + 1.0)
+        raise Paused("at its rung")
+
+    def measure(self, directory):
+        found = super().measure(directory)
+        found.measurements["loss"] = away(self.trial)
+        return Measured(**vars(found))
+
+
+class RisingRun(StubRun):
+    def make(self, trial, report):
+        return Rising(trial, report, flag=self.flag, **self.stages)
+
+
+def searching(folder, text=SEARCH, promote=(), **stages):
+    folder.mkdir(exist_ok=True)
+    store = Store(folder / "runs")
+    base = plan(load_sweep(write_sweep(folder, text)), store, identify=identify)
+
+    def describe(planned):
+        from kvlab.sweep.description import sweep_description
+
+        return sweep_description(planned, yaml=text, experiment_yaml="", command="kvlab submit")
+
+    search = Search(base, store, describe, identify)
+    for trial in promote:
+        search.promote(trial)
+    driver = Driver(
+        search.plan, store, InlineExecutor(RisingRun(store.path, **stages)),
+        description=describe(search.plan), feed=search,
+    )  # fmt: skip
+    return store, search, driver
+
+
+def steps_of(store, point):
+    return (store.training_directory(point.training) / "steps.log").read_text().split()
+
+
+def history(store):
+    points = read_json(store.sweep_directory("s") / "search.json")["points"]
+    return [
+        (p["patch"], p["past"]["state"], p["past"]["values"], p["past"]["rungs"], p["trial"])
+        for p in points
+    ]
+
+
+def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
+    halving = PruningConfig.model_validate({"rule": "halving", "factor": 4, "first": 0.05})
+    assert halving.rungs == (1 / 16, 1 / 4)
+    assert halving.steps(160) == (10, 40)
+    assert PruningConfig.model_validate({"rule": "median"}).rungs == (0.1, 0.2, 0.4, 0.8)
+    asked = PruningConfig.model_validate({"rule": "median", "rungs": [0.5, 0.9]})
+    assert asked.steps(20) == (10, 18)
+    assert asked.steps(2) == (1,)  # a rung never stands at the end
+    assert asked.steps(0) == ()
+
+
+def successive_halving(losses, factor, rungs):
+    """Asynchronous successive halving, one at a time: how many rungs each has reached, one more
+    if it was trained to the end. Written after algorithm 2 of Li et al. (2020)."""
+    reached = dict.fromkeys(losses, 0)
+    known: list[str] = []
+
+    def top(rung, least):
+        there = [one for one in known if reached[one] > rung]
+        return sorted(there, key=losses.get)[: max(least, len(there) // factor)]
+
+    def run(one):
+        while reached[one] <= rungs:
+            reached[one] += 1
+            if one not in top(reached[one] - 1, 0):
+                return
+
+    def promote(least):
+        for rung in reversed(range(rungs)):
+            for one in top(rung, least):
+                if reached[one] == rung + 1:
+                    run(one)
+                    return True
+        return False
+
+    for one in losses:
+        while promote(0):
+            pass
+        known.append(one)
+        run(one)
+    while promote(1):
+        pass
+    return reached
+
+
+@pytest.mark.parametrize(("seed", "trials", "factor"), [(3, 12, 3), (4, 20, 3), (5, 17, 2)])
+def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, trials, factor):
+    text = SEARCH.replace("seed: 3", f"seed: {seed}").replace("factor: 3", f"factor: {factor}")
+    store, search, driver = searching(tmp_path, text.replace("trials: 12", f"trials: {trials}"))
+    summary = driver.run()
+    assert summary.exit_code == 0
+    assert search.ended_because == f"{trials} trials are the budget"
+    losses = {p.trial: p.past.rungs[0] for p in search.points}
+    rungs = PruningConfig(rule="halving", factor=factor).steps(20)
+    expected = successive_halving(losses, factor, len(rungs))
+    found = {p.trial: len(p.past.rungs) + (p.past.state == "ok") for p in search.points}
+    assert found == expected
+    for point in search.points:
+        assert len(steps_of(store, point)) == [*rungs, 20][found[point.trial] - 1]
+        wanted = "done" if found[point.trial] > len(rungs) else "pruned"
+        assert store.status(point.trial) == wanted
+    assert summary.states["pruned"] == [store.status(t) for t in losses].count("pruned") > 0
+    assert search.best()[0].trial == min(losses, key=losses.get)
+
+
+def test_no_step_is_trained_twice_and_a_pruned_trial_says_where_it_stands(tmp_path):
+    store, search, driver = searching(tmp_path)
+    driver.run()
+    for point in search.points:
+        steps = steps_of(store, point)
+        assert steps == [str(n + 1) for n in range(len(steps))]
+    pruned = next(p for p in search.points if p.past.state == "pruned")
+    result = store.result(pruned.trial)
+    assert result["pruned"] == {"step": 2, "steps": 20, "loss": pruned.past.rungs[0]}
+    assert result["measurements"] == {}
+    assert result["error"] is None
+    assert (store.training_directory(pruned.training) / "checkpoint").exists()
+
+
+def test_flops_are_those_really_spent(tmp_path):
+    _, search, driver = searching(tmp_path)
+    driver.run()
+    whole = search.points[0].flops
+    reached = {"ok": [20], "pruned": [2, 7]}
+    steps = sum(
+        20 if p.past.state == "ok" else reached["pruned"][len(p.past.rungs) - 1]
+        for p in search.points
+    )
+    assert search.flops == pytest.approx(whole * steps / 20)
+    budget = SEARCH.replace("trials: 12", f"flops: {4 * whole}")
+    _, search, driver = searching(tmp_path / "b", budget)
+    driver.run()
+    assert len(search.points) > 6  # four whole trainings would be four
+    assert 4 * whole <= search.flops < 5 * whole
+    assert "training FLOPs are spent" in search.ended_because
+    assert search.best()
+
+
+def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
+    _, search, _ = searching(tmp_path)
+    whole = search.plan.trials[0].flops
+    _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"flops: {0.15 * whole}"))
+    assert driver.run().exit_code == 0
+    assert len(search.points) == 2
+    assert [p.past.state for p in search.points].count("ok") == 1
+    best = min(search.points, key=lambda p: p.past.rungs[0])
+    assert search.best() == [best]
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_fewer_trials_than_the_factor_end_with_the_best_of_them(tmp_path, trials):
+    _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"trials: {trials}"))
+    driver.run()
+    assert [p.past.state for p in search.points].count("ok") == 1
+
+
+MEDIAN = SEARCH.replace("rule: halving, factor: 3", "rule: median, rungs: [0.2, 0.5], startup: 3")
+
+
+def test_median_prunes_what_is_worse_than_half_of_the_others(tmp_path):
+    store, search, driver = searching(tmp_path, MEDIAN)
+    driver.run()
+    for rung in range(2):
+        came: list[float] = []
+        for point in search.points:
+            if len(point.past.rungs) > rung:
+                loss, others = point.past.rungs[rung], sorted(came)
+                size = len(others)
+                goes_on = size < 3 or loss <= (others[(size - 1) // 2] + others[size // 2]) / 2
+                further = point.past.state == "ok" or len(point.past.rungs) > rung + 1
+                assert further == goes_on
+                came.append(loss)
+    assert {p.past.state for p in search.points} == {"ok", "pruned"}
+    assert [p.past.state for p in search.points[:3]] == ["ok"] * 3
+    assert min(p.past.values[0] for p in search.points if p.past.values) == min(
+        away(search._planned[p.trial].trial) for p in search.points
+    )
+    assert store.sweep("s")["cells"]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "nsga2", "gp"])
+@pytest.mark.parametrize("objectives", ["[loss]", "[loss, kv_bytes]"])
+def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sampler, objectives):
+    text = SEARCH.replace("sampler: random", f"sampler: {sampler}").replace("[loss]", objectives)
+    text = text.replace("  objectives", "  choices: {model.n_kv_head: [1, 2]}\n  objectives")
+    calm, search, driver = searching(tmp_path / "calm", text)
+    driver.run()
+    assert {p.past.state for p in search.points} == {"ok", "pruned"}
+    for stop_after in (2, 3, 5, 7, 99):
+        rough, _, driver = searching(tmp_path / "rough", text)
+        told = []
+
+        def count(event, told=told, driver=driver, stop_after=stop_after):
+            told.append(event.status)
+            if len([one for one in told if one]) == stop_after:
+                driver._stopping = True  # as a signal does, with no training to wait for
+
+        driver._on_event = count
+        driver.run()
+    assert history(rough) == history(calm)
+    for *_, trial in history(rough):
+        assert rough.status(trial) == calm.status(trial)
+
+
+@pytest.mark.parametrize("lost", ["the history", "the result"])
+def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lost):
+    store, search, driver = searching(tmp_path / "a")
+    path = store.sweep_directory("s") / "search.json"
+    saved = {}
+
+    def note(event):
+        if event.status == "pruned" and not saved:
+            saved["trial"] = event.planned.trial.id
+            driver._stopping = True
+
+    driver._on_event = note
+    driver.run()
+    trial = saved["trial"]
+    if lost == "the result":
+        (store.trial_directory(trial) / "result.json").unlink()
+    else:
+        kept = read_json(path)
+        point = next(p for p in kept["points"] if p["trial"] == trial)
+        point["past"]["state"], point["past"]["rungs"] = "open", point["past"]["rungs"][:-1]
+        path.write_text(json.dumps(kept))
+    store, search, driver = searching(tmp_path / "a")
+    driver.run()
+    calm, _, driver = searching(tmp_path / "calm")
+    driver.run()
+    assert history(store) == history(calm)
+    for point in search.points:
+        assert steps_of(store, point) == [str(n + 1) for n in range(len(steps_of(store, point)))]
+
+
+def drive_until(folder, writes):
+    """Runs the search in this process, which dies by SIGKILL at its so many-th written file."""
+    count, replace = itertools.count(1), os.replace
+
+    def deadly(*paths):
+        replace(*paths)
+        if next(count) == writes:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.replace = deadly
+    searching(folder)[2].run()
+
+
+def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_same(tmp_path):
+    calm, _, driver = searching(tmp_path / "calm")
+    driver.run()
+    rng, deaths, code = random.Random(5), 0, -9
+    fork = multiprocessing.get_context("fork")
+    while code == -signal.SIGKILL:
+        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(5, 60)))
+        child.start()
+        child.join()
+        code = child.exitcode
+        deaths += code == -signal.SIGKILL
+    assert code == 0
+    assert deaths > 5
+    rough = Store(tmp_path / "rough" / "runs")
+    assert history(rough) == history(calm)
+    assert {t: rough.status(t) for t in rough.trial_ids()} == {
+        t: calm.status(t) for t in calm.trial_ids()
+    }
+
+
+def test_a_pruned_trial_is_promoted_by_hand(tmp_path):
+    store, search, driver = searching(tmp_path)
+    driver.run()
+    worst = max(
+        (p for p in search.points if p.past.state == "pruned"), key=lambda p: p.past.rungs[0]
+    )
+    states = [p.past.state for p in search.points]
+    store, search, driver = searching(tmp_path, promote=[worst.trial])
+    summary = driver.run()
+    assert (summary.exit_code, summary.ran) == (0, 1)
+    assert store.status(worst.trial) == "done"
+    assert len(steps_of(store, worst)) == 20
+    again = next(p for p in search.points if p.trial == worst.trial)
+    assert again.past.values == [pytest.approx(store.result(worst.trial)["measurements"]["loss"])]
+    assert sum(p.past.state != s for p, s in zip(search.points, states, strict=True)) == 1
+    with pytest.raises(UsageError, match="is no pruned trial of s; see"):
+        searching(tmp_path, promote=[worst.trial])
+
+
+def test_a_grid_needs_what_a_search_has_pruned(tmp_path):
+    store, search, driver = searching(tmp_path)
+    driver.run()
+    pruned = next(p for p in search.points if p.past.state == "pruned")
+    rate = pruned.patch["training.learning_rate"]
+    grid = f"question: q\nexperiment: e.yaml\nfactors:\n  rate:\n    a: {{training.learning_rate: {rate!r}}}\n"
+    planned = plan(load_sweep(write_sweep(tmp_path, grid, "g.yaml")), store, identify=identify)
+    assert [one.trial.id for one in planned.trials] == [pruned.trial]
+    assert planned.trials[0].state == "new"
+    assert Driver(planned, store, InlineExecutor(RisingRun(store.path, "g"))).run().exit_code == 0
+    assert store.status(pruned.trial) == "done"
+    assert len(steps_of(store, pruned)) == 20  # on from where it paused
+
+
+def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
+    text = SEARCH.replace("  ranges", "  choices: {serving.kv_dtype: [model, int8]}\n  ranges")
+    text = text.replace("ranges:\n    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}",
+                        "ranges:\n    training.learning_rate: {low: 1e-3, high: 5e-3, step: 1e-3}")  # fmt: skip
+    store, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 9"))
+    driver.run()
+    trained = [p for p in search.points if p.trained]
+    assert len({p.training for p in trained}) < len(trained) == 9
+    for training in {p.training for p in trained}:
+        sharing = [p for p in trained if p.training == training]
+        first = sharing[0]
+        assert steps_of(store, first) == [str(n + 1) for n in range(len(steps_of(store, first)))]
+        assert all(p.past.rungs[:1] in ([], first.past.rungs[:1]) for p in sharing)
+    whole = trained[0].flops
+    steps = {p.training: len(steps_of(store, p)) for p in trained}
+    assert search.flops == pytest.approx(whole * sum(steps.values()) / 20)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("factor: 3", "startup: 3", "search.pruning.startup = 3 is used by rule: median alone"),
+        ("rule: halving", "rule: median", "search.pruning.factor = 3 is used by rule: halving alone"),
+        ("factor: 3", "first: 0.5", "first = 0.5 is past 1/factor = 0.333, the last rung of halving"),
+        ("factor: 3", "first: 0.1, rungs: [0.5]", "and rungs both say where"),
+        ("factor: 3", "rungs: [0.5, 0.2]", "rungs = [0.5, 0.2] must ascend, each once"),
+        ("factor: 3", "rungs: [1.0]", "is not below 1"),
+        ("factor: 3", "factor: 1", "factor = 1 is below 2"),
+        ("rule: halving, factor: 3", "factor: 3", "search.pruning.rule is missing"),
+        ("training.learning_rate", "data.validation_fraction", "those under another data.validation_fraction are of other tokens"),
+        ("search:", "pruning: {rule: median}\nsearch:", "pruning belongs under search; a design's cells are all trained"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, old, new, wanted):
+    text = SEARCH.replace("{low: 1e-4, high: 1e-1, log: true}", "{low: 0.1, high: 0.2}")
+    with pytest.raises(SpecError) as caught:
+        searching(tmp_path, text.replace(old, new, 1))
+    assert wanted in str(caught.value)

@@ -1,0 +1,227 @@
+"""Copies of the record in object storage: whole, once, and back again, whatever breaks."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from kvlab.errors import CopyError, UsageError
+from kvlab.sweep import Driver
+from kvlab.sweep.description import sweep_description
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from kvlab.trial.copies import Copies, shown_url
+from kvlab.trial.copying import check_apart, copied_sweeps, copy_sweep, restore_sweep
+from tests.sweep.stub import StubRun, tiny_plan
+
+
+class FlakyFileSystem(MemoryFileSystem):
+    """A store in memory that notes every file put, and fails when it is told to."""
+
+    protocol = "flaky"
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list] = [""]
+    puts: ClassVar[list] = []
+    fails_after = None  # files
+    half = False  # whether the failing put leaves half of the file
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("flaky://", "memory://"))
+
+    def put_file(self, lpath, rpath, **options):
+        if self.fails_after is not None and len(self.puts) >= self.fails_after:
+            if self.half:
+                data = Path(lpath).read_bytes()
+                self.pipe_file(rpath, data[: len(data) // 2])
+            raise ConnectionResetError("the line is dead")
+        self.puts.append(rpath)
+        super().put_file(lpath, rpath, **options)
+
+
+fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
+
+
+@pytest.fixture(autouse=True)
+def flaky():
+    FlakyFileSystem.store.clear()
+    FlakyFileSystem.pseudo_dirs[:] = [""]
+    FlakyFileSystem.puts = []
+    FlakyFileSystem.fails_after, FlakyFileSystem.half = None, False
+    return FlakyFileSystem
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A store with one sweep that has ended, one of its trials failed."""
+    folder = tmp_path_factory.mktemp("finished")
+    store = Store(folder / "runs")
+    planned = tiny_plan(folder)
+    script = {(planned.trials[1].trial.id, "measure", 0): "bug"}
+    described = sweep_description(planned, yaml="", experiment_yaml="", command="kvlab submit")
+    run = StubRun(store.path, script=script)
+    Driver(planned, store, InlineExecutor(run), description=described).run()
+    return store
+
+
+@pytest.fixture
+def store(finished, tmp_path):
+    shutil.copytree(finished.path, tmp_path / "runs")
+    return Store(tmp_path / "runs")
+
+
+def contents(store):
+    """Path -> bytes of all that counts."""
+    return {
+        path.relative_to(store.path).as_posix(): path.read_bytes()
+        for path in sorted(store.path.rglob("*"))
+        if path.is_file() and path.name not in ("lock", "driver.lock", "checkpoint", "steps.log")
+    }
+
+
+def test_there_and_back_it_is_the_same(store, flaky, tmp_path):
+    copied = copy_sweep(store, Copies("flaky://bucket/kvlab"), "s")
+    assert (copied.trials, copied.unchanged, copied.missing) == (8, 0, 0)
+    assert copied.files == len(flaky.puts) == len(set(flaky.puts))
+    assert all(path.startswith("/bucket/kvlab/") for path in flaky.store)
+    back = Store(tmp_path / "back")
+    found = restore_sweep(back, Copies("flaky://bucket/kvlab"), "s")
+    assert (found.trials, found.missing) == (8, 0)
+    assert contents(back) == contents(store)
+    assert all(back.training_done(back.result(t)["training"]) for t in back.trial_ids())
+    assert [back.status(t) for t in back.trial_ids()].count("failed") == 1
+
+
+def test_a_folder_does_as_well(store, tmp_path):
+    copy_sweep(store, Copies(str(tmp_path / "copy")), "s")
+    back = Store(tmp_path / "back")
+    assert copied_sweeps(Copies(f"file://{tmp_path}/copy")) == ["s"]
+    restore_sweep(back, Copies(f"file://{tmp_path}/copy"), "s")
+    assert contents(back) == contents(store)
+
+
+def test_nothing_is_copied_twice_and_what_changed_is(store, flaky):
+    copies = Copies("flaky://bucket")
+    copy_sweep(store, copies, "s")
+    flaky.puts = []
+    again = copy_sweep(store, copies, "s")
+    assert (again.trials, again.files, again.unchanged) == (0, 0, 8)
+    assert flaky.puts == []
+    for path in store.path.rglob("*.json"):  # as new files with the same contents: a restored store
+        os.utime(path, (1, 1))
+    assert copy_sweep(store, copies, "s").files == 0
+    trial = store.trial_ids()[0]
+    path = store.trial_directory(trial) / "result.json"
+    result = json.loads(path.read_text())
+    store.write_result({**result, "seed": 77})
+    assert copy_sweep(store, copies, "s").files == 1
+    assert flaky.puts == [f"/bucket/trials/{trial}/result.json"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 4, 11])
+def test_after_an_outage_it_goes_on_and_nothing_half_is_read(store, flaky, tmp_path, half, after):
+    copies = Copies("flaky://bucket")
+    flaky.fails_after, flaky.half = after, half
+    with pytest.raises(CopyError) as caught:
+        copy_sweep(store, copies, "s")
+    assert "flaky://bucket cannot be used: ConnectionResetError: the line is dead" in str(
+        caught.value
+    )
+    before, flaky.fails_after = list(flaky.puts), None
+    back = Store(tmp_path / "part")
+    for trial in store.trial_ids():  # whatever is there is whole
+        if copies.get(f"trials/{trial}", back.trial_directory(trial)):
+            ours, theirs = contents(store), contents(back)
+            assert all(ours[path] == data for path, data in theirs.items())
+            assert back.status(trial) == store.status(trial)
+    copy_sweep(store, copies, "s")
+    flaky.puts = []
+    assert copy_sweep(store, copies, "s").files == 0
+    whole = Store(tmp_path / "whole")
+    restore_sweep(whole, copies, "s")
+    assert contents(whole) == contents(store)
+    assert len(before) == after
+
+
+def test_a_copy_that_was_damaged_there_is_refused_and_copied_anew(store, tmp_path):
+    copies = Copies("flaky://bucket")
+    copy_sweep(store, copies, "s")
+    trial = next(t for t in store.trial_ids() if store.status(t) == "done")
+    fs = fsspec.filesystem("flaky")
+    fs.pipe_file(f"/bucket/trials/{trial}/result.json", b"{}")
+    back = Store(tmp_path / "back")
+    with pytest.raises(CopyError, match="result.json is not what was copied there; copy it again"):
+        restore_sweep(back, copies, "s")
+    assert back.status(trial) is None
+    fs.pipe_file(f"/bucket/trials/{trial}/copied.json", b'{"schema": 1, "fil')
+    assert copy_sweep(store, copies, "s").trials == 1
+    restore_sweep(back, copies, "s")
+    assert contents(back) == contents(store)
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/../../evil", "a//b", ".hidden", ""])
+def test_a_list_from_elsewhere_names_no_place_outside(tmp_path, name):
+    listed = {name: {"size": 1, "sha256": "0" * 64, "mtime_ns": 1}}
+    fs = fsspec.filesystem("flaky")
+    fs.pipe_file("/bucket/trials/x/copied.json", json.dumps({"files": listed}).encode())
+    with pytest.raises(CopyError, match="which is no path in it"):
+        Copies("flaky://bucket").get("trials/x", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_store_has_stays(store):
+    copies = Copies("flaky://bucket")
+    copy_sweep(store, copies, "s")
+    trial = store.trial_ids()[0]
+    result = store.result(trial)
+    store.write_result({**result, "seed": 77})
+    lost = store.trial_ids()[1]
+    (store.trial_directory(lost) / "result.json").unlink()
+    found = restore_sweep(store, copies, "s")
+    assert store.result(trial)["seed"] == 77
+    assert store.status(lost) is not None
+    assert (found.trials, found.unchanged) == (1, 7)
+
+
+def test_what_a_process_works_on_is_left_alone(store, tmp_path):
+    copies = Copies("flaky://bucket")
+    copy_sweep(store, copies, "s")
+    back = Store(tmp_path / "back")
+    with back.trial_lock(store.trial_ids()[0]).hold():
+        assert restore_sweep(back, copies, "s").in_use == 1
+    with back.driver_lock("s").hold(), pytest.raises(UsageError, match="is being run in"):
+        restore_sweep(back, copies, "s")
+
+
+def test_checkpoints_of_an_unfinished_training_come_and_go(store, flaky, tmp_path):
+    copies = Copies("flaky://bucket")
+    training = store.result(store.trial_ids()[0])["training"]
+    directory = store.training_directory(training)
+    folder = directory / "checkpoints" / "step-00000004"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    (directory / "checkpoints" / ".step-half").mkdir()
+    (directory / "checkpoints" / ".step-half" / "model.safetensors").write_text("half")
+    copy_sweep(store, copies, "s")
+    there = [path for path in flaky.store if "checkpoints" in path]
+    assert there == [f"/bucket/trainings/{training}/checkpoints/step-00000004/state.json"]
+    shutil.rmtree(directory / "checkpoints")
+    copy_sweep(store, copies, "s")
+    assert not [path for path in flaky.store if "checkpoints" in path]
+    assert restore_sweep(Store(tmp_path / "back"), copies, "s").trials == 8
+
+
+def test_wrong_places_are_refused_before_anything(store):
+    with pytest.raises(UsageError, match="nowhere://x cannot be opened: Protocol not known"):
+        Copies("nowhere://x")
+    with pytest.raises(UsageError, match="lies in the store"):
+        check_apart(Copies(str(store.path / "copy")), store)
+    with pytest.raises(UsageError, match=r"sweep = q is not in .* \(it has none\)"):
+        restore_sweep(store, Copies("memory://nothing-here"), "q")
+    assert shown_url("s3://key:secret@bucket/a?token=x") == "s3://bucket/a"
