@@ -28,6 +28,7 @@ import psutil
 from kvlab.trial import Store
 from tests.chaos_checks import Watch, check_mlflow, check_record, numbers
 from tests.chaos_processes import (
+    ROOT,
     TwoNodes,
     adopt_orphans,
     bury,
@@ -270,6 +271,7 @@ def _set_environment(folder: Path) -> None:
         RAY_AUTH_MODE="token",
         RAY_AUTH_TOKEN=f"{random.SystemRandom().getrandbits(256):064x}",
         RAY_USAGE_STATS_ENABLED="0",
+        PYTHONPATH=str(ROOT),  # for workers, which do not start in this folder
         OMP_NUM_THREADS="1",
     )
     for name in ("MLFLOW_TRACKING_URI", "KVLAB_STORE", "RAY_ADDRESS"):

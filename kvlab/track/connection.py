@@ -27,8 +27,11 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Else a server that is away is asked for four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
+
+KNOCK_SECONDS = 5.0
+"""How long a server may take to say anything at all, before the first real question."""
 
 
 def tracking_uri(store: Path, uri: str | None) -> str:
@@ -59,11 +62,30 @@ def connect(store: Path, uri: str) -> "MlflowClient":
     quiet()
     with explained(uri):
         if is_server(uri):
+            _knock(uri)
             return _opened(uri)
         store.mkdir(parents=True, exist_ok=True)
         with Lock(store / "mlflow.lock").hold():
             _try_file(uri)
             return _opened(uri)
+
+
+def _knock(uri: str) -> None:
+    """Fails soon where nobody answers: MLflow would ask again and again, for a minute or more."""
+    import requests
+
+    try:
+        place = f"{uri.rstrip('/')}/health"
+        requests.get(place, timeout=KNOCK_SECONDS, allow_redirects=False, stream=True).close()
+    except requests.exceptions.SSLError:
+        return  # somebody answers; MLflow has settings of its own for that
+    except requests.Timeout:
+        reason = f"no answer in {KNOCK_SECONDS:g} s"
+    except requests.ConnectionError:
+        reason = "nobody answers there"
+    else:
+        return
+    raise TrackingError(f"MLflow at {shown_uri(uri)}: {reason}; {_way_out(uri)}")
 
 
 def _try_file(uri: str) -> None:
