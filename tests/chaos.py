@@ -73,7 +73,10 @@ KINDS = {
 LONGEST_PAUSE = 2.5
 """Seconds between a trial being seen to run and the next kill, at most."""
 
-ROUND_SECONDS = 900.0
+CALM = 0.4
+"""How often the next kill waits for another trial to end, so that sweeps get on."""
+
+ROUND_SECONDS = 1800.0
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.05
 
@@ -149,6 +152,9 @@ class Round:
         assert self.driver is not None, "started by `finished`"
         if kind != "driver" or self.chance.random() < 0.7:  # the others while it starts
             self.wait_for(lambda: bool(trial_workers()))
+        if self.chance.random() < CALM:
+            before = self.watch.look()
+            self.wait_for(lambda: self.watch.look() > before)
         end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
         self.wait_for(lambda: time.monotonic() >= end)
         if self.driver.poll() is not None:

@@ -3,7 +3,9 @@
 import logging
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -67,6 +69,7 @@ def connect(store: Path, uri: str) -> "MlflowClient":
         store.mkdir(parents=True, exist_ok=True)
         with Lock(store / "mlflow.lock").hold():
             _try_file(uri)
+            _make_file(uri, store)
             return _opened(uri)
 
 
@@ -88,12 +91,41 @@ def _knock(uri: str) -> None:
     raise TrackingError(f"MLflow at {shown_uri(uri)}: {reason}; {_way_out(uri)}")
 
 
+def _file_of(uri: str) -> Path | None:
+    """Where a database in a file is; None if it is none, or its settings are its owner's."""
+    path, question, _ = uri.removeprefix("sqlite:///").partition("?")
+    plain = uri.startswith("sqlite:///") and path and not path.startswith(":") and not question
+    return Path(path) if plain else None
+
+
 def _try_file(uri: str) -> None:
     """Fails at once if a database file cannot be opened: MLflow would try for minutes."""
-    path, _, _ = uri.removeprefix("sqlite:///").partition("?")
-    if uri.startswith("sqlite:///") and path:
+    path = _file_of(uri)
+    if path is not None and path.exists():
         with closing(sqlite3.connect(path)) as database:
             database.execute("PRAGMA schema_version")
+
+
+def _make_file(uri: str, store: Path) -> None:
+    """Makes a new database whole or not at all: MLflow takes seconds for its many tables, and
+    cannot go on from half of them after a kill or on a full disk."""
+    path = _file_of(uri)
+    if path is None or path.exists():
+        return
+    for leftover in store.glob(".mlflow-*"):  # of a kill; ours alone, by the store's lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=store) as folder:
+        made = Path(folder) / "mlflow.db"
+        _opened(f"sqlite:///{made}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        shutil.copyfile(made, temporary)  # the store may be on another disk than the database
+        try:
+            os.link(temporary, path)  # unlike a rename, it spares what another store made
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            os.rename(temporary, path)
+        temporary.unlink(missing_ok=True)
 
 
 def _opened(uri: str) -> "MlflowClient":

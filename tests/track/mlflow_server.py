@@ -37,9 +37,21 @@ class Server:
         command[place : place + 2] = ["--artifacts-destination", str(self.home / "artifacts")]
         with open(self.home / "log", "ab") as log:
             self._process = subprocess.Popen(
-                command, cwd=self.home, stdout=log, stderr=log, start_new_session=True
+                command,
+                cwd=self.home,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             )
-        for _ in range(300):
+        try:
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self) -> None:
+        for _ in range(1000):
             try:
                 assert get(f"{self.uri}/health") == "OK"
                 return
@@ -55,5 +67,4 @@ class Server:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(timeout=30)
+            self.kill()
