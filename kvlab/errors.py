@@ -7,6 +7,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── PretrainedError        a published checkpoint cannot be had, read or written (also a ValueError)
 ├── StoreError             the store cannot be read or written, or a record in it is damaged
 ├── ResourceError          a trial asks for more than the machine or the cluster has
+├── ClusterLost            the Ray cluster under a running sweep is gone; submit again
 ├── CacheError             the KV cache was asked for something that its layout cannot do
 ├── MeasurementError       two measurements that must agree do not: a bug, never a result
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
@@ -80,6 +81,10 @@ class ResourceError(KvlabError):
     """A trial asks for more than the machine or the cluster has."""
 
     exit_code = 2
+
+
+class ClusterLost(KvlabError):
+    """The Ray cluster under a running sweep is gone, and there is no way back into it."""
 
 
 class CacheError(KvlabError, ValueError):

@@ -61,3 +61,4 @@ class Mirror:
             text = f"MLflow is not up to date: {error}"
             self._warn(f"{text}; the sweep goes on without it")
         self._error = str(error)
+        self._tracker = None  # the end connects anew, which tells soon whether it is back

@@ -3,7 +3,9 @@
 import logging
 import os
 import re
+import shutil
 import sqlite3
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -27,8 +29,11 @@ _SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Else a server that is away is asked for four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
+
+KNOCK_SECONDS = 5.0
+"""How long a server may take to say anything at all, before the first real question."""
 
 
 def tracking_uri(store: Path, uri: str | None) -> str:
@@ -61,10 +66,12 @@ def connect(store: Path, uri: str) -> "MlflowClient":
     _refuse_folder(uri)
     with explained(uri):
         if is_server(uri):
+            _knock(uri)
             return _opened(uri)
         store.mkdir(parents=True, exist_ok=True)
         with Lock(store / "mlflow.lock").hold():
             _try_file(uri)
+            _make_file(uri, store)
             return _opened(uri)
 
 
@@ -75,12 +82,59 @@ def _refuse_folder(uri: str) -> None:
         raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
 
 
+def _knock(uri: str) -> None:
+    """Fails soon where nobody answers: MLflow would ask again and again, for a minute or more."""
+    import requests
+
+    try:
+        place = f"{uri.rstrip('/')}/health"
+        requests.get(place, timeout=KNOCK_SECONDS, allow_redirects=False, stream=True).close()
+    except requests.exceptions.SSLError:
+        return  # somebody answers; MLflow has settings of its own for that
+    except requests.Timeout:
+        reason = f"no answer in {KNOCK_SECONDS:g} s"
+    except requests.ConnectionError:
+        reason = "nobody answers there"
+    else:
+        return
+    raise TrackingError(f"MLflow at {shown_uri(uri)}: {reason}; {_way_out(uri)}")
+
+
+def _file_of(uri: str) -> Path | None:
+    """Where a database in a file is; None if it is none, or its settings are its owner's."""
+    path, question, _ = uri.removeprefix("sqlite:///").partition("?")
+    plain = uri.startswith("sqlite:///") and path and not path.startswith(":") and not question
+    return Path(path) if plain else None
+
+
 def _try_file(uri: str) -> None:
     """Fails at once if a database file cannot be opened: MLflow would try for minutes."""
-    path, _, _ = uri.removeprefix("sqlite:///").partition("?")
-    if uri.startswith("sqlite:///") and path:
+    path = _file_of(uri)
+    if path is not None and path.exists():
         with closing(sqlite3.connect(path)) as database:
             database.execute("PRAGMA schema_version")
+
+
+def _make_file(uri: str, store: Path) -> None:
+    """Makes a new database whole or not at all: MLflow takes seconds for its many tables, and
+    cannot go on from half of them after a kill or on a full disk."""
+    path = _file_of(uri)
+    if path is None or path.exists():
+        return
+    for leftover in store.glob(".mlflow-*"):  # of a kill; ours alone, by the store's lock
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=store) as folder:
+        made = Path(folder) / "mlflow.db"
+        _opened(f"sqlite:///{made}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        shutil.copyfile(made, temporary)  # the store may be on another disk than the database
+        try:
+            os.link(temporary, path)  # unlike a rename, it spares what another store made
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            os.rename(temporary, path)
+        temporary.unlink(missing_ok=True)
 
 
 def _opened(uri: str) -> "MlflowClient":

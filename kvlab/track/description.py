@@ -4,15 +4,17 @@ Times come from the record too, so that the same result gives the same points wh
 mirrored, and a point that is logged twice is one point.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from kvlab.trial.metrics import measurements
+from kvlab.trial.record import Store
 
 VERSION = 1
 """Goes up when the same record comes to be mirrored differently: every run is then made anew."""
@@ -97,6 +99,28 @@ def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> 
     """The levels that differ from the baseline, and the seed."""
     changed = [level for factor, level in levels.items() if level != sweep["baseline"][factor]]
     return f"{'+'.join(changed) or 'baseline'} seed {seed}"
+
+
+def began(store: Store, sweep: Mapping[str, Any], rows: Collection[RunDescription]) -> int | None:
+    """When the first of a sweep's trials was begun, in ms; None if none was.
+
+    Attempts count, not only results: which trial ends first must not matter, so that a sweep
+    which is mirrored as it runs looks like one that is mirrored at its end.
+    """
+    trials = {trial for cell in sweep["cells"] for trial in cell["trials"].values()}
+    attempts = (_first_attempt(store, trial) for trial in trials)
+    found = [moment for moment in attempts if moment is not None]
+    return min([*found, *(row.started for row in rows)], default=None)
+
+
+def _first_attempt(store: Store, trial: str) -> int | None:
+    """By its log, which opens with the time; a kill may have left it empty."""
+    for number in store.attempts(trial):
+        with contextlib.suppress(OSError, ValueError):
+            path = store.attempt_directory(trial, number) / "log.txt"
+            with open(path, encoding="utf-8") as file:
+                return milliseconds(file.readline().partition(" ")[0])
+    return None
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -23,6 +23,7 @@ from kvlab.track.description import (
     PARENT,
     RECORD,
     RunDescription,
+    began,
     cut,
     describe,
 )
@@ -82,8 +83,7 @@ class Tracker:
         with explained(self.uri):
             experiment = self._experiment(sweep)
             runs = find_runs(self._client, experiment, self._identity)
-            started = min((row.started for row in rows.values()), default=None)
-            parent = self._parent(experiment, sweep, runs.get(PARENT, []), started)
+            parent = self._parent(experiment, sweep, runs.get(PARENT, []), rows.values())
             home = (experiment, parent.info.run_id, self._identity)
             written = sum(
                 write_run(self._client, home, row, self._directory(row), runs.get(key, []))
@@ -108,7 +108,7 @@ class Tracker:
             experiment = self._experiment(sweep)
             for key, row in rows.items():
                 found = find_runs(self._client, experiment, self._identity, key=PARENT)
-                parent = self._parent(experiment, sweep, found.get(PARENT, []), row.started)
+                parent = self._parent(experiment, sweep, found.get(PARENT, []), [row])
                 self._keep_description(parent, sweep)
                 home = (experiment, parent.info.run_id, self._identity)
                 runs = find_runs(self._client, experiment, self._identity, key=key).get(key, [])
@@ -152,12 +152,13 @@ class Tracker:
         experiment: str,
         sweep: Mapping[str, Any],
         found: Sequence["Run"],
-        started: int | None,
+        rows: Collection[RunDescription],
     ) -> "Run":
         if found:
             delete_runs(self._client, found[1:])
             return found[0]
         tags = {"kvlab.key": PARENT, "kvlab.store": self._identity, "kvlab.sweep": sweep["name"]}
+        started = began(self._store, sweep, rows)
         return self._client.create_run(experiment, started, tags, run_name=sweep["name"])
 
     def _described(

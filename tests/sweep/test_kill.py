@@ -187,6 +187,20 @@ def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(tmp_path
     assert all(done == sorted(set(done)) for done in logged(store).values())
 
 
+def test_a_driver_whose_raylet_dies_begins_its_cluster_again(tmp_path, sweep):
+    planned, store, expected = sweep
+    driver = start(tmp_path, "--executor", "ray", "--seconds", 0.05)
+    wait_for(lambda: total(store) >= 10)
+    children = psutil.Process(driver.pid).children()
+    [raylet] = [process for process in children if process.name() == "raylet"]
+    raylet.kill()
+    facts = finish(driver)
+    assert (facts["exit"], facts["states"]) == (0, {"done": 8, "missing": 0})
+    assert facts["retried"] >= 1
+    assert numbers(store, planned) == expected
+    wait_for(lambda: not any(map(_lives, children)))
+
+
 def _lives(process):
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

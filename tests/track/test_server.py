@@ -1,10 +1,6 @@
 """A real MLflow server with a database on loopback: as a page, and as a remote tracker."""
 
 import shutil
-import socket
-import subprocess
-import time
-import urllib.request
 
 import pytest
 from mlflow import MlflowClient
@@ -12,19 +8,8 @@ from mlflow import MlflowClient
 from kvlab.cli.main import main
 from kvlab.report import write_report
 from kvlab.track import Tracker
-from kvlab.track.server import server_command
 from tests.report.factory import Record
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return answer.read().decode()
+from tests.track.mlflow_server import Server, get
 
 
 def contents(folder):
@@ -33,28 +18,9 @@ def contents(folder):
 
 @pytest.fixture
 def server(tmp_path):
-    port = free_port()
-    home = tmp_path / "server"
-    home.mkdir()
-    command = server_command(f"sqlite:///{home}/mlflow.db", home, port)
-    # As a remote one: artifacts go through the server, no folder is shared with it.
-    place = command.index("--default-artifact-root")
-    command[place : place + 2] = ["--artifacts-destination", str(home / "artifacts")]
-    with open(home / "log", "wb") as log:
-        process = subprocess.Popen(command, cwd=home, stdout=log, stderr=log)
-    uri = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            try:
-                assert get(f"{uri}/health") == "OK"
-                break
-            except OSError:
-                assert process.poll() is None, (home / "log").read_text()
-                time.sleep(0.2)
-        yield uri
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    running = Server(tmp_path / "server")
+    yield running.uri
+    running.close()
 
 
 def test_mirroring_to_a_server(server, tmp_path, capsys):

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 from kvlab.errors import TrackingError, UsageError
 from kvlab.track import Tracker
 from tests.report.factory import Record
+from tests.track.contents import contents as everything
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 
@@ -30,30 +31,7 @@ def runs_of(store: Path, sweep: str = "made"):
 
 
 def contents(store: Path, sweep: str = "made"):
-    """Everything in an experiment but the ids that MLflow gives."""
-    client = client_of(store)
-    found = {}
-    runs = {run.info.run_id: run for run in runs_of(store, sweep)}
-    for run_id, run in runs.items():
-        tags = dict(run.data.tags)
-        parent = tags.pop("mlflow.parentRunId", None)
-        tags["parent"] = runs[parent].info.run_name if parent else ""
-        history = {
-            key: [(m.value, m.timestamp, m.step) for m in client.get_metric_history(run_id, key)]
-            for key in run.data.metrics
-        }
-        artifacts = Path(run.info.artifact_uri.removeprefix("file://"))
-        files = {
-            str(path.relative_to(artifacts)): path.read_bytes()
-            for path in sorted(artifacts.rglob("*"))
-            if path.is_file()
-        }
-        datasets = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
-        info = (run.info.status, run.info.start_time, run.info.end_time)
-        name = run.info.run_name
-        assert name not in found, "one run a cell and seed"
-        found[name] = (info, run.data.params, history, tags, files, datasets)
-    return found
+    return everything(f"sqlite:///{store}/mlflow.db", sweep)
 
 
 def database(store: Path) -> dict[str, list]:

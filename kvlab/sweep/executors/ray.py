@@ -9,12 +9,13 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from kvlab.errors import ResourceError, StoreError
+from kvlab.errors import ClusterLost, ResourceError, StoreError
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executor import Ended, Run, WorkerKilled
 from kvlab.sweep.executors.machine import cpu_count
@@ -46,20 +47,23 @@ class RayExecutor:
 
     Raises:
         ResourceError: the cluster cannot be reached or started.
+
+    A raylet is what a process reaches its cluster through. Should this process's own die, a
+    cluster of its own is begun again, and one that was named is connected to again; what ran
+    has died, and its trials are started again as after any other death.
     """
 
     def __init__(self, run: Run, address: str | None = None):
         self._address = address
-        self._reaper = Reaper() if address is None else None
+        self._reaper: Reaper | None = None
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
         try:
             self._connect()
         except Exception as error:
             self.close(force=True)
-            first = (str(error).splitlines() or [type(error).__name__])[0]
             where = f"address = {address}" if address else "a local Ray cluster"
-            text = f"{where} cannot be used: {first}"
+            text = f"{where} cannot be used: {_first_line(error)}"
             raise ResourceError(f"{text}; check it, or use --executor inline") from error
         machines = _machines()
         self._cpus = sum(machine.get("CPU", 0.0) for machine in machines)
@@ -116,7 +120,10 @@ class RayExecutor:
         ready, _ = ray.wait(pending, num_returns=1, timeout=seconds)
         if ready:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
-        return [self._ended(reference) for reference in ready]
+        ended = [self._ended(reference) for reference in ready]
+        if any(isinstance(one.error, WorkerKilled) for one in ended) and self._is_cut_off():
+            ended += self._begin_again()
+        return ended
 
     def close(self, *, force: bool = False) -> None:
         if force and self._address and ray.is_initialized():
@@ -129,13 +136,53 @@ class RayExecutor:
             self._reaper.close()
         self._quiet.close()
 
+    def _is_cut_off(self) -> bool:
+        """Whether this process's own raylet is dead: then no task will ever run again."""
+        if not self._raylet:
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(self._raylet)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return True
+        return False
+
+    def _begin_again(self) -> list[Ended]:
+        """Another cluster of our own, or the way back into the one that was named.
+
+        Returns:
+            What ran: all of it has died.
+
+        Raises:
+            ClusterLost: there is no way back.
+        """
+        with contextlib.redirect_stdout(None):
+            ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.close()
+        lost = [
+            Ended(trial.id, error=WorkerKilled("its cluster died (LocalRayletDiedError)"))
+            for trial in self._running.values()
+        ]
+        for trial in self._running.values():
+            self._take(trial.experiment.resources, -1)
+        self._running.clear()
+        try:
+            self._connect()
+        except Exception as error:
+            where = f"Ray at {self._address}" if self._address else "the local Ray cluster"
+            text = f"{where} is lost ({_first_line(error)}); nothing that was recorded is"
+            raise ClusterLost(f"{text}; submit again when it is back") from error
+        return lost
+
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if self._reaper is None:
-            ray.init(address=self._address, **quiet)
+        if self._address is not None:
+            self._raylet = _raylet_of(ray.init(address=self._address, **quiet))
             return
+        self._reaper = Reaper()
         _set_token()
-        ray.init(
+        context = ray.init(
             address="local",
             num_cpus=cpu_count(),
             include_dashboard=False,
@@ -143,6 +190,7 @@ class RayExecutor:
             _temp_dir=self._reaper.folder,
             **quiet,
         )
+        self._raylet = _raylet_of(context)
 
     def _ended(self, reference: Any) -> Ended:
         trial = self._running.pop(reference)
@@ -182,6 +230,15 @@ class _WithoutRay:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _raylet_of(context: Any) -> str:
+    """The socket of the raylet that this process talks to; empty for a client (``ray://``)."""
+    return str(getattr(context, "address_info", {}).get("raylet_socket_name") or "")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _machines() -> list[dict[str, float]]:

@@ -1,0 +1,282 @@
+"""Chaos: a sweep of real trainings, and SIGKILLs at random over all the processes that run it.
+
+    python -m tests.chaos --kills 100 --seed 0
+
+Rounds alternate between a Ray cluster of two nodes (``submit --address``) and the cluster that
+``submit`` starts itself. Each round is a sweep in a store of its own. Drivers, workers, raylets
+and whole nodes are killed, in a seeded order at random moments; a killed driver is followed by
+another ``submit``, a killed node comes back. When a round's sweep is finished, every trial must
+have ended exactly once, its numbers and weights must be those of an undisturbed sweep bit by
+bit, MLflow must hold what a sync would give it, and no process may be left. When all kills are
+spent, the last round's sweep runs to its end.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from kvlab.trial import Store
+from tests.chaos_checks import Watch, check_mlflow, check_record, numbers
+from tests.chaos_processes import (
+    ROOT,
+    TwoNodes,
+    adopt_orphans,
+    bury,
+    family,
+    kill,
+    lives,
+    submit,
+    title,
+    trial_workers,
+)
+from tests.cli.tiny import write_tiny
+
+EXPERIMENT = """\
+name: tiny
+model: {{vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 8}}
+data: {{source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}}
+training: {{tokens: {tokens}, batch_tokens: 64, evaluate_every: 50, evaluate_tokens: 64,
+  checkpoint_every: 7}}
+evaluation: {{loss_tokens: 64}}
+benchmark: {{prompt_tokens: 4, new_tokens: 4, repeats: 1}}
+resources: {{cpus: 1}}
+"""
+
+SWEEP = """\
+question: Does anything get lost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {{}}
+    mqa: {{model.n_kv_head: 1}}
+  serving:
+    plain: {{}}
+    tied: {{serving.tie: "adjacent:2"}}
+seeds: {seeds}
+failures: {{killed_retries: 50, backoff_seconds: 0.1}}
+"""
+
+KINDS = {
+    "two nodes": ("driver", "worker", "raylet", "node"),
+    "own cluster": ("driver", "worker", "driver", "raylet"),
+}
+LONGEST_PAUSE = 2.5
+"""Seconds between a trial being seen to run and the next kill, at most."""
+
+CALM = 0.4
+"""How often the next kill waits for another trial to end, so that sweeps get on."""
+
+ROUND_SECONDS = 1800.0
+GONE_SECONDS = 60.0
+POLL_SECONDS = 0.05
+
+
+class Round:
+    """One sweep, from its first `submit` to its end, and the kills on the way."""
+
+    def __init__(self, home: "Home", where: str, budget: int, chance: random.Random):
+        self.home, self.where, self.chance = home, where, chance
+        self.left = budget
+        self.killed: Counter[str] = Counter()
+        self.drivers = 0
+        self.place = Path(tempfile.mkdtemp(prefix="round-", dir=home.folder))
+        self.log = self.place / "log.txt"
+        self.store = Store(self.place / "runs")
+        self.watch = Watch(self.store)
+        self.cluster = TwoNodes() if where == "two nodes" else None
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.deadline = time.monotonic() + ROUND_SECONDS
+
+    def run(self) -> None:
+        """Until the sweep is finished.
+
+        Raises:
+            AssertionError: something was lost, done twice, or left behind.
+        """
+        try:
+            deck: list[str] = []
+            while not self.finished():
+                if self.left:
+                    deck = deck or self.chance.sample(KINDS[self.where], len(KINDS[self.where]))
+                    self.strike(deck.pop())
+                else:
+                    self.tick()
+            check_record(self.store, self.home.folder, self.home.expected)
+        finally:
+            self.close()
+        check_mlflow(self.store, self.place)
+
+    def finished(self) -> bool:
+        """Starts a driver where none runs; True once one has found everything done."""
+        self.tick()
+        if self.driver is not None and self.driver.poll() is None:
+            return False
+        if self.driver is not None and self.driver.returncode == 0:
+            return True
+        if self.driver is not None and self.driver.returncode != -9:
+            said = self.log.read_text()[-5000:]
+            raise AssertionError(f"a driver ended with {self.driver.returncode}:\n{said}")
+        address = [] if self.cluster is None else ["--address", self.cluster.address]
+        self.log.write_text("")
+        self.driver = submit(self.home.folder, self.store.path, self.log, *address)
+        self.drivers += 1
+        return False
+
+    def tick(self) -> None:
+        time.sleep(POLL_SECONDS)
+        self.watch.look()
+        bury(self.ours())
+        assert time.monotonic() < self.deadline, f"stuck:\n{self.log.read_text()[-3000:]}"
+
+    def ours(self) -> set[int]:
+        """Processes whose exit codes somebody asks for."""
+        pids = self.cluster.pids() if self.cluster else set()
+        return pids | ({self.driver.pid} if self.driver else set())
+
+    def strike(self, kind: str) -> None:
+        """Waits for a moment, and kills if what shall die is there."""
+        assert self.driver is not None, "started by `finished`"
+        if kind != "driver" or self.chance.random() < 0.7:  # the others while it starts
+            self.wait_for(lambda: bool(trial_workers()))
+        if self.chance.random() < CALM:
+            before = self.watch.look()
+            self.wait_for(lambda: self.watch.look() > before)
+        end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
+        self.wait_for(lambda: time.monotonic() >= end)
+        if self.driver.poll() is not None:
+            return
+        hit = kill(*self.victims(kind))
+        if hit:
+            self.left -= 1
+            self.killed[kind] += 1
+            self.home.say(f"{self.where}: killed {kind}, {self.watch.look()} trials done")
+        if kind == "driver":
+            self.driver.wait()
+        elif self.cluster is not None and kind in ("raylet", "node"):
+            end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
+            while time.monotonic() < end:
+                self.tick()
+            self.cluster.again()
+
+    def victims(self, kind: str) -> list[psutil.Process]:
+        assert self.driver is not None, "started by `finished`"
+        if kind == "driver":
+            return [psutil.Process(self.driver.pid)]
+        if kind == "worker":
+            return self.chance.sample(found, 1) if (found := trial_workers()) else []
+        if self.cluster is not None:
+            return self.cluster.raylet() if kind == "raylet" else self.cluster.second_node()
+        return [one for one in family(self.driver.pid) if one.name() == "raylet"]
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, or the driver has ended."""
+        assert self.driver is not None, "started by `finished`"
+        while not condition() and self.driver.poll() is None:
+            self.tick()
+
+    def close(self) -> None:
+        """Ends what the round has started, and sees that nothing else is left."""
+        if self.driver is not None and self.driver.poll() is None:
+            self.driver.kill()
+            self.driver.wait()
+        if self.cluster is not None:
+            self.cluster.close()
+        end = time.monotonic() + GONE_SECONDS
+        while (left := [one for one in family() if lives(one)]) and time.monotonic() < end:
+            bury(set())
+            time.sleep(POLL_SECONDS)
+        names = [title(one)[:200] for one in left]
+        kill(*left)
+        assert not names, f"left behind: {names}"
+
+
+class Home:
+    """What all rounds share: the sweep, its undisturbed numbers, the clock."""
+
+    def __init__(self, folder: Path, kills: int, seeds: int, steps: int):
+        self.folder, self.kills = folder, kills
+        self.done = 0
+        self._began = time.monotonic()
+        experiment = EXPERIMENT.format(tokens=64 * steps)
+        write_tiny(folder, SWEEP.format(seeds=list(range(seeds))), experiment)
+        calm = Store(folder / "calm")
+        log = folder / "calm.txt"
+        process = submit(folder, calm.path, log, "--executor", "inline")
+        assert process.wait() == 0, log.read_text()
+        self.expected = numbers(calm, folder)
+        self.say(f"undisturbed: {len(calm.trial_ids())} trials done")
+
+    def say(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
+
+
+def main() -> int:
+    """Runs rounds until all kills are spent; returns 0, or 1 after saying what went wrong."""
+    parser = argparse.ArgumentParser(description="kill at random, lose nothing")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="of the sweep: 4 trials each")
+    parser.add_argument("--steps", type=int, default=600, help="of each training")
+    parser.add_argument("--where", choices=KINDS, action="append", help="default: both, in turn")
+    parser.add_argument("--keep", action="store_true", help="leave the files of all rounds")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        return _rounds(folder, options)
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rounds(folder: Path, options: argparse.Namespace) -> int:
+    adopt_orphans()
+    _set_environment(folder)
+    home = Home(folder, options.kills, options.seeds, options.steps)
+    chance, killed, drivers = random.Random(options.seed), Counter[str](), 0
+    left, number, trials = options.kills, 0, 0
+    places = options.where or list(KINDS)
+    while left > 0:
+        one = Round(home, places[number % len(places)], left, chance)
+        try:
+            one.run()
+        except AssertionError as error:
+            print(f"round {number} ({one.where}, in {one.place}): {error}", file=sys.stderr)
+            return 1
+        number, left, drivers = number + 1, one.left, drivers + one.drivers
+        trials += len(one.store.trial_ids())
+        killed += one.killed
+        home.say(f"round {number}, {one.where}: all as undisturbed; {dict(one.killed)}")
+        if not options.keep:
+            shutil.rmtree(one.place, ignore_errors=True)
+    home.say(f"{killed.total()} kills {dict(killed)}, {drivers} drivers, {number} rounds")
+    home.say(f"{trials} trials, each finished once; no orphan, no run left running")
+    return 0
+
+
+def _set_environment(folder: Path) -> None:
+    """For all processes below: their own data, their own Ray, one token for the cluster."""
+    os.environ.update(
+        KVLAB_DATA=str(folder / "data"),
+        RAY_TMPDIR=tempfile.mkdtemp(prefix="ray-", dir=folder),
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=f"{random.SystemRandom().getrandbits(256):064x}",
+        RAY_USAGE_STATS_ENABLED="0",
+        PYTHONPATH=str(ROOT),  # for workers, which do not start in this folder
+        OMP_NUM_THREADS="1",
+    )
+    for name in ("MLFLOW_TRACKING_URI", "KVLAB_STORE", "RAY_ADDRESS"):
+        os.environ.pop(name, None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""What must hold of a sweep at whose processes kills were thrown."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from kvlab.spec import load_sweep
+from kvlab.sweep import plan
+from kvlab.track import Tracker
+from kvlab.trial import Store
+from kvlab.trial.metrics import METRICS
+from tests.track.contents import contents
+
+SWEEP = "s"
+_CLOCK_UNITS = ("ms", "tokens/s", "FLOP/s", "times")
+_OF_THE_PROCESS = ("training_mfu", "training_peak_bytes", "peak_bytes_cached",
+                   "peak_bytes_uncached", "peak_bytes_activations")  # fmt: skip
+"""What differs between two undisturbed runs too: times, and how large a process once was."""
+
+
+class Watch:
+    """Sees to it that a result which is there stays as it is: never a second one."""
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def look(self) -> int:
+        """How many results there are.
+
+        Raises:
+            AssertionError: one has been written again, or is gone.
+        """
+        now = {}
+        for path in (self._store.path / "trials").glob("*/result.json"):
+            found = path.stat()
+            now[path.parent.name] = (found.st_ino, found.st_mtime_ns)
+        for trial, before in self._seen.items():
+            assert now.get(trial) == before, f"the result of {trial} was written twice"
+        self._seen = now
+        return len(now)
+
+
+def numbers(store: Store, folder: Path) -> dict[str, Any]:
+    """All that a sweep computed, bit by bit, without what is measured by a clock."""
+    found: dict[str, Any] = {}
+    for planned in plan(load_sweep(folder / "s.yaml"), store).trials:
+        trial = planned.trial
+        assert planned.state == "done", f"trial {trial.id} is {planned.state}"
+        result = store.result(trial.id)
+        assert result is not None, "done"
+        items = store.trial_directory(trial.id) / "items.jsonl.gz"
+        found[trial.id] = {
+            "trial": {key: result[key] for key in ("status", "seed", "kv", "model", "curves")},
+            "measurements": {
+                name: value for name, value in result["measurements"].items() if _same(name)
+            },
+            "items": _sha256(items) if items.exists() else None,
+        }
+        weights = store.training_directory(trial.training_id) / "final" / "model.safetensors"
+        record = json.loads((weights.parent.parent / "training.json").read_text())
+        found[trial.training_id] = {
+            "weights": _sha256(weights),
+            **{key: record[key] for key in ("steps", "tokens", "train_curve", "validation_curve")},
+        }
+    return found
+
+
+def _same(name: str) -> bool:
+    return METRICS[name].unit not in _CLOCK_UNITS and name not in _OF_THE_PROCESS
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_record(store: Store, folder: Path, expected: dict[str, Any]) -> None:
+    """Every trial done once, with the numbers of the undisturbed sweep, and nobody at work."""
+    found = numbers(store, folder)
+    wrong = [key for key in expected if found.get(key) != expected[key]]
+    assert not wrong, f"not as without kills: {wrong}"
+    assert found.keys() == expected.keys()
+    assert store.trial_ids() == sorted(store.sweep_trials(SWEEP))
+    for trial in store.trial_ids():
+        assert not store.is_running(trial), f"{trial} is locked"
+        logs = [
+            (store.attempt_directory(trial, n) / "log.txt").read_text().splitlines()
+            for n in store.attempts(trial)
+            if (store.attempt_directory(trial, n) / "log.txt").exists()
+        ]
+        ends = [log for log in logs if log and log[-1].endswith(" done")]
+        assert len(ends) <= 1, f"{trial} was done {len(ends)} times"
+    assert not store.is_driven(SWEEP)
+    assert not store.stop_flag(SWEEP).exists()
+
+
+def check_mlflow(store: Store, scratch: Path) -> int:
+    """MLflow holds what a sync into an empty database would, and no run that runs.
+
+    Returns:
+        The number of runs.
+    """
+    kept = contents(f"sqlite:///{store.path}/mlflow.db", SWEEP)
+    running = [name for name, (info, *_) in kept.items() if info[0] == "RUNNING"]
+    assert not running, f"runs that nobody runs: {running}"
+    uri = f"sqlite:///{scratch}/fresh.db"
+    Tracker(store.path, uri).mirror(SWEEP)
+    fresh = contents(uri, SWEEP)
+    wrong = [name for name in fresh if kept.get(name) != fresh[name]]
+    assert not wrong, f"not as a sync would have them: {wrong}"
+    assert kept.keys() == fresh.keys()
+    return len(kept)

@@ -1,0 +1,134 @@
+"""Processes that chaos kills: a Ray cluster of two nodes on this machine, and drivers.
+
+This process becomes the subreaper of all that it starts: whatever outlives its parent becomes a
+child of this one, so that nothing can be orphaned unseen. Linux only.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+OBJECT_STORE_BYTES = 80 * 2**20
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """From now on orphans below this process become its children."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "no subreaper on this system")
+
+
+def family(pid: int | None = None) -> list[psutil.Process]:
+    """Every process below ``pid``, default this one, that is alive."""
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in found if lives(process)]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def title(process: psutil.Process) -> str:
+    """What it calls itself; empty once it is gone."""
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return ""
+
+
+def trial_workers(pid: int | None = None) -> list[psutil.Process]:
+    """Ray's workers that run a trial now."""
+    return [process for process in family(pid) if title(process).startswith("ray::kvlab_trial")
+            or title(process).startswith("ray::kvlab trial")]  # fmt: skip
+
+
+def kill(*processes: psutil.Process) -> int:
+    """SIGKILL, all at once; returns how many were there to get it."""
+    killed = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+    return killed
+
+
+def bury(spared: set[int]) -> None:
+    """Takes the exit codes of adopted children; those in ``spared`` have somebody who asks."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, OSError):
+            if child.pid not in spared and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+class TwoNodes:
+    """A Ray cluster: a head, and a second node that can be killed and comes back."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=_node())
+        self.address = str(self._cluster.address)
+        self._second: Any = self._cluster.add_node(**_node())
+
+    def raylet(self) -> list[psutil.Process]:
+        """The second node's raylet alone; its workers are left to notice."""
+        return [process for process in self.second_node() if process.name() == "raylet"]
+
+    def second_node(self) -> list[psutil.Process]:
+        """Every process of the second node, the workers with it."""
+        own = [psutil.Process(process.pid) for _, process in self._second.live_processes()]
+        return own + [worker for process in own for worker in family(process.pid)]
+
+    def again(self) -> None:
+        """A new second node in place of the one that was killed."""
+        self._cluster.remove_node(self._second, allow_graceful=False)
+        self._second = self._cluster.add_node(**_node())
+
+    def pids(self) -> set[int]:
+        """Of the daemons that Ray started for the two nodes, alive or not."""
+        nodes = [self._cluster.head_node, self._second]
+        return {
+            info.process.pid
+            for node in nodes
+            for infos in node.all_processes.values()
+            for info in infos
+        }
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+def _node() -> dict[str, Any]:
+    return {
+        "num_cpus": 1,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+    }
+
+
+def submit(folder: Path, store: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A driver in a process of its own, which says all that it has to say in ``log``."""
+    command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(folder / "s.yaml")]
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            [*command, "--store", str(store), "--no-report", *options],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )

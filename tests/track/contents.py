@@ -1,0 +1,49 @@
+"""All that MLflow holds of a sweep, in a form that two stores of it can be compared in."""
+
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+
+
+def contents(uri: str, sweep: str) -> dict[str, Any]:
+    """Everything in an experiment but the ids that MLflow gives, by the runs' names.
+
+    Status and times, params, every point of every metric with its time and step, tags, the
+    bytes of every artifact, data sets.
+    """
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name(sweep)
+    assert experiment is not None, f"{uri} has no {sweep}"
+    runs = {
+        run.info.run_id: run
+        for run in client.search_runs([experiment.experiment_id], max_results=1000)
+    }
+    found: dict[str, Any] = {}
+    for run_id, run in runs.items():
+        tags = dict(run.data.tags)
+        parent = tags.pop("mlflow.parentRunId", None)
+        tags["parent"] = runs[parent].info.run_name if parent else ""
+        history = {
+            key: [(m.value, m.timestamp, m.step) for m in client.get_metric_history(run_id, key)]
+            for key in run.data.metrics
+        }
+        datasets = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
+        info = (run.info.status, run.info.start_time, run.info.end_time)
+        name = run.info.run_name
+        assert name not in found, f"one run a cell and seed, and two are called {name}"
+        found[name] = (info, run.data.params, history, tags, _files(client, run), datasets)
+    return found
+
+
+def _files(client: MlflowClient, run: Any) -> dict[str, bytes]:
+    """A run's artifacts: from its folder, or through the server that keeps them."""
+    place = run.info.artifact_uri.removeprefix("file://")
+    if "://" in place or place.startswith("mlflow-artifacts:"):
+        place = client.download_artifacts(run.info.run_id, "")
+    folder = Path(place)
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

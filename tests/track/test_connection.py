@@ -1,0 +1,45 @@
+"""The database that MLflow is given: there whole, or not there."""
+
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvlab.errors import TrackingError
+from kvlab.track import Tracker
+
+ROOT = Path(__file__).parent.parent.parent
+MAKE = "import sys; from kvlab.track import Tracker; Tracker(sys.argv[1])"
+
+
+def tables(path):
+    with sqlite3.connect(path) as database:
+        return {name for (name,) in database.execute("select name from sqlite_master")}
+
+
+def test_a_kill_while_the_database_is_made_leaves_none(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", MAKE, tmp_path], cwd=ROOT)
+    deadline = time.monotonic() + 120
+    while not any(found.stat().st_size for found in tmp_path.glob(".mlflow-*/mlflow.db")):
+        assert process.poll() is None, "it was made before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "mlflow.db").exists()
+    Tracker(tmp_path)
+    assert {"runs", "metrics", "alembic_version"} <= tables(tmp_path / "mlflow.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "mlflow.db", "mlflow.lock", "tracking.id",
+    ]  # fmt: skip
+
+
+def test_a_database_elsewhere_is_made_there(tmp_path):
+    (tmp_path / "other").mkdir()
+    Tracker(tmp_path / "store", f"sqlite:///{tmp_path}/other/mine.db")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["mine.db"]
+    with pytest.raises(TrackingError, match="nosuch"):
+        Tracker(tmp_path / "store", f"sqlite:///{tmp_path}/nosuch/mine.db")

@@ -1,0 +1,159 @@
+"""MLflow away for a whole sweep, or from its middle on: what `sync` makes of it afterwards."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.cli.mirror import Mirror
+from kvlab.errors import TrackingError
+from kvlab.track import Tracker
+from kvlab.trial import Store
+from tests.cli.tiny import write_tiny
+from tests.report.factory import Record
+from tests.track.contents import contents
+from tests.track.mlflow_server import Server, free_port
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    for name in ("MLFLOW_TRACKING_URI", "KVLAB_STORE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two cells at two seeds; the trials started in another order than that of the sweep."""
+    Record(factors={"heads": ("mha", "mqa")}, seeds=(0, 1), items=3).write(tmp_path / "runs")
+    store = Store(tmp_path / "runs")
+    for minute, trial in enumerate(reversed(store.sweep_trials("made"))):
+        started = f"2026-01-01T00:0{minute}:00Z"
+        directory = store.attempt_directory(trial, store.new_attempt(trial))
+        (directory / "log.txt").write_text(f"{started} attempt 1\n")
+        result = store.result(trial)
+        result["provenance"] |= {"started": started, "finished": f"2026-01-01T01:0{minute}:00Z"}
+        store.write_result(result)
+    return store
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """A database without runs: making one takes seconds."""
+    store = tmp_path_factory.mktemp("empty")
+    Tracker(store, f"sqlite:///{store}/mlflow.db")
+    return store / "mlflow.db"
+
+
+def hide(store, trials):
+    """Takes results away; the function returned brings one back, as if it had ended now."""
+    kept = {trial: store.result(trial) for trial in trials}
+    for trial in trials:
+        (store.trial_directory(trial) / "result.json").unlink()
+    return lambda trial: store.write_result(kept[trial])
+
+
+def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
+    store, tmp_path, capsys, empty
+):
+    (tmp_path / "server").mkdir()
+    shutil.copy(empty, tmp_path / "server" / "mlflow.db")
+    server = Server(tmp_path / "server")
+    try:
+        trials, warned = store.sweep_trials("made"), []
+        end = hide(store, trials)
+        mirror = Mirror(store, "made", server.uri, warned.append)
+        with store.driver_lock("made").hold():
+            for number, trial in enumerate(trials):
+                end(trial)
+                mirror.result(trial)
+                if number == 1:
+                    server.kill()
+            assert "nobody answers" not in warned[0], "it was there, so it was asked"
+        assert mirror.finish(None)["error"]
+        assert len(warned) == 1
+        server.start()
+        left = contents(server.uri, "made")
+        assert left["made"][0][0] == "RUNNING", "else there is nothing to repair"
+        command = ["sync", "made", "--store", str(store.path), "--no-report"]
+        assert main([*command, "--tracking-uri", server.uri, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)[0]["written"] == 2
+        found = contents(server.uri, "made")
+    finally:
+        server.close()
+    assert [name for name in left if name != "made" and left[name] != found[name]] == []
+    shutil.copy(empty, store.path / "mlflow.db")
+    Tracker(store.path).mirror("made")
+    always = contents(f"sqlite:///{store.path}/mlflow.db", "made")
+    assert found == always
+    assert len(found) == 5
+
+
+def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path, empty):
+    """Also for when the sweep began: the first trial to end need not be the first to start."""
+    trials = store.sweep_trials("made")
+    end = hide(store, trials)
+    shutil.copy(empty, store.path / "mlflow.db")
+    mirror = Mirror(store, "made", None, pytest.fail)
+    with store.driver_lock("made").hold():
+        for trial in trials:
+            end(trial)
+            mirror.result(trial)
+    mirror.finish(None)
+    shutil.copytree(store.path, tmp_path / "other", ignore=shutil.ignore_patterns("mlflow.db"))
+    shutil.copy(empty, tmp_path / "other" / "mlflow.db")
+    Tracker(tmp_path / "other").mirror("made")
+    along, after = (
+        contents(f"sqlite:///{folder}/mlflow.db", "made")
+        for folder in (store.path, tmp_path / "other")
+    )
+    assert along == after
+
+
+def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_up(
+    tmp_path, monkeypatch, capsys, empty
+):
+    """From the command line, in a process of its own; the server comes up when all is over."""
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    write_tiny(tmp_path)
+    uri = f"http://127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(tmp_path / "s.yaml")]
+    ended = subprocess.run(
+        [*command, "--executor", "inline", "--store", tmp_path / "runs", "--no-report", "--json",
+         "--tracking-uri", uri],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    facts = json.loads(ended.stdout)
+    assert facts["states"] == {"done": 2, "missing": 0}
+    assert "nobody answers" in facts["mlflow"]["error"]
+    assert ended.stderr.count("MLflow is not up to date") == 1
+    assert "kvlab sync" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    shutil.copy(empty, tmp_path / "late.db")
+    late = f"sqlite:///{tmp_path}/late.db"
+    command = ["sync", "--store", str(tmp_path / "runs"), "--no-report", "--tracking-uri"]
+    assert main([*command, late]) == 0
+    assert "2 written" in capsys.readouterr().out
+    shutil.copy(empty, tmp_path / "runs" / "mlflow.db")
+    again = ["submit", str(tmp_path / "s.yaml"), "--store", str(tmp_path / "runs")]
+    again += ["--executor", "inline"]
+    assert main([*again, "--no-report"]) == 0
+    there = f"sqlite:///{tmp_path}/runs/mlflow.db"
+    assert contents(late, "s") == contents(there, "s")
+
+
+def test_a_server_that_never_answers_is_given_up_soon(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.track.connection.KNOCK_SECONDS", 0.2)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        with pytest.raises(TrackingError, match="no answer in 0.2 s; start it"):
+            Tracker(tmp_path, f"http://user:secret@127.0.0.1:{port}")
