@@ -7,7 +7,6 @@ from typing import Any
 from kvlab.report.effects import Effect
 from kvlab.report.study import Study
 
-
 NOT_ASKED = "not asked"
 NO_CONCLUSION = frozenset({NOT_ASKED, "no matched pair", "one seed: not tested"})
 """Verdicts that say nothing about a level."""
@@ -153,8 +152,8 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
             yield f"{what} differ: {_listed(one)} against {_listed(other)}"
     yield from _unlike_levels(before, after)
     if before.seeds != after.seeds:
-        one, other = (", ".join(map(str, study.seeds)) for study in (before, after))
-        yield f"seeds differ: {one} against {other}"
+        mine, theirs = (", ".join(map(str, study.seeds)) for study in (before, after))
+        yield f"seeds differ: {mine} against {theirs}"
     bases = before.sweep.get("experiment_yaml"), after.sweep.get("experiment_yaml")
     if bases[0] != bases[1]:
         yield "base experiments differ"
