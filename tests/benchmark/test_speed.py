@@ -51,12 +51,9 @@ def test_all_of_it_under_the_known_names():
     assert {line.batch_size for line in whole.lines if line.part == "throughput"} == {1, 4}
 
 
-def test_an_independent_stopwatch_agrees():
-    of = experiment()
-    model = GPT(of.model)
-    found = benchmark(model, of).measurements
-    text = torch.randint(0, 257, (1, 480))
-    seconds, first = [], []
+def stopwatch(model):
+    """Milliseconds to the first token and for a token, with nothing of kvlab's measuring code."""
+    text, seconds, first = torch.randint(0, 257, (1, 480)), [], []
     with torch.inference_mode():
         for _ in range(3):
             cache = model.new_cache(1, 512)
@@ -67,9 +64,20 @@ def test_an_independent_stopwatch_agrees():
                 began = time.perf_counter()
                 token = model(token, cache=cache).argmax(-1)
                 seconds.append(time.perf_counter() - began)
-    # a factor of two: this machine may be busy with something else meanwhile
-    assert 0.5 < found["tpot_ms_p50"] / (sorted(seconds)[48] * 1000) < 2
-    assert 0.5 < found["ttft_ms"] / (sorted(first)[1] * 1000) < 2
+    return sorted(first)[1] * 1000, sorted(seconds)[48] * 1000
+
+
+def test_an_independent_stopwatch_agrees():
+    of = experiment()
+    model = GPT(of.model)
+    ratios = []
+    for _ in range(8):  # this machine may be busy with something else in one of the two
+        found = benchmark(model, of).measurements
+        first, token = stopwatch(model)
+        ratios.append((found["ttft_ms"] / first, found["tpot_ms_p50"] / token))
+        if all(0.5 < ratio < 2 for ratio in ratios[-1]):
+            return
+    pytest.fail(f"first token and token, against the stopwatch: {ratios}")
 
 
 def test_decoding_fills_the_cache_to_its_last_token():

@@ -22,7 +22,7 @@ EXPERIMENT = {
     "data": {"tokenizer": "bytes"},
     "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
 }
-PATIENCE = 120.0
+PATIENCE = 240.0
 
 
 class Scripted:
