@@ -173,8 +173,9 @@ class Session:
         wanted = self.settings.rule.relative_error
         notes = [timed.noise.note] if timed.noise.note else []
         if error > wanted:
-            reached = f"{error:.0%}" if error < 10 else "no estimate"
-            notes.append(f"relative error {reached} where {wanted:.0%} was wanted")
+            known = f"relative error {error:.0%}"
+            known = known if error < 10 else "too few rounds to know the error"
+            notes.append(f"{known} where {wanted:.0%} was wanted")
         return {
             "samples": samples.rounds.size,
             "rounds": len(samples.rounds),

@@ -26,6 +26,9 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
     try:
         theirs = json.loads((folder / "config.json").read_text())
         kind = theirs["model_type"]
+    except FileNotFoundError:
+        text = f"{folder} is no checkpoint: it has no config.json"
+        raise PretrainedError(f"{text}; name a folder in Hugging Face's form") from None
     except (OSError, ValueError, KeyError) as error:
         raise PretrainedError(f"{folder}/config.json cannot be read: {error}") from None
     if kind not in ARCHITECTURES:

@@ -52,6 +52,11 @@ CURVES = (
         "throughput-by-batch", "tokens_per_second", "batch_size", "batch (sequences)",
         "tokens per second", 1.0, "Decoded tokens each second against the batch.",
     ),
+    Curve(
+        "tasks-by-batch", "tasks_per_second", "batch_size", "batch (sequences)",
+        "tasks per second", 1.0,
+        "Tasks of 256 prompt and 256 sampled tokens each second against the batch, with a cache.",
+    ),
 )  # fmt: skip
 
 

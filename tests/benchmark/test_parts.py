@@ -20,6 +20,7 @@ from kvlab.benchmark.session import Session, Settings, Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline import Ceilings
 from kvlab.model import GPT
+from kvlab.report.benchmark_plots import curves
 from kvlab.spec import ModelConfig, ServingConfig
 
 SHAPE = {"vocab_size": 257, "block_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 16}
@@ -139,6 +140,23 @@ def test_the_task_is_256_and_256_and_the_best_batch_wins(book):
     assert {line.context_length for line in rates} == {512}
     best = by_metric(lines, "wide")["best_tasks_per_second"]
     assert best.value == max(line.value for line in rates if line.cached)
+
+
+def test_the_task_runs_in_every_dtype_and_is_drawn_over_the_batch(book):
+    made, _ = session(text=book, batches=(1, 2))
+    kinds = (torch.float32, torch.float16, torch.bfloat16)
+    made.variants[:] = [
+        Variant(str(kind), GPT(ModelConfig(**SHAPE), dtype=kind).eval(), ServingConfig(), "bytes")
+        for kind in kinds
+    ]
+    lines = list(task.measure(made))
+    assert {line.dtype for line in lines} == {"float32", "float16", "bfloat16"}
+    for kind in kinds:
+        assert by_metric(lines, str(kind), cached=False)["tasks_per_second"].value > 0
+        assert by_metric(lines, str(kind), cached=True)["best_tasks_per_second"].value > 0
+    (drawn,) = curves([line.model_dump() for line in lines])
+    assert drawn.name == "tasks-by-batch"
+    assert len(drawn.plot.layers) == 3, "a line a dtype"
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path):
