@@ -48,7 +48,7 @@ COSTS: dict[str, Cost] = {
         lambda count: bytes_text(round(count)),
     ),
     "read": Cost(
-        "K/V bytes read per decoded token at block size",
+        "K/V bytes read per token at block size",
         "read bytes",
         "bytes",
         lambda study: study.means("kv_bytes_read"),

@@ -89,8 +89,6 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         " differently in different settings (see over settings) is not taken for noise. It"
         " describes these settings, and assumes that groups vary independently between seeds."
     )
-    if any(effect.groups > 1 and effect.tested for effect in found):
-        text += _OVER_SEEDS
     tests = max((effect.tests for effect in found if effect.tested), default=0)
     rule = (
         f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
@@ -100,14 +98,17 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         text += _BY_CONTRAST
     single = " There is one seed: differences are shown, no significance is claimed."
     repeated = any(effect.tested for effect in found)
-    return [paragraph(text + (rule if repeated else single if len(study.seeds) == 1 else ""))]
+    several = any(effect.groups > 1 and effect.tested for effect in found)
+    limits = [paragraph(_OVER_SEEDS)] if several else []
+    end = rule if repeated else single if len(study.seeds) == 1 else ""
+    return [paragraph(text + end), *limits]
 
 
 _OVER_SEEDS = (
-    " With two or three seeds the intervals are too narrow where one group varies many times more"
-    " than the rest: no such sample can show that. The column p over seeds needs neither"
-    " assumption. It tests the means by seed alone, uncorrected, and with few seeds has little"
-    " power: a verdict that it supports is the stronger for it."
+    "With two or three seeds the intervals are too narrow where one group varies many times more"
+    " than the rest, and nothing in so small a sample shows it. The column p over seeds assumes"
+    " nothing of how groups vary: it tests the means by seed alone, uncorrected, and with few"
+    " seeds has little power. A verdict that it supports is the stronger for it."
 )
 _BY_CONTRAST = (
     " Levels without a pair in this design are estimated by a contrast over all its cells: the"

@@ -81,7 +81,7 @@ def _figure(study: Study) -> Figure:
         point = Point(count, times[levels], tip, study.key(levels), named, y_range=ends)
         (base if named else marks).append(point)
     plot = Plot(
-        Axis("K/V bytes read per decoded token at block size", "bytes"),
+        Axis("K/V bytes read per token at block size", "bytes"),
         Axis("time per output token, p50 (ms)"),
         (Points("cells", tuple(marks), "c0"), Points("baseline", tuple(base), "c1", "diamond")),
     )
