@@ -383,7 +383,7 @@ def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_sa
     rng, deaths, code = random.Random(5), 0, -9
     fork = multiprocessing.get_context("fork")
     while code == -signal.SIGKILL:
-        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(5, 60)))
+        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(3, 30)))
         child.start()
         child.join()
         code = child.exitcode
