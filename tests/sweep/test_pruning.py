@@ -115,6 +115,7 @@ def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
     halving = PruningConfig.model_validate({"rule": "halving", "factor": 4, "first": 0.05})
     assert halving.rungs == (1 / 16, 1 / 4)
     assert halving.steps(160) == (10, 40)
+    assert PruningConfig.model_validate({"rule": "halving", "factor": 20}).rungs == (0.05,)
     assert PruningConfig.model_validate({"rule": "median"}).rungs == (0.1, 0.2, 0.4, 0.8)
     asked = PruningConfig.model_validate({"rule": "median", "rungs": [0.5, 0.9]})
     assert asked.steps(20) == (10, 18)
@@ -455,6 +456,7 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
         ("rule: halving", "rule: median", "search.pruning.factor = 3 is used by rule: halving alone"),
         ("factor: 3", "first: 0.5", "first = 0.5 is past 1/factor = 0.333, the last rung of halving"),
         ("factor: 3", "first: 0.1, rungs: [0.5]", "and rungs both say where"),
+        ("factor: 3", "first: 1e-9", "first = 1e-09 is below 0.001"),
         ("factor: 3", "rungs: [0.5, 0.2]", "rungs = [0.5, 0.2] must ascend, each once"),
         ("factor: 3", "rungs: [1.0]", "is not below 1"),
         ("factor: 3", "factor: 1", "factor = 1 is below 2"),
