@@ -12,6 +12,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── MeasurementError       two measurements that must agree do not: a bug, never a result
 ├── TrackingError          MLflow cannot be reached or refuses; training goes on
 ├── CopyError              object storage cannot be reached or refuses; training goes on
+│   └── CopyDamaged        what lies there is not what was copied
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
     ├── SourceMissing      the weights that it starts from are not there, or none fits
@@ -100,7 +101,11 @@ class TrackingError(KvlabError):
 
 
 class CopyError(KvlabError):
-    """Object storage cannot be reached or refuses, or what lies there is not what was copied."""
+    """Object storage cannot be reached or refuses."""
+
+
+class CopyDamaged(CopyError):
+    """What lies in object storage is not what was copied there."""
 
 
 class TrialError(KvlabError):

@@ -35,7 +35,7 @@ class PruningConfig(SpecModel):
     factor: Annotated[Count, Field(ge=2, le=100)] | None = Field(
         default=None, description="halving: one in so many goes on; default 3."
     )
-    first: Fraction | None = Field(
+    first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = Field(
         default=None, description="No rung before this fraction of the steps; default 0.1."
     )
     rungs: Annotated[tuple[Fraction, ...], BeforeValidator(_tuple), Field(min_length=1)] | None = (
@@ -60,7 +60,7 @@ class PruningConfig(SpecModel):
         if self.rungs is not None and list(self.rungs) != sorted(set(self.rungs)):
             problems.append(("rungs", "must ascend, each once; sort them"))
         share = 1 / (self.factor or 3)
-        if self.rungs is None and self.rule == "halving" and (self.first or 0.1) > share:
+        if self.rule == "halving" and self.first is not None and self.first > share:
             text = f"is past 1/factor = {share:.3g}, the last rung of halving"
             problems.append(("first", f"{text}; lower it, or name the rungs"))
         refuse(problems)
@@ -69,7 +69,8 @@ class PruningConfig(SpecModel):
         if self.rule == "median" and self.startup is None:
             object.__setattr__(self, "startup", 5)
         if self.rungs is None:
-            object.__setattr__(self, "rungs", _rungs(self.first or 0.1, self.factor))
+            first = self.first or (min(0.1, share) if self.rule == "halving" else 0.1)
+            object.__setattr__(self, "rungs", _rungs(first, self.factor))
         object.__setattr__(self, "first", None)
         return self
 

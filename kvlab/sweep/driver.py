@@ -65,8 +65,7 @@ class Driver:
         self._plan, self._store, self._executor = plan, store, executor
         self._origin, self._description = origin or Origin(), description
         self._before, self._on_event, self._on_result = before, on_event, on_result
-        self._retry_failed, self._feed = retry_failed, feed
-        self._prunes = prunes(plan.sweep)
+        self._retry_failed, self._feed, self._prunes = retry_failed, feed, prunes(plan.sweep)
         self._flag = store.stop_flag(plan.sweep.name)
         self._stopping = False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
@@ -260,11 +259,10 @@ class Driver:
             raise StoreError(f"{text} no result; workers and driver must share the store")
         if status is not None:
             self._ended(planned, status, seconds)
-        elif ended.outcome == "paused":
-            self._tell(Event("ended", planned, "paused", seconds))
-        elif ended.outcome == "stopped":
-            self._tell(Event("ended", planned, "stopped", seconds))
-            if not self._stopping and not self._flag.exists():
+        elif ended.outcome in ("paused", "stopped"):
+            self._tell(Event("ended", planned, ended.outcome, seconds))
+            stopped = ended.outcome == "stopped"
+            if stopped and not self._stopping and not self._flag.exists():
                 self._queues.add(planned, first=True)  # by a flag that is gone again
 
     def _failed(self, planned: PlannedTrial, error: BaseException) -> str | None:

@@ -70,6 +70,7 @@ class Search:
         if planned is None or planned.trial.id != point.trial:
             text = f"{self._path}: {point.level} is no longer what was run; its base or its text"
             raise StoreError(f"{text} has changed; give the sweep another name to search anew")
+        self._note_cost(point, planned)
         self._aim(point)
 
     def next(self) -> PlannedTrial | None:
@@ -159,8 +160,8 @@ class Search:
         if planned is None or not self._within(point, planned):
             self._save()
             return None
-        point.trial, point.training = planned.trial.id, planned.trial.training_id
-        point.flops, point.steps = planned.flops, planned.trial.experiment.training.steps
+        point.trial = planned.trial.id
+        self._note_cost(point, planned)
         earlier = next((p for p in self.points[:-1] if p.trial == point.trial and p.trained), None)
         if earlier is not None:
             point.why = f"computes the same as {earlier.level}"
@@ -171,6 +172,10 @@ class Search:
             return None
         self._store.write_sweep(self._describe(self.plan))
         return self._aim(point)
+
+    def _note_cost(self, point: Point, planned: PlannedTrial) -> None:
+        point.training, point.flops = planned.trial.training_id, planned.flops
+        point.steps = planned.trial.experiment.training.steps
 
     def _of(self, trial_id: str) -> Point | None:
         return next((p for p in self.points if p.trial == trial_id and p.trained), None)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvlab.errors import CopyError, KvlabError, StoreError, UsageError
+from kvlab.errors import CopyDamaged, CopyError, KvlabError, StoreError, UsageError
 
 LIST = "copied.json"
 
@@ -106,7 +106,8 @@ class Copies:
             How many files were fetched; None if there is no such copy.
 
         Raises:
-            CopyError: the place cannot be reached, or a file is not what was copied.
+            CopyError: the place cannot be reached.
+            CopyDamaged: a file there is not what was copied.
             StoreError: the store cannot be written.
         """
         with self._reached():
@@ -117,7 +118,7 @@ class Copies:
             for relative, facts in listed.items():
                 if not _SAFE.match(relative):
                     text = f"{self.shown}/{place}/{LIST} names {relative!r}, which is no path in it"
-                    raise CopyError(f"{text}; it was not written by kvlab")
+                    raise CopyDamaged(f"{text}; it was not written by kvlab")
                 path = local / relative
                 if not (path.is_file() and _digest(path) == facts["sha256"]):
                     self._get_file(f"{place}/{relative}", path, facts["sha256"])
@@ -151,7 +152,7 @@ class Copies:
                 whole = False
             if not whole:
                 text = f"{self.shown}/{place} is not what was copied there"
-                raise CopyError(f"{text}; copy it again from a store that has it")
+                raise CopyDamaged(f"{text}; copy it again from a store that has it")
             _install(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -1,10 +1,10 @@
 """Sweeps to object storage and back: which directories belong to one, and in which order."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import CopyDamaged, StoreError, UsageError
 from kvlab.files import read_json
 from kvlab.spec.base import NAME_PATTERN
 from kvlab.trial.copies import Copies
@@ -22,7 +22,7 @@ TRIAL = ("trial.json", "attempts", "items.jsonl.gz", "result.json")
 @dataclass
 class Copied:
     """What a copying did: trials and files that it copied, trials that were there or have not
-    ended, and those that some process works on now."""
+    ended, those that some process works on now, and what is damaged there, each with the reason."""
 
     sweep: str
     trials: int = 0
@@ -30,6 +30,7 @@ class Copied:
     unchanged: int = 0
     missing: int = 0
     in_use: int = 0
+    damaged: list[str] = field(default_factory=list)
 
 
 def check_apart(copies: Copies, store: Store) -> None:
@@ -88,11 +89,12 @@ def restore_sweep(store: Store, copies: Copies, name: str) -> Copied:
     """Brings a sweep back into ``store``, which may hold some of it.
 
     What the store has stays: a trial that has ended there, weights that are there, a description
-    (which may be a newer one). Nothing that some process works on now is touched.
+    (which may be a newer one). Nothing that some process works on now is touched. A trial whose
+    copy is damaged is left out, and the others come.
 
     Raises:
         UsageError: there is no copy of this sweep.
-        CopyError: the place cannot be reached, or a file there is not what was copied.
+        CopyError: the place cannot be reached, or the description there is damaged.
         StoreError: the store cannot be written.
     """
     copied = Copied(name)
@@ -109,7 +111,10 @@ def restore_sweep(store: Store, copies: Copies, name: str) -> Copied:
                 raise UsageError(f"{text}; `kvlab copy --to` puts it there")
             copied.files += files
         for trial in store.sweep_trials(name):
-            _restore_trial(store, copies, trial, copied)
+            try:
+                _restore_trial(store, copies, trial, copied)
+            except CopyDamaged as error:
+                copied.damaged.append(str(error))
     return copied
 
 

@@ -10,13 +10,16 @@ import signal
 
 import pytest
 
-from kvlab.errors import Paused, SpecError, UsageError
+from kvlab.errors import Paused, SpecError, StoreError, UsageError
 from kvlab.files import read_json
 from kvlab.spec import load_sweep
 from kvlab.spec.pruning import PruningConfig
+from kvlab.spec.search import SearchConfig
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.objectives import direction
 from kvlab.sweep.search import Search
+from kvlab.sweep.suggest import Past, suggest
 from kvlab.train.record import write_rung
 from kvlab.trial import Store
 from kvlab.trial.result import Measured
@@ -112,6 +115,7 @@ def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
     halving = PruningConfig.model_validate({"rule": "halving", "factor": 4, "first": 0.05})
     assert halving.rungs == (1 / 16, 1 / 4)
     assert halving.steps(160) == (10, 40)
+    assert PruningConfig.model_validate({"rule": "halving", "factor": 20}).rungs == (0.05,)
     assert PruningConfig.model_validate({"rule": "median"}).rungs == (0.1, 0.2, 0.4, 0.8)
     asked = PruningConfig.model_validate({"rule": "median", "rungs": [0.5, 0.9]})
     assert asked.steps(20) == (10, 18)
@@ -302,6 +306,65 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
         assert steps_of(store, point) == [str(n + 1) for n in range(len(steps_of(store, point)))]
 
 
+@pytest.mark.parametrize("objective", ["loss", "hellaswag_acc_norm"])
+def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objective):
+    """Only pruned ones are known: of these, it prefers those that lost least at their rung."""
+    means = []
+    for best in (0.2, 0.8):
+        drawn = []
+        for seed in range(12):
+            config = SearchConfig.model_validate(
+                {"ranges": {"training.x": {"low": 0.0, "high": 1.0}}, "objectives": [objective],
+                 "seed": seed, "trials": 99}
+            )  # fmt: skip
+            rng = random.Random(seed)
+            xs = [rng.random() for _ in range(30)]
+            past = [
+                Past({"training.x": x}, "pruned", notes={}, rungs=[(x - best) ** 2]) for x in xs
+            ]
+            drawn.append(suggest(config, [direction(objective)], past).params["training.x"])
+        means.append(sum(drawn) / len(drawn))
+    assert abs(means[0] - 0.2) < 0.15
+    assert abs(means[1] - 0.8) < 0.15
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "gp"])
+def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampler):
+    config = SearchConfig.model_validate(
+        {"ranges": {"training.x": {"low": 0.0, "high": 1.0}}, "objectives": ["loss", "kv_bytes"],
+         "sampler": sampler, "trials": 99}
+    )  # fmt: skip
+    rng = random.Random(0)
+    past = []
+    for number in range(60):
+        x = rng.random()
+        measured = number % 15 == 0
+        past.append(
+            Past({"training.x": x}, "ok", [x, 1 - x]) if measured
+            else Past({"training.x": x}, "pruned", rungs=[1.0] * (1 + number % 2))
+        )  # fmt: skip
+    for _ in range(3):
+        one = suggest(config, ["minimize", "minimize"], past)
+        assert 0.0 <= one.params["training.x"] <= 1.0
+        past.append(one)
+
+
+def test_a_history_from_before_there_was_pruning_goes_on(tmp_path):
+    text = SEARCH.replace("  pruning: {rule: halving, factor: 3}\n", "")
+    store, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 3"))
+    driver.run()
+    path = store.sweep_directory("s") / "search.json"
+    old = read_json(path)
+    for point in old["points"]:
+        del point["training"], point["steps"], point["kept"], point["past"]["rungs"]
+    path.write_text(json.dumps(old))
+    _, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 4"))
+    assert driver.run().ran == 1
+    assert search.flops == 4 * search.points[0].flops
+    with pytest.raises(StoreError, match="history of another search"):
+        searching(tmp_path)
+
+
 def drive_until(folder, writes):
     """Runs the search in this process, which dies by SIGKILL at its so many-th written file."""
     count, replace = itertools.count(1), os.replace
@@ -321,7 +384,7 @@ def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_sa
     rng, deaths, code = random.Random(5), 0, -9
     fork = multiprocessing.get_context("fork")
     while code == -signal.SIGKILL:
-        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(5, 60)))
+        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(3, 30)))
         child.start()
         child.join()
         code = child.exitcode
@@ -393,6 +456,7 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
         ("rule: halving", "rule: median", "search.pruning.factor = 3 is used by rule: halving alone"),
         ("factor: 3", "first: 0.5", "first = 0.5 is past 1/factor = 0.333, the last rung of halving"),
         ("factor: 3", "first: 0.1, rungs: [0.5]", "and rungs both say where"),
+        ("factor: 3", "first: 1e-9", "first = 1e-09 is below 0.001"),
         ("factor: 3", "rungs: [0.5, 0.2]", "rungs = [0.5, 0.2] must ascend, each once"),
         ("factor: 3", "rungs: [1.0]", "is not below 1"),
         ("factor: 3", "factor: 1", "factor = 1 is below 2"),

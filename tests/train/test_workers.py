@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch import multiprocessing
 
 from kvlab.data import training_batch
-from kvlab.errors import ResourceError, Stopped
+from kvlab.errors import Paused, ResourceError, Stopped
+from kvlab.files import read_json
 from kvlab.train import load_training, train
 from kvlab.train.workers import Workers
 from tests.train.small import dataset, experiment, model
@@ -29,7 +30,7 @@ def free_port():
         return found.getsockname()[1]
 
 
-def worker(rank, port, directory, of, stop_after):
+def worker(rank, port, directory, of, stop_after, until=None):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     asked = iter(range(1, 1000))
@@ -43,15 +44,18 @@ def worker(rank, port, directory, of, stop_after):
             directory=directory,
             on_progress=said.append,
             should_stop=lambda: next(asked) == stop_after,
+            until=until,
         )
     except Stopped:
         assert stop_after
+    except Paused:
+        assert until
     assert bool(said) == (rank == 0), "the leader alone speaks"
     dist.destroy_process_group()
 
 
-def run_two(directory, of, stop_after=0):
-    multiprocessing.spawn(worker, (free_port(), directory, of, stop_after), nprocs=2)
+def run_two(directory, of, stop_after=0, until=None):
+    multiprocessing.spawn(worker, (free_port(), directory, of, stop_after, until), nprocs=2)
 
 
 def test_two_workers_lose_as_one_with_accumulation(tmp_path):
@@ -59,9 +63,11 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
     run_two(tmp_path / "two", two(), stop_after=23)
     assert load_training(tmp_path / "two") is None
+    run_two(tmp_path / "two", two(), until=36)  # a rung of a search
+    assert read_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
     run_two(tmp_path / "two", two())
     both = load_training(tmp_path / "two")
-    assert (both.workers, both.resumed_from, len(both.train_curve)) == (2, [23], 50)
+    assert (both.workers, both.resumed_from, len(both.train_curve)) == (2, [23, 36], 50)
     for name in ("train_curve", "validation_curve"):
         for ours, theirs in zip(getattr(both, name), getattr(alone, name), strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5)

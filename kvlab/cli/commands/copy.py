@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     else:
         for one in found:
             print(_line(one, f"to {copies.shown}" if options.to else f"to {options.store}"))
-    return 0
+            for text in one.damaged:
+                print(f"  {text}")
+    return int(any(one.damaged for one in found))
 
 
 def _line(copied: Copied, where: str) -> str:
