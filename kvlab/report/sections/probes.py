@@ -39,7 +39,7 @@ def _recall(study: Study) -> list[Content]:
         f" keys at which the model prefers the right value. Guessing gives {chances}. Near is at"
         " most a quarter of the context back, far more than half of it."
     )
-    caption = "Share of values recalled, mean over seeds."
+    caption = "Values recalled (%), mean over seeds."
     shares = {name: head for name, head in _RECALL.items() if name in study.measured}
     table = _table(study, "recall", caption, shares)
     return [Heading("Associative recall"), paragraph(text), table]
@@ -50,7 +50,8 @@ def _positions(study: Study) -> list[Content]:
         return []
     beyond = "loss_beyond" in study.measured
     text = (
-        "Loss in each eighth of the context, the earliest first. Where a layer sees only a window,"
+        "Loss in each eighth of the context, the earliest first. The tokens of a part are the same"
+        " for every cell, so cells compare at a part better than parts do in a cell. Where a layer sees only a window,"
         " or the cache keeps less, later parts gain less from the text before them."
     )
     if beyond:
