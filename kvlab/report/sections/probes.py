@@ -52,7 +52,8 @@ def _positions(study: Study) -> list[Content]:
     text = (
         "Loss in each eighth of the context, the earliest first. The tokens of a part are the same"
         " for every cell, so cells compare at a part better than parts do in a cell. Where a"
-        " layer sees only a window, or the cache keeps less, later parts gain less from the text before them."
+        " layer sees only a window, or the cache keeps less, later parts gain less from the text"
+        " before them."
     )
     if beyond:
         text += " Beyond are positions up to twice the trained length; learned positions have none."
