@@ -17,6 +17,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
     ├── Diverged           the loss became NaN or infinite: a finding
     ├── SourceMissing      the weights that it starts from are not there, or none fits
     ├── Paused             it reached the rung of a search at which it was to pause
+    ├── WorkerLost         a process of it died; it goes on from its last checkpoint
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -122,6 +123,10 @@ class SourceMissing(TrialError):
 
 class Paused(TrialError):
     """The training reached a rung; a checkpoint and the loss there are written."""
+
+
+class WorkerLost(TrialError):
+    """A process of a trial died under it: started again, it goes on from its last checkpoint."""
 
 
 class Stopped(TrialError):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kvlab.data.assembly import chosen, placed, write_dataset
 from kvlab.data.folder import Progress, data_folder, exclusive, silent
+from kvlab.data.meter import Meter
 from kvlab.data.pieces import Job, read_table
 from kvlab.data.shards import Dataset, open_dataset, read_manifest
 from kvlab.data.sources import SOURCES
@@ -17,8 +18,6 @@ from kvlab.data.text_identity import identity
 from kvlab.data.workers import Workers, available_cpus
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
-
-_REPORT_SECONDS = 1.0
 
 
 def prepare(
@@ -125,10 +124,12 @@ class _Tokenising:
     def _done(self, limit: int | None, *, survey: bool) -> list[Job]:
         counted = "bytes" if self._data.max_tokens is None else "tokens"
         most = self._data.max_bytes if counted == "bytes" else self._data.max_tokens
-        meter = _Meter("reading" if survey else "tokenising", counted, most, self._report)
         stop_at = most if self._source.shuffled else None
+        # what is left is told by what is asked for, or, where all is read, by bytes on disk
+        total = stop_at or self._source.size(self._data)
+        meter = Meter("reading" if survey else "tokenising", total, self._report)
         jobs = self._jobs(limit, survey)
-        waiting: deque[tuple[Job, Future[None]]] = deque()
+        waiting: deque[tuple[Job, bool, Future[None]]] = deque()
         done: list[Job] = []
         seen: set[int] = set()
         taken = 0
@@ -136,14 +137,17 @@ class _Tokenising:
         ahead = 1 if self._pool.count == 1 else 2 * self._pool.count
         while True:
             while len(waiting) < ahead and (job := next(jobs, None)) is not None:
-                waiting.append((job, self._pool.submit(job)))
+                is_new = not job.table_path.exists()
+                waiting.append((job, is_new, self._pool.submit(job)))
             if not waiting:
                 return done
-            job, future = waiting.popleft()
+            job, is_new, future = waiting.popleft()
             future.result()
             done.append(job)
             table = read_table(job)
-            meter.add(int(table["bytes"].sum()), int(table["tokens"].sum()))
+            counts = {name: int(table[name].sum()) for name in ("bytes", "tokens")}
+            share = counts[counted] if stop_at else job.unit.get("bytes", 0)
+            meter.add(counts["bytes"], counts["tokens"], share, is_new=is_new)
             if stop_at is not None:
                 for document, size in zip(
                     table["hash"].tolist(), table[counted].tolist(), strict=True
@@ -164,29 +168,3 @@ class _Tokenising:
                 order_limit=limit,
                 survey=survey,
             )
-
-
-class _Meter:
-    """Says from time to time how much text is done, how fast, and how long the rest takes."""
-
-    def __init__(self, verb: str, counted: str, total: int | None, report: Progress):
-        self._verb, self._counted, self._total, self._report = verb, counted, total, report
-        self._bytes = self._tokens = 0
-        self._started = self._told = time.monotonic()
-
-    def add(self, size: int, tokens: int) -> None:
-        self._bytes += size
-        self._tokens += tokens
-        now = time.monotonic()
-        if now - self._told < _REPORT_SECONDS:
-            return
-        self._told = now
-        seconds = now - self._started
-        rate = self._bytes / seconds / 10**6
-        line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text, {rate:.1f} MB/s"
-        if self._tokens:
-            line += f", {self._tokens / 10**6:,.1f} million tokens"
-        done = self._tokens if self._counted == "tokens" else self._bytes
-        if self._total is not None and 0 < done < self._total:
-            line += f", about {(self._total - done) * seconds / done:.0f} s left"
-        self._report(line)

@@ -10,7 +10,8 @@ from kvlab.spec import DataConfig
 Unit = dict[str, Any]
 """A part of the text that is read by itself, as plain data that travels to another process.
 
-``key`` names its text: units with one key hold the same documents wherever they lie.
+``key`` names its text: units with one key hold the same documents wherever they lie. ``bytes``
+is its part of `Source.size`, where there is one.
 """
 
 
@@ -33,6 +34,14 @@ class Source(ABC):
         Raises:
             DataError: the text is not there.
         """
+
+    def size(self, data: DataConfig) -> int | None:  # noqa: ARG002
+        """Bytes on disk of all units, for the time left; None where nobody knows.
+
+        Raises:
+            DataError: the text is not there.
+        """
+        return None
 
     @abstractmethod
     def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:

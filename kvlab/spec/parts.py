@@ -16,7 +16,14 @@ from kvlab.spec.base import (
 )
 from kvlab.spec.model import SharingField
 
-SOURCES = ("docstrings", "files", "fineweb-edu-10b", "fineweb-edu-100b")
+SOURCES = (
+    "docstrings",
+    "files",
+    "fineweb-edu-10b",
+    "fineweb-edu-100b",
+    "fineweb-edu-350b",
+    "fineweb-edu-crawl",
+)
 KV_DTYPES = ("model", "float32", "float16", "bfloat16", "int8", "fp8")
 
 
@@ -29,8 +36,17 @@ class DataConfig(SpecModel):
 
     not_identity: ClassVar[frozenset[str]] = frozenset({"paths"})  # their contents count
 
-    source: Literal["docstrings", "files", "fineweb-edu-10b", "fineweb-edu-100b"] = Field(
-        default="docstrings", description="Where the text comes from."
+    source: Literal[
+        "docstrings",
+        "files",
+        "fineweb-edu-10b",
+        "fineweb-edu-100b",
+        "fineweb-edu-350b",
+        "fineweb-edu-crawl",
+    ] = Field(default="docstrings", description="Where the text comes from.")
+    subset: Annotated[str, Field(pattern=r"^CC-MAIN-[0-9]{4}-[0-9]{2}$")] | None = Field(
+        default=None,
+        description="The crawl, such as CC-MAIN-2024-10, for source: fineweb-edu-crawl.",
     )
     tokenizer: str = Field(
         default="gpt2",
@@ -64,6 +80,13 @@ class DataConfig(SpecModel):
         if self.source != "files" and self.paths:
             text = f"is read only by source: files, not {self.source}; remove one"
             problems.append(("paths", text))
+        is_crawl = self.source == "fineweb-edu-crawl"
+        if is_crawl and self.subset is None:
+            text = "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
+            problems.append(("source", text))
+        if self.subset is not None and not is_crawl:
+            text = f"is read only by source: fineweb-edu-crawl, not {self.source}; remove one"
+            problems.append(("subset", text))
         if self.max_bytes is not None and self.max_tokens is not None:
             problems.append(("max_tokens", "and max_bytes both say where to stop; remove one"))
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
@@ -89,11 +112,10 @@ class DataConfig(SpecModel):
         return self.ranks if self.mask_documents else None
 
     def identity(self) -> dict[str, Any]:
-        """Without the mask where there is none, as before there was a choice."""
+        """Without a mask or a subset where there is none, as before there was a choice."""
+        unset = {"mask_documents": False, "subset": None}
         data = super().identity()
-        if not self.mask_documents:
-            del data["mask_documents"]
-        return data
+        return {key: value for key, value in data.items() if unset.get(key, ...) != value}
 
 
 def _start(value: Any) -> Any:

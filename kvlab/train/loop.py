@@ -59,8 +59,8 @@ def train(
 
     Args:
         seed: picks the batches; the initial weights are the model's own, but for `beginning`.
-        on_progress: gets ``stage, step, steps, loss, tokens_per_second, mfu, seconds_left``, at
-            most about twice a second.
+        on_progress: gets ``stage, step, steps, loss, tokens_per_second, flops_per_second, mfu,
+            peak_bytes, seconds_left``, at most about twice a second.
         should_stop: asked after every step.
         beginning: gives the model other first weights, before step 0 and never on a resume.
         until: pause after this step, short of the end; the schedule stays that of the whole
@@ -253,7 +253,9 @@ class _Run:
             "steps": self.training.steps,
             "loss": state.pending[-1] if state.pending else curve[-1][2],
             "tokens_per_second": self.rate(state),
+            "flops_per_second": self.accountant.flops_per_second(self.rate(state)),
             "mfu": self.accountant.mfu(self.rate(state)),
+            "peak_bytes": _peak_bytes(self.device),
             "seconds_left": seconds_a_step * (self.training.steps - state.step),
         }
 

@@ -20,7 +20,8 @@ class Report:
     """Takes the stages' updates. A new stage is passed on at once, the rest now and then.
 
     An update is ``{"stage": ...}`` with any of ``step``, ``steps``, ``loss``,
-    ``tokens_per_second``, ``mfu``, ``seconds_left`` and ``note``.
+    ``tokens_per_second``, ``flops_per_second``, ``mfu`` (of each device), ``peak_bytes``,
+    ``seconds_left`` and ``note``.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None], listener: OnProgress | None = None):
@@ -59,13 +60,23 @@ def describe(state: Update) -> str:
         parts.append(f"loss {state['loss']:.4f}")
     if state.get("tokens_per_second"):
         parts.append(f"{state['tokens_per_second']:,.0f} tokens/s")
-    if state.get("mfu"):
-        parts.append(f"MFU {100 * state['mfu']:.0f}%")
+    if state.get("mfu") and state.get("flops_per_second"):
+        parts.append(f"{scaled(state['flops_per_second'])}FLOP/s, MFU {100 * state['mfu']:.0f}%")
+    if state.get("peak_bytes"):
+        parts.append(f"peak {scaled(state['peak_bytes'])}B")
     if state.get("seconds_left") is not None:
         parts.append(f"{duration(state['seconds_left'])} left")
     if state.get("note"):
         parts.append(str(state["note"]))
     return "  ".join(parts)
+
+
+def scaled(value: float) -> str:
+    """Two or three digits and a decimal prefix: ``62.5 G``, ``1.2 T``; a unit comes after it."""
+    prefixes = ["", "k", "M", "G", "T", "P", "E"]
+    while value >= 999.5 and len(prefixes) > 1:
+        value, prefixes = value / 1000, prefixes[1:]
+    return f"{value:.3g} {prefixes[0]}"
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
-from kvlab.errors import Diverged, Paused, SourceMissing, Stopped, StoreError
+from kvlab.errors import Diverged, Paused, SourceMissing, Stopped, StoreError, WorkerLost
 from kvlab.files import write_json
 from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
 from kvlab.trial.failure import Failure
@@ -151,6 +151,9 @@ class _Run:
             attempt.note_pause()
             return "paused"
         except StoreError:
+            raise
+        except WorkerLost as error:
+            attempt.log(f"{error}; whoever started the trial decides on another attempt")
             raise
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _NO_ROOM:

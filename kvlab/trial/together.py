@@ -14,14 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvlab import errors
-from kvlab.errors import KvlabError, ResourceError
-from kvlab.files import read_json, write_json
+from kvlab.errors import ResourceError
 from kvlab.trial.progress import Update, write_progress
 from kvlab.trial.trial import Trial
+from kvlab.trial.worker_ends import why_ended, write_beginning, write_end
 
 _RELAY_SECONDS = 0.5
-_PROGRESS, _END = "progress.json", "end.json"
+_PROGRESS = "progress.json"
 
 
 def train_together(
@@ -34,6 +33,7 @@ def train_together(
 
     Raises:
         ResourceError: this process is not a part of a Ray cluster.
+        WorkerLost: a worker died.
         KvlabError: what the workers raised.
     """
     import ray
@@ -50,7 +50,7 @@ def train_together(
         with _Relay(folder / _PROGRESS, report):
             _fit({**task, "folder": str(folder)}, trial, folder)
     except Exception as error:
-        raise _told(folder) or error from None
+        raise why_ended(folder) or error from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -99,6 +99,7 @@ def _work(task: dict[str, Any]) -> None:
 
     trial, folder, directory = task["trial"], Path(task["folder"]), Path(task["directory"])
     experiment, rank = trial.experiment, dist.get_rank()
+    write_beginning(folder, rank)
     torch.set_num_threads(task["threads"])
     device = f"cuda:{rank}" if experiment.resources.gpus else "cpu"
     if experiment.resources.gpus:
@@ -120,19 +121,9 @@ def _work(task: dict[str, Any]) -> None:
             beginning=None if trial.start is None else Beginning(trial.start, directory, report),
             until=trial.until,
         )
-    except KvlabError as error:
-        # written before it is raised: the trainer ends the others when it sees the first
-        write_json(folder / f"{rank}-{_END}", {"error": type(error).__name__, "text": str(error)})
+    except Exception as error:
+        write_end(folder, rank, error)
         raise
-
-
-def _told(folder: Path) -> KvlabError | None:
-    """The first worker's error of ours that was written down, as the exception that it was."""
-    for path in sorted(folder.glob(f"*-{_END}")):
-        found = read_json(path)
-        kind: type[KvlabError] = getattr(errors, found["error"])
-        return kind(found["text"])
-    return None
 
 
 class _Relay:

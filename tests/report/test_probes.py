@@ -3,8 +3,9 @@
 import pytest
 
 from kvlab.report.document import make_document
+from kvlab.report.figures.plot import SERIES
 from kvlab.report.markdown import to_markdown
-from kvlab.report.section import Table
+from kvlab.report.section import Figure, Table
 from kvlab.report.sections.probes import probes
 from kvlab.report.study import Study
 from tests.report.factory import Record
@@ -62,3 +63,15 @@ def test_the_page_says_what_guessing_gives(tmp_path):
     text = to_markdown(make_document(Study.load(store, "made")))
     assert "Guessing gives 1 in 64" in text
     assert "Loss by position" in text
+
+
+def test_the_figure_draws_the_served_loss_of_the_cells_nearest_the_baseline(tmp_path):
+    found = section(Probed(seeds=(0, 1)), tmp_path)
+    (figure,) = (part for part in found.contents if isinstance(part, Figure))
+    lines = figure.plot.layers
+    assert len(lines) == 8 < 24, "as many as there are colours"
+    assert (lines[0].name, {line.role for line in lines}) == ("baseline", set(SERIES))
+    drawn = [(point.x, point.y) for point in lines[0].points]
+    assert drawn == [pytest.approx((i, 5.0 - i / 10 + 0.125)) for i in range(1, 9)]
+    assert "through the serving cache" in figure.caption
+    assert "baseline goes from 5.025" in figure.alt

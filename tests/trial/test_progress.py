@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.files import read_json
 from kvlab.trial import progress
-from kvlab.trial.progress import Report, describe, duration
+from kvlab.trial.progress import Report, describe, duration, scaled
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,20 @@ def test_one_line_of_what_there_is():
     }  # fmt: skip
     line = "training  1,200/19,073  loss 3.1416  45,679 tokens/s  2h07m left"
     assert describe(state) == line
+    state |= {"flops_per_second": 38.6e12, "mfu": 0.391, "peak_bytes": 21_340_000_000}
+    parts = ["45,679 tokens/s", "38.6 TFLOP/s, MFU 39%", "peak 21.3 GB", "2h07m left"]
+    assert describe(state).endswith("  ".join(["", *parts]))
     assert describe({"stage": "data", "note": "reading"}) == "data  reading"
     assert describe({}) == "running"
     assert describe({"stage": "training", "steps": 5, "loss": 0.0}) == "training  0/5  loss 0.0000"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7, "7 "), (999.4, "999 "), (999.6, "1 k"), (62.5e9, "62.5 G"), (5e21, "5e+03 E")],
+)
+def test_decimal_prefixes(value, text):
+    assert scaled(value) == text
 
 
 def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):

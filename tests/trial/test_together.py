@@ -1,19 +1,23 @@
 """A trial whose training runs in two workers under Ray Train, on a real local cluster."""
 
+import contextlib
 import json
 import random
 from functools import partial
 
+import psutil
 import pytest
 
 from kvlab.data import identity
-from kvlab.errors import Diverged, ResourceError
+from kvlab.errors import Diverged, ResourceError, WorkerLost
 from kvlab.spec import Experiment
+from kvlab.sweep.executor import WorkerKilled
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.trial import Store
 from kvlab.trial.run import run_trial
 from kvlab.trial.together import train_together
 from kvlab.trial.trial import Trial
+from kvlab.trial.worker_ends import why_ended, write_beginning, write_end
 from tests.contracts.executor_contract import until_ended
 
 
@@ -71,6 +75,67 @@ def test_two_workers_under_ray_lose_as_one_does(trial, tmp_path):
     assert not (folder / "together").exists()
     error = Store(tmp_path / "two").result(wild.id)["error"]
     assert error["type"] == Diverged.__name__
+
+
+def training_workers():
+    """The processes of this test's own cluster that train."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def end_of(executor):
+    """How the one trial ended; the test's time limit is the only one."""
+    while not (found := executor.wait(1.0)):
+        pass
+    return found[0]
+
+
+@pytest.mark.timeout(900)  # two workers start twice, each with its own imports
+def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path):
+    one = trial(2, tokens=128 * 400, checkpoint_every=20)
+    store = Store(tmp_path / "two")
+    checkpoints = store.training_directory(one.training_id) / "checkpoints"
+    executor = EXECUTORS["ray"](partial(run_trial, store=str(tmp_path / "two")), None)
+    try:
+        executor.start(one)
+        while not any(checkpoints.glob("step-*")):  # the test's time limit ends it
+            assert executor.wait(0.02) == []
+        victim = training_workers()[-1]
+        victim.kill()  # SIGKILL
+        ended = end_of(executor)
+        assert ended.outcome is None
+        assert isinstance(ended.error, WorkerKilled), ended.error
+        assert store.result(one.id) is None, "no failure of the trial's own"
+        psutil.wait_procs(training_workers(), timeout=30)
+        assert not training_workers(), "the other worker is gone too"
+        executor.start(one)
+        ended = end_of(executor)
+        assert (ended.outcome, ended.error) == ("done", None)
+    finally:
+        executor.close()
+    assert run_trial(trial(1, tokens=128 * 400), tmp_path / "one") == "done"
+    resumed, whole = store.result(one.id), Store(tmp_path / "one").result(one.id)
+    assert len(resumed["training_record"]["resumed_from"]) == 1
+    assert resumed["training_record"]["resumed_from"][0] >= 20
+    pairs = zip(resumed["curves"]["train_loss"], whole["curves"]["train_loss"], strict=True)
+    for a, b in pairs:
+        assert a == pytest.approx(b, abs=1e-4)
+
+
+def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path):
+    gone = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]")
+    assert why_ended(tmp_path) is None, "no worker began: the trainer itself failed"
+    write_beginning(tmp_path, 0)
+    write_end(tmp_path, 0, gone)
+    assert isinstance(why_ended(tmp_path), WorkerLost)
+    write_end(tmp_path, 1, ValueError("a mistake"))
+    assert why_ended(tmp_path) is None
+    write_end(tmp_path, 2, Diverged("loss = nan"))
+    assert (type(why_ended(tmp_path)), str(why_ended(tmp_path))) == (Diverged, "loss = nan")
 
 
 def test_without_ray_it_is_refused(trial, tmp_path):

@@ -24,6 +24,7 @@ examples:
   kvlab data get hellaswag
   kvlab data prepare experiments/quickstart.yaml
   kvlab data prepare fineweb-edu-10b --tokens 2B
+  kvlab data prepare fineweb-edu-crawl --subset CC-MAIN-2024-10 --tokens 2B
   kvlab data prepare files --paths books/ notes.jsonl.zst --tokenizer gpt2:4096 --max-bytes 20e6
   kvlab data list
 """
@@ -42,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
     made.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
     made.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
+    made.add_argument("--subset", help="the crawl, for source fineweb-edu-crawl")
     made.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
     made.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 10B or 500M")
     made.add_argument("--validation-fraction", metavar="SHARE", help="of the documents, held out")
@@ -122,6 +124,8 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
         given["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
     if options.tokens is not None:
         given["max_tokens"] = _tokens(options.tokens)
+    if options.subset is not None:
+        given["subset"] = options.subset
     for key in ("max_bytes", "validation_fraction"):
         value = getattr(options, key)
         if value is not None:

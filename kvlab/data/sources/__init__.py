@@ -10,4 +10,6 @@ SOURCES: dict[str, Source] = {
     "files": Files(),
     "fineweb-edu-10b": FineWebEdu("10BT"),
     "fineweb-edu-100b": FineWebEdu("100BT"),
+    "fineweb-edu-350b": FineWebEdu("350BT"),
+    "fineweb-edu-crawl": FineWebEdu(None),
 }

@@ -1,5 +1,6 @@
 """Probes that average loss hides: associative recall, and loss by position in the context."""
 
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.numbers import PLUS_MINUS, counted, shown
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
@@ -7,6 +8,7 @@ from kvlab.report.section import (
     Cell,
     Column,
     Content,
+    Figure,
     Heading,
     Row,
     Section,
@@ -37,7 +39,7 @@ def _recall(study: Study) -> list[Content]:
         f" keys at which the model prefers the right value. Guessing gives {chances}. Near is at"
         " most a quarter of the context back, far more than half of it."
     )
-    caption = "Share of values recalled, mean over seeds."
+    caption = "Values recalled (%), mean over seeds."
     shares = {name: head for name, head in _RECALL.items() if name in study.measured}
     table = _table(study, "recall", caption, shares)
     return [Heading("Associative recall"), paragraph(text), table]
@@ -48,15 +50,56 @@ def _positions(study: Study) -> list[Content]:
         return []
     beyond = "loss_beyond" in study.measured
     text = (
-        "Loss in each eighth of the context, the earliest first. Where a layer sees only a window,"
-        " or the cache keeps less, later parts gain less from the text before them."
+        "Loss in each eighth of the context, the earliest first. The tokens of a part are the same"
+        " for every cell, so cells compare at a part better than parts do in a cell. Where a"
+        " layer sees only a window, or the cache keeps less, later parts gain less from the text"
+        " before them."
     )
     if beyond:
         text += " Beyond are positions up to twice the trained length; learned positions have none."
     shares = {name: head for name, head in _POSITIONS.items() if name in study.measured}
     caption = "Nats a token by part of the context, mean over seeds."
     table = _table(study, "positions", caption, shares)
-    return [Heading("Loss by position"), paragraph(text), table]
+    return [Heading("Loss by position"), paragraph(text), *_position_figure(study), table]
+
+
+def _position_figure(study: Study) -> list[Content]:
+    """Cells that differ least from the baseline, as many as there are colours."""
+
+    def changed(levels: Levels) -> int:
+        return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
+
+    served = "loss_part1_served" in study.measured
+    lines: list[Line] = []
+    for levels in sorted(study.cells, key=changed):
+        points = _points(study, levels, "_served" if served else "")
+        if points and len(lines) < len(SERIES):
+            colour, dashed = SERIES[len(lines)], len(lines) % 2 == 1
+            lines.append(Line(study.label(levels), points, colour, dashed=dashed))
+    if not lines:
+        return []
+    way = "through the serving cache" if served else "one-shot"
+    caption = f"Loss by part of the context, {way}."
+    ends = "; ".join(
+        f"{line.name} goes from {shown('loss', line.points[0].y)}"
+        f" to {shown('loss', line.points[-1].y)}"
+        for line in lines
+    )
+    of = counted(len(lines), "line")
+    shown_of = f" {of} of {counted(len(study.cells), 'cell')}." if len(lines) > 1 else ""
+    plot = Plot(Axis("eighth of the context"), Axis("loss (nats/token)"), tuple(lines))
+    return [Figure("positions", f"{caption}{shown_of}", f"{caption} {ends}.", plot)]
+
+
+def _points(study: Study, levels: Levels, ending: str) -> tuple[Point, ...]:
+    label, key, found = study.label(levels), study.key(levels), []
+    for part in range(1, 9):
+        values = list(study.values(levels, f"loss_part{part}{ending}").values())
+        if values:
+            mean = sum(values) / len(values)
+            tip = (label, f"eighth {part} of 8", f"loss {shown('loss', mean)}")
+            found.append(Point(float(part), mean, tip, key))
+    return tuple(found)
 
 
 def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Table:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-from kvlab.errors import ClusterLost, ResourceError, StoreError
+from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executor import Ended, Run, WorkerKilled
 from kvlab.sweep.executors.machine import cpu_count
@@ -204,6 +204,8 @@ class RayExecutor:
             text = f"its process died ({type(error).__name__})"
             return Ended(trial.id, error=WorkerKilled(text))
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, WorkerLost):
+                return Ended(trial.id, error=WorkerKilled(str(error.cause)))
             cause = error.cause if isinstance(error.cause, StoreError) else error
             return Ended(trial.id, error=cause)
         except ray.exceptions.RayError as error:

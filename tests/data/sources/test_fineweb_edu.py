@@ -88,6 +88,24 @@ def test_the_samples_are_apart(data_home):
     assert identity(other)
 
 
+def test_a_crawl_is_read_whole_and_a_fair_mixture_of_it_taken(data_home):
+    folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
+    write_parquet(folder / "train-00000-of-00001.parquet", stories(60), row_group_size=10)
+    facts = {"source": "fineweb-edu-crawl", "tokenizer": "bytes", "validation_fraction": 0.3}
+    one = DataConfig(subset="CC-MAIN-2024-10", **facts)
+    dataset = prepare(one, workers=1)
+    assert dataset.train_documents + dataset.validation_documents == 60
+    assert dataset.licence.startswith("ODC-By")
+    some = prepare(one.model_copy(update={"max_tokens": 3000}), workers=1)
+    taken = documents(some.train, "bytes") + documents(some.validation, "bytes")
+    assert 1 < len(taken) < 60
+    assert set(taken) <= set(stories(60))
+    assert taken[0] != stories(60)[0], "in the order of their hash, not of the file"
+    other = one.model_copy(update={"subset": "CC-MAIN-2023-50"})
+    with pytest.raises(DataError, match="data/CC-MAIN-2023-50"):
+        identity(other)
+
+
 def test_identity_follows_the_files(data_home):
     folder = local_sample(data_home)
     before = identity(DATA)
