@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from kvlab.cli import copier, notify
 from kvlab.cli.copier import Copier
+from kvlab.cli.detach import detach
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
@@ -42,6 +43,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="ray (default) runs several trials at once, inline one after the other in here",
     )
     parser.add_argument("--address", help="of a running Ray cluster; default: a local one")
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="return at once: the driver goes on as a process of its own, or with --address as a"
+        " job of that cluster",
+    )
     parser.add_argument(
         "--retry-failed", action="store_true", help="run trials that failed before once more"
     )
@@ -76,6 +83,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.address is not None and options.executor != "ray":
         raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
+    if options.detach:
+        return detach(options)
     sweep = read_sweep(options.sweep)
     if options.promote and not prunes(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
