@@ -138,7 +138,7 @@ def _left_behind(sweep: Sweep) -> Iterator[Problem]:
 
 
 def _own(document: Document, path: tuple[str, ...], key: str, value: Any) -> Iterator[Problem]:
-    if resolve(key, value, Path(document.file).parent) == value:
+    if resolve(key, value, Path(os.path.abspath(document.file)).parent) == value:
         return
     text = f"{key} = {value} lies on this machine and does not travel to the cluster"
     yield document.problem(path, f"{text}; write an absolute path that its machines share")

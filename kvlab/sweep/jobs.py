@@ -9,6 +9,7 @@ given travel.
 import asyncio
 import logging
 import os
+import re
 import shlex
 import time
 import uuid
@@ -24,8 +25,12 @@ POLL_SECONDS = 0.3
 SWEEP, STORE = "kvlab_sweep", "kvlab_store"
 """Keys of a driver's job under which it says what it drives."""
 
-_MARK = "kvlab-answer"
-_LOGGERS = ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging")
+_LOGGERS = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
+_RAYS_OWN = re.compile(r"\d{4}-.*\sINFO job_manager\.py:|Running entrypoint for job kvlab-")
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class Jobs:
             ResourceError: the server refuses it.
         """
         name = f"kvlab-{about.get(SWEEP, 'command')}-{uuid.uuid4().hex[:8]}"
-        command = f"echo {_MARK}; exec python -m {shlex.join(words(name))}"
+        command = f"python -m {shlex.join(words(name))}"
         environment = {} if files is None else {"working_dir": str(files)}
         with _told(self.address):
             return self._client.submit_job(
@@ -108,10 +113,9 @@ class Jobs:
     def output(self, name: str, *, follow: bool) -> Iterator[str]:
         """What a job has printed, piece by piece; with ``follow`` until it ends."""
         with _told(self.address):
-            if follow:
-                yield from self._followed(name)
-            else:
-                yield self._client.get_job_logs(name)
+            yield from _without_rays(
+                self._followed(name) if follow else iter([self._client.get_job_logs(name)])
+            )
 
     def exit_code(self, name: str) -> int:
         """Of a job that ends, after it has; 1 if it was ended from outside."""
@@ -130,7 +134,7 @@ class Jobs:
         """Runs ``kvlab WORDS`` there and gives what it prints; last its exit code, as digits."""
         name = self.start(lambda _: ["kvlab.cli.main", *words], files=None, about={})
         try:
-            yield from _after_mark(self.output(name, follow=True))
+            yield from self.output(name, follow=True)
             yield str(self.exit_code(name))
         finally:
             with suppress(Exception):  # still running, or gone: it is a leftover either way
@@ -178,18 +182,14 @@ def _driver(job: Any) -> DriverJob | None:
     )
 
 
-def _after_mark(pieces: Iterator[str]) -> Iterator[str]:
-    """What a command printed, without Ray's own lines above it."""
-    head, found = "", False
+def _without_rays(pieces: Iterator[str]) -> Iterator[str]:
+    """What a job printed, line by line, without Ray's own lines, which may stand anywhere."""
+    rest = ""
     for piece in pieces:
-        if found:
-            yield piece
-            continue
-        head += piece
-        _, mark, rest = head.partition(f"\n{_MARK}\n")
-        if mark:
-            found = True
-            yield rest
+        *lines, rest = (rest + piece).split("\n")
+        yield "".join(f"{line}\n" for line in lines if not _RAYS_OWN.match(line))
+    if not _RAYS_OWN.match(rest):
+        yield rest
 
 
 def _use_token() -> None:

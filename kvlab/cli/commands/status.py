@@ -110,9 +110,11 @@ def _overview(facts: list[dict[str, Any]], store: str) -> str:
 def _detail(one: dict[str, Any]) -> str:
     total = len(one["trials"])
     counts = ", ".join(f"{number} {state}" for state, number in one["states"].items())
-    driver = "a driver is running" if one["driven"] else "no driver is running"
+    known = one["driver"]
+    driven = one["driven"] or (known is not None and known["state"] == "running")
+    driver = "a driver is running" if driven else "no driver is running"
     lines = [f"{one['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
-    lines += [*_driver_line(one["driver"]), *_pace_line(one["pace"])]
+    lines += [*_driver_line(known), *_pace_line(one["pace"])]
     for facts in one["trials"]:
         if facts["detail"]:
             cell = " ".join(f"{factor}={level}" for factor, level in facts["levels"].items())
