@@ -7,11 +7,11 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
-from kvlab.sweep.events import Event, Summary
+from kvlab.sweep.events import Before, Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
 from kvlab.sweep.feed import Feed
@@ -27,9 +27,6 @@ from kvlab.trial.record import Store
 from kvlab.trial.run import missing_source, record_failure
 
 WAIT_SECONDS = 0.5
-
-Before = Callable[[list[PlannedTrial], Callable[[], None]], None]
-"""Prepares what the missing trials share; its second argument raises Stopped if it must end."""
 
 
 class Driver:
@@ -142,9 +139,18 @@ class Driver:
         if self._description is not None:
             self._store.write_sweep(dict(self._description))
         if missing and self._before is not None:
-            self._before(missing, self._check_stop)
+            missing = list(self._left(self._before(missing, self._check_stop)))
         for planned in run_order(missing):
             self._queues.add(planned)
+
+    def _left(self, prepared: list[PlannedTrial]) -> Iterator[PlannedTrial]:
+        """Those that have not ended while they were prepared."""
+        for planned in prepared:
+            self._planned[planned.trial.id] = planned
+            if status := ended_status(self._store, planned.trial.id):
+                self._count(planned, status, 0.0)
+            else:
+                yield planned
 
     def _check_stop(self) -> None:
         self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
@@ -226,6 +232,13 @@ class Driver:
             self._again(again)
             return
         why = self._failures.hopeless(planned) if status == "failed" else None
+        self._count(planned, status, seconds)
+        self._queues.add_first(self._trainings.released(planned.trial.training_id))
+        if why and not self._halted:
+            self._halted = why
+            self._tell(Event("halted", planned, message=why))
+
+    def _count(self, planned: PlannedTrial, status: str, seconds: float) -> None:
         self._states[planned.trial.id] = status
         self._ran += 1
         if self._feed is not None and status != "pruned":
@@ -233,10 +246,6 @@ class Driver:
         if self._on_result is not None:
             self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
-        self._queues.add_first(self._trainings.released(planned.trial.training_id))
-        if why and not self._halted:
-            self._halted = why
-            self._tell(Event("halted", planned, message=why))
 
     def _again(self, again: Again) -> None:
         self._planned[again.planned.trial.id] = again.planned

@@ -14,6 +14,7 @@ from kvlab.benchmark.processor import processor_name
 from kvlab.data import identity, prepare
 from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
+from kvlab.layout.packing import allocator_share
 from kvlab.model import GPT
 from kvlab.train import load_training, load_weights, train
 from kvlab.trial.beginning import Beginning, read_beginning
@@ -35,7 +36,7 @@ class TorchStages:
     def __init__(self, trial: Trial, report: Callable[[Update], None]):
         self._trial, self._report = trial, report
         self._experiment = trial.experiment
-        self._device, self._machine = _set_up(trial)
+        self._device, self._machine = set_up(trial)
         report({"stage": "data"})
         self._dataset = prepare(
             self._experiment.data, lambda note: report({"stage": "data", "note": note})
@@ -102,7 +103,7 @@ class TorchStages:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
 
 
-def _set_up(trial: Trial) -> tuple[str, Machine]:
+def set_up(trial: Trial) -> tuple[str, Machine]:
     """Seeds, threads and device of this process, from the trial's resources."""
     resources = trial.experiment.resources
     random.seed(trial.seed)
@@ -110,11 +111,12 @@ def _set_up(trial: Trial) -> tuple[str, Machine]:
     torch.manual_seed(trial.seed)
     threads = max(1, int(resources.cpus))
     torch.set_num_threads(threads)
-    if resources.gpus == 0:
+    if resources.devices == 0:
         return "cpu", Machine(processor_name(), threads)
     if not torch.cuda.is_available():
-        text = f"resources.gpus = {resources.gpus:g}, and no CUDA device is visible here"
+        text = f"resources.gpus = {resources.devices:g}, and no CUDA device is visible here"
         raise ResourceError(f"{text}; set it to 0 or run where there is one")
-    if resources.gpus < 1:  # fractions schedule, they do not limit by themselves
-        torch.cuda.set_per_process_memory_fraction(resources.gpus)
+    if resources.shares:  # fractions schedule, they do not limit by themselves
+        memory = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
     return "cuda", Machine(torch.cuda.get_device_name(), threads)

@@ -137,7 +137,7 @@ def test_a_cluster_needs_a_store_and_paths_that_its_machines_share(place, capsys
     assert "store = runs is a folder of this machine" in error
     code, _, error = call(capsys, *submit, "--store", "/shared/runs")
     assert code == 2
-    assert "e.yaml:3:50: data.paths = ['texts'] lies on this machine" in error
+    assert "e.yaml:3:48: data.paths = ['texts'] lies on this machine" in error
 
 
 def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place, capsys):

@@ -76,7 +76,8 @@ def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
     facts, state = found
     shown: dict[str, Any] = {**asdict(facts), "state": state, "place": facts.place}
     if state == "killed" or facts.exit_code:
-        lines = driver_log(store, name, facts.number).read_text(errors="replace").splitlines()
+        log = driver_log(store, name, facts.number)
+        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
         shown["last_line"] = next((line for line in reversed(lines) if line.strip()), "")
     return shown
 
