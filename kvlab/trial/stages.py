@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kvlab.benchmark.measure import benchmark
+from kvlab.benchmark.measure import Benchmarked, benchmark
 from kvlab.benchmark.processor import processor_name
 from kvlab.data import identity, prepare
 from kvlab.errors import DataError, ResourceError
@@ -23,6 +24,7 @@ from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.result import Measured
 from kvlab.trial.together import train_together
 from kvlab.trial.trial import Trial
+from kvlab.trial.turns import Turns
 
 
 class TorchStages:
@@ -37,6 +39,9 @@ class TorchStages:
         self._trial, self._report = trial, report
         self._experiment = trial.experiment
         self._device, self._machine = set_up(trial)
+        self._turns = _turns(trial)
+        if self._turns is not None:
+            self._turns.enter(lambda: report({"stage": "waiting", "note": "somebody times"}))
         report({"stage": "data"})
         self._dataset = prepare(
             self._experiment.data, lambda note: report({"stage": "data", "note": note})
@@ -58,10 +63,22 @@ class TorchStages:
             directory=directory,
             device=self._device,
             on_progress=self._report,
-            should_stop=should_stop,
+            should_stop=self._between_steps(should_stop),
             beginning=self._beginning(directory),
             until=self._trial.until,
         )
+
+    def _between_steps(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
+        """``should_stop``, before which others get their turn on a shared device."""
+        turns = self._turns
+        if turns is None:
+            return should_stop
+        return lambda: (turns.give_way(), should_stop())[1]
+
+    def _evaluating(self, state: Update) -> None:
+        self._report(state)
+        if self._turns is not None:
+            self._turns.give_way(lambda: self._report(state))
 
     def _beginning(self, directory: Path) -> Beginning | None:
         start = self._trial.start
@@ -78,13 +95,15 @@ class TorchStages:
             self._dataset,
             self._experiment,
             device=self._device,
-            on_progress=self._report,
+            on_progress=self._evaluating,
         )
-        speed = benchmark(model, self._experiment, device=self._device, on_progress=self._report)
+        speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **speed.measurements}
         record: dict[str, Any] = {**asdict(training), "start": read_beginning(directory)}
         if record["steps"]:
-            for name in ("tokens_per_second", "flops_per_second", "mfu", "peak_bytes"):
+            rates = ("tokens_per_second", "flops_per_second", "mfu")
+            # beside other trials on the device, a rate of training is not a speed
+            for name in ("peak_bytes", *(() if self._turns else rates)):
                 measurements[f"training_{name}"] = record[name]
         curves = {
             "train_loss": record.pop("train_curve"),
@@ -97,10 +116,31 @@ class TorchStages:
             tokenizer=self._dataset.tokenizer,
         )
         lines = [line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines]
-        return Measured(measurements, curves, record, self._machine, data, evaluation.items, lines)
+        return Measured(measurements, curves, record, machine, data, evaluation.items, lines)
+
+    def _benchmark(self, model: GPT) -> tuple[Benchmarked, Machine]:
+        """Speed, with the device alone where others share it; and whether that was so."""
+
+        def waiting() -> None:
+            self._report({"stage": "benchmark", "note": "waits for the device alone"})
+
+        with nullcontext(True) if self._turns is None else self._turns.alone(waiting) as alone:
+            speed = benchmark(
+                model, self._experiment, device=self._device, on_progress=self._report
+            )
+        exclusive = alone and not speed.disturbed
+        return speed, replace(self._machine, timings="exclusive" if exclusive else "shared")
 
     def _model(self) -> GPT:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
+
+
+def _turns(trial: Trial) -> Turns | None:
+    """On a device that other trials share."""
+    if not trial.experiment.resources.shares:
+        return None
+    device = str(torch.cuda.get_device_properties(0).uuid)
+    return Turns(device, settle=torch.cuda.synchronize)
 
 
 def set_up(trial: Trial) -> tuple[str, Machine]:

@@ -1,11 +1,13 @@
 """The smoke test of architectures, with real steps of tiny models."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from kvlab.errors import Stopped, StoreError
+from kvlab.files import write_json
+from kvlab.layout.packing import device_share, trials_per_device
 from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executor import Ended
@@ -13,8 +15,15 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.smoke import FASTEST, Smoke, seconds_at_least, smoke_key
 from kvlab.trial import Store
 from kvlab.trial.origin import Origin
-from kvlab.trial.smoke import SmokeTest, run_smoke
+from kvlab.trial.smoke import SmokeAnswer, SmokeTest, run_smoke
 from tests.sweep.stub import EXPERIMENT, SWEEP, StubRun, identify, tiny_plan, write_sweep
+
+
+def cuda():
+    import torch
+
+    return torch.cuda.is_available()
+
 
 class Run:
     """Smoke tests for real, trials with the stub."""
@@ -151,3 +160,52 @@ def test_it_can_be_stopped(tmp_path):
     with pytest.raises(Stopped):
         smoke(Store(tmp_path / "runs"), InlineExecutor(run), asked=True)[0](planned, stop)
     assert run.seen == []
+
+
+def packed(tmp_path, gpus="auto"):
+    write_sweep(tmp_path)
+    (tmp_path / "e.yaml").write_text(f"{EXPERIMENT}resources: {{gpus: {gpus}}}\n")
+    return plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
+
+
+class Measures(InlineExecutor):
+    """Tests answer that they took 5 GB of 80, at a microbatch of 16 tokens."""
+
+    def wait(self, seconds):  # noqa: ARG002
+        trial, self._next = self._next, None
+        if trial is None:
+            return []
+        answer = SmokeAnswer(5 * 10**9, 80 * 10**9, 16)
+        write_json(trial.answer, asdict(answer))
+        return [Ended(trial.id, outcome="done")]
+
+
+def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path):
+    planned = list(packed(tmp_path).trials)
+    store = Store(tmp_path / "runs")
+    # also where the tests were not wanted: what is shared must be known
+    settled = smoke(store, Measures(None), asked=False)[0](planned, lambda: None)
+    for before, after in zip(planned, settled, strict=True):
+        assert before.trial.experiment.resources.devices == 1
+        resources = after.trial.experiment.resources
+        assert resources.gpus == device_share(trials_per_device(5 * 10**9, 80 * 10**9)) == 0.0833
+        assert (resources.microbatch_tokens, resources.shares) == (16, True)
+        assert after.trial.id == before.trial.id
+    # nothing measured: a GPU of its own
+    test, _ = smoke(store, Ends(RuntimeError("died")), asked=False)
+    assert {p.trial.experiment.resources.gpus for p in test(planned, lambda: None)} == {1.0}
+    fixed = list(packed(tmp_path, 0.25).trials)
+    assert smoke(store, Measures(None), asked=False)[0](fixed, lambda: None) == fixed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not cuda(), reason="needs a CUDA device")
+def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
+    import torch
+
+    planned = packed(tmp_path)
+    answer = tmp_path / "answer.json"
+    assert run_smoke(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
+    found = json.loads(answer.read_text())
+    assert found["device_bytes"] == torch.cuda.get_device_properties(0).total_memory
+    assert 2**20 < found["peak_bytes"] < 2**32
