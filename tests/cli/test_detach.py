@@ -10,8 +10,8 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.sweep.detached import detached_driver, driver_log, new_driver, recorded
 from kvlab.trial import Store
-from tests.cli.job_cluster import MISSING, ROOT, job_cluster
 from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
+from tests.ray_head import JOB_SERVER_LACKS, ROOT, ray_head
 
 DRIVER = """
 import sys, time
@@ -151,12 +151,14 @@ def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place, capsys):
     assert call(capsys, "status", "s", *address)[0] == 2
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"Ray's dashboard needs {', '.join(MISSING)}")
+@pytest.mark.skipif(
+    bool(JOB_SERVER_LACKS), reason=f"Ray's job server needs {', '.join(JOB_SERVER_LACKS)}"
+)
 class TestJob:
     @pytest.fixture(scope="class")
     def cluster(self, tmp_path_factory):
-        with job_cluster(KVLAB_DATA=str(tmp_path_factory.mktemp("data"))) as address:
-            yield address
+        with ray_head(dashboard=True, KVLAB_DATA=str(tmp_path_factory.mktemp("data"))) as head:
+            yield head.jobs
 
     def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, capsys, cluster):
         (place / "sweeps").mkdir()

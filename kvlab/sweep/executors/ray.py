@@ -63,8 +63,10 @@ class RayExecutor:
         except Exception as error:
             self.close(force=True)
             where = f"address = {address}" if address else "a local Ray cluster"
-            text = f"{where} cannot be used: {_first_line(error)}"
-            raise ResourceError(f"{text}; check it, or use --executor inline") from error
+            text = f"{where} cannot be used: {_first_line(error)}; check it"
+            if address and "RAY_AUTH_MODE" not in os.environ:
+                text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
+            raise ResourceError(f"{text}, or use --executor inline") from error
         machines = _machines()
         self._cpus = sum(machine.get("CPU", 0.0) for machine in machines)
         self._gpus = sum(machine.get("GPU", 0.0) for machine in machines)
