@@ -8,7 +8,6 @@ and as closely do repeated runs of one decode agree; two cells' peaks differ by 
 
 import ctypes
 import gc
-import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,14 +28,6 @@ def resident_growth(work: Callable[[], object]) -> int:
     before = _status_bytes("VmRSS")
     work()
     return max(0, _status_bytes("VmHWM") - before)
-
-
-def resident_peak() -> int:
-    """The most bytes that this process had in RAM at once, since it began or was last reset."""
-    try:
-        return _status_bytes("VmHWM")
-    except OSError:  # no /proc
-        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def _return_free_memory() -> None:

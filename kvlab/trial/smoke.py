@@ -7,6 +7,7 @@ took at most.
 """
 
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,8 +65,8 @@ class SmokeAnswer:
     """What a smoke test found.
 
     Attributes:
-        peak_bytes: the most memory that it held: on CUDA what the allocator reserved, on CPU the
-            resident size of the process.
+        peak_bytes: the most memory that it took: on CUDA what the allocator reserved, on CPU by
+            how much the resident size rose.
         device_bytes: of the GPU; None on CPU.
         microbatch_tokens: of the forward passes.
         failure, traceback: what broke, if something did.
@@ -139,19 +140,23 @@ def _of_one_worker(experiment: Experiment, workers: int) -> Experiment:
 def _steps(smoke: SmokeTest) -> SmokeAnswer:
     import torch
 
-    from kvlab.model import GPT
     from kvlab.train.microbatch import microbatch_rows
     from kvlab.trial.stages import set_up
 
     kind, _ = set_up(smoke)
     device = torch.device(kind)
-    block = smoke.experiment.model.block_size
     rows = microbatch_rows(smoke.experiment, device)
+    answer = _measured(device, lambda: _work(smoke, device, rows))
+    return replace(answer, microbatch_tokens=rows * smoke.experiment.model.block_size)
+
+
+def _work(smoke: SmokeTest, device: "torch.device", rows: int) -> None:
+    from kvlab.model import GPT
+
     model = GPT(smoke.experiment.model, seed=smoke.seed).to(device)
     if smoke.experiment.training.steps:
         _train(model, _shortened(smoke.experiment, rows), smoke.seed)
     _score(model.eval(), smoke.experiment)
-    return replace(_memory(device), microbatch_tokens=rows * block)
 
 
 def _shortened(experiment: Experiment, rows: int) -> Experiment:
@@ -220,12 +225,19 @@ def _score(model: "GPT", experiment: Experiment) -> None:
     decoder.decode(decoder.new_cache(max(bench.batch_sizes), length), length - bench.prompt_tokens)
 
 
-def _memory(device: "torch.device") -> SmokeAnswer:
+def _measured(device: "torch.device", work: Callable[[], None]) -> SmokeAnswer:
+    """Does the work and says what it took at most; nothing of it stays on the device."""
     import torch
 
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        return SmokeAnswer(torch.cuda.max_memory_reserved(device), total)
-    from kvlab.benchmark.resident import resident_peak
+    if device.type != "cuda":
+        from kvlab.benchmark.resident import resident_growth
 
-    return SmokeAnswer(resident_peak(), None)
+        return SmokeAnswer(peak_bytes=resident_growth(work))
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        work()
+        peak = torch.cuda.max_memory_reserved(device)
+    finally:
+        torch.cuda.empty_cache()
+    return SmokeAnswer(peak, torch.cuda.get_device_properties(device).total_memory)
