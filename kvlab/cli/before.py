@@ -37,6 +37,7 @@ def before(
     def prepare(missing: list[PlannedTrial], check_stop: Callable[[], None]) -> list[PlannedTrial]:
         if not options.address:  # a cluster's machines have data folders of their own
             prefetch(missing, live.note, check_stop)
+        live.prepared()
         costs = budget(planned, store)
         smoke.rate = costs.rate.flops_per_second if costs and costs.rate else None
         return smoke(missing, check_stop)

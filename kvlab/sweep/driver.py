@@ -61,7 +61,8 @@ class Driver:
     ):
         self._plan, self._store, self._executor = plan, store, executor
         self._origin, self._description = origin or Origin(), description
-        self._before, self._on_event, self._on_result = before, on_event, on_result
+        self._before, self._on_result = before, on_result or (lambda _: None)
+        self._tell = on_event or (lambda _: None)
         self._retry_failed, self._feed = retry_failed, feed
         self._prunes = prunes(plan.sweep)
         self._flag = store.stop_flag(plan.sweep.name)
@@ -243,8 +244,7 @@ class Driver:
         self._ran += 1
         if self._feed is not None and status != "pruned":
             self._feed.ended(planned, status)
-        if self._on_result is not None:
-            self._on_result(planned.trial.id)
+        self._on_result(planned.trial.id)
         self._tell(Event("ended", planned, status, seconds))
 
     def _again(self, again: Again) -> None:
@@ -299,10 +299,6 @@ class Driver:
             self._flag.touch()
             while self._running:
                 self._wait()
-
-    def _tell(self, event: Event) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
 
     def _summary(self, seconds: float) -> Summary:
         states = Counter(self._states.values())

@@ -7,6 +7,7 @@ asked for. A broken architecture's trials are recorded as failed at once, and th
 
 import contextlib
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,7 +109,8 @@ class Smoke:
         self, chosen: dict[str, PlannedTrial], check_stop: Callable[[], None]
     ) -> dict[str, SmokeAnswer]:
         """Answers by key; none for a test whose process died, which the trials will tell."""
-        folder = self.store.sweep_directory(self.sweep) / "smoke"
+        # of this run alone: another driver of the sweep may test the same
+        folder = self.store.sweep_directory(self.sweep) / "smoke" / uuid.uuid4().hex[:8]
         tests = {
             key: SmokeTest.like(planned.trial, folder / f"{key}.json")
             for key, planned in chosen.items()
@@ -126,6 +128,9 @@ class Smoke:
                 answer = _answer(running.pop(ended.trial_id), ended)
                 if answer is not None:
                     answers[by_id[ended.trial_id]] = answer
+        for emptied in (folder, folder.parent):
+            with contextlib.suppress(OSError):  # another driver's are in it, or none were written
+                emptied.rmdir()
         return answers
 
     def _is_broken(self, answer: SmokeAnswer) -> bool:

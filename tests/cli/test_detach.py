@@ -200,6 +200,14 @@ class TestJob:
         code, _, error = call(capsys, "stop", "long", *there)
         assert code == 2
         assert "its last driver ended with exit code 130" in error
+        call(capsys, "submit", "long.yaml", "--detach", *there, "--store", store.path)
+        wait_for(lambda: any(map(store.is_running, store.trial_ids())))
+        assert call(capsys, "stop", "long", "--force", *there)[:2] == (
+            0,
+            "long was ended; submit it again to go on from the last checkpoints\n",
+        )
+        wait_for(lambda: not any(map(store.is_running, store.trial_ids())))
+        assert "stopped" in call(capsys, "status", "long", *there)[1]
 
 
 def test_the_driver_process_wants_its_words(tmp_path):
