@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,12 @@ def _turns(trial: Trial) -> Turns | None:
     """On a device that other trials share."""
     if not trial.experiment.resources.shares:
         return None
-    device = str(torch.cuda.get_device_properties(0).uuid)
+    return _turns_on(str(torch.cuda.get_device_properties(0).uuid))
+
+
+@cache
+def _turns_on(device: str) -> Turns:
+    """One for the process: a trial that ended by an error still holds what it held."""
     return Turns(device, settle=torch.cuda.synchronize)
 
 

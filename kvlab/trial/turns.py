@@ -56,6 +56,7 @@ class Turns:
         Args:
             check: called while waiting; what it raises ends that.
         """
+        fcntl.flock(self._device, fcntl.LOCK_UN)  # of a trial that ended by an error
         _take(self._gate, fcntl.LOCK_SH, None, check)
         _take(self._device, fcntl.LOCK_SH, None, check)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
@@ -66,7 +67,6 @@ class Turns:
             fcntl.flock(self._gate, fcntl.LOCK_UN)
             return False
         self._settle()
-        fcntl.flock(self._device, fcntl.LOCK_UN)
         self.enter(check)
         return True
 
