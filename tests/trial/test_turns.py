@@ -17,6 +17,9 @@ print("in", flush=True)
 for line in sys.stdin:
     if line == "step\\n":
         print("gave way" if turns.give_way() else "went on", flush=True)
+    if line == "enter\\n":
+        turns.enter()
+        print("in", flush=True)
     if line == "time\\n":
         with turns.alone(lambda: print("waits", flush=True), 60.0) as alone:
             print("alone" if alone else "not alone", flush=True)
@@ -64,6 +67,17 @@ def test_two_work_together_and_one_times_alone(workers):
     assert one.hears() == "gave way"
     one.say("step")
     assert one.hears() == "went on"
+
+
+def test_whoever_comes_back_from_an_error_waits_like_the_others(workers):
+    one, two = workers
+    assert (one.hears(), two.hears()) == ("in", "in")
+    two.say("time")
+    assert two.hears() == "waits", "the other still holds it"
+    one.say("enter")
+    assert two.hears(skip="waits") == "alone"
+    two.say("done")
+    assert (two.hears(), one.hears()) == ("over", "in")
 
 
 def test_who_dies_lets_go(workers):
