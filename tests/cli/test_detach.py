@@ -151,15 +151,16 @@ def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place, capsys):
     assert call(capsys, "status", "s", *address)[0] == 2
 
 
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with ray_head(dashboard=True, KVLAB_DATA=str(tmp_path_factory.mktemp("data"))) as head:
+        yield head.jobs
+
+
 @pytest.mark.skipif(
     bool(JOB_SERVER_LACKS), reason=f"Ray's job server needs {', '.join(JOB_SERVER_LACKS)}"
 )
 class TestJob:
-    @pytest.fixture(scope="class")
-    def cluster(self, tmp_path_factory):
-        with ray_head(dashboard=True, KVLAB_DATA=str(tmp_path_factory.mktemp("data"))) as head:
-            yield head.jobs
-
     def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, capsys, cluster):
         (place / "sweeps").mkdir()
         (place / "experiments").mkdir()
