@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
@@ -65,16 +65,13 @@ class Driver:
         self._tell = on_event or (lambda _: None)
         self._retry_failed, self._feed = retry_failed, feed
         self._prunes = prunes(plan.sweep)
-        self._flag = store.stop_flag(plan.sweep.name)
-        self._stopping = False
+        self._flag, self._stopping = store.stop_flag(plan.sweep.name), False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
-        self._queues = Queues()
-        self._trainings = Trainings()
+        self._queues, self._trainings = Queues(), Trainings()
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._failures = Failures(plan.sweep.failures, store, executor)
-        self._halted = ""
+        self._halted, self._ran = "", 0
         self._states: dict[str, str] = {}
-        self._ran = 0
 
     @property
     def running(self) -> list[PlannedTrial]:
@@ -103,8 +100,7 @@ class Driver:
             ResourceError: a trial asks for more than there is; nothing has been started.
             StoreError: the store cannot be written; everything started has been stopped.
         """
-        started = time.monotonic()
-        name = self._plan.sweep.name
+        started, name = time.monotonic(), self._plan.sweep.name
         self._executor.check(
             {p.trial.experiment.resources for p in to_run(self._plan, self._retry_failed)}
         )
@@ -140,18 +136,16 @@ class Driver:
         if self._description is not None:
             self._store.write_sweep(dict(self._description))
         if missing and self._before is not None:
-            missing = list(self._left(self._before(missing, self._check_stop)))
+            missing = list(filter(self._is_left, self._before(missing, self._check_stop)))
         for planned in run_order(missing):
             self._queues.add(planned)
 
-    def _left(self, prepared: list[PlannedTrial]) -> Iterator[PlannedTrial]:
-        """Those that have not ended while they were prepared."""
-        for planned in prepared:
-            self._planned[planned.trial.id] = planned
-            if status := ended_status(self._store, planned.trial.id):
-                self._count(planned, status, 0.0)
-            else:
-                yield planned
+    def _is_left(self, planned: PlannedTrial) -> bool:
+        """Takes a trial as it was prepared; whether it is still to run."""
+        self._planned[planned.trial.id] = planned
+        if status := ended_status(self._store, planned.trial.id):
+            self._count(planned, status, 0.0)
+        return status is None
 
     def _check_stop(self) -> None:
         self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
