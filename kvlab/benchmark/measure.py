@@ -18,10 +18,14 @@ OnProgress = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Benchmarked:
-    """``measurements`` by the names of `kvlab.trial.metrics`; ``lines`` is everything."""
+    """``measurements`` by the names of `kvlab.trial.metrics`; ``lines`` is everything.
+
+    ``disturbed``: other processes used the machine's cores while something was timed.
+    """
 
     measurements: dict[str, float | int]
     lines: list[Measurement]
+    disturbed: bool = False
 
 
 def benchmark(
@@ -62,7 +66,7 @@ def benchmark(
     if config.roofline:
         parts.append(roofline.measure)
     lines = [line for part in parts for line in part(session)]
-    return Benchmarked(_measurements(lines, experiment), lines)
+    return Benchmarked(_measurements(lines, experiment), lines, session.disturbed)
 
 
 def _measurements(lines: list[Measurement], experiment: Experiment) -> dict[str, float | int]:

@@ -1,6 +1,6 @@
 """One benchmark: the variants that are compared, how, and what they share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 
 from kvlab.benchmark.ceilings import better_ceilings, ceilings, device_name
 from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.interleave import StopRule, Timed, interleave
+from kvlab.benchmark.interleave import StopRule, Timed, Work, interleave
 from kvlab.benchmark.measurement import Measurement, PartName
 from kvlab.benchmark.samples import Samples
 from kvlab.cache import KVCache
@@ -82,6 +82,7 @@ class Session:
     say: Callable[[str], None] = lambda _text: None
     fresh_ceilings: bool = False
     _ceilings: dict[str, Ceilings] = field(default_factory=dict)
+    _timed: list[Timed[str]] = field(default_factory=list)
 
     @property
     def device(self) -> torch.device:
@@ -124,7 +125,7 @@ class Session:
                 return {"first": [timing.first], "steps": timing.steps, "again": [again]}
 
             works[variant.name] = turn
-        return interleave(works, self.settings.rule, lambda: self.on_tick(f"prompt {length}"))
+        return self._interleaved(works, f"prompt {length}")
 
     @cached_property
     def throughputs(self) -> dict[int, Timed[str]]:
@@ -143,7 +144,17 @@ class Session:
                 return {"steps": variant.decoder.decode(cache, count).steps}
 
             works[variant.name] = turn
-        return interleave(works, self.settings.rule, lambda: self.on_tick(f"batch {batch}"))
+        return self._interleaved(works, f"batch {batch}")
+
+    def _interleaved(self, works: Mapping[str, Work], note: str) -> Timed[str]:
+        timed = interleave(works, self.settings.rule, lambda: self.on_tick(note))
+        self._timed.append(timed)
+        return timed
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes used the machine's cores while something was timed."""
+        return any(timed.noise.note for timed in self._timed)
 
     def line(
         self,

@@ -1,6 +1,7 @@
 """What `kvlab doctor` looks at: one function a check, each with what to do about a gap."""
 
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import sys
@@ -30,6 +31,10 @@ NEEDED = {
 }
 
 
+JOB_SERVER = ("aiohttp_cors", "grpc", "opencensus", "prometheus_client")
+"""Modules that ray[default] brings, without which a head's dashboard takes no jobs."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One thing looked at; ``way_out`` is empty where nothing is to be done."""
@@ -51,6 +56,7 @@ def checks(store: str) -> Iterator[Check]:
     yield _data()
     yield _hellaswag()
     yield _server()
+    yield _job_server()
 
 
 def _python() -> Check:
@@ -145,3 +151,11 @@ def _server() -> Check:
     if uri is None:
         return Check("MLflow", "ok", "a database in the store (MLFLOW_TRACKING_URI is not set)")
     return Check("MLflow", "note", f"MLFLOW_TRACKING_URI = {uri}; `kvlab sync` tries it")
+
+
+def _job_server() -> Check:
+    lacking = [name for name in JOB_SERVER if importlib.util.find_spec(name) is None]
+    if not lacking:
+        return Check("job server", "ok", "a Ray head here takes `submit --detach` from elsewhere")
+    way_out = "none needed, but on a cluster's head: pip install 'kvlab[cluster]'"
+    return Check("job server", "note", f"Ray's needs {', '.join(lacking)}", way_out)

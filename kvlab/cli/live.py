@@ -75,6 +75,10 @@ class Live:
             self.say(f"preparing data: {line}")
         self._note = line
 
+    def prepared(self) -> None:
+        """Ends what `note` said."""
+        self._note = ""
+
     def event(self, event: Event) -> None:
         """Takes a driver's event."""
         self._note = ""

@@ -15,6 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         options = _parser(arguments).parse_args(arguments)
+        options.words = arguments  # as typed, for a driver that takes them along
         code: int = options.run(options)
         sys.stdout.flush()
         return code

@@ -20,6 +20,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="ask the job server of this Ray cluster; for a store that is not to be seen from here",
+    )
+
+
 def sweep_name(text: str) -> str:
     """The name of a sweep that is given by its name or by its file.
 

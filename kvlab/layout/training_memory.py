@@ -64,7 +64,7 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
         memory: bytes of the GPU, which an unset microbatch is made for; None takes the least on
             a GPU, one row.
     """
-    on_gpu = experiment.resources.gpus > 0
+    on_gpu = experiment.resources.devices > 0
     if on_gpu and memory is None and experiment.resources.microbatch_tokens is None:
         rows = 1
     else:

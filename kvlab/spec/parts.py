@@ -281,7 +281,11 @@ class ResourcesConfig(SpecModel):
     """`resources`: where a trial runs. Never part of what it computes."""
 
     cpus: Annotated[float, Field(gt=0, le=4096)] = 1.0
-    gpus: Annotated[float, Field(ge=0, le=1024)] = 0.0
+    gpus: Annotated[float, Field(ge=0, le=1024)] | Literal["auto"] = Field(
+        default=0.0,
+        description="A number, a fraction to share one, or auto: as many trials on one as its"
+        " memory holds, measured before they start.",
+    )
     workers: Annotated[Count, Field(le=1024)] | None = Field(
         default=None, description="Processes that train together; default one a whole GPU."
     )
@@ -292,14 +296,24 @@ class ResourcesConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ResourcesConfig":
-        if self.gpus > 1 and not self.gpus.is_integer():
+        if self.devices > 1 and not self.devices.is_integer():
             refuse([("gpus", "is above 1 and not whole; use a fraction of one GPU or whole GPUs")])
-        if self.gpus and self.workers not in (None, max(1, int(self.gpus))):
-            text = f"is not one a GPU, of which there are {self.gpus:g}; remove it"
+        if self.devices and self.workers not in (None, max(1, int(self.devices))):
+            text = f"is not one a GPU, of which there are {self.devices:g}; remove it"
             refuse([("workers", text)])
         return self
 
     @property
+    def devices(self) -> float:
+        """GPUs that are asked for; of ``auto``, which is settled before a trial starts, one."""
+        return 1.0 if self.gpus == "auto" else self.gpus
+
+    @property
+    def shares(self) -> bool:
+        """Whether other trials may run on its GPU beside it."""
+        return 0 < self.devices < 1
+
+    @property
     def training_workers(self) -> int:
         """Processes that a training runs in, each with one device."""
-        return self.workers or max(1, int(self.gpus))
+        return self.workers or max(1, int(self.devices))

@@ -94,7 +94,7 @@ def budget(
     peaks = {p.trial.id: training_peak_bytes(p.trial.experiment, memory) for p in missing}
     largest = max(peaks, key=lambda trial: peaks[trial])
     sizes = [planned.parameters for planned in missing]
-    gpus = any(planned.trial.experiment.resources.gpus for planned in missing)
+    gpus = any(planned.trial.experiment.resources.devices for planned in missing)
     return Budget(
         trials=len(missing),
         trainings=sum(planned.trains for planned in missing),
@@ -112,14 +112,14 @@ def budget(
 
 
 def _hours(missing: list[PlannedTrial], rate: Rate | None) -> float | None:
-    kinds = {planned.trial.experiment.resources.gpus > 0 for planned in missing}
+    kinds = {planned.trial.experiment.resources.devices > 0 for planned in missing}
     if rate is None or len(kinds) != 1:
         return None
     seconds = 0.0
     for planned in missing:
         resources = planned.trial.experiment.resources
         own = planned.flops / rate.flops_per_second if planned.trains else 0.0
-        seconds += (own + (rate.measure_seconds or 0.0)) * (resources.gpus or resources.cpus)
+        seconds += (own + (rate.measure_seconds or 0.0)) * (resources.devices or resources.cpus)
     return seconds / 3600
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
-from kvlab.sweep.events import Event, Summary
+from kvlab.sweep.events import Before, Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
 from kvlab.sweep.feed import Feed
@@ -27,9 +27,6 @@ from kvlab.trial.record import Store
 from kvlab.trial.run import missing_source, record_failure
 
 WAIT_SECONDS = 0.5
-
-Before = Callable[[list[PlannedTrial], Callable[[], None]], None]
-"""Prepares what the missing trials share; its second argument raises Stopped if it must end."""
 
 
 class Driver:
@@ -64,18 +61,17 @@ class Driver:
     ):
         self._plan, self._store, self._executor = plan, store, executor
         self._origin, self._description = origin or Origin(), description
-        self._before, self._on_event, self._on_result = before, on_event, on_result
-        self._retry_failed, self._feed, self._prunes = retry_failed, feed, prunes(plan.sweep)
-        self._flag = store.stop_flag(plan.sweep.name)
-        self._stopping = False
+        self._before, self._on_result = before, on_result or (lambda _: None)
+        self._tell = on_event or (lambda _: None)
+        self._retry_failed, self._feed = retry_failed, feed
+        self._prunes = prunes(plan.sweep)
+        self._flag, self._stopping = store.stop_flag(plan.sweep.name), False
         self._planned = {planned.trial.id: planned for planned in plan.trials}
-        self._queues = Queues()
-        self._trainings = Trainings()
+        self._queues, self._trainings = Queues(), Trainings()
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._failures = Failures(plan.sweep.failures, store, executor)
-        self._halted = ""
+        self._halted, self._ran = "", 0
         self._states: dict[str, str] = {}
-        self._ran = 0
 
     @property
     def running(self) -> list[PlannedTrial]:
@@ -104,8 +100,7 @@ class Driver:
             ResourceError: a trial asks for more than there is; nothing has been started.
             StoreError: the store cannot be written; everything started has been stopped.
         """
-        started = time.monotonic()
-        name = self._plan.sweep.name
+        started, name = time.monotonic(), self._plan.sweep.name
         self._executor.check(
             {p.trial.experiment.resources for p in to_run(self._plan, self._retry_failed)}
         )
@@ -141,9 +136,16 @@ class Driver:
         if self._description is not None:
             self._store.write_sweep(dict(self._description))
         if missing and self._before is not None:
-            self._before(missing, self._check_stop)
+            missing = list(filter(self._is_left, self._before(missing, self._check_stop)))
         for planned in run_order(missing):
             self._queues.add(planned)
+
+    def _is_left(self, planned: PlannedTrial) -> bool:
+        """Takes a trial as it was prepared; whether it is still to run."""
+        self._planned[planned.trial.id] = planned
+        if status := ended_status(self._store, planned.trial.id):
+            self._count(planned, status, 0.0)
+        return status is None
 
     def _check_stop(self) -> None:
         self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
@@ -225,17 +227,19 @@ class Driver:
             self._again(again)
             return
         why = self._failures.hopeless(planned) if status == "failed" else None
-        self._states[planned.trial.id] = status
-        self._ran += 1
-        if self._feed is not None and status != "pruned":
-            self._feed.ended(planned, status)
-        if self._on_result is not None:
-            self._on_result(planned.trial.id)
-        self._tell(Event("ended", planned, status, seconds))
+        self._count(planned, status, seconds)
         self._queues.add_first(self._trainings.released(planned.trial.training_id))
         if why and not self._halted:
             self._halted = why
             self._tell(Event("halted", planned, message=why))
+
+    def _count(self, planned: PlannedTrial, status: str, seconds: float) -> None:
+        self._states[planned.trial.id] = status
+        self._ran += 1
+        if self._feed is not None and status != "pruned":
+            self._feed.ended(planned, status)
+        self._on_result(planned.trial.id)
+        self._tell(Event("ended", planned, status, seconds))
 
     def _again(self, again: Again) -> None:
         self._planned[again.planned.trial.id] = again.planned
@@ -288,10 +292,6 @@ class Driver:
             self._flag.touch()
             while self._running:
                 self._wait()
-
-    def _tell(self, event: Event) -> None:
-        if self._on_event is not None:
-            self._on_event(event)
 
     def _summary(self, seconds: float) -> Summary:
         states = Counter(self._states.values())

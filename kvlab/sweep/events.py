@@ -1,10 +1,15 @@
 """What a driver tells those who watch, and how a sweep stands in the end."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from kvlab.sweep.plan import PlannedTrial
+
+Before = Callable[[list[PlannedTrial], Callable[[], None]], list[PlannedTrial]]
+"""Prepares what the missing trials share, and may end some of them; its second argument raises
+Stopped if it must end. Gives the trials as they are to be run."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class Failures:
         if tokens is not None:
             changed = resources.model_copy(update={"microbatch_tokens": tokens})
             how = f"microbatch_tokens = {tokens:,}"
-        elif 0 < resources.gpus < 1:
+        elif resources.shares:
             changed = resources.model_copy(update={"gpus": 1.0})
             how = "a GPU of its own"
         else:
@@ -154,7 +154,7 @@ def smaller_microbatch(experiment: Experiment) -> int | None:
     block = experiment.model.block_size
     rows = experiment.training.batch_tokens // block
     resources = experiment.resources
-    if resources.gpus and resources.microbatch_tokens is None:
+    if resources.devices and resources.microbatch_tokens is None:
         most = max(1, rows // 4)
     else:
         most = microbatch_rows(experiment, None) // 2

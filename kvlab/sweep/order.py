@@ -20,7 +20,7 @@ def run_order(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     """
     early: dict[str, PlannedTrial] = {}
     for planned in trials:
-        early.setdefault(_architecture(planned), planned)
+        early.setdefault(architecture(planned), planned)
     first = {planned.trial.id for planned in early.values()}
     rest = [planned for planned in trials if planned.trial.id not in first]
     shuffled = [*early.values(), *sorted(rest, key=lambda planned: planned.trial.id)]
@@ -35,7 +35,7 @@ def run_order(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     return list(ordered.values())
 
 
-def _architecture(planned: PlannedTrial) -> str:
+def architecture(planned: PlannedTrial) -> str:
     """What is built and how it is served; not the recipe, the seed or the text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)

@@ -14,5 +14,6 @@ def microbatch_rows(experiment: Experiment, device: torch.device) -> int:
     """
     memory = None
     if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, experiment.resources.devices)
+        memory = int(torch.cuda.get_device_properties(device).total_memory * share)
     return rows_for(experiment, memory)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 import kvlab
 from kvlab.trial.origin import Origin
@@ -25,10 +25,15 @@ class DataProvenance:
 
 @dataclass(frozen=True)
 class Machine:
-    """What ran it, by kind and never by name."""
+    """What ran it, by kind and never by name.
+
+    ``timings``: ``exclusive``, or ``shared`` if something else used the device, or the cores
+    beside it, while speed was measured.
+    """
 
     device: str
     threads: int
+    timings: Literal["exclusive", "shared"] = "exclusive"
 
 
 def provenance(
@@ -52,6 +57,7 @@ def provenance(
         "versions": dict(installed_versions()),
         "device": machine.device if machine else None,
         "threads": machine.threads if machine else None,
+        "timings": machine.timings if machine else None,
         "data": asdict(data) if data else None,
         "command": origin.command,
         "started": started,

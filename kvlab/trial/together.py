@@ -67,12 +67,12 @@ def _fit(task: dict[str, Any], trial: Trial, folder: Path) -> None:
     # Ray shows a worker that asks for no GPU what the environment says
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     environment = {"OMP_NUM_THREADS": str(threads)}
-    if resources.gpus and visible is not None:
+    if resources.devices and visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
     trainer = TorchTrainer(
         _work,
         train_loop_config={**task, "threads": threads},
-        torch_config=TorchConfig(backend="nccl" if resources.gpus else "gloo"),
+        torch_config=TorchConfig(backend="nccl" if resources.devices else "gloo"),
         scaling_config=ScalingConfig(
             num_workers=resources.training_workers,
             resources_per_worker={"CPU": 0, here: 0.001},
@@ -101,8 +101,8 @@ def _work(task: dict[str, Any]) -> None:
     experiment, rank = trial.experiment, dist.get_rank()
     write_beginning(folder, rank)
     torch.set_num_threads(task["threads"])
-    device = f"cuda:{rank}" if experiment.resources.gpus else "cpu"
-    if experiment.resources.gpus:
+    device = f"cuda:{rank}" if experiment.resources.devices else "cpu"
+    if experiment.resources.devices:
         torch.cuda.set_device(rank)
 
     def report(update: Update) -> None:

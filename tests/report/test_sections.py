@@ -117,3 +117,26 @@ def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
     table = list(csv.reader((folder / "tables" / "effects-other.csv").open()))
     found = {(row[1], row[2]): row for row in table if row[0] == "perplexity, served"}
     assert found["sharing", "tied"][6] == "worse"
+
+
+def test_trials_timed_beside_others_are_counted(tmp_path):
+    store = Record().write(tmp_path / "store")
+    trials = store.sweep_trials("made")
+
+    def speed(said):
+        for trial, timings in zip(trials, said, strict=True):
+            result = store.result(trial)
+            result["provenance"]["timings"] = timings
+            store.write_result(result)
+        folder = write_report(store, "made", tmp_path, sections=["speed"])
+        return (folder / "report.md").read_text()
+
+    count = len(trials)
+    alone = speed(["exclusive"] * count)
+    assert "Nothing else used a device while it was timed." in alone
+    some = speed(["shared", "shared"] + ["exclusive"] * (count - 2))
+    assert f"2 of {count} trials were timed while something else used their device" in some
+    every = speed(["shared"] * count)
+    assert "All trials were timed while something else" in every
+    older = speed([None] * count)
+    assert "side by side on one machine disturb each other" in older

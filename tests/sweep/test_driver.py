@@ -201,6 +201,7 @@ def test_what_trials_share_is_prepared_before_the_first(tmp_path):
         check_stop()
         seen.append([one.trial.id for one in missing])
         assert not (store.path / "trials").exists()
+        return missing
 
     planned = tiny_plan(tmp_path)
     assert drive(planned, store, StubRun(store.path), before=before).states["done"] == 8

@@ -1,31 +1,55 @@
-"""`kvlab logs`: what an attempt at a trial said, and its traceback if it failed."""
+"""`kvlab logs`: what an attempt at a trial said, or a detached driver of a sweep."""
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.cli.options import add_json, add_store
+from kvlab.cli.options import add_cluster, add_json, add_store
 from kvlab.errors import UsageError
+from kvlab.sweep.detached import (
+    detached_driver,
+    driver_log,
+    driver_numbers,
+    driver_sweeps,
+)
 from kvlab.trial import Store
 
 POLL_SECONDS = 0.3
+START_SECONDS = 15.0
+"""How long a driver may take to say that it is there."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("trial", metavar="TRIAL", help="a trial's id, or its first digits")
-    parser.add_argument("--attempt", type=int, metavar="N", help="default: the last")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on printing until the attempt ends"
+        "name",
+        metavar="TRIAL|SWEEP",
+        help="a trial's id, or its first digits; or a sweep that was submitted with --detach",
+    )
+    parser.add_argument(
+        "--attempt", type=int, metavar="N", help="at a trial, or of a sweep's drivers; default last"
+    )
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="go on printing until it ends; of a driver, the exit code is its own",
     )
     add_store(parser)
+    add_cluster(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.address:
+        return _remote(options)
     store = Store(options.store)
-    trial = store.find_trial(options.trial)
+    if options.name in driver_sweeps(store):
+        return _driver(store, options)
+    trial = store.find_trial(options.name)
     attempt = _attempt(store, trial, options.attempt)
     directory = store.attempt_directory(trial, attempt)
     log, trace = directory / "log.txt", directory / "traceback.txt"
@@ -33,22 +57,73 @@ def run(options: argparse.Namespace) -> int:
         facts = {"trial": trial, "attempt": attempt, "log": _read(log), "traceback": _read(trace)}
         print(json.dumps(facts, indent=1))
         return 0
-    position = _print_from(log, 0)
-    while options.follow and store.is_running(trial) and attempt == store.attempts(trial)[-1]:
-        time.sleep(POLL_SECONDS)
-        position = _print_from(log, position)
-    _print_from(log, position)
+    _print(
+        log,
+        lambda: options.follow and store.is_running(trial) and attempt == store.attempts(trial)[-1],
+    )
     _print_from(trace, 0)
     return 0
+
+
+def _driver(store: Store, options: argparse.Namespace) -> int:
+    """What a detached driver printed; followed to its end, its exit code."""
+    name = options.name
+    known = driver_numbers(store, name)
+    if not known:
+        text = f"sweep = {name} was never submitted with --detach, so no driver has a log"
+        raise UsageError(f"{text}; its trials have: see `kvlab status {name}`")
+    number = _chosen(known, options.attempt, f"the drivers of {name}")
+    log = driver_log(store, name, number)
+    found = detached_driver(store, name, number)
+    if options.json:
+        facts = asdict(found[0]) if found else {"number": number}
+        print(json.dumps({"sweep": name, **facts, "log": _read(log)}, indent=1))
+        return 0
+
+    def goes_on() -> bool:
+        nonlocal found
+        began = time.monotonic()
+        while (found := detached_driver(store, name, number)) is None:  # just being started
+            if time.monotonic() - began > START_SECONDS:
+                return False
+            time.sleep(POLL_SECONDS)
+        return found[1] == "running"
+
+    _print(log, lambda: options.follow and goes_on())
+    if not options.follow or found is None:
+        return 0
+    code = found[0].exit_code
+    return 1 if code is None else code
+
+
+def _remote(options: argparse.Namespace) -> int:
+    from kvlab.cli.remote import remote_logs
+
+    words = [f"--attempt={options.attempt}"] if options.attempt is not None else []
+    words += ["--follow"] * options.follow + ["--json"] * options.json
+    return remote_logs(options.address, options.name, options.store, words, follow=options.follow)
+
+
+def _print(path: Path, goes_on: Callable[[], bool]) -> None:
+    """Prints a file, and what is appended to it as long as somebody may."""
+    position = _print_from(path, 0)
+    while goes_on():
+        time.sleep(POLL_SECONDS)
+        position = _print_from(path, position)
+    _print_from(path, position)
 
 
 def _attempt(store: Store, trial: str, asked: int | None) -> int:
     known = store.attempts(trial)
     if not known:
         raise UsageError(f"trial = {trial} has no attempt yet")
+    return _chosen(known, asked, f"the attempts at trial {trial}")
+
+
+def _chosen(known: list[int], asked: int | None, what: str) -> int:
     if asked is not None and asked not in known:
         text = ", ".join(map(str, known))
-        raise UsageError(f"--attempt = {asked} is none of trial {trial}'s; use one of {text}")
+        raise UsageError(f"--attempt = {asked} is none of {what}; use one of {text}")
     return known[-1] if asked is None else asked
 
 

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _this_memory(planned: Plan) -> int | None:
     """Of this machine, where the trials run on CPU; a cluster's GPUs are not known here."""
-    if any(one.trial.experiment.resources.gpus for one in planned.trials):
+    if any(one.trial.experiment.resources.devices for one in planned.trials):
         return None
     import psutil
 

@@ -3,13 +3,17 @@
 import argparse
 import json
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from kvlab.cli.live import ID_DIGITS, outcome_line
-from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.cli.options import add_cluster, add_json, add_store, sweep_name
 from kvlab.cli.table import table
+from kvlab.sweep.detached import driver_log, last_driver
+from kvlab.sweep.outlook import Outlook, outlook
 from kvlab.trial import Store
-from kvlab.trial.progress import describe
+from kvlab.trial.progress import describe, duration
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
@@ -17,10 +21,16 @@ STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     add_store(parser)
+    add_cluster(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.address:
+        from kvlab.cli.remote import remote_status
+
+        name = None if options.sweep is None else sweep_name(options.sweep)
+        return remote_status(options.address, name, as_json=options.json)
     store = Store(options.store)
     if options.sweep is None:
         facts = [sweep_facts(store, name) for name in store.sweep_names()]
@@ -33,6 +43,10 @@ def run(options: argparse.Namespace) -> int:
 
 def sweep_facts(store: Store, name: str) -> dict[str, Any]:
     """Counts by state, and every trial with its cell, state and one line about it."""
+    driver = _driver_facts(store, name)
+    if driver is not None and name not in store.sweep_names():  # it ended before it began
+        return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
+                "pace": asdict(Outlook(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
     trials: dict[str, dict[str, Any]] = {}
     for cell in sweep["cells"]:
@@ -41,13 +55,31 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
                 facts = {"trial": trial, "levels": cell["levels"], "seed": int(seed)}
                 trials[trial] = {**facts, **_trial_facts(store, trial)}
     counts = Counter(facts["state"] for facts in trials.values())
+    by_state = {state: [t for t, f in trials.items() if f["state"] == state] for state in STATES}
+    pace = outlook(store, by_state["done"], by_state["running"], counts["missing"])
     return {
         "sweep": name,
         "question": sweep["question"],
         "driven": store.is_driven(name),
+        "driver": driver,
         "states": {state: counts[state] for state in STATES if counts[state]},
+        "pace": asdict(pace),
         "trials": list(trials.values()),
     }
+
+
+def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
+    """The newest detached driver; with the last line of its log if it ended badly."""
+    found = last_driver(store, name)
+    if found is None:
+        return None
+    facts, state = found
+    shown: dict[str, Any] = {**asdict(facts), "state": state, "place": facts.place}
+    if state == "killed" or facts.exit_code:
+        log = driver_log(store, name, facts.number)
+        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+        shown["last_line"] = next((line for line in reversed(lines) if line.strip()), "")
+    return shown
 
 
 def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
@@ -79,11 +111,39 @@ def _overview(facts: list[dict[str, Any]], store: str) -> str:
 def _detail(one: dict[str, Any]) -> str:
     total = len(one["trials"])
     counts = ", ".join(f"{number} {state}" for state, number in one["states"].items())
-    driver = "a driver is running" if one["driven"] else "no driver is running"
-    lines = [f"{one['sweep']}: {total} trials: {counts}; {driver}"]
+    known = one["driver"]
+    driven = one["driven"] or (known is not None and known["state"] == "running")
+    driver = "a driver is running" if driven else "no driver is running"
+    lines = [f"{one['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
+    lines += [*_driver_line(known), *_pace_line(one["pace"])]
     for facts in one["trials"]:
         if facts["detail"]:
             cell = " ".join(f"{factor}={level}" for factor, level in facts["levels"].items())
             head = f"{facts['state']:<8} {facts['trial'][:ID_DIGITS]} {cell} seed={facts['seed']}"
             lines.append(f"{head}  {facts['detail']}")
     return "\n".join(lines)
+
+
+def _driver_line(driver: dict[str, Any] | None) -> Iterator[str]:
+    if driver is None:
+        return
+    line = f"driver {driver['number']}: {driver['place']}, started {driver['started']}"
+    if driver["state"] == "ended":
+        line += f", ended {driver['ended']} with exit code {driver['exit_code']}"
+    elif driver["state"] == "killed":
+        line += ", was killed; submit again to go on"
+    yield line
+    if driver.get("last_line"):
+        yield f"  its last words: {driver['last_line']}"
+
+
+def _pace_line(pace: dict[str, float | None]) -> Iterator[str]:
+    parts = []
+    if pace["trials_per_hour"]:
+        parts.append(f"{pace['trials_per_hour']:,.3g} trials an hour")
+    if pace["tokens_per_second"]:
+        parts.append(f"{pace['tokens_per_second']:,.0f} tokens/s in training")
+    if pace["seconds_left"] is not None:
+        parts.append(f"about {duration(pace['seconds_left'])} left")
+    if parts:
+        yield f"rate: {', '.join(parts)}"

@@ -1,22 +1,35 @@
-"""`kvlab stop`: ask a running sweep to stop at its next checkpoints."""
+"""`kvlab stop`: ask a running sweep to stop at its next checkpoints, or end it at once."""
 
 import argparse
 import json
 
-from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.cli.options import add_cluster, add_json, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.files import write_atomic
+from kvlab.sweep.detached import end_driver, last_driver
 from kvlab.trial import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep that is running")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="end its detached driver and its trials now; they go on from their last checkpoints",
+    )
     add_store(parser)
+    add_cluster(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     store, name = Store(options.store), sweep_name(options.sweep)
+    if options.address:
+        from kvlab.cli.remote import remote_stop
+
+        return remote_stop(options.address, name, force=options.force, as_json=options.json)
+    if options.force:
+        return _end(store, name, as_json=options.json)
     store.sweep(name)
     if not store.is_driven(name):
         raise UsageError(f"sweep = {name} is not running; see `kvlab status {name}`")
@@ -25,4 +38,17 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"sweep": name, "asked_to_stop": True}))
     else:
         print(f"{name} stops at its next checkpoints; submit it again to go on")
+    return 0
+
+
+def _end(store: Store, name: str, *, as_json: bool) -> int:
+    found = last_driver(store, name)
+    if found is None or found[1] != "running":
+        text = f"sweep = {name} has no detached driver that runs"
+        raise UsageError(f"{text}; one in a terminal ends with Ctrl-C twice")
+    end_driver(store, name, found[0])
+    if as_json:
+        print(json.dumps({"sweep": name, "ended": True}))
+    else:
+        print(f"{name} was ended; submit it again to go on from the last checkpoints")
     return 0

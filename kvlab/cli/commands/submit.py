@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvlab.cli import copier, notify
+from kvlab.cli.before import before
 from kvlab.cli.copier import Copier
+from kvlab.cli.detach import detach
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
@@ -19,17 +21,15 @@ from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import UsageError
 from kvlab.sweep import Driver, Plan, Summary, plan
 from kvlab.sweep.description import sweep_description
-from kvlab.sweep.driver import Before
 from kvlab.sweep.executor import Executor, Run
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
 from kvlab.sweep.plan import prunes, to_run
-from kvlab.sweep.prefetch import prefetch
 from kvlab.sweep.search import Search
 from kvlab.trial import Store
 from kvlab.trial.origin import Origin, capture_origin, neutral_command
 from kvlab.trial.progress import duration
-from kvlab.trial.run import run_trial
+from kvlab.trial.smoke import run_work
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="ray (default) runs several trials at once, inline one after the other in here",
     )
     parser.add_argument("--address", help="of a running Ray cluster; default: a local one")
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="return at once: the driver goes on as a process of its own, or with --address as a"
+        " job of that cluster",
+    )
+    parser.add_argument(
+        "--smoke",
+        action=argparse.BooleanOptionalAction,
+        help="take one step of every architecture before the long work (default: where a"
+        " training takes more than five minutes)",
+    )
     parser.add_argument(
         "--retry-failed", action="store_true", help="run trials that failed before once more"
     )
@@ -76,6 +88,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.address is not None and options.executor != "ray":
         raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
+    if options.detach:
+        return detach(options)
     sweep = read_sweep(options.sweep)
     if options.promote and not prunes(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
@@ -140,7 +154,7 @@ def _drive(
             executor,
             origin=origin,
             description=describe(planned),
-            before=_prefetch(options, live),
+            before=before(options, planned, store, executor, origin, live),
             on_event=live.event,
             on_result=on_result,
             retry_failed=options.retry_failed,
@@ -165,13 +179,8 @@ def _command(options: argparse.Namespace) -> str:
 def _executor(options: argparse.Namespace, store: Store, origin: Origin, needed: bool) -> Executor:
     name = options.executor if needed else "inline"  # nothing to run starts no cluster
     own_process = name != "inline"
-    work: Run = partial(run_trial, store=store.path, origin=origin, capture_output=own_process)
+    work: Run = partial(run_work, store=store.path, origin=origin, capture_output=own_process)
     return EXECUTORS[name](work, options.address if needed else None)
-
-
-def _prefetch(options: argparse.Namespace, live: Live) -> Before | None:
-    """Not for a cluster elsewhere: its machines have data folders of their own."""
-    return None if options.address else lambda missing, check: prefetch(missing, live.note, check)
 
 
 def _counts(planned: Plan, missing: int) -> str:

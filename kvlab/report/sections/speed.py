@@ -34,9 +34,8 @@ def speed(study: Study) -> Section | None:
     devices = sorted({str(row.facts["provenance"].get("device")) for row in study.done})
     differ = " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
     note = paragraph(
-        f"Measured on {'; '.join(devices)}.{differ} Trials that ran side by side on one machine"
-        " disturb each other's times. On a small model the work beside attention dominates, so"
-        " saved K/V reads need not show in the time per token.",
+        f"Measured on {'; '.join(devices)}.{differ}{_shared(study)} On a small model the work"
+        " beside attention dominates, so saved K/V reads need not show in the time per token.",
     )
     columns = (Column("cell"), *(Column(METRICS_SHOWN[metric], True) for metric in metrics))
     rows = []
@@ -49,6 +48,19 @@ def speed(study: Study) -> Section | None:
     if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured:
         contents.append(_figure(study))
     return Section("Speed", tuple(contents))
+
+
+def _shared(study: Study) -> str:
+    """How many trials were timed while something else ran; older results do not say."""
+    said = [row.facts["provenance"].get("timings") for row in study.done]
+    count = said.count("shared")
+    if count:
+        which = "All" if count == len(said) else f"{count} of {len(said)}"
+        text = "trials were timed while something else used their device or its machine's cores"
+        return f" {which} {text}: compare their times with care."
+    if None in said:
+        return " Trials that ran side by side on one machine disturb each other's times."
+    return " Nothing else used a device while it was timed."
 
 
 def _entry(study: Study, levels: Levels, metric: str) -> Cell:

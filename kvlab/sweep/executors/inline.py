@@ -25,10 +25,10 @@ class InlineExecutor:
             if request.cpus > cores:
                 text = f"resources.cpus = {request.cpus:g}, and this machine has {cores}"
                 raise ResourceError(f"{text}; lower it")
-            if request.gpus:
+            if request.devices:
                 devices = _cuda_devices() if devices is None else devices
-                if request.gpus > devices:
-                    text = f"resources.gpus = {request.gpus:g}, and this machine has {devices}"
+                if request.devices > devices:
+                    text = f"resources.gpus = {request.devices:g}, and this machine has {devices}"
                     raise ResourceError(f"{text}; lower it")
 
     def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)

@@ -63,8 +63,10 @@ class RayExecutor:
         except Exception as error:
             self.close(force=True)
             where = f"address = {address}" if address else "a local Ray cluster"
-            text = f"{where} cannot be used: {_first_line(error)}"
-            raise ResourceError(f"{text}; check it, or use --executor inline") from error
+            text = f"{where} cannot be used: {_first_line(error)}; check it"
+            if address and "RAY_AUTH_MODE" not in os.environ:
+                text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
+            raise ResourceError(f"{text}, or use --executor inline") from error
         machines = _machines()
         self._cpus = sum(machine.get("CPU", 0.0) for machine in machines)
         self._gpus = sum(machine.get("GPU", 0.0) for machine in machines)
@@ -88,7 +90,7 @@ class RayExecutor:
         for request in requests:
             for key, name, wanted in (
                 ("CPU", "cpus", request.cpus),
-                ("GPU", "gpus", request.gpus),
+                ("GPU", "gpus", request.devices),
             ):
                 most = max((machine.get(key, 0.0) for machine in machines), default=0.0)
                 if wanted > most:
@@ -98,18 +100,18 @@ class RayExecutor:
     def has_room(self, resources: ResourcesConfig) -> bool:
         # One cluster-wide sum: what does not fit one machine yet waits in Ray's own queue.
         free_cpus, free_gpus = self._free
-        return resources.cpus <= free_cpus + 1e-6 and resources.gpus <= free_gpus + 1e-6
+        return resources.cpus <= free_cpus + 1e-6 and resources.devices <= free_gpus + 1e-6
 
     def start(self, trial: Trial) -> None:
         resources = trial.experiment.resources
         options: dict[str, Any] = {
             "num_cpus": resources.cpus,
-            "num_gpus": resources.gpus,
+            "num_gpus": resources.devices,
             "name": f"kvlab trial {trial.id}",
         }
-        if self._gpus and not resources.gpus:  # Ray would show it every GPU of the machine
+        if self._gpus and not resources.devices:  # Ray would show it every GPU of the machine
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
-        task = self._on_gpu if resources.gpus else self._on_cpu
+        task = self._on_gpu if resources.devices else self._on_cpu
         self._running[task.options(**options).remote(trial)] = trial
         self._take(resources, 1)
 
@@ -213,7 +215,7 @@ class RayExecutor:
 
     def _take(self, resources: ResourcesConfig, sign: int) -> None:
         self._free[0] -= sign * resources.cpus
-        self._free[1] -= sign * resources.gpus
+        self._free[1] -= sign * resources.devices
 
 
 class _WithoutRay:

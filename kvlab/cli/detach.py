@@ -1,0 +1,144 @@
+"""`kvlab submit --detach`: the driver as a process of its own, or as a job of a cluster."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvlab.cli.sweep_file import read_sweep
+from kvlab.errors import Problem, SpecError, UsageError
+from kvlab.spec import Sweep
+from kvlab.spec.paths import resolve
+from kvlab.spec.yaml_reader import Document
+from kvlab.sweep import plan
+from kvlab.sweep.detached import driver_folder, driver_log, new_driver
+from kvlab.trial import Store
+
+_PROCESS = "kvlab.cli.driver_process"
+
+
+def detach(options: argparse.Namespace) -> int:
+    """Starts the driver and returns; what is wrong with the sweep is said before.
+
+    Raises:
+        SpecError: the sweep is wrong, or names files that a cluster would not find.
+        UsageError: the store is not one that a cluster can share.
+        ResourceError: the cluster has no job server.
+    """
+    sweep = read_sweep(options.sweep)
+    facts = _as_job(options, sweep) if options.address else _as_process(options, sweep)
+    if options.json:
+        print(json.dumps({"sweep": sweep.name, **facts}, indent=1))
+        return 0
+    place = f" --address {options.address}" if options.address else ""
+    place += "" if options.address or options.store == "runs" else f" --store {options.store}"
+    print(f"{sweep.name}: {facts['totals']}")
+    where = f"job {facts['job']} at {options.address}" if options.address else facts["place"]
+    print(f"its driver runs detached: {where}")
+    for command in (f"status {sweep.name}", f"logs {sweep.name} -f", f"stop {sweep.name}"):
+        print(f"  kvlab {command}{place}")
+    return 0
+
+
+def _as_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
+    store = Store(Path(options.store).absolute())
+    planned = plan(sweep, store)
+    number = new_driver(store, sweep.name)
+    log = driver_log(store, sweep.name, number)
+    command = [sys.executable, "-m", _PROCESS, str(store.path), sweep.name]
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            [*command, f"--number={number}", "--", *_words(options)],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # it outlives the terminal
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    shown = driver_folder(Store(options.store), sweep.name, number) / log.name
+    return {
+        "totals": planned.totals(),
+        "driver": number,
+        "process": process.pid,
+        "log": str(log),
+        "place": f"process {process.pid}, log in {shown}",
+    }
+
+
+def _as_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
+    from kvlab.sweep.jobs import STORE, SWEEP, Jobs
+
+    shared = options.store
+    if not os.path.isabs(shared):
+        text = f"store = {shared} is a folder of this machine"
+        raise UsageError(f"{text}; name one that the cluster shares, such as --store /shared/runs")
+    if options.executor != "ray":
+        raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
+    problems = list(_left_behind(sweep))
+    if problems:
+        raise SpecError(problems)
+    planned = plan(sweep, Store(shared), provisional=True)  # its text need not be here
+    folder, path = _copies(sweep)
+    reports = options.reports if os.path.isabs(options.reports) else f"{shared}/{options.reports}"
+    words = [path if word == options.sweep else word for word in _words(options)]
+    words += ["--address", "auto", "--store", shared, "--reports", reports]
+    try:
+        jobs = Jobs(options.address)
+        job = jobs.start(
+            lambda name: [_PROCESS, shared, sweep.name, "--job", name, "--", *words],
+            files=folder,
+            about={SWEEP: sweep.name, STORE: shared},
+        )
+    finally:
+        shutil.rmtree(folder)
+    return {"totals": planned.totals(), "job": job, "store": shared}
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """The command as typed, but for being detached; argparse takes shortened options too."""
+    words: list[str] = options.words
+    return [word for word in words if len(word) < 3 or not "--detach".startswith(word)]
+
+
+def _copies(sweep: Sweep) -> tuple[Path, str]:
+    """A new folder with the sweep and its experiment as they lie to each other, and where the
+    sweep lies in it."""
+    source = sweep.source
+    files = [Path(os.path.abspath(d.file)) for d in (source.document, source.base_document)]
+    root = Path(os.path.commonpath([file.parent for file in files]))
+    folder = Path(tempfile.mkdtemp(prefix="kvlab-job-"))
+    for file, document in zip(files, (source.document, source.base_document), strict=True):
+        target = folder / file.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(document.text, encoding="utf-8")
+    return folder, str(files[0].relative_to(root))
+
+
+def _left_behind(sweep: Sweep) -> Iterator[Problem]:
+    """Paths that mean something on this machine alone: only the two files travel."""
+    source = sweep.source
+    if os.path.isabs(sweep.experiment):
+        text = f"experiment = {sweep.experiment} does not travel as an absolute path; write it"
+        yield source.document.problem(("experiment",), f"{text} as seen from the sweep")
+    base = source.base_document
+    for section, values in base.data.items():
+        if isinstance(values, dict):
+            for key, value in values.items():
+                yield from _own(base, (section, key), f"{section}.{key}", value)
+    for factor, levels in source.document.data.get("factors", {}).items():
+        for level, patch in levels.items():
+            for key, value in (patch or {}).items():
+                yield from _own(source.document, ("factors", factor, level, key), key, value)
+
+
+def _own(document: Document, path: tuple[str, ...], key: str, value: Any) -> Iterator[Problem]:
+    if resolve(key, value, Path(os.path.abspath(document.file)).parent) == value:
+        return
+    text = f"{key} = {value} lies on this machine and does not travel to the cluster"
+    yield document.problem(path, f"{text}; write an absolute path that its machines share")

@@ -1,0 +1,222 @@
+"""`kvlab submit --detach`: a driver without a terminal, here and as a job of a cluster."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.sweep.detached import detached_driver, driver_log, new_driver, recorded
+from kvlab.trial import Store
+from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
+from tests.ray_head import JOB_SERVER_LACKS, ROOT, ray_head
+
+DRIVER = """
+import sys, time
+from kvlab.sweep.detached import recorded
+from kvlab.sweep.interrupt import graceful_stop
+from kvlab.trial import Store
+with recorded(Store(sys.argv[1]), "s", int(sys.argv[2]), None) as code:
+    try:
+        with graceful_stop(lambda: None):  # it goes on to its next checkpoint
+            print("up", flush=True)
+            time.sleep(600)
+    except KeyboardInterrupt:
+        code.append(130)
+"""
+LONG = EXPERIMENT.replace("tokens: 640,", "tokens: 64e5, checkpoint_every: 5,")
+PATIENCE = 200.0
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def call(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    capsys.readouterr()
+    code = main([*map(str, arguments)])
+    return code, *capsys.readouterr()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.05)
+
+
+def test_it_returns_at_once_and_following_the_log_ends_with_the_drivers_exit_code(place, capsys):
+    write_tiny(place, SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n")  # this one fails
+    code, out, _ = call(capsys, "submit", "s.yaml", "--executor", "inline", "--detach", "--json")
+    assert code == 0
+    facts = json.loads(out)
+    assert facts["totals"].startswith("3 trials, 2 trainings")
+    code, out, _ = call(capsys, "logs", "s", "-f")
+    assert code == 1
+    assert "2 done, 1 failed" in out
+    driver = json.loads(call(capsys, "status", "s", "--json")[1])["driver"]
+    ended = (driver["process"], driver["state"], driver["exit_code"])
+    assert ended == (facts["process"], "ended", 1)
+    shown = call(capsys, "status", "s")[1]
+    assert "3 trials: 2 done, 1 failed; no driver is running" in shown
+    assert f"process {facts['process']} on" in shown
+    assert (place / "reports" / "s" / "report.md").exists()
+
+
+def test_what_is_wrong_is_said_before_anything_is_started(place, capsys):
+    write_tiny(place, experiment=EXPERIMENT.replace("n_head: 2", "n_head: 3"))
+    code, _, error = call(capsys, "submit", "s.yaml", "--detach")
+    assert code == 2
+    assert "e.yaml:2:" in error
+    assert not (place / "runs").exists()
+
+
+@pytest.fixture
+def driver(place):
+    """A process that is driver 1 of ``s`` and runs until it is ended, as a driver does."""
+    store = Store(place / "runs")
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, store.path, str(new_driver(store, "s"))],
+        cwd=ROOT,
+        stdout=-1,
+        text=True,
+    )
+    assert process.stdout.readline() == "up\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_killed_driver_is_known_as_such(place, capsys, driver):
+    assert "a driver is running" in call(capsys, "status", "s")[1]
+    driver.kill()
+    driver.wait(timeout=PATIENCE)
+    assert detached_driver(Store(place / "runs"), "s", 1)[1] == "killed"
+    shown = call(capsys, "status", "s")[1]
+    assert "no driver is running" in shown
+    assert "was killed; submit again to go on" in shown
+    assert call(capsys, "logs", "s", "-f")[0] == 1
+
+
+def test_forced_it_ends_and_says_so(place, capsys, driver):
+    assert call(capsys, "stop", "s", "--force")[0] == 0
+    assert driver.wait(timeout=PATIENCE) == 0
+    facts, state = detached_driver(Store(place / "runs"), "s", 1)
+    assert (state, facts.exit_code) == ("ended", 130)
+    code, _, error = call(capsys, "stop", "s", "--force")
+    assert code == 2
+    assert "no detached driver that runs" in error
+
+
+def test_every_driver_keeps_a_log_of_its_own(place, capsys):
+    store = Store(place / "runs")
+    for text, code in (("one", 0), ("two", 1)):
+        number = new_driver(store, "s")
+        driver_log(store, "s", number).write_text(f"{text}\n")
+        with recorded(store, "s", number, None) as codes:
+            codes.append(code)
+    assert call(capsys, "logs", "s") == (0, "two\n", "")
+    assert call(capsys, "logs", "s", "--attempt", 1) == (0, "one\n", "")
+    code, _, error = call(capsys, "logs", "s", "--attempt", 3)
+    assert (code, error) == (2, "--attempt = 3 is none of the drivers of s; use one of 1, 2\n")
+
+
+def test_a_cluster_needs_a_store_and_paths_that_its_machines_share(place, capsys):
+    write_tiny(place)
+    submit = ("submit", "s.yaml", "--detach", "--address", "http://127.0.0.1:1")
+    code, _, error = call(capsys, *submit)
+    assert code == 2
+    assert "store = runs is a folder of this machine" in error
+    code, _, error = call(capsys, *submit, "--store", "/shared/runs")
+    assert code == 2
+    assert "e.yaml:3:48: data.paths = ['texts'] lies on this machine" in error
+
+
+def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place, capsys):
+    text = EXPERIMENT.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
+    write_tiny(place, experiment=text)
+    address = ("--address", "http://127.0.0.1:1")
+    code, _, error = call(capsys, "submit", "s.yaml", "--detach", "--store", place, *address)
+    assert code == 2
+    assert "gives no job server" in error
+    assert "kvlab[cluster]" in error
+    assert call(capsys, "status", "s", *address)[0] == 2
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with ray_head(dashboard=True, KVLAB_DATA=str(tmp_path_factory.mktemp("data"))) as head:
+        yield head.jobs
+
+
+@pytest.mark.skipif(
+    bool(JOB_SERVER_LACKS), reason=f"Ray's job server needs {', '.join(JOB_SERVER_LACKS)}"
+)
+class TestJob:
+    def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, capsys, cluster):
+        (place / "sweeps").mkdir()
+        (place / "experiments").mkdir()
+        text = EXPERIMENT.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
+        write_tiny(place, experiment=text)
+        (place / "e.yaml").rename(place / "experiments" / "e.yaml")
+        sweep = (place / "s.yaml").read_text().replace("e.yaml", "../experiments/e.yaml")
+        (place / "sweeps" / "s.yaml").write_text(sweep)
+        there, store = ("--address", cluster), Store(place / "shared")
+        code, out, error = call(
+            capsys, "submit", "sweeps/s.yaml", "--detach", *there, "--store", store.path
+        )
+        assert (code, error) == (0, "")
+        job = out.split("detached: job ")[1].split()[0]
+        code, out, _ = call(capsys, "logs", "s", "-f", *there)
+        assert code == 0, out
+        assert out.startswith("s: 2 trials, 2 trainings\n")
+        assert "2 done, 0 failed" in out
+        assert store.sweep("s")["command"] == "kvlab submit sweeps/s.yaml"
+        assert (store.path / "reports" / "s" / "report.md").exists()
+        assert driver_log(store, "s", 1).read_text() == out
+        facts = json.loads(call(capsys, "status", "s", "--json", *there)[1])
+        assert facts["states"] == {"done": 2}
+        assert (facts["job"]["job"], facts["job"]["exit_code"]) == (job, 0)
+        trial = store.trial_ids()[0]
+        assert call(capsys, "logs", trial[:6], *there)[1].rstrip().endswith("done")
+        assert job in call(capsys, "status", *there)[1]
+
+    def test_it_is_stopped_through_the_cluster(self, place, capsys, cluster):
+        text = LONG.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
+        write_tiny(place, experiment=text)
+        (place / "s.yaml").rename(place / "long.yaml")
+        there, store = ("--address", cluster), Store(place / "shared")
+        call(capsys, "submit", "long.yaml", "--detach", *there, "--store", store.path)
+        wait_for(lambda: any(map(store.is_running, store.trial_ids())))
+        assert call(capsys, "stop", "long", *there)[0] == 0
+        assert call(capsys, "logs", "long", "-f", *there)[0] == 130
+        code, _, error = call(capsys, "stop", "long", *there)
+        assert code == 2
+        assert "its last driver ended with exit code 130" in error
+        call(capsys, "submit", "long.yaml", "--detach", *there, "--store", store.path)
+        wait_for(lambda: any(map(store.is_running, store.trial_ids())))
+        assert call(capsys, "stop", "long", "--force", *there)[:2] == (
+            0,
+            "long was ended; submit it again to go on from the last checkpoints\n",
+        )
+        wait_for(lambda: not any(map(store.is_running, store.trial_ids())))
+        assert "stopped" in call(capsys, "status", "long", *there)[1]
+
+
+def test_the_driver_process_wants_its_words(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "kvlab.cli.driver_process", str(tmp_path), "s", "--", "plan", "x"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    facts, state = detached_driver(Store(tmp_path), "s", 1)
+    assert (state, facts.exit_code) == ("ended", 2)

@@ -1,0 +1,38 @@
+"""`kvlab status` of a sweep in the middle of its work."""
+
+import json
+
+from kvlab.cli.main import main
+from kvlab.files import write_json
+from kvlab.sweep import Driver
+from kvlab.sweep.description import sweep_description
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from tests.sweep.stub import StubRun, tiny_plan
+
+
+def test_it_counts_by_state_and_tells_rate_time_left_and_how_trials_failed(tmp_path, capsys):
+    store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
+    bad = planned.trials[1].trial.id
+    describe = sweep_description(planned, yaml="", experiment_yaml="", command="kvlab submit")
+    run = StubRun(store.path, script={(bad, "measure", 0): "bug"})
+    Driver(planned, store, InlineExecutor(run), description=describe).run()
+    again = planned.trials[2].trial.id  # as if it ran now
+    (store.trial_directory(again) / "result.json").unlink()
+    state = {"stage": "training", "step": 5, "steps": 20, "tokens_per_second": 1234.0}
+    write_json(store.trial_directory(again) / "progress.json", {**state, "seconds_left": 9.0})
+    with store.trial_lock(again).hold():
+        assert main(["status", "s", "--store", str(store.path)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "s: 8 trials: 6 done, 1 failed, 1 running; no driver is running"
+        assert lines[1].startswith("rate: ")
+        assert "trials an hour, 1,234 tokens/s in training, about " in lines[1]
+        assert lines[1].endswith(" left")
+        failed = next(line for line in lines if line.startswith("failed"))
+        assert "bug: ValueError: no way to measure" in failed
+        assert f"(kvlab logs {bad[:8]})" in failed
+        assert main(["status", "s", "--store", str(store.path), "--json"]) == 0
+        facts = json.loads(capsys.readouterr().out)
+    assert facts["pace"]["tokens_per_second"] == 1234
+    assert 0 < facts["pace"]["seconds_left"] <= 9
+    assert facts["driver"] is None

@@ -1,0 +1,44 @@
+"""How many trials share a device."""
+
+import pytest
+
+from kvlab.errors import ResourceError
+from kvlab.layout.packing import (
+    CONTEXT_BYTES,
+    MARGIN,
+    MOST,
+    allocator_share,
+    device_share,
+    trials_per_device,
+)
+
+GB = 10**9
+
+
+@pytest.mark.parametrize("device", [8 * GB, 24 * GB, 80 * GB, 141 * GB])
+@pytest.mark.parametrize("peak", [GB // 10, 2 * GB, 5 * GB, 11 * GB, 60 * GB])
+def test_as_many_as_fit_and_not_one_more(device, peak):
+    count = trials_per_device(peak, device)
+    each = peak * MARGIN + CONTEXT_BYTES
+    assert count == 1 or count * each <= device
+    assert count == MOST or (count + 1) * each > device
+    share = device_share(count)
+    assert count * share <= 1, "Ray gives no more than the device"
+    assert (count + 1) * share > 1, "and no more than count at once"
+    if count > 1:
+        allowed = allocator_share(share, device) * device
+        assert allowed >= peak, "what was measured fits into what is allowed"
+        assert count * (allowed + CONTEXT_BYTES) <= device, "contexts and all"
+
+
+def test_a_known_case():
+    # 80 GB, 7 GB a trial: 7.7 + 0.805 GB each
+    assert trials_per_device(7 * GB, 80 * GB) == 9
+    assert device_share(9) == 0.1111
+    assert allocator_share(1.0, 80 * GB) == 1.0
+    assert allocator_share(0.5, 80 * GB) == pytest.approx(0.5 - CONTEXT_BYTES / (80 * GB))
+
+
+def test_a_share_that_is_less_than_a_process_is_refused():
+    with pytest.raises(ResourceError, match=r"resources\.gpus = 0\.05 of 16 GB is less than"):
+        allocator_share(0.05, 16 * GB)

@@ -1,0 +1,70 @@
+"""A Ray cluster of one machine on loopback, for the length of a block."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvlab.cli.health import JOB_SERVER
+from kvlab.sweep.executors.reaper import reap
+
+ROOT = Path(__file__).parent.parent
+JOB_SERVER_LACKS = [name for name in JOB_SERVER if find_spec(name) is None]
+
+
+@dataclass(frozen=True)
+class Head:
+    """Addresses of the cluster and, where it has one, of its job server."""
+
+    address: str
+    jobs: str
+
+
+@contextmanager
+def ray_head(*options: str, dashboard: bool = False, **environment: str) -> Iterator[Head]:
+    """Starts a head with 2 CPUs; nothing of it is left behind.
+
+    Args:
+        options: more of ``ray start``.
+        environment: of its processes, and so of what runs there.
+    """
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="kvlab-", dir="/tmp"))
+    names = ["port", "dashboard-port", "dashboard-agent-listen-port"]
+    if dashboard:  # what it needs, Ray's client server needs too
+        names.append("ray-client-server-port")
+    ports = {name: _free_port() for name in names}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=2"]
+    command += [f"--{name}={port}" for name, port in ports.items()]
+    command += [f"--include-dashboard={dashboard}", "--dashboard-host=127.0.0.1"]
+    command += ["--node-ip-address=127.0.0.1", f"--temp-dir={folder}", "--disable-usage-stats"]
+    command += [f"--object-store-memory={80 * 2**20}", "--min-worker-port=0", "--max-worker-port=0"]
+    own = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "disabled",  # whatever token a person has: it is on loopback
+    }
+    try:
+        subprocess.run(
+            [*command, *options],
+            check=True,
+            capture_output=True,
+            timeout=100,
+            cwd=folder,
+            env={**os.environ, **own, **environment},
+        )
+        yield Head(f"127.0.0.1:{ports['port']}", f"http://127.0.0.1:{ports['dashboard-port']}")
+    finally:
+        reap(folder, os.getpid())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
