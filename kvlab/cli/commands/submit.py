@@ -16,6 +16,7 @@ from kvlab.cli.detach import detach
 from kvlab.cli.live import Live, outcome_line
 from kvlab.cli.mirror import Mirror
 from kvlab.cli.options import add_json, add_store
+from kvlab.cli.outlast import outlasting_output
 from kvlab.cli.search import promote, search_lines
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import UsageError
@@ -90,6 +91,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
     if options.detach:
         return detach(options)
+    with outlasting_output():
+        return _submit(options)
+
+
+def _submit(options: argparse.Namespace) -> int:
     sweep = read_sweep(options.sweep)
     if options.promote and not prunes(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
