@@ -15,6 +15,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -230,6 +231,7 @@ def main() -> int:
     parser.add_argument("--where", choices=KINDS, action="append", help="default: both, in turn")
     parser.add_argument("--keep", action="store_true", help="leave the files of all rounds")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of every `finally`
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
         return _rounds(folder, options)

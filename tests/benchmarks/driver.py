@@ -1,33 +1,54 @@
-"""What orchestration costs: planning, the driver beside bare Ray tasks, and its memory.
+"""What orchestration costs: planning, opening a store, the driver beside bare Ray tasks and
+beside Ray Tune on the same function, and the driver's memory.
 
-The trials do nothing but be recorded, so what is left is kvlab: locks, the record, queues.
+The function does nothing but record a trial, so what is left is the orchestrator: queues, and in
+the driver the locks and states of the record.
 """
 
+import io
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import psutil
 
 from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
+from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors.machine import cpu_count
 from kvlab.trial import Store
+from kvlab.trial.trial import Trial
 from tests.sweep.stub import EXPERIMENT, StubRun, identify
 
 TRIALS = 1000
 PLANNED = 10_000
+TUNED = 60
+"""Tune's trials by default: each starts a process of its own."""
+REUSED = 300
+"""Tune's trials where one process runs many (``reuse_actors``)."""
 
 
 def run() -> Iterator[str]:
-    """Planning 10,000 trials; then 1,000 through each executor and as bare Ray tasks."""
+    """Planning and opening 10,000 trials; then 1,000 trials through each orchestrator."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         yield from _planning(folder)
+        yield from _opening(folder)
         yield from _driving(folder, "inline")
         yield from _driving(folder, "ray")
-        yield f"{TRIALS:,} bare Ray tasks: {1000 * _bare(TRIALS) / TRIALS:.1f} ms each"
+        bare = _bare(folder)
+        yield f"{TRIALS:,} bare Ray tasks of the same function: {1000 * bare:.1f} ms each"
+        for count, reuse in ((REUSED, True), (TUNED, False)):
+            how = "one process for many" if reuse else "its default"
+            each = 1000 * _tuned(folder, count, reuse=reuse)
+            yield f"{count:,} Ray Tune trials of the same function, {how}: {each:.1f} ms each"
 
 
 def _sweep(folder: Path, count: int) -> Path:
@@ -76,21 +97,96 @@ def _driving(folder: Path, executor: str) -> Iterator[str]:
     )
 
 
-def _bare(count: int) -> float:
-    """Seconds of as many empty Ray tasks, a few in flight as the driver has them."""
+def _opening(folder: Path) -> Iterator[str]:
+    """A store whose 10,000 trials have all ended, opened by a process that has just started."""
+    store = Store(folder / "large")
+    planned = plan(load_sweep(_sweep(folder, PLANNED)), store, identify=identify)
+    first = planned.trials[0].trial
+    StubRun(store.path, name=planned.sweep.name)(first)
+    text = (store.trial_directory(first.id) / "result.json").read_text()
+    for one in planned.trials:
+        directory = store.trial_directory(one.trial.id)
+        directory.mkdir(exist_ok=True)
+        (directory / "result.json").write_text(text.replace(first.id, one.trial.id))
+    store.write_sweep(
+        sweep_description(planned, yaml="question: q\n", experiment_yaml="", command="kvlab submit")
+    )
+    command = [sys.executable, "-m", "kvlab.cli.main", "status", "--json", planned.sweep.name]
+    began, before = time.monotonic(), _processor_seconds()
+    ended = subprocess.run([*command, "--store", store.path], capture_output=True, check=True)
+    seconds, busy = time.monotonic() - began, _processor_seconds() - before
+    assert json.loads(ended.stdout)["states"] == {"done": PLANNED}
+    yield (
+        f"a store of {PLANNED:,} ended trials: `kvlab status` in {seconds:.2f} s, of which"
+        f" {busy:.2f} s of processor time"
+    )
+
+
+def _processor_seconds() -> float:
+    """Of the processes that this one has waited for."""
+    used = os.times()
+    return used.children_user + used.children_system
+
+
+def _trials(folder: Path, name: str, count: int) -> tuple[StubRun, list[Trial]]:
+    """The function that all of them run, on a store of its own, and what it is called with."""
+    store = Store(folder / name)
+    planned = plan(load_sweep(_sweep(folder, TRIALS)), store, identify=identify)
+    run = StubRun(store.path, name=planned.sweep.name)
+    return run, [one.trial for one in planned.trials[:count]]
+
+
+@contextmanager
+def _cluster() -> Iterator[None]:
     import ray
 
-    from kvlab.sweep.executors.machine import cpu_count
-
     ray.init(num_cpus=cpu_count(), include_dashboard=False, log_to_driver=False, logging_level=40)
-    task = ray.remote(max_retries=0)(lambda: None)
-    ray.get([task.remote() for _ in range(20)])
-    began, flying = time.monotonic(), []
-    for _ in range(count):
-        if len(flying) >= cpu_count():
-            _, flying = ray.wait(flying, num_returns=1)
-        flying.append(task.remote())
-    ray.get(flying)
-    seconds = time.monotonic() - began
-    ray.shutdown()
-    return seconds
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _bare(folder: Path) -> float:
+    """Seconds a Ray task that runs the function, a few in flight as the driver has them."""
+    import ray
+
+    work, trials = _trials(folder, "bare", TRIALS)
+    with _cluster():
+        task = ray.remote(max_retries=0)(lambda trial: work(trial))
+        ray.get([task.remote(trial) for trial in trials[:20]])
+        work, trials = _trials(folder, "bare-again", TRIALS)
+        task = ray.remote(max_retries=0)(lambda trial: work(trial))
+        began, flying = time.monotonic(), []
+        for trial in trials:
+            if len(flying) >= cpu_count():
+                _, flying = ray.wait(flying, num_returns=1)
+            flying.append(task.remote(trial))
+        ray.get(flying)
+        return (time.monotonic() - began) / len(trials)
+
+
+def _tuned(folder: Path, count: int, *, reuse: bool) -> float:
+    """Seconds a trial of Ray Tune that runs the function."""
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # to its advantage
+    from ray import tune
+
+    work, trials = _trials(folder, f"tune-{reuse}", count)
+
+    def one(config: dict[str, int]) -> dict[str, int]:
+        work(trials[config["number"]])
+        return {"done": 1}
+
+    with _cluster(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        tuner = tune.Tuner(
+            tune.with_resources(one, {"cpu": 1}),
+            param_space={"number": tune.grid_search(list(range(count)))},
+            tune_config=tune.TuneConfig(reuse_actors=reuse, max_concurrent_trials=cpu_count()),
+            run_config=tune.RunConfig(storage_path=str(folder / f"tuned-{reuse}"), verbose=0),
+        )
+        began = time.monotonic()
+        results = tuner.fit()
+        seconds = time.monotonic() - began
+    assert not results.errors
+    assert all(Store(work.store).status(trial.id) == "done" for trial in trials)
+    return seconds / count
