@@ -25,6 +25,8 @@ _SETTINGS = {
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # Else `kvlab ui` starts seven more processes, for jobs that kvlab has none of.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
     # Else it prints two lines a run, into the midst of --json.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # Else a server that is away is asked for four minutes.
