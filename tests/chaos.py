@@ -12,7 +12,6 @@ spent, the last round's sweep runs to its end.
 """
 
 import argparse
-import os
 import random
 import shutil
 import signal
@@ -29,13 +28,13 @@ import psutil
 from kvlab.trial import Store
 from tests.chaos_checks import Watch, check_mlflow, check_record, numbers
 from tests.chaos_processes import (
-    ROOT,
     TwoNodes,
     adopt_orphans,
     bury,
     family,
     kill,
     lives,
+    set_environment,
     submit,
     title,
     trial_workers,
@@ -242,7 +241,7 @@ def main() -> int:
 
 def _rounds(folder: Path, options: argparse.Namespace) -> int:
     adopt_orphans()
-    _set_environment(folder)
+    set_environment(folder)
     home = Home(folder, options.kills, options.seeds, options.steps)
     chance, killed, drivers = random.Random(options.seed), Counter[str](), 0
     left, number, trials = options.kills, 0, 0
@@ -263,21 +262,6 @@ def _rounds(folder: Path, options: argparse.Namespace) -> int:
     home.say(f"{killed.total()} kills {dict(killed)}, {drivers} drivers, {number} rounds")
     home.say(f"{trials} trials, each finished once; no orphan, no run left running")
     return 0
-
-
-def _set_environment(folder: Path) -> None:
-    """For all processes below: their own data, their own Ray, one token for the cluster."""
-    os.environ.update(
-        KVLAB_DATA=str(folder / "data"),
-        RAY_TMPDIR=tempfile.mkdtemp(prefix="ray-", dir=folder),
-        RAY_AUTH_MODE="token",
-        RAY_AUTH_TOKEN=f"{random.SystemRandom().getrandbits(256):064x}",
-        RAY_USAGE_STATS_ENABLED="0",
-        PYTHONPATH=str(ROOT),  # for workers, which do not start in this folder
-        OMP_NUM_THREADS="1",
-    )
-    for name in ("MLFLOW_TRACKING_URI", "KVLAB_STORE", "RAY_ADDRESS"):
-        os.environ.pop(name, None)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,11 @@ child of this one, so that nothing can be orphaned unseen. Linux only.
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 OBJECT_STORE_BYTES = 80 * 2**20
+PATIENCE = 120.0
+"""Seconds for a node to come up, on a machine that has much else to do."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -80,9 +84,15 @@ class TwoNodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args=_node())
+        self._cluster: Any = Cluster()
+        self._cluster.add_node(wait=False, **_node())
         self.address = str(self._cluster.address)
-        self._second: Any = self._cluster.add_node(**_node())
+        self._second: Any = self._add()
+
+    def _add(self) -> Any:
+        node = self._cluster.add_node(wait=False, **_node())
+        self._cluster._wait_for_node(node, timeout=PATIENCE)  # its own would be 30
+        return node
 
     def raylet(self) -> list[psutil.Process]:
         """The second node's raylet alone; its workers are left to notice."""
@@ -96,7 +106,7 @@ class TwoNodes:
     def again(self) -> None:
         """A new second node in place of the one that was killed."""
         self._cluster.remove_node(self._second, allow_graceful=False)
-        self._second = self._cluster.add_node(**_node())
+        self._second = self._add()
 
     def pids(self) -> set[int]:
         """Of the daemons that Ray started for the two nodes, alive or not."""
@@ -118,6 +128,21 @@ def _node() -> dict[str, Any]:
         "object_store_memory": OBJECT_STORE_BYTES,
         "include_dashboard": False,
     }
+
+
+def set_environment(folder: Path) -> None:
+    """For all processes below: their own data, their own Ray, one token for the cluster."""
+    os.environ.update(
+        KVLAB_DATA=str(folder / "data"),
+        RAY_TMPDIR=tempfile.mkdtemp(prefix="ray-", dir=folder),
+        RAY_AUTH_MODE="token",
+        RAY_AUTH_TOKEN=f"{random.SystemRandom().getrandbits(256):064x}",
+        RAY_USAGE_STATS_ENABLED="0",
+        PYTHONPATH=str(ROOT),  # for workers, which do not start in this folder
+        OMP_NUM_THREADS="1",
+    )
+    for name in ("MLFLOW_TRACKING_URI", "KVLAB_STORE", "RAY_ADDRESS"):
+        os.environ.pop(name, None)
 
 
 def submit(folder: Path, store: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
