@@ -22,6 +22,9 @@ from kvlab.model import GPT
 ROW_TOKENS = 1024
 """A context with more continuations than fit so many tokens is computed again for the rest."""
 
+FULL_SPEED_TOKENS = 512
+"""Passes of so many tokens are about as fast a token as larger ones, on CPU."""
+
 
 @dataclass
 class _Row:
@@ -63,9 +66,14 @@ def _rows(branches: Sequence[Branches]) -> Iterator[_Row]:
 
 
 def _same_pass(model: GPT, rows: Sequence[_Row], start: int) -> list[_Row]:
-    """The rows from ``start`` on, sorted by length, that one pass takes, the longest deciding."""
-    end = start + 1
+    """The rows from ``start`` on, sorted by length, that one pass takes, the longest deciding;
+    no more once a pass that is large enough for speed would be padding to a tenth."""
+    end, real = start + 1, rows[start].length
     while end < len(rows) and end - start < pass_rows(model, rows[end].length):
+        padded = (end - start + 1) * rows[end].length
+        if real >= FULL_SPEED_TOKENS and padded > 1.1 * (real + rows[end].length):
+            break
+        real += rows[end].length
         end += 1
     return list(rows[start:end])
 

@@ -21,7 +21,7 @@ from kvlab.trial.models import OpenedModel
 from tests.benchmarks.decode import transformers_model
 from tests.evaluate.hellaswag_items import ITEMS
 
-COUNT, ROUNDS = 40, 2
+COUNT, ROUNDS = 96, 2
 BATCHES = (4, 16)
 """Rows a pass of lm-eval's own model; the fastest counts. It pads to the longest of a batch."""
 
