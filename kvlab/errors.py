@@ -16,6 +16,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
     ├── Diverged           the loss became NaN or infinite: a finding
     ├── SourceMissing      the weights that it starts from are not there, or none fits
     ├── Paused             it reached the rung of a search at which it was to pause
+    ├── LeaseLost          another process has taken it over
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -117,6 +118,10 @@ class SourceMissing(TrialError):
 
 class Paused(TrialError):
     """The training reached a rung; a checkpoint and the loss there are written."""
+
+
+class LeaseLost(TrialError):
+    """This process was silent for so long that another has taken over what it held."""
 
 
 class Stopped(TrialError):

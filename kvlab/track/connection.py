@@ -69,7 +69,7 @@ def connect(store: Path, uri: str) -> "MlflowClient":
             _knock(uri)
             return _opened(uri)
         store.mkdir(parents=True, exist_ok=True)
-        with Lock(store / "mlflow.lock").hold():
+        with turn(store).hold():
             _try_file(uri)
             _make_file(uri, store)
             return _opened(uri)
@@ -105,6 +105,11 @@ def _file_of(uri: str) -> Path | None:
     path, question, _ = uri.removeprefix("sqlite:///").partition("?")
     plain = uri.startswith("sqlite:///") and path and not path.startswith(":") and not question
     return Path(path) if plain else None
+
+
+def turn(store: Path) -> Lock:
+    """Held by the process that talks to MLflow on behalf of this store."""
+    return Lock(store / "mlflow.lock")
 
 
 def _try_file(uri: str) -> None:
@@ -151,7 +156,7 @@ def store_identity(store: Path) -> str:
     path = store / "tracking.id"
     try:
         if not path.exists():
-            with Lock(store / "mlflow.lock").hold():
+            with turn(store).hold():
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
         return path.read_text(encoding="utf-8").strip()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from kvlab.errors import Diverged, Stopped
+from kvlab.files import replace
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
 from kvlab.trial.origin import Origin
@@ -119,7 +120,7 @@ class StubStages:
 def write_whole(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
-    os.replace(temporary, path)
+    replace(temporary, path)
 
 
 class StubRun:
@@ -131,7 +132,7 @@ class StubRun:
 
     def __call__(self, trial):
         origin = Origin(command="kvlab submit s.yaml", stop_flag=self.flag)
-        return run_trial(trial, self.store, origin=origin, make_stages=self.make)
+        return run_trial(trial, self.store, origin=origin, make_stages=self.make, wait=False)
 
     def make(self, trial, report):
         return StubStages(trial, report, flag=self.flag, **self.stages)

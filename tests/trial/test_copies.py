@@ -80,7 +80,7 @@ def contents(store):
     return {
         path.relative_to(store.path).as_posix(): path.read_bytes()
         for path in sorted(store.path.rglob("*"))
-        if path.is_file() and path.name not in ("lock", "driver.lock", "checkpoint", "steps.log")
+        if path.is_file() and not path.name.startswith(("lock.", "checkpoint", "steps.log"))
     }
 
 

@@ -127,7 +127,8 @@ def _drive(
     if search is not None:
         promote(search, store, options.promote)
         planned = search.plan
-    origin = capture_origin(command, store.stop_flag(sweep.name))
+    flags = store.stop_flag(sweep.name), store.own_stop_flag(sweep.name)
+    origin = capture_origin(command, *flags)
     live.say(f"{sweep.name}: {planned.totals()}")
     executor = _executor(options, store, origin, bool(missing) or search is not None)
     forced = True
@@ -165,7 +166,9 @@ def _command(options: argparse.Namespace) -> str:
 def _executor(options: argparse.Namespace, store: Store, origin: Origin, needed: bool) -> Executor:
     name = options.executor if needed else "inline"  # nothing to run starts no cluster
     own_process = name != "inline"
-    work: Run = partial(run_trial, store=store.path, origin=origin, capture_output=own_process)
+    work: Run = partial(
+        run_trial, store=store.path, origin=origin, capture_output=own_process, wait=False
+    )
     return EXECUTORS[name](work, options.address if needed else None)
 
 
@@ -198,4 +201,5 @@ def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO
 def _report(options: argparse.Namespace, sweep: str, store: Store) -> Path:
     from kvlab.report import write_report
 
-    return write_report(store, sweep, Path(options.reports))
+    with store.report_lock(sweep).hold():  # several drivers may end at once
+        return write_report(store, sweep, Path(options.reports))
