@@ -120,6 +120,9 @@ def take(path: Path, number: int) -> Fence | None:
     facts = {"token": token, "seconds": seconds(), "since": _moment(), **identity()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(_unusable(place, error)) from None
+    try:
         handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return None

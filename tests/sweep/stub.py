@@ -126,12 +126,14 @@ def write_whole(path: Path, text: str) -> None:
 class StubRun:
     """`run_trial` of a store with stub stages; picklable, for workers in other processes."""
 
-    def __init__(self, store, name="s", **stages):
-        self.store, self.stages = str(store), stages
+    def __init__(self, store, name="s", own_flag=None, **stages):
+        self.store, self.stages, self.own_flag = str(store), stages, own_flag
         self.flag = str(Path(store) / "sweeps" / name / "stop")
 
     def __call__(self, trial):
-        origin = Origin(command="kvlab submit s.yaml", stop_flag=self.flag)
+        origin = Origin(
+            command="kvlab submit s.yaml", stop_flag=self.flag, own_stop_flag=self.own_flag
+        )
         return run_trial(trial, self.store, origin=origin, make_stages=self.make, wait=False)
 
     def make(self, trial, report):
