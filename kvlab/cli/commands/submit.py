@@ -26,6 +26,7 @@ from kvlab.sweep.interrupt import graceful_stop
 from kvlab.sweep.plan import prunes, to_run
 from kvlab.sweep.prefetch import prefetch
 from kvlab.sweep.search import Search
+from kvlab.sweep.shared_store import check_shared
 from kvlab.trial import Store
 from kvlab.trial.origin import Origin, capture_origin, neutral_command
 from kvlab.trial.progress import duration
@@ -133,6 +134,9 @@ def _drive(
     executor = _executor(options, store, origin, bool(missing) or search is not None)
     forced = True
     try:
+        if options.address and missing:
+            folder = store.sweep_directory(sweep.name)
+            check_shared(store.path, folder, executor.on_every_machine)
         where = f" on {executor.describe()}" if missing else ""
         live.say(f"{_counts(planned, len(missing))}{where}; record in {options.store}")
         driver = Driver(
