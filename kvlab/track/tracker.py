@@ -137,7 +137,7 @@ class Tracker:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """One process at a time looks what is there and writes what is not."""
-        with turn(self._store.path).hold(), explained(self.uri):
+        with turn(self._store.path), explained(self.uri):
             yield
 
     def _experiment(self, sweep: Mapping[str, Any]) -> str:
