@@ -66,7 +66,7 @@ def test_a_trial_that_is_held_is_waited_for(tmp_path):
     assert set(started[6:]) == set(sharing), "they wait for the training that runs elsewhere"
 
 
-@pytest.mark.parametrize("seed", [3])
+@pytest.mark.parametrize("seed", [3, 4])
 def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_path, sweep, seed):  # noqa: F811
     planned, store, expected = sweep
     chance, before = random.Random(seed), {}
@@ -75,20 +75,22 @@ def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_pa
         wait_for(
             lambda steps=steps: total(store) >= steps or all(d.poll() is not None for d in drivers)
         )
-        number = chance.randrange(2)
-        drivers[number].kill()
-        drivers[number].communicate()
+        killed = chance.choice([[0], [1], [0, 1]])
+        for number in killed:
+            drivers[number].kill()
+            drivers[number].communicate()
         now = ended(store, planned)
         assert now.items() >= before.items(), "a result was written twice"
         before = now
-        drivers[number] = start(tmp_path, "--seconds", 0.01)
+        for number in killed:
+            drivers[number] = start(tmp_path, "--seconds", 0.01)
     facts = [finish(driver) for driver in drivers]
     assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 2
     assert numbers(store, planned) == expected
     assert ended(store, planned).items() >= before.items()
     for steps in logged(store).values():
         assert steps == sorted(set(steps)), "two trained the same, or a step was done twice"
-    assert list(store.driver_locks("s")) == [] or not store.is_driven("s")
+    assert not store.is_driven("s")
 
 
 def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeypatch):  # noqa: F811
