@@ -116,7 +116,7 @@ class Live:
                 self.say("stopping at the next checkpoints; Ctrl-C again ends it at once")
             if time.monotonic() - beat >= pause - REDRAW_SECONDS / 2:
                 beat = time.monotonic()
-                self._elsewhere = driver.elsewhere
+                self._elsewhere = len(driver.elsewhere)
                 self._show(driver.running)
 
     def _show(self, running: list[PlannedTrial]) -> None:

@@ -73,7 +73,7 @@ class Driver:
         self._planned = {planned.trial.id: planned for planned in plan.trials}
         self._queues = Queues()
         self._trainings = Trainings()
-        self._elsewhere = Elsewhere(store, self._trainings)
+        self.elsewhere = Elsewhere(store, self._trainings)
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._failures = Failures(plan.sweep.failures, store, executor)
         self._halted = ""
@@ -84,11 +84,6 @@ class Driver:
     def running(self) -> list[PlannedTrial]:
         """The trials that are started and have not ended, the oldest first. Any thread may ask."""
         return [self._planned[trial_id] for trial_id in list(self._running)]
-
-    @property
-    def elsewhere(self) -> int:
-        """How many trials other processes have now. Any thread may ask."""
-        return len(self._elsewhere)
 
     @property
     def stopping(self) -> bool:
@@ -145,7 +140,7 @@ class Driver:
                     self._take_more()
                     self._take_back()
                     self._start_ready()
-            pause = WAIT_SECONDS if len(self._elsewhere) else self._queues.pause
+            pause = WAIT_SECONDS if len(self.elsewhere) else self._queues.pause
             if self._running:
                 for ended, seconds in self._wait():
                     self._handle(ended, seconds)
@@ -183,7 +178,7 @@ class Driver:
 
     def _take_back(self) -> None:
         """What other processes have ended or let go of, and what waited for that."""
-        for planned, waiting in self._elsewhere.back():
+        for planned, waiting in self.elsewhere.back():
             self._queues.add_first(waiting)
             if not self._has_ended(planned):
                 self._queues.add(planned, first=True)
@@ -206,8 +201,7 @@ class Driver:
             if self._trainings.runs(training):
                 self._trainings.wait_for(training, planned)
                 continue
-            if self._elsewhere.has(planned.trial):
-                self._elsewhere.set_aside(planned)
+            if self.elsewhere.takes(planned):
                 continue
             if not self._store.training_done(training):
                 self._trainings.begin(planned)
@@ -270,7 +264,7 @@ class Driver:
             self._ended(planned, status, seconds)
         elif ended.outcome == "elsewhere":
             self._tell(Event("ended", planned, "elsewhere", seconds))
-            self._elsewhere.set_aside(planned)
+            self.elsewhere.set_aside(planned)
         elif ended.outcome == "paused":
             self._tell(Event("ended", planned, "paused", seconds))
         elif ended.outcome == "stopped":
@@ -308,7 +302,7 @@ class Driver:
     def _summary(self, seconds: float) -> Summary:
         # of what failed elsewhere, something may have been tried again there
         failed = [trial for trial, status in self._states.items() if status == "failed"]
-        again = {trial: ended_status(self._store, trial) for trial in failed}
-        states = Counter(status for status in {**self._states, **again}.values() if status)
+        again = statuses(self._store, failed, False)
+        states = Counter(filter(None, {**self._states, **again}.values()))
         states["missing"] = len(self._planned) - states.total()
         return Summary(states, self._ran, seconds, self.stopping, self._halted)

@@ -19,6 +19,7 @@ class Elsewhere:
         self._aside: dict[str, PlannedTrial] = {}
 
     def __len__(self) -> int:
+        """How many other processes have now. Any thread may ask."""
         return len(self._aside)
 
     def has(self, trial: Trial) -> bool:
@@ -28,6 +29,13 @@ class Elsewhere:
         if self._store.training_done(trial.training_id):
             return False
         return _is_held(self._store.training_directory(trial.training_id))
+
+    def takes(self, planned: PlannedTrial) -> bool:
+        """Sets a trial aside if another process has it."""
+        taken = self.has(planned.trial)
+        if taken:
+            self.set_aside(planned)
+        return taken
 
     def set_aside(self, planned: PlannedTrial) -> None:
         """Until `back`; those that share a training which runs there wait here for it."""
