@@ -18,6 +18,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
     ├── SourceMissing      the weights that it starts from are not there, or none fits
     ├── Paused             it reached the rung of a search at which it was to pause
     ├── WorkerLost         a process of it died; it goes on from its last checkpoint
+    ├── LeaseLost          another process has taken it over
     └── Stopped            asked to stop; a checkpoint is there to go on from
 """
 
@@ -127,6 +128,10 @@ class Paused(TrialError):
 
 class WorkerLost(TrialError):
     """A process of a trial died under it: started again, it goes on from its last checkpoint."""
+
+
+class LeaseLost(TrialError):
+    """This process was silent for so long that another has taken over what it held."""
 
 
 class Stopped(TrialError):

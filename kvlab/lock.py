@@ -1,28 +1,40 @@
-"""Locks on files, held until released or until the process dies, however it dies.
+"""Locks on files, held until released, or until the process dies or falls silent.
 
-They are ``flock`` locks: the operating system drops them with the process, so there is no stale
-lock to clean up, and two processes on one file system never hold the same one. A process that
-is forked without exec inherits the lock; kvlab's own never do.
+They are the leases of `kvlab.lease`, renewed by one thread of the process. Where a lock guards a
+folder, whoever has lost it is kept from putting anything more in place there (`kvlab.files`).
 """
 
-import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvlab import files, lease
 from kvlab.errors import StoreError
+from kvlab.lease import Fence
 
 POLL_SECONDS = 0.1
+BEATS = 10
+"""Heartbeats in the time after which a silent holder is given up."""
+
+SILENT_SECONDS = 300.0
+"""By so much more a lease must be silent, by the files' times, for one that asks only once."""
 
 
 class Lock:
-    """An exclusive lock on one file, which is made where it is missing and never removed."""
+    """An exclusive lock at a path; the files that say so stand beside it.
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self._handle: int | None = None
+    Args:
+        path: of the lock.
+        guards: the folder whose files only the holder may put in place.
+        own: the path is this process's own, and nothing stays there when it lets go.
+    """
+
+    def __init__(self, path: str | Path, guards: str | Path | None = None, *, own: bool = False):
+        self.path, self._guards, self._own = Path(path), guards, own
+        self._fence: Fence | None = None
 
     def acquire(
         self, patience: float | None = None, on_wait: Callable[[], None] | None = None
@@ -34,45 +46,44 @@ class Lock:
             on_wait: called at every try that failed; what it raises ends the waiting.
 
         Raises:
-            StoreError: the file cannot be made, or the file system has no locks.
+            StoreError: the file cannot be made.
         """
-        assert self._handle is None, "this lock is already held"
-        handle = _open(self.path, os.O_RDWR | os.O_CREAT)
-        try:
-            started = time.monotonic()
-            while not _try(handle, fcntl.LOCK_EX, self.path):
-                if patience is not None and time.monotonic() - started >= patience:
-                    return False
-                if on_wait is not None:
-                    on_wait()
-                time.sleep(POLL_SECONDS)
-            self._handle, handle = handle, -1
-            return True
-        finally:
-            if handle >= 0:
-                os.close(handle)
+        assert self._fence is None, "this lock is already held"
+        started = time.monotonic()
+        while (fence := self._try()) is None:
+            if patience is not None and time.monotonic() - started >= patience:
+                return False
+            if on_wait is not None:
+                on_wait()
+            time.sleep(POLL_SECONDS)
+        self._fence = fence
+        _beats.add(fence)
+        if self._guards is not None:
+            files.guard(self._guards, fence)
+        return True
 
-    def note(self, text: str) -> None:
-        """Writes into the locked file who holds it."""
-        assert self._handle is not None, "only the holder writes"
-        try:
-            os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, text.encode(), 0)
-        except OSError as error:
-            raise StoreError(_unlockable(self.path, error)) from None
+    def _try(self) -> Fence | None:
+        number = lease.highest(self.path)  # first: one that is taken meanwhile is never passed by
+        return None if lease.is_held(self.path, number) else lease.take(self.path, number + 1)
 
-    def noted(self) -> str:
-        """What the holder has written, if anything."""
-        try:
-            with open(self.path, encoding="utf-8", errors="replace") as file:
-                return file.read(200).strip()
-        except OSError:
-            return ""
+    @property
+    def fence(self) -> Fence:
+        """Tells, here or in a process that writes for this one, whether the lock is still held."""
+        assert self._fence is not None, "only the holder has a fence"
+        return self._fence
+
+    def holder(self) -> str:
+        """Who holds it, for people."""
+        return lease.holder(self.path)
 
     def release(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        fence, self._fence = self._fence, None
+        if fence is not None:
+            if self._guards is not None:
+                files.unguard(self._guards, fence)
+            _beats.end(fence)
+            if self._own:
+                lease.remove(fence)
 
     @contextmanager
     def hold(
@@ -86,36 +97,74 @@ class Lock:
 
 
 def is_held(path: str | Path) -> bool:
-    """Whether some process holds the lock on ``path`` now."""
-    if not os.path.exists(path):
+    """Whether some process holds the lock; see `kvlab.lease.is_held`."""
+    return lease.is_held(Path(path))
+
+
+def seems_held(path: str | Path) -> bool:
+    """`is_held` for one that asks once, and cannot watch the heartbeat: for people, not to write.
+
+    A lease counts as given up if its file is old by this machine's clock, generously.
+    """
+    path = Path(path)
+    if not lease.is_held(path):
         return False
-    handle = _open(Path(path), os.O_RDONLY)
+    place = lease.place_of(path, lease.highest(path))
+    found = lease.read(place)
     try:
-        # Shared, and let go at once: a holder-to-be that meets it tries again.
-        return not _try(handle, fcntl.LOCK_SH, Path(path))
-    finally:
-        os.close(handle)
+        age = time.time() - os.stat(place).st_mtime
+    except OSError:
+        return True  # taken anew meanwhile
+    limit = float(found.facts.get("seconds", 0.0)) if found else 0.0
+    return age < limit + SILENT_SECONDS
 
 
-def _open(path: Path, flags: int) -> int:
+class _Beats:
+    """The heartbeats of everything that this process holds, from one thread."""
+
+    def __init__(self) -> None:
+        self._change = threading.Lock()
+        self._held: dict[Fence, int] = {}
+        self._thread: threading.Thread | None = None
+
+    def add(self, fence: Fence) -> None:
+        with self._change:
+            self._held[fence] = 0
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="kvlab-leases", daemon=True)
+                self._thread.start()
+
+    def end(self, fence: Fence) -> None:
+        """Says that it is free, if it is still ours."""
+        with self._change:
+            beat = self._held.pop(fence, None)
+            if beat is not None:
+                _write(fence, "free", beat)
+
+    def forget(self) -> None:
+        """In a forked child: what the parent holds is the parent's."""
+        self.__init__()  # type: ignore[misc]
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(lease.seconds() / BEATS)
+            with self._change:
+                if not self._held:
+                    self._thread = None
+                    return
+                for fence, beat in list(self._held.items()):
+                    if _write(fence, "held", beat + 1):
+                        self._held[fence] = beat + 1
+                    else:  # lost: its fence says so to whoever asks
+                        del self._held[fence]
+
+
+def _write(fence: Fence, state: str, beat: int) -> bool:
     try:
-        if flags & os.O_CREAT:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, flags, 0o644)
-    except OSError as error:
-        raise StoreError(_unlockable(path, error)) from None
-
-
-def _unlockable(path: Path, error: OSError) -> str:
-    return f"{path} cannot be locked: {error.strerror}; check the folder's rights and the disk"
-
-
-def _try(handle: int, kind: int, path: Path) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        return lease.write_state(fence, state, beat)
+    except (OSError, StoreError):  # a hiccup of the file system: the next beat tries again
         return True
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        text = f"{path} cannot be locked ({error.strerror}): the file system has no locks"
-        raise StoreError(f"{text}; put the store on one that has them") from None
+
+
+_beats = _Beats()
+os.register_at_fork(after_in_child=_beats.forget)

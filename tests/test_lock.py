@@ -1,21 +1,25 @@
 """Locks, between processes."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from kvlab.errors import StoreError
-from kvlab.lock import Lock, is_held
+from kvlab import lease
+from kvlab.errors import LeaseLost, StoreError, UsageError
+from kvlab.files import check_guards, write_atomic
+from kvlab.lock import Lock, is_held, seems_held
 
 HOLD = """
 import sys, time
 from kvlab.lock import Lock
 lock = Lock(sys.argv[1])
 lock.acquire()
-lock.note("somebody")
 print("held", flush=True)
 time.sleep(600)
 """
@@ -31,8 +35,26 @@ for _ in range(200):
 """
 
 
+WRITE = """
+import sys
+from pathlib import Path
+from kvlab.errors import LeaseLost
+from kvlab.files import write_atomic
+from kvlab.lock import Lock
+folder = Path(sys.argv[1])
+with Lock(folder / "lock", guards=folder).hold():
+    write_atomic(folder / "deep" / "result", "first")
+    print("written", flush=True)
+    sys.stdin.readline()
+    try:
+        write_atomic(folder / "deep" / "result", "late")
+    except LeaseLost as error:
+        print("lost", flush=True)
+"""
+
+
 def python(code, *arguments):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=-1)
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdin=-1, stdout=-1)
 
 
 @pytest.fixture
@@ -44,11 +66,11 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_another_process_is_kept_out_and_told_who_holds_it(tmp_path, holder):  # noqa: ARG001
+def test_another_process_is_kept_out_and_told_who_holds_it(tmp_path, holder):
     lock = Lock(tmp_path / "deep" / "lock")
     assert is_held(lock.path)
     assert lock.acquire(patience=0.0) is False
-    assert lock.noted() == "somebody"
+    assert lock.holder().startswith(f"process {holder.pid} since 2")
 
 
 def test_a_holder_that_is_killed_lets_go(tmp_path, holder):
@@ -103,3 +125,118 @@ def test_a_place_that_cannot_be_is_refused_in_one_line(tmp_path):
     with pytest.raises(StoreError, match="cannot be locked") as caught:
         Lock(tmp_path / "file" / "lock").acquire()
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def suspended(tmp_path, monkeypatch):
+    """A process that holds a folder for a second at a time, stopped in the midst of it."""
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
+    process = python(WRITE, tmp_path)
+    assert process.stdout.readline() == b"written\n"
+    process.send_signal(signal.SIGSTOP)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_who_wakes_up_after_a_takeover_writes_nothing_more(tmp_path, suspended):
+    successor = Lock(tmp_path / "lock", guards=tmp_path)
+    with successor.hold(patience=60.0) as ours:
+        assert ours
+        write_atomic(tmp_path / "deep" / "result", "second")
+        suspended.send_signal(signal.SIGCONT)
+        out, _ = suspended.communicate(b"go on\n", timeout=60)
+        assert out == b"lost\n"
+        assert successor.fence.holds(), "the late one's release is not ours"
+        assert [path.name for path in tmp_path.glob("lock*")] == ["lock.2"]
+    assert (tmp_path / "deep" / "result").read_text() == "second"
+    assert os.listdir(tmp_path / "deep") == ["result"]
+    check_guards(tmp_path / "deep")  # free again for everybody
+
+
+def foreign(path: Path, *, beat: int = 0, **facts) -> str:
+    """A lease as a process on another machine writes it; returns its file."""
+    facts = {"token": "t", "seconds": 1.0, "since": "then", "host": "far", "boot": "b",
+             "space": "s", "pid": 1, "born": "0", **facts}  # fmt: skip
+    place = f"{path}.7"
+    Path(place).write_text(f"held {beat:012d} {json.dumps(facts)}\n")
+    return place
+
+
+def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path):
+    path = tmp_path / "lock"
+    started, beat = time.monotonic(), 0
+    while time.monotonic() - started < 1.5:  # longer than a lease
+        beat += 1
+        place = foreign(path, beat=beat)
+        assert is_held(path)
+        time.sleep(0.05)
+    silent = time.monotonic()
+    while is_held(path):
+        assert time.monotonic() - silent < 60
+        time.sleep(0.05)
+    assert time.monotonic() - silent >= 0.9
+    assert Lock(path).acquire(patience=0.0)
+    assert not os.path.exists(place)
+
+
+def test_one_long_gap_is_no_silence_that_this_process_has_watched(tmp_path):
+    foreign(tmp_path / "lock")
+    assert is_held(tmp_path / "lock")
+    time.sleep(1.2)
+    assert is_held(tmp_path / "lock"), "it may have been suspended with the holder"
+
+
+def test_clocks_do_not_matter(tmp_path):
+    place = foreign(tmp_path / "lock")
+    os.utime(place, (0, 0))
+    assert is_held(tmp_path / "lock")
+    assert not Lock(tmp_path / "lock").acquire(patience=0.0)
+    assert not seems_held(tmp_path / "lock"), "but people need not be told of a lost machine"
+
+
+def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path):
+    process = python("")
+    process.wait()
+    ours = {**lease.identity(), "pid": process.pid}
+    foreign(tmp_path / "lock", **ours)
+    assert not is_held(tmp_path / "lock")
+    for other in ({"host": "far"}, {"boot": "another"}, {"space": "a container's"}):
+        foreign(tmp_path / "lock", **{**ours, **other})
+        assert is_held(tmp_path / "lock")
+    foreign(tmp_path / "lock", **lease.identity())
+    assert is_held(tmp_path / "lock")
+    foreign(tmp_path / "lock", **{**lease.identity(), "born": "1"})
+    assert not is_held(tmp_path / "lock"), "its number was given to another process"
+
+
+def test_who_looked_long_ago_takes_nothing(tmp_path):
+    path = tmp_path / "lock"
+    place = foreign(path)
+    assert lease.take(path, 7) is None
+    assert lease.take(path, 3) is None
+    assert os.listdir(tmp_path) == [os.path.basename(place)]
+
+
+def test_a_lease_that_was_never_written_is_held_until_it_has_been_silent(tmp_path):
+    (tmp_path / "lock.1").write_text("")
+    assert is_held(tmp_path / "lock")
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0.5", "nan", "1e9"])
+def test_how_long_a_lease_lasts_is_checked(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", text)
+    with pytest.raises(UsageError, match="KVLAB_LEASE_SECONDS"):
+        Lock(tmp_path / "lock").acquire()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_file_in_a_folder_that_was_lost_is_left_alone(tmp_path):
+    lock = Lock(tmp_path / "lock", guards=tmp_path)
+    with lock.hold():
+        write_atomic(tmp_path / "file", "ours")
+        os.unlink(tmp_path / "lock.1")
+        with pytest.raises(LeaseLost):
+            write_atomic(tmp_path / "file", "late")
+    assert (tmp_path / "file").read_text() == "ours"
+    assert os.listdir(tmp_path) == ["file"]

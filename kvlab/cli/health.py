@@ -14,6 +14,9 @@ from typing import Literal
 from kvlab.cli.table import short_bytes
 from kvlab.data import data_folder, prepared
 from kvlab.data.hellaswag_set import find_hellaswag
+from kvlab.errors import StoreError
+from kvlab.files import write_atomic
+from kvlab.lock import Lock
 
 State = Literal["ok", "note", "wrong"]
 
@@ -111,8 +114,9 @@ def _writable(name: str, folder: Path, setting: str) -> Check:
     try:
         with tempfile.TemporaryDirectory(prefix=".kvlab-doctor-", dir=place) as scratch:
             _use(Path(scratch))
-    except OSError as error:
-        return Check(name, "wrong", f"{folder} cannot be used: {error.strerror}", way_out)
+    except (OSError, StoreError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return Check(name, "wrong", f"{folder} cannot be used: {reason}", way_out)
     free = shutil.disk_usage(place).free
     found = f"{folder} is writable, {short_bytes(free)} free"
     if free < LEAST_FREE:
@@ -121,11 +125,8 @@ def _writable(name: str, folder: Path, setting: str) -> Check:
 
 
 def _use(folder: Path) -> None:
-    import fcntl
-
-    with open(folder / "lock", "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.replace(folder / "lock", folder / "renamed")
+    with Lock(folder / "lock").hold():
+        write_atomic(folder / "file", "")
 
 
 def _data() -> Check:

@@ -48,6 +48,7 @@ class Live:
         self._started = time.monotonic()
         self._told_stopping = False
         self._note = ""
+        self._elsewhere = 0
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:
@@ -97,16 +98,17 @@ class Live:
             self.say(f"again   {_label(planned)}: {event.message}")
         elif event.kind == "halted":
             self.say(f"giving up: {event.message}")
-        elif event.status in ("stopped", "paused"):
+        elif event.status in ("stopped", "paused", "elsewhere"):
+            self._pace.dropped(planned)
             self.say(f"{event.status:<7} {_label(planned)}")
         else:
-            self._pace.ended(planned, event.seconds)
+            self._pace.ended(planned, None if event.elsewhere else event.seconds)
             self._done += 1
             self._failed += event.status == "failed"
             if event.status == "pruned":
                 self._pruned.add(planned.trial.id)
             facts = outcome_line(self._store, planned.trial.id)
-            took = duration(event.seconds)
+            took = "elsewhere" if event.elsewhere else duration(event.seconds)
             self.say(f"{event.status:<7} {_label(planned)}  {took}  {facts}".rstrip())
 
     def _loop(self, driver: Driver) -> None:
@@ -118,6 +120,7 @@ class Live:
                 self.say("stopping at the next checkpoints; Ctrl-C again ends it at once")
             if time.monotonic() - beat >= pause - REDRAW_SECONDS / 2:
                 beat = time.monotonic()
+                self._elsewhere = len(driver.elsewhere)
                 self._show(driver.running)
 
     def _show(self, running: list[PlannedTrial]) -> None:
@@ -142,6 +145,8 @@ class Live:
         parts = [f"{self._name}: {self._done}/{self._total} done"]
         if self._failed:
             parts.append(f"{self._failed} failed")
+        if self._elsewhere:
+            parts.append(f"elsewhere: {self._elsewhere}")
         parts.append(f"{duration(time.monotonic() - self._started)} elapsed")
         left = self._pace.seconds_left()
         if left is not None:

@@ -29,13 +29,15 @@ def data_folder() -> Path:
 
 
 @contextmanager
-def exclusive(path: Path, progress: Progress, waiting: str) -> Iterator[None]:
-    """Holds the lock file ``path``; others wait, and the system frees it when its holder dies.
+def exclusive(
+    path: Path, progress: Progress, waiting: str, guards: Path | None = None
+) -> Iterator[None]:
+    """Holds the lock ``path``; others wait. See `kvlab.lock.Lock`, also for ``guards``.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    lock, told = Lock(path), False
+    lock, told = Lock(path, guards), False
 
     def tell() -> None:
         nonlocal told

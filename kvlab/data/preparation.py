@@ -1,6 +1,5 @@
 """Text to tokens on disk, once: `prepare`."""
 
-import os
 import shutil
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from kvlab.data.sources import SOURCES
 from kvlab.data.text_identity import identity
 from kvlab.data.workers import Workers, available_cpus
 from kvlab.errors import DataError
+from kvlab.files import check_guards, replace
 from kvlab.spec import DataConfig
 
 
@@ -40,7 +40,8 @@ def prepare(
     folder = _datasets() / name[:16]
     if not _is_there(folder):
         lock = _datasets() / f".{name[:16]}.lock"
-        with exclusive(lock, report, "another process is preparing this text; waiting"):
+        waiting = "another process is preparing this text; waiting"
+        with exclusive(lock, report, waiting, guards=_work_folder(folder)):
             if not _is_there(folder):
                 _make(data, name, folder, report, workers or available_cpus())
     dataset = open_dataset(folder)
@@ -83,8 +84,9 @@ def _make(data: DataConfig, name: str, folder: Path, report: Progress, workers: 
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
+    check_guards(whole)
     write_dataset(whole, data, name, jobs, table)
-    os.replace(whole, folder)
+    replace(whole, folder)
     shutil.rmtree(work, ignore_errors=True)
     tokens = int(table["tokens"].sum())
     seconds = time.monotonic() - started

@@ -19,7 +19,7 @@ from typing import Literal
 
 from kvlab.errors import StoreError, UsageError
 from kvlab.files import read_json, write_json
-from kvlab.lock import Lock, is_held
+from kvlab.lock import Lock, is_held, seems_held
 from kvlab.trial.provenance import now
 from kvlab.trial.record import SCHEMA, Store
 
@@ -126,7 +126,7 @@ def detached_driver(store: Store, sweep: str, number: int) -> tuple[Detached, Dr
     facts = Detached(**{key: found.get(key) for key in Detached.__dataclass_fields__})
     if facts.exit_code is not None:
         return facts, "ended"
-    return facts, "running" if is_held(folder / "lock") else "killed"
+    return facts, "running" if seems_held(folder / "lock") else "killed"
 
 
 def last_driver(store: Store, sweep: str) -> tuple[Detached, DriverState] | None:

@@ -1,16 +1,18 @@
 """The driver: picks trials, starts them, classifies how they end, and records what they cannot.
 
-One driver a sweep at a time. Its memory holds ids and states, never results: those are on disk.
+Several drivers of one sweep share the work: a trial that another has is waited for, and its end
+is read from the record. Memory holds ids and states, never results: those are on disk.
 """
 
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvlab.errors import SourceMissing, Stopped, StoreError, UsageError
+from kvlab.errors import SourceMissing, Stopped, StoreError
+from kvlab.sweep.company import joined
+from kvlab.sweep.elsewhere import Elsewhere
 from kvlab.sweep.events import Before, Event, Summary
 from kvlab.sweep.executor import Ended, Executor, WorkerKilled
 from kvlab.sweep.failures import Again, Failures
@@ -19,10 +21,10 @@ from kvlab.sweep.order import run_order
 from kvlab.sweep.pausing import settle_pause
 from kvlab.sweep.plan import Plan, PlannedTrial, prunes, to_run
 from kvlab.sweep.queues import Queues, Trainings
-from kvlab.sweep.recorded import ended_status, forget_failure
+from kvlab.sweep.recorded import ended_status, forget_failure, statuses
 from kvlab.sweep.starts import needs_source
+from kvlab.sweep.stopping import Stop
 from kvlab.trial.origin import Origin
-from kvlab.trial.provenance import now
 from kvlab.trial.record import Store
 from kvlab.trial.run import missing_source, record_failure
 
@@ -40,9 +42,9 @@ class Driver:
         description: of the sweep, for ``sweep.json``.
         before: called with the missing trials before the first starts.
         on_event: told of every start and end.
-        on_result: called with a trial's id whenever a result has been recorded.
+        on_result: called with a trial's id whenever a trial that ran here has been recorded.
         retry_failed: also run the trials that failed before.
-        feed: gives more trials, as a search does.
+        feed: gives more trials, as a search does; then it must be the only driver.
     """
 
     def __init__(
@@ -65,9 +67,10 @@ class Driver:
         self._tell = on_event or (lambda _: None)
         self._retry_failed, self._feed = retry_failed, feed
         self._prunes = prunes(plan.sweep)
-        self._flag, self._stopping = store.stop_flag(plan.sweep.name), False
+        self._stop = Stop(store, plan.sweep.name, self._origin)
         self._planned = {planned.trial.id: planned for planned in plan.trials}
         self._queues, self._trainings = Queues(), Trainings()
+        self.elsewhere = Elsewhere(store, self._trainings)
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._failures = Failures(plan.sweep.failures, store, executor)
         self._halted, self._ran = "", 0
@@ -81,22 +84,20 @@ class Driver:
     @property
     def stopping(self) -> bool:
         """Whether it has been asked to stop."""
-        return self._stopping
+        return self._stop.noticed
 
     def stop(self) -> None:
         """Asks all running trials to stop at their next checkpoint, and starts no more.
 
         Safe in a signal handler: it prints nothing and takes no lock.
         """
-        self._stopping = True
-        with contextlib.suppress(FileNotFoundError):  # no folder yet: nothing runs yet
-            self._flag.touch()
+        self._stop.ask()
 
     def run(self) -> Summary:
         """Runs until nothing is missing, or until asked to stop.
 
         Raises:
-            UsageError: another driver runs this sweep.
+            UsageError: other drivers run this sweep, and this one cannot join them.
             ResourceError: a trial asks for more than there is; nothing has been started.
             StoreError: the store cannot be written; everything started has been stopped.
         """
@@ -104,13 +105,7 @@ class Driver:
         self._executor.check(
             {p.trial.experiment.resources for p in to_run(self._plan, self._retry_failed)}
         )
-        lock = self._store.driver_lock(name)
-        with lock.hold(patience=1.0) as ours:
-            if not ours:
-                text = f"sweep = {name} is being run by {lock.noted() or 'another process'}"
-                raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
-            lock.note(f"process {os.getpid()} since {now()}")
-            self._flag.unlink(missing_ok=True)
+        with joined(self._store, name, self._description, alone=self._feed is not None):
             try:
                 self._prepare()
                 self._loop()
@@ -120,23 +115,15 @@ class Driver:
                 self._abort()
                 raise
             finally:
-                self._flag.unlink(missing_ok=True)
+                self._stop.withdraw()
         return self._summary(time.monotonic() - started)
 
     def _prepare(self) -> None:
-        missing = []
-        for planned in self._plan.trials:
-            status = ended_status(self._store, planned.trial.id, pruned=self._prunes)
-            if status == "failed" and self._retry_failed:
-                status = forget_failure(self._store, planned.trial.id)
-            if status is None:
-                missing.append(planned)
-            else:
-                self._states[planned.trial.id] = status
-        if self._description is not None:
-            self._store.write_sweep(dict(self._description))
+        found = statuses(self._store, self._planned, self._retry_failed, pruned=self._prunes)
+        self._states.update((trial, status) for trial, status in found.items() if status)
+        missing = [one for one in self._plan.trials if found[one.trial.id] is None]
         if missing and self._before is not None:
-            missing = list(filter(self._is_left, self._before(missing, self._check_stop)))
+            missing = list(filter(self._is_left, self._before(missing, self._stop.check)))
         for planned in run_order(missing):
             self._queues.add(planned)
 
@@ -147,23 +134,19 @@ class Driver:
             self._count(planned, status, 0.0)
         return status is None
 
-    def _check_stop(self) -> None:
-        self._stopping = self._stopping or self._flag.exists()  # by a signal or `kvlab stop`
-        if self._stopping:
-            raise Stopped("asked to stop")
-
     def _loop(self) -> None:
         while True:
             with contextlib.suppress(Stopped):
-                self._check_stop()
+                self._stop.check()
                 if not self._halted:
                     self._take_more()
+                    self._take_back()
                     self._start_ready()
-            pause = None if self._stopping or self._halted else self._queues.pause
+            pause = WAIT_SECONDS if len(self.elsewhere) else self._queues.pause
             if self._running:
                 for ended, seconds in self._wait():
                     self._handle(ended, seconds)
-            elif pause is not None:
+            elif pause is not None and not self.stopping and not self._halted:
                 time.sleep(min(WAIT_SECONDS, pause))
             else:
                 return
@@ -195,14 +178,32 @@ class Driver:
         self._states.pop(planned.trial.id, None)
         self._queues.add(planned)
 
+    def _take_back(self) -> None:
+        """What other processes have ended or let go of, and what waited for that."""
+        for planned, waiting in self.elsewhere.back():
+            self._queues.add_first(waiting)
+            if not self._has_ended(planned):
+                self._queues.add(planned, first=True)
+
+    def _has_ended(self, planned: PlannedTrial) -> bool:
+        """Whether another process has ended it meanwhile; then it is counted."""
+        status = ended_status(self._store, planned.trial.id)
+        if status is not None:
+            self._ended(planned, status, None)
+        return status is not None
+
     def _start_ready(self) -> None:
         for planned in self._queues.ready(self._executor):
             training = planned.trial.training_id
+            if self._has_ended(planned):
+                continue
             if needs_source(planned.trial, self._store):
                 self._after_source(planned)
                 continue
             if self._trainings.runs(training):
                 self._trainings.wait_for(training, planned)
+                continue
+            if self.elsewhere.takes(planned):
                 continue
             if not self._store.training_done(training):
                 self._trainings.begin(planned)
@@ -221,8 +222,10 @@ class Driver:
         error = SourceMissing(missing_source(planned.trial, self._store))
         self._handle(Ended(planned.trial.id, error=error), 0.0)
 
-    def _ended(self, planned: PlannedTrial, status: str, seconds: float) -> None:
-        again = self._failures.failed(planned) if status == "failed" else None
+    def _ended(self, planned: PlannedTrial, status: str, seconds: float | None) -> None:
+        """Counts a trial that has ended; ``seconds`` are None if it ran elsewhere."""
+        ours = seconds is not None
+        again = self._failures.failed(planned) if ours and status == "failed" else None
         if again is not None and forget_failure(self._store, planned.trial.id) is None:
             self._again(again)
             return
@@ -233,13 +236,15 @@ class Driver:
             self._halted = why
             self._tell(Event("halted", planned, message=why))
 
-    def _count(self, planned: PlannedTrial, status: str, seconds: float) -> None:
+    def _count(self, planned: PlannedTrial, status: str, seconds: float | None) -> None:
+        ours = seconds is not None
         self._states[planned.trial.id] = status
-        self._ran += 1
+        self._ran += ours
         if self._feed is not None and status != "pruned":
             self._feed.ended(planned, status)
-        self._on_result(planned.trial.id)
-        self._tell(Event("ended", planned, status, seconds))
+        if ours:
+            self._on_result(planned.trial.id)
+        self._tell(Event("ended", planned, status, seconds or 0.0, elsewhere=not ours))
 
     def _again(self, again: Again) -> None:
         self._planned[again.planned.trial.id] = again.planned
@@ -258,15 +263,17 @@ class Driver:
             status, planned = settle_pause(self._feed, planned, self._store, self._origin)
             if status is None:
                 self._go_on(planned)
-        elif status is None and ended.outcome != "stopped":
+        elif status is None and ended.outcome not in ("stopped", "elsewhere"):
             text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
             raise StoreError(f"{text} no result; workers and driver must share the store")
         if status is not None:
             self._ended(planned, status, seconds)
+        elif ended.outcome == "elsewhere":
+            self._tell(Event("ended", planned, "elsewhere", seconds))
+            self.elsewhere.set_aside(planned)
         elif ended.outcome in ("paused", "stopped"):
             self._tell(Event("ended", planned, ended.outcome, seconds))
-            stopped = ended.outcome == "stopped"
-            if stopped and not self._stopping and not self._flag.exists():
+            if ended.outcome == "stopped" and not self.stopping and not self._stop.is_asked():
                 self._queues.add(planned, first=True)  # by a flag that is gone again
 
     def _failed(self, planned: PlannedTrial, error: BaseException) -> str | None:
@@ -287,13 +294,15 @@ class Driver:
 
     def _abort(self) -> None:
         """Stops what runs, as far as the store lets us ask."""
-        self._stopping = True
         with contextlib.suppress(OSError):  # no room for it: the executor's closing ends them
-            self._flag.touch()
+            self._stop.ask()
             while self._running:
                 self._wait()
 
     def _summary(self, seconds: float) -> Summary:
-        states = Counter(self._states.values())
+        # of what failed elsewhere, something may have been tried again there
+        failed = [trial for trial, status in self._states.items() if status == "failed"]
+        again = statuses(self._store, failed, False)
+        states = Counter(filter(None, {**self._states, **again}.values()))
         states["missing"] = len(self._planned) - states.total()
-        return Summary(states, self._ran, seconds, self._stopping, self._halted)
+        return Summary(states, self._ran, seconds, self.stopping, self._halted)

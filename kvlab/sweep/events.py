@@ -18,7 +18,8 @@ class Event:
 
     ``seconds`` is how long the trial ran; ``message`` says why it is started again, or, of a
     ``halted`` sweep, why no more trials are started. ``status`` is how one ended, also
-    ``stopped``, or ``paused`` at a rung from which it goes on.
+    ``stopped``, ``paused`` at a rung from which it goes on, or ``elsewhere``: left to another
+    process. ``elsewhere`` is true of one that another process has ended.
     """
 
     kind: Literal["started", "ended", "retried", "halted"]
@@ -26,6 +27,7 @@ class Event:
     status: str = ""
     seconds: float = 0.0
     message: str = ""
+    elsewhere: bool = False
 
 
 @dataclass

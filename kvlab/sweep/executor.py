@@ -56,6 +56,15 @@ class Executor(Protocol):
         """The trials that have ended; waits up to ``seconds`` for the first."""
         ...
 
+    def on_every_machine(
+        self, task: Callable[[str], str], argument: str
+    ) -> dict[str, str | Exception]:
+        """What ``task(argument)`` gives, or raises, on each machine that trials may run on.
+
+        The machines' names are for people. The task is a function of an installed module.
+        """
+        ...
+
     def close(self, *, force: bool = False) -> None:
         """Lets go of the machine; ``force`` ends running trials at once."""
         ...

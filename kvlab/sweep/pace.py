@@ -16,9 +16,15 @@ class Pace:
     def started(self, planned: PlannedTrial) -> None:
         self._started[planned.trial.id] = time.monotonic()
 
-    def ended(self, planned: PlannedTrial, seconds: float) -> None:
+    def dropped(self, planned: PlannedTrial) -> None:
+        """A trial that does not run here after all."""
         self._started.pop(planned.trial.id, None)
-        if self._missing.pop(planned.trial.id, None) is not None:
+
+    def ended(self, planned: PlannedTrial, seconds: float | None) -> None:
+        """``seconds`` is None if it ran elsewhere, in nobody knows how long."""
+        self.dropped(planned)
+        missing = self._missing.pop(planned.trial.id, None)
+        if missing is not None and seconds is not None:
             self._seconds[planned.trains].append(seconds)
 
     def seconds_left(self) -> float | None:

@@ -1,5 +1,6 @@
 """How a trial stands in the record, as a driver sees it."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from kvlab.trial.record import Store
@@ -18,6 +19,17 @@ def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> Ended 
     if status == "damaged" or (status == "pruned" and not pruned):
         return None
     return status
+
+
+def statuses(
+    store: Store, trials: Iterable[str], forget_failures: bool, *, pruned: bool = False
+) -> dict[str, Ended | None]:
+    """How all of them stand, see `ended_status`; failures are forgotten first, if so asked."""
+    found = {trial: ended_status(store, trial, pruned=pruned) for trial in trials}
+    if forget_failures:
+        failed = [trial for trial, status in found.items() if status == "failed"]
+        found.update((trial, forget_failure(store, trial)) for trial in failed)
+    return found
 
 
 def forget_failure(store: Store, trial_id: str) -> Ended | None:

@@ -38,6 +38,9 @@ KNOCK_SECONDS = 5.0
 """How long a server may take to say anything at all, before the first real question."""
 
 
+TURN_SECONDS = 600.0
+
+
 def tracking_uri(store: Path, uri: str | None) -> str:
     """What was asked for, else MLFLOW_TRACKING_URI, else a database in the store."""
     found = uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -71,7 +74,7 @@ def connect(store: Path, uri: str) -> "MlflowClient":
             _knock(uri)
             return _opened(uri)
         store.mkdir(parents=True, exist_ok=True)
-        with Lock(store / "mlflow.lock").hold():
+        with turn(store):
             _try_file(uri)
             _make_file(uri, store)
             return _opened(uri)
@@ -107,6 +110,27 @@ def _file_of(uri: str) -> Path | None:
     path, question, _ = uri.removeprefix("sqlite:///").partition("?")
     plain = uri.startswith("sqlite:///") and path and not path.startswith(":") and not question
     return Path(path) if plain else None
+
+
+@contextmanager
+def turn(store: Path) -> Iterator[None]:
+    """One process at a time talks to MLflow on behalf of a store.
+
+    Raises:
+        TrackingError: the store cannot be written, or another process does not come to an end.
+    """
+    lock = Lock(store / "mlflow.lock")
+    try:
+        ours = lock.acquire(patience=TURN_SECONDS)
+    except StoreError as error:
+        raise TrackingError(str(error)) from None
+    if not ours:
+        text = f"{lock.holder()} has been writing there for {TURN_SECONDS:g} seconds"
+        raise TrackingError(f"{text}; `kvlab sync` catches up")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _try_file(uri: str) -> None:
@@ -153,7 +177,7 @@ def store_identity(store: Path) -> str:
     path = store / "tracking.id"
     try:
         if not path.exists():
-            with Lock(store / "mlflow.lock").hold():
+            with turn(store):
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
         return path.read_text(encoding="utf-8").strip()

@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from kvlab.track.connection import (
     is_server,
     store_identity,
     tracking_uri,
+    turn,
 )
 from kvlab.track.description import (
     DAMAGED,
@@ -45,7 +47,7 @@ class Mirrored:
 
 
 class Tracker:
-    """Mirrors sweeps of one store into MLflow. Only one process a store should have one.
+    """Mirrors sweeps of one store into MLflow. Several processes may: they take turns.
 
     Args:
         store_path: of the store.
@@ -79,8 +81,8 @@ class Tracker:
             TrackingError: MLflow cannot be reached or refuses.
         """
         sweep = self._store.sweep(sweep_name)
-        rows = self._described(sweep)
-        with explained(self.uri):
+        with self._turn():
+            rows = self._described(sweep)
             experiment = self._experiment(sweep)
             runs = find_runs(self._client, experiment, self._identity)
             parent = self._parent(experiment, sweep, runs.get(PARENT, []), rows.values())
@@ -103,8 +105,8 @@ class Tracker:
             TrackingError: MLflow cannot be reached or refuses.
         """
         sweep = self._store.sweep(sweep_name)
-        rows = self._described(sweep, trial_id)
-        with explained(self.uri):
+        with self._turn():
+            rows = self._described(sweep, trial_id)
             experiment = self._experiment(sweep)
             for key, row in rows.items():
                 found = find_runs(self._client, experiment, self._identity, key=PARENT)
@@ -117,7 +119,7 @@ class Tracker:
     def close_zombies(self) -> int:
         """Ends this store's runs that say they run though no driver does; returns how many."""
         closed = 0
-        with explained(self.uri):
+        with self._turn():
             for experiment in self._client.search_experiments():
                 sweep = experiment.tags.get("kvlab.sweep")
                 if sweep is None or self._store.is_driven(sweep):
@@ -131,6 +133,12 @@ class Tracker:
                     self._client.set_terminated(run.info.run_id, "KILLED", end)
                     closed += 1
         return closed
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One process at a time looks what is there and writes what is not."""
+        with turn(self._store.path), explained(self.uri):
+            yield
 
     def _experiment(self, sweep: Mapping[str, Any]) -> str:
         """The sweep's experiment, made if it is not there, restored if it was deleted."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kvlab.errors import StoreError
-from kvlab.files import read_json, write_json
+from kvlab.files import check_guards, read_json, write_json
 from kvlab.spec.experiment import Experiment
 from kvlab.train.record import Curve
 from kvlab.train.weights import copy_weights, read_tensors, sync, write_tensors
@@ -88,6 +88,7 @@ class Checkpoints:
 
         Raises:
             StoreError: the disk is full or gone; earlier checkpoints stay.
+            LeaseLost: another process has taken this training over.
         """
         temporary = None
         try:
@@ -95,6 +96,7 @@ class Checkpoints:
             temporary = Path(tempfile.mkdtemp(prefix=".step-", dir=self._folder))
             self._fill(temporary, model, optimizer, state)
             place = self._folder / f"step-{state.step:08d}"
+            check_guards(place)
             if place.exists():  # damaged, or we would have gone on from it
                 shutil.rmtree(place)
             os.rename(temporary, place)

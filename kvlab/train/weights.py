@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kvlab.errors import StoreError
+from kvlab.files import check_guards, replace
 
 FINAL = Path("final") / "model.safetensors"
 
@@ -23,8 +24,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Raises:
         StoreError: the folder cannot be written or the disk is full; the old file stays.
+        LeaseLost: this process held the folder, and does not any more.
     """
     folder = path.parent
+    check_guards(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(f".{path.name}.*"):  # of a kill while writing
@@ -36,7 +39,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             save_file(plain, written, metadata={"format": "pt"})
             sync(written)
             os.chmod(written, 0o644)
-            os.replace(written, path)
+            replace(written, path)
         sync(folder)
     except (OSError, SafetensorError) as error:
         text = f"{path} cannot be written: {error}"

@@ -99,10 +99,10 @@ def restore_sweep(store: Store, copies: Copies, name: str) -> Copied:
     """
     copied = Copied(name)
     directory = store.sweep_directory(name)
-    with store.driver_lock(name).hold(patience=0.0) as ours:
-        if not ours:
-            text = f"sweep = {name} is being run in {store.path}"
-            raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
+    if store.is_driven(name):
+        text = f"sweep = {name} is being run in {store.path}"
+        raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
+    with store.driver_lock(name).hold():
         if not (directory / "sweep.json").exists():
             files = copies.get(f"sweeps/{name}", directory)
             if not files:

@@ -1,7 +1,7 @@
 """What a store holds that nothing needs any more, found first and removed only when asked.
 
 Removing takes the lock of the trial or the training, so nothing goes under a process that works
-in it; the lock's own file stays, since others may be waiting at it.
+in it; the lock's own files stay, since others may be waiting at it.
 """
 
 import os
@@ -12,7 +12,8 @@ from pathlib import Path
 
 from kvlab.errors import StoreError
 from kvlab.files import read_json
-from kvlab.lock import Lock, is_held
+from kvlab.lease import belongs
+from kvlab.lock import Lock, seems_held
 from kvlab.trial.record import Store
 
 _PLACES = (".", "final", "checkpoints", "attempts")
@@ -66,7 +67,7 @@ def remove(item: Garbage) -> bool:
         try:
             if item.path == item.lock.parent:
                 for name in os.listdir(item.path):
-                    if name != item.lock.name:
+                    if not belongs(item.lock, name):
                         _delete(item.path / name)
             else:
                 _delete(item.path)
@@ -86,7 +87,7 @@ def _delete(path: Path) -> None:
 def _half_written(store: Store) -> Iterator[Garbage]:
     for kind in ("trials", "trainings", "sweeps"):
         for directory in _folders(store.path / kind):
-            lock = directory / ("driver.lock" if kind == "sweeps" else "lock")
+            lock = directory / "lock"
             for place in _PLACES:
                 for path in _entries(directory / place):
                     if path.name.startswith("."):
@@ -147,10 +148,10 @@ def _training(store: Store, trial: str) -> str:
 
 
 def _item(path: Path, why: str, lock: Path) -> Iterator[Garbage]:
-    names = [name for name in _entries(path) if name != lock]
+    names = [entry for entry in _entries(path) if not belongs(lock, entry.name)]
     if path.is_symlink() or not path.exists() or (path.is_dir() and not names):
         return
-    if not is_held(lock):
+    if not seems_held(lock):
         yield Garbage(path, _size(path), why, lock)
 
 

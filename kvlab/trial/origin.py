@@ -22,19 +22,26 @@ class Origin:
         commit: of the kvlab that runs, None outside a checkout.
         dirty: whether tracked files differ from it.
         command: as typed, without absolute paths.
-        stop_flag: path of the file whose presence asks the trial to stop.
+        stop_flag: path of the file whose presence asks the trial to stop, whoever started it.
+        own_stop_flag: of the file that asks only trials of the same driver to stop.
     """
 
     commit: str | None = None
     dirty: bool | None = None
     command: str = ""
     stop_flag: str | None = None
+    own_stop_flag: str | None = None
 
 
-def capture_origin(command: str = "", stop_flag: str | Path | None = None) -> Origin:
+def capture_origin(
+    command: str = "",
+    stop_flag: str | Path | None = None,
+    own_stop_flag: str | Path | None = None,
+) -> Origin:
     """The origin of trials started by this process."""
     commit, dirty = code_version(Path(kvlab.__file__).parent)
-    return Origin(commit, dirty, command, None if stop_flag is None else str(stop_flag))
+    flags = (None if flag is None else str(flag) for flag in (stop_flag, own_stop_flag))
+    return Origin(commit, dirty, command, *flags)
 
 
 def code_version(package: Path) -> tuple[str | None, bool | None]:

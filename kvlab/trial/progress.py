@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvlab.files import replace
 from kvlab.trial.provenance import now
 
 Update = Mapping[str, Any]
@@ -48,7 +49,7 @@ def write_progress(path: Path, state: Update) -> None:
     """Replaces ``path`` whole, but not synced to disk: it matters only while the trial runs."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(state))
-    os.replace(temporary, path)
+    replace(temporary, path)
 
 
 def describe(state: Update) -> str:

@@ -17,8 +17,11 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
         Whether it was recorded: not if some process runs it on, or it has ended after all.
     """
     with store.trial_lock(trial.id).hold(patience=5.0) as ours:
-        if not ours or store.status(trial.id) not in (None, "damaged"):
+        status = store.status(trial.id)
+        if not ours or status not in (None, "damaged"):
             return False
+        if status is not None:
+            store.set_aside(trial.id)
         training = trial.experiment.training
         rungs = sorted(store.rungs(trial.training_id).items())
         facts = provenance(

@@ -1,10 +1,12 @@
 """The record on disk, which is the truth: one directory a trial, one writer at a time.
 
-    <store>/trainings/<id>/  lock, config.json, checkpoints/, rungs.json, final/,
+    <store>/trainings/<id>/  config.json, checkpoints/, rungs.json, final/,
                              training.json | diverged.json
-    <store>/trials/<id>/     lock, trial.json, progress.json, result.json, items.jsonl.gz,
+    <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              attempts/<n>/{log.txt, traceback.txt, paused}
-    <store>/sweeps/<name>/   sweep.json, driver.lock, stop
+    <store>/sweeps/<name>/   sweep.json, stop, drivers/
+
+Locks stand beside them, as ``lock.<n>`` (`kvlab.lease`).
 
 ``result.json`` is there if and only if the trial has ended. Readers pass over names that kvlab
 did not give and over files that a kill left half written.
@@ -15,13 +17,14 @@ import gzip
 import json
 import os
 import re
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import LeaseLost, StoreError, UsageError
 from kvlab.files import read_json, write_atomic, write_json
-from kvlab.lock import Lock, is_held
+from kvlab.lock import Lock, seems_held
 from kvlab.spec.base import NAME_PATTERN, NAME_RULE
 
 SCHEMA = 1
@@ -66,23 +69,40 @@ class Store:
         """The file whose presence asks the trials of a sweep to stop."""
         return self.sweep_directory(name) / "stop"
 
+    def own_stop_flag(self, name: str) -> Path:
+        """A new place for a file that asks the trials of one driver alone to stop."""
+        return self.sweep_directory(name) / "drivers" / f"{secrets.token_hex(8)}.stop"
+
     # Locks
 
     def trial_lock(self, trial_id: str) -> Lock:
-        return Lock(self.trial_directory(trial_id) / "lock")
+        directory = self.trial_directory(trial_id)
+        return Lock(directory / "lock", guards=directory)
 
     def training_lock(self, training_id: str) -> Lock:
-        return Lock(self.training_directory(training_id) / "lock")
+        directory = self.training_directory(training_id)
+        return Lock(directory / "lock", guards=directory)
+
+    def report_lock(self, name: str) -> Lock:
+        return Lock(self.sweep_directory(name) / "report")
 
     def driver_lock(self, name: str) -> Lock:
-        return Lock(self.sweep_directory(name) / "driver.lock")
+        """A lock of one driver's own, which says that it is there; there may be several."""
+        return Lock(self.sweep_directory(name) / "drivers" / secrets.token_hex(8), own=True)
+
+    def driver_locks(self, name: str) -> Iterator[Lock]:
+        """Those of all drivers that are or were there."""
+        folder = self.sweep_directory(name) / "drivers"
+        for driver in sorted({file.partition(".")[0] for file in _names(folder)}):
+            if _ID.match(driver):
+                yield Lock(folder / driver)
 
     def is_running(self, trial_id: str) -> bool:
-        return is_held(self.trial_directory(trial_id) / "lock")
+        return seems_held(self.trial_directory(trial_id) / "lock")
 
     def is_driven(self, name: str) -> bool:
         """Whether a driver runs this sweep now."""
-        return is_held(self.sweep_directory(name) / "driver.lock")
+        return any(seems_held(lock.path) for lock in self.driver_locks(name))
 
     # Trials
 
@@ -131,9 +151,17 @@ class Store:
         return result
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Ends a trial. Only the holder of the trial's lock may."""
+        """Ends a trial. Only the holder of the trial's lock may, and only once.
+
+        Raises:
+            LeaseLost: another process has taken the trial over, or has ended it already.
+        """
         head = {"schema": SCHEMA, **{key: result[key] for key in ("trial", "training", "status")}}
-        write_json(self.trial_directory(result["trial"]) / "result.json", {**head, **result})
+        path = self.trial_directory(result["trial"]) / "result.json"
+        try:
+            write_json(path, {**head, **result}, once=True)
+        except FileExistsError:
+            raise LeaseLost(f"{path} is there already: another process has ended it") from None
 
     def set_aside(self, trial_id: str) -> None:
         """Moves a result that is to be made again into its last attempt. Needs the lock."""

@@ -1,16 +1,23 @@
 """`run_trial`: the one street from a trial to its result, on a worker or in this process."""
 
 import errno
-import os
-import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal
 
-from kvlab.errors import Diverged, Paused, SourceMissing, Stopped, StoreError, WorkerLost
+from kvlab.errors import (
+    Diverged,
+    LeaseLost,
+    Paused,
+    SourceMissing,
+    Stopped,
+    StoreError,
+    WorkerLost,
+)
 from kvlab.files import write_json
+from kvlab.lease import Fence
 from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
 from kvlab.trial.failure import Failure
 from kvlab.trial.fingerprint import training_identity
@@ -20,11 +27,11 @@ from kvlab.trial.provenance import now, provenance
 from kvlab.trial.record import Store
 from kvlab.trial.result import Measured, experiment_facts, result_document
 from kvlab.trial.stage import MakeStages, ReportProgress, Stages
+from kvlab.trial.stopping import stop_check
 from kvlab.trial.trial import Trial
 
-Outcome = Literal["done", "failed", "diverged", "stopped", "paused"]
+Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "elsewhere"]
 
-STOP_CHECK_SECONDS = 0.2
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
@@ -36,12 +43,13 @@ def run_trial(
     origin: Origin | None = None,
     make_stages: MakeStages | None = None,
     capture_output: bool = False,
+    wait: bool = True,
 ) -> Outcome:
     """Runs one trial to its end, or does nothing if it has ended before.
 
     Training is skipped where its weights exist and goes on from the last checkpoint where it
     was interrupted. A failure of the trial itself is recorded, never raised. If another process
-    runs this trial or its training now, this one waits for it.
+    runs this trial's training now, this one waits for it.
 
     Args:
         trial: what to run.
@@ -50,10 +58,12 @@ def run_trial(
         origin: who asked; its stop flag is obeyed at the next step.
         make_stages: the work; default training and measurement with torch.
         capture_output: send what this process prints to the attempt's log.
+        wait: for another process that runs this trial now.
 
     Returns:
         How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result: run again,
-        the trial goes on.
+        the trial goes on. ``elsewhere`` leaves it to another process, which has it now, or took
+        it over from this one.
 
     Raises:
         StoreError: nothing can be recorded, as when the disk is full.
@@ -61,9 +71,11 @@ def run_trial(
     origin = origin or Origin()
     run = _Run(trial, Store(store), origin, make_stages or _torch_stages, on_progress)
     try:
-        return run.locked(capture_output)
+        return run.locked(capture_output, wait)
     except Stopped:
         return "stopped"
+    except LeaseLost:
+        return "elsewhere"
 
 
 def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure) -> bool:
@@ -73,8 +85,11 @@ def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure)
         Whether it was recorded: not if some process still runs it, or it has ended after all.
     """
     with store.trial_lock(trial.id).hold(patience=5.0) as ours:
-        if not ours or store.status(trial.id) not in (None, "damaged"):
+        status = store.status(trial.id)
+        if not ours or status not in (None, "damaged"):
             return False
+        if status is not None:
+            store.set_aside(trial.id)
         facts = provenance(origin, started=now(), attempts=len(store.attempts(trial.id)))
         store.write_result(result_document(trial, "failed", facts, failure=failure))
         return True
@@ -103,11 +118,16 @@ class _Run:
     ):
         self.trial, self.store, self.origin = trial, store, origin
         self.make_stages, self.on_progress = make_stages, on_progress
-        self.should_stop = _stop_check(origin.stop_flag)
+        self.fences: list[Fence] = []
+        self.should_stop = stop_check((origin.stop_flag, origin.own_stop_flag), self.fences)
 
-    def locked(self, capture_output: bool) -> Outcome:
+    def locked(self, capture_output: bool, wait: bool) -> Outcome:
         """Everything, under the trial's lock."""
-        with self.store.trial_lock(self.trial.id).hold(on_wait=self.check_stop):
+        lock = self.store.trial_lock(self.trial.id)
+        with lock.hold(None if wait else 0.0, on_wait=self.check_stop) as ours:
+            if not ours:
+                return "elsewhere"
+            self.fences.append(lock.fence)
             ended = self.store.status(self.trial.id)
             if ended == "damaged" or ended == "pruned":
                 self.store.set_aside(self.trial.id)
@@ -123,7 +143,8 @@ class _Run:
                         stack.enter_context(captured_output(attempt.log_path))
                     return self.attempt(attempt, Report(progress, attempt.log, self.on_progress))
             finally:
-                progress.unlink(missing_ok=True)
+                if lock.fence.holds():
+                    progress.unlink(missing_ok=True)
 
     def begin(self) -> Attempt:
         trial = self.trial
@@ -150,12 +171,18 @@ class _Run:
             attempt.log(str(pause))
             attempt.note_pause()
             return "paused"
+        except LeaseLost as error:
+            attempt.log(f"given up: {error}")
+            raise
         except StoreError:
+            self.check_fences()
             raise
         except WorkerLost as error:
+            self.check_fences()
             attempt.log(f"{error}; whoever started the trial decides on another attempt")
             raise
         except Exception as error:
+            self.check_fences()
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 text = f"{self.store.path} cannot be written: {error.strerror}"
                 raise StoreError(f"{text}; free or repair the disk, submit again") from None
@@ -201,7 +228,8 @@ class _Run:
             self.check_stop()
             report({"stage": "waiting", "note": "its training runs in another trial"})
 
-        with self.store.training_lock(training).hold(on_wait=waiting):
+        lock = self.store.training_lock(training)
+        with lock.hold(on_wait=waiting), self.fenced(lock.fence):
             if self.store.training_done(training):
                 return
             if self.trial.until is not None and self.trial.until in self.store.rungs(training):
@@ -238,20 +266,22 @@ class _Run:
         if self.should_stop():
             raise Stopped("asked to stop")
 
+    def check_fences(self) -> None:
+        """Raises LeaseLost if an error may be another process's doing, which took this over."""
+        for fence in self.fences:
+            fence()
 
-def _stop_check(flag: str | None) -> Callable[[], bool]:
-    """Whether the flag file is there, looked up a few times a second at most."""
-    checked = float("-inf")
-    found = False
-
-    def check() -> bool:
-        nonlocal checked, found
-        if flag is not None and not found and time.monotonic() - checked > STOP_CHECK_SECONDS:
-            checked = time.monotonic()
-            found = os.path.exists(flag)
-        return found
-
-    return check
+    @contextmanager
+    def fenced(self, fence: Fence) -> Iterator[None]:
+        """For the length of a block, `fence` must hold too."""
+        self.fences.append(fence)
+        try:
+            yield
+        except Exception:
+            self.check_fences()
+            raise
+        finally:
+            self.fences.remove(fence)
 
 
 def _torch_stages(trial: Trial, report: ReportProgress) -> Stages:

@@ -80,7 +80,12 @@ class SmokeAnswer:
 
 
 def run_work(
-    trial: Trial, store: str | Path, *, origin: Origin, capture_output: bool = False
+    trial: Trial,
+    store: str | Path,
+    *,
+    origin: Origin,
+    capture_output: bool = False,
+    wait: bool = True,
 ) -> Outcome:
     """What an executor runs: a trial (`run_trial`), or the smoke test of one.
 
@@ -89,7 +94,7 @@ def run_work(
     """
     if isinstance(trial, SmokeTest):
         return run_smoke(trial)
-    return run_trial(trial, store, origin=origin, capture_output=capture_output)
+    return run_trial(trial, store, origin=origin, capture_output=capture_output, wait=wait)
 
 
 def run_smoke(smoke: SmokeTest) -> Literal["done", "failed"]:
@@ -115,8 +120,11 @@ def record_smoke_failure(trial: Trial, store: Store, origin: Origin, answer: Smo
     """
     assert answer.failure is not None, "only what broke is recorded"
     with store.trial_lock(trial.id).hold(patience=5.0) as ours:
-        if not ours or store.status(trial.id) not in (None, "damaged"):
+        status = store.status(trial.id)
+        if not ours or status not in (None, "damaged", "pruned"):
             return False
+        if status is not None:
+            store.set_aside(trial.id)
         facts: dict[str, Any] = {"trial": trial.id, "training": trial.training_id}
         facts |= {"seed": trial.seed, "data_identity": trial.data_identity}
         store.write_trial(trial.id, {**facts, "experiment": experiment_facts(trial.experiment)})

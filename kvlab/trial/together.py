@@ -14,7 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import ResourceError
+from kvlab.errors import LeaseLost, ResourceError
+from kvlab.files import check_guards, guard, guard_of
 from kvlab.trial.progress import Update, write_progress
 from kvlab.trial.trial import Trial
 from kvlab.trial.worker_ends import why_ended, write_beginning, write_end
@@ -43,15 +44,18 @@ def train_together(
         text = f"{workers} workers train together under Ray, and this process runs without it"
         raise ResourceError(f"{text}; use --executor ray, or one GPU and resources.workers: 1")
     folder = directory.absolute() / "together"
+    check_guards(folder)
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
     folder.mkdir(parents=True)
     task = {"trial": trial, "directory": str(directory.absolute()), "should_stop": should_stop}
+    task["guard"] = guard_of(directory)
     try:
         with _Relay(folder / _PROGRESS, report):
             _fit({**task, "folder": str(folder)}, trial, folder)
     except Exception as error:
         raise why_ended(folder) or error from None
     finally:
+        check_guards(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -101,6 +105,8 @@ def _work(task: dict[str, Any]) -> None:
     experiment, rank = trial.experiment, dist.get_rank()
     write_beginning(folder, rank)
     torch.set_num_threads(task["threads"])
+    if task["guard"] is not None:
+        guard(directory, task["guard"])
     device = f"cuda:{rank}" if experiment.resources.devices else "cpu"
     if experiment.resources.devices:
         torch.cuda.set_device(rank)
@@ -148,7 +154,8 @@ class _Relay:
             last = self._pass_on(last)
 
     def _pass_on(self, last: Update | None) -> Update | None:
-        with suppress(FileNotFoundError, json.JSONDecodeError):
+        # a lost lease is found by the training itself
+        with suppress(FileNotFoundError, json.JSONDecodeError, LeaseLost):
             found: Update = json.loads(self._path.read_text())
             if found != last:
                 self._report(found)

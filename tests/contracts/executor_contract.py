@@ -133,6 +133,12 @@ class ExecutorContract(ABC):
         assert until_ended(executor).keys() == {trial.id}
         assert executor.has_room(wanted)
 
+    def test_every_machine_is_asked(self, executor):
+        found = executor.on_every_machine(os.path.basename, "/somewhere/x")
+        assert set(found.values()) == {"x"}
+        (error,) = executor.on_every_machine(os.path.getsize, "/no/such/file").values()
+        assert isinstance(error, OSError)
+
     def test_what_could_never_run_is_refused(self, executor):
         executor.check([ResourcesConfig(), ResourcesConfig(cpus=cpu_count())])
         with pytest.raises(ResourceError, match=r"resources\.cpus = 4096"):

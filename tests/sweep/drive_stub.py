@@ -2,14 +2,18 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
+from kvlab.cli.mirror import Mirror
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
+from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
 from kvlab.trial import Store
+from kvlab.trial.origin import Origin
 from tests.sweep.stub import StubRun, identify
 
 
@@ -19,6 +23,7 @@ def main() -> None:
     parser.add_argument("--executor", default="inline")
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--script", default="[]", help="[[index of trial, stage, step, act], ...]")
+    parser.add_argument("--mlflow", action="store_true")
     options = parser.parse_args()
     store = Store(options.folder / "runs")
     planned = plan(load_sweep(options.folder / "s.yaml"), store, identify=identify)
@@ -26,15 +31,25 @@ def main() -> None:
         (planned.trials[index].trial.id, stage, step): act
         for index, stage, step, act in json.loads(options.script)
     }
-    run = StubRun(store.path, seconds=options.seconds, script=script)
+    own_flag = str(store.own_stop_flag("s"))
+    run = StubRun(store.path, own_flag=own_flag, seconds=options.seconds, script=script)
     executor = EXECUTORS[options.executor](run, None)
     retried = []
+    mirror = Mirror(store, "s", None, lambda line: print(line, file=sys.stderr))
     driver = Driver(
-        planned, store, executor, on_event=lambda e: retried.append(1) if e.message else None
+        planned,
+        store,
+        executor,
+        origin=Origin(own_stop_flag=own_flag),
+        description=sweep_description(planned, yaml="", experiment_yaml="", command=""),
+        on_event=lambda e: retried.append(1) if e.message else None,
+        on_result=mirror.result if options.mlflow else None,
     )
     try:
         with graceful_stop(driver.stop):
             summary = driver.run()
+        if options.mlflow:
+            mirror.finish(None)
     except KvlabError as error:
         print(json.dumps({"error": str(error)}))
     else:

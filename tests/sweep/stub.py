@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from kvlab.errors import Diverged, Stopped
+from kvlab.files import replace
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
 from kvlab.trial.origin import Origin
@@ -119,19 +120,21 @@ class StubStages:
 def write_whole(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
-    os.replace(temporary, path)
+    replace(temporary, path)
 
 
 class StubRun:
     """`run_trial` of a store with stub stages; picklable, for workers in other processes."""
 
-    def __init__(self, store, name="s", **stages):
-        self.store, self.stages = str(store), stages
+    def __init__(self, store, name="s", own_flag=None, **stages):
+        self.store, self.stages, self.own_flag = str(store), stages, own_flag
         self.flag = str(Path(store) / "sweeps" / name / "stop")
 
     def __call__(self, trial):
-        origin = Origin(command="kvlab submit s.yaml", stop_flag=self.flag)
-        return run_trial(trial, self.store, origin=origin, make_stages=self.make)
+        origin = Origin(
+            command="kvlab submit s.yaml", stop_flag=self.flag, own_stop_flag=self.own_flag
+        )
+        return run_trial(trial, self.store, origin=origin, make_stages=self.make, wait=False)
 
     def make(self, trial, report):
         return StubStages(trial, report, flag=self.flag, **self.stages)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.errors import DataError, ResourceError, StoreError, UsageError
+from kvlab.errors import DataError, ResourceError, StoreError
 from kvlab.spec import load_sweep
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executor import Ended
@@ -115,19 +115,6 @@ def test_an_interrupted_sweep_ends_with_the_results_of_an_undisturbed_one(tmp_pa
         drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path, seconds=0.02, script=stop))
     drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path))
     assert numbers(rough, planned) == numbers(calm, planned)
-
-
-def test_a_second_driver_of_the_same_sweep_is_refused(tmp_path):
-    store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path)
-
-    def run(trial):
-        if trial == planned.trials[0].trial:
-            with pytest.raises(UsageError, match=r"being run by process \d+ since .*kvlab stop s"):
-                drive(planned, store, StubRun(store.path))
-        return StubRun(store.path)(trial)
-
-    assert drive(planned, store, run).states["done"] == 8
 
 
 def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path):

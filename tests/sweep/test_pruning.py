@@ -367,14 +367,17 @@ def test_a_history_from_before_there_was_pruning_goes_on(tmp_path):
 
 def drive_until(folder, writes):
     """Runs the search in this process, which dies by SIGKILL at its so many-th written file."""
-    count, replace = itertools.count(1), os.replace
+    count = itertools.count(1)
 
-    def deadly(*paths):
-        replace(*paths)
-        if next(count) == writes:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def deadly(place):
+        def place_and_die(*paths):
+            place(*paths)
+            if next(count) == writes:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    os.replace = deadly
+        return place_and_die
+
+    os.replace, os.link = deadly(os.replace), deadly(os.link)  # results are linked
     searching(folder)[2].run()
 
 
@@ -384,7 +387,7 @@ def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_sa
     rng, deaths, code = random.Random(5), 0, -9
     fork = multiprocessing.get_context("fork")
     while code == -signal.SIGKILL:
-        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(3, 30)))
+        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(5, 45)))
         child.start()
         child.join()
         code = child.exitcode

@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kvlab.errors import CopyError, UsageError
+from kvlab.files import write_json
 from kvlab.sweep import Driver
 from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors.inline import InlineExecutor
@@ -80,7 +81,7 @@ def contents(store):
     return {
         path.relative_to(store.path).as_posix(): path.read_bytes()
         for path in sorted(store.path.rglob("*"))
-        if path.is_file() and path.name not in ("lock", "driver.lock", "checkpoint", "steps.log")
+        if path.is_file() and not path.name.startswith(("lock.", "checkpoint", "steps.log"))
     }
 
 
@@ -118,7 +119,7 @@ def test_nothing_is_copied_twice_and_what_changed_is(store, flaky):
     trial = store.trial_ids()[0]
     path = store.trial_directory(trial) / "result.json"
     result = json.loads(path.read_text())
-    store.write_result({**result, "seed": 77})
+    write_json(path, {**result, "seed": 77})
     assert copy_sweep(store, copies, "s").files == 1
     assert flaky.puts == [f"/bucket/trials/{trial}/result.json"]
 
@@ -181,7 +182,7 @@ def test_what_the_store_has_stays(store):
     copy_sweep(store, copies, "s")
     trial = store.trial_ids()[0]
     result = store.result(trial)
-    store.write_result({**result, "seed": 77})
+    write_json(store.trial_directory(trial) / "result.json", {**result, "seed": 77})
     lost = store.trial_ids()[1]
     (store.trial_directory(lost) / "result.json").unlink()
     found = restore_sweep(store, copies, "s")

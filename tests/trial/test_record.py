@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import LeaseLost, StoreError, UsageError
 from kvlab.trial import Store
 from tests.sweep.stub import StubRun, tiny_plan
 
@@ -72,6 +72,15 @@ def test_a_result_comes_back(store):
         store.write_result(result(status=status))
         assert store.status(ID) == status
         assert store.result(ID) == {"schema": 1, **result(status=status)}
+        assert os.listdir(store.trial_directory(ID)) == ["result.json"]
+        os.unlink(store.trial_directory(ID) / "result.json")
+
+
+def test_a_result_is_written_once(store):
+    store.write_result(result(status="failed"))
+    with pytest.raises(LeaseLost, match="is there already"):
+        store.write_result(result(status="done"))
+    assert store.status(ID) == "failed"
     assert os.listdir(store.trial_directory(ID)) == ["result.json"]
 
 

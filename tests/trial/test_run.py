@@ -59,7 +59,7 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert run(trial, store) == "done"
     directory = store.trial_directory(trial.id)
     assert sorted(os.listdir(directory)) == [
-        "attempts", "items.jsonl.gz", "lock", "result.json", "trial.json"
+        "attempts", "items.jsonl.gz", "lock.1", "result.json", "trial.json"
     ]  # fmt: skip
     assert os.listdir(store.attempt_directory(trial.id, 1)) == ["log.txt"]
     found = store.result(trial.id)
@@ -239,6 +239,35 @@ def test_a_stop_is_obeyed_while_another_process_has_the_training(store, trial):
     with store.training_lock(trial.training_id).hold():
         assert run(trial, store, on_progress=stop) == "stopped"
     assert seen == ["waiting"]
+
+
+@pytest.mark.parametrize(("stage", "step"), [("train", 4), ("train", 19), ("measure", 0)])
+@pytest.mark.parametrize("lost", ["trials", "trainings"])
+@pytest.mark.parametrize("then", ["goes on", "fails"])
+def test_what_another_process_has_taken_over_is_left_to_it(store, trial, stage, step, lost, then):
+    class Robbed(StubStages):
+        def act(self, now, at):
+            if (now, at) == (stage, step):
+                for path in store.path.glob(f"{lost}/*/lock.*"):
+                    path.unlink()  # as a successor does, before anything else
+                if then == "fails":
+                    raise ValueError("its files went away")
+
+    if (stage, lost) == ("measure", "trainings"):  # over and let go of
+        assert run(trial, store, Robbed) == ("failed" if then == "fails" else "done")
+        return
+    assert run(trial, store, Robbed) == "elsewhere"
+    assert store.status(trial.id) is None
+    if lost == "trainings":
+        assert not store.training_done(trial.training_id)
+    assert run(trial, store) == "done"
+
+
+def test_a_trial_that_another_process_has_is_not_waited_for_if_so_asked(store, trial):
+    with store.trial_lock(trial.id).hold():
+        assert run(trial, store, wait=False) == "elsewhere"
+    assert store.attempts(trial.id) == []
+    assert run(trial, store, wait=False) == "done"
 
 
 def test_a_damaged_result_is_made_again(store, trial):

@@ -27,6 +27,7 @@ from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.interrupt import graceful_stop
 from kvlab.sweep.plan import prunes, to_run
 from kvlab.sweep.search import Search
+from kvlab.sweep.shared_store import check_shared
 from kvlab.trial import Store
 from kvlab.trial.origin import Origin, capture_origin, neutral_command
 from kvlab.trial.progress import duration
@@ -147,11 +148,15 @@ def _drive(
     if search is not None:
         promote(search, store, options.promote)
         planned = search.plan
-    origin = capture_origin(command, store.stop_flag(sweep.name))
+    flags = store.stop_flag(sweep.name), store.own_stop_flag(sweep.name)
+    origin = capture_origin(command, *flags)
     live.say(f"{sweep.name}: {planned.totals()}")
     executor = _executor(options, store, origin, bool(missing) or search is not None)
     forced = True
     try:
+        if options.address and missing:
+            folder = store.sweep_directory(sweep.name)
+            check_shared(store.path, folder, executor.on_every_machine)
         where = f" on {executor.describe()}" if missing else ""
         live.say(f"{_counts(planned, len(missing))}{where}; record in {options.store}")
         driver = Driver(
@@ -185,7 +190,9 @@ def _command(options: argparse.Namespace) -> str:
 def _executor(options: argparse.Namespace, store: Store, origin: Origin, needed: bool) -> Executor:
     name = options.executor if needed else "inline"  # nothing to run starts no cluster
     own_process = name != "inline"
-    work: Run = partial(run_work, store=store.path, origin=origin, capture_output=own_process)
+    work: Run = partial(
+        run_work, store=store.path, origin=origin, capture_output=own_process, wait=False
+    )
     return EXECUTORS[name](work, options.address if needed else None)
 
 
@@ -213,4 +220,5 @@ def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO
 def _report(options: argparse.Namespace, sweep: str, store: Store) -> Path:
     from kvlab.report import write_report
 
-    return write_report(store, sweep, Path(options.reports))
+    with store.report_lock(sweep).hold():  # several drivers may end at once
+        return write_report(store, sweep, Path(options.reports))

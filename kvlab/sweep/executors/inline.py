@@ -1,6 +1,6 @@
 """Runs trials one after the other in this process: no Ray, and a debugger works."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kvlab.errors import ResourceError
 from kvlab.spec.parts import ResourcesConfig
@@ -46,6 +46,14 @@ class InlineExecutor:
             return [Ended(trial.id, outcome=self._run(trial))]
         except Exception as error:
             return [Ended(trial.id, error=error)]
+
+    def on_every_machine(
+        self, task: Callable[[str], str], argument: str
+    ) -> dict[str, str | Exception]:
+        try:
+            return {"this machine": task(argument)}
+        except Exception as error:
+            return {"this machine": error}
 
     def close(self, *, force: bool = False) -> None:  # noqa: ARG002 (nothing runs between waits)
         self._next = None

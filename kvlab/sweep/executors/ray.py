@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
@@ -26,9 +26,13 @@ from kvlab.trial.trial import Trial
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
 import ray
 import ray.exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Nearly the least that Ray takes: trials pass a configuration in and a word out."""
+
+ANSWER_SECONDS = 90.0
+"""For a machine to start a process and answer a question."""
 
 _DEATHS = (
     ray.exceptions.WorkerCrashedError,
@@ -126,6 +130,27 @@ class RayExecutor:
         if any(isinstance(one.error, WorkerKilled) for one in ended) and self._is_cut_off():
             ended += self._begin_again()
         return ended
+
+    def on_every_machine(
+        self, task: Callable[[str], str], argument: str
+    ) -> dict[str, str | Exception]:
+        asked = {}
+        remote = ray.remote(max_retries=0, num_cpus=0)(task)
+        for node in _nodes():
+            if node["Resources"].get("CPU") or node["Resources"].get("GPU"):
+                name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}"
+                place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                there = remote.options(scheduling_strategy=place)
+                asked[f"{name}, node {node['NodeID'][:6]})"] = there.remote(argument)
+        found: dict[str, str | Exception] = {}
+        for name, reference in asked.items():
+            try:
+                found[name] = ray.get(reference, timeout=ANSWER_SECONDS)
+            except ray.exceptions.GetTimeoutError:
+                found[name] = ResourceError(f"no answer in {ANSWER_SECONDS:g} seconds")
+            except ray.exceptions.RayError as error:
+                found[name] = error
+        return found
 
     def close(self, *, force: bool = False) -> None:
         if force and self._address and ray.is_initialized():
@@ -247,8 +272,12 @@ def _first_line(error: Exception) -> str:
 
 def _machines() -> list[dict[str, float]]:
     """What each living machine of the cluster offers."""
+    return [node["Resources"] for node in _nodes()]
+
+
+def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return [node["Resources"] for node in nodes if node["Alive"]]
+    return [node for node in nodes if node["Alive"]]
 
 
 def _set_token() -> None:

@@ -1,0 +1,178 @@
+"""Several drivers of one sweep, in processes of their own, that die, sleep and come at once."""
+
+import random
+import signal
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from kvlab.errors import UsageError
+from kvlab.sweep import Driver
+from kvlab.sweep.company import joined
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from tests.sweep.stub import StubRun, numbers, tiny_plan
+from tests.sweep.test_kill import (  # noqa: F401 (fixtures)
+    _nothing_left,
+    ended,
+    finish,
+    logged,
+    start,
+    sweep,
+    total,
+    wait_for,
+)
+
+
+def drive(planned, store, run, **options):
+    return Driver(planned, store, InlineExecutor(run), **options).run()
+
+
+def attempts(store, planned):
+    return [store.attempts(one.trial.id) for one in planned.trials]
+
+
+def test_a_driver_leaves_to_another_what_that_one_has(tmp_path):
+    store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
+    summaries, events = [], []
+
+    def run(trial):
+        if not summaries:  # while the first trial is started here: the whole sweep elsewhere
+            summaries.append(drive(planned, store, StubRun(store.path)))
+        return StubRun(store.path)(trial)
+
+    summary = drive(planned, store, run, on_event=events.append)
+    assert (summaries[0].ran, summaries[0].states["done"]) == (8, 8)
+    assert (summary.exit_code, summary.states["done"]) == (0, 8)
+    assert attempts(store, planned) == [[1]] * 8
+    assert sum(event.elsewhere for event in events) == 7
+
+
+def test_a_trial_that_is_held_is_waited_for(tmp_path):
+    store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
+    held = planned.trials[0].trial
+    sharing = [p.trial.id for p in planned.trials if p.trial.training_id == held.training_id]
+    lock, started = store.trial_lock(held.id), []
+
+    def run(trial):
+        started.append(trial.id)
+        if len(started) == 6:  # everything else: let go, as one does that was stopped
+            lock.release()
+        return StubRun(store.path)(trial)
+
+    lock.acquire()
+    assert drive(planned, store, run).states["done"] == 8
+    assert set(started[6:]) == set(sharing), "they wait for the training that runs elsewhere"
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_path, sweep, seed):  # noqa: F811
+    planned, store, expected = sweep
+    chance, before = random.Random(seed), {}
+    drivers = [start(tmp_path, "--seconds", 0.01) for _ in range(2)]
+    for steps in sorted(chance.sample(range(5, 75), 4)):
+        wait_for(
+            lambda steps=steps: total(store) >= steps or all(d.poll() is not None for d in drivers)
+        )
+        killed = chance.choice([[0], [1], [0, 1]])
+        for number in killed:
+            drivers[number].kill()
+            drivers[number].communicate()
+        now = ended(store, planned)
+        assert now.items() >= before.items(), "a result was written twice"
+        before = now
+        for number in killed:
+            drivers[number] = start(tmp_path, "--seconds", 0.01)
+    facts = [finish(driver) for driver in drivers]
+    assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 2
+    assert numbers(store, planned) == expected
+    assert ended(store, planned).items() >= before.items()
+    for steps in logged(store).values():
+        assert steps == sorted(set(steps)), "two trained the same, or a step was done twice"
+    assert not store.is_driven("s")
+
+
+def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeypatch):  # noqa: F811
+    planned, store, expected = sweep
+    monkeypatch.setenv("KVLAB_LEASE_SECONDS", "2")
+    sleeper = start(tmp_path, "--seconds", 0.05)
+    wait_for(lambda: total(store) >= 7)
+    sleeper.send_signal(signal.SIGSTOP)
+    facts = finish(start(tmp_path))
+    assert (facts["exit"], facts["states"]["done"]) == (0, 8)
+    before, steps = ended(store, planned), logged(store)
+    sleeper.send_signal(signal.SIGCONT)
+    facts = finish(sleeper)
+    assert (facts["exit"], facts["states"]["done"]) == (0, 8)
+    assert numbers(store, planned) == expected
+    assert ended(store, planned) == before
+    late = sum(map(len, logged(store).values())) - sum(map(len, steps.values()))
+    assert late <= 1, "the stub's log is no file that is put in place"
+
+
+@pytest.mark.timeout(600)
+def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, sweep):  # noqa: F811
+    planned, store, expected = sweep
+    drivers = [start(tmp_path, "--mlflow") for _ in range(8)]
+    facts = [finish(driver, patience=500) for driver in drivers]  # each imports MLflow
+    assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 8
+    assert numbers(store, planned) == expected
+    assert attempts(store, planned) == [[1]] * 8
+    with closing(sqlite3.connect(store.path / "mlflow.db")) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        living = "select run_uuid, name, status from runs where lifecycle_stage = 'active'"
+        runs = database.execute(living).fetchall()
+        assert sorted(name for _, name, _ in runs) == sorted(
+            ["s", *(f"{cell} seed {seed}" for cell in CELLS for seed in (0, 1))]
+        )
+        assert {status for _, _, status in runs} == {"FINISHED"}
+        points = "select count(*) from metrics where run_uuid = ? group by key, step"
+        for run, name, _ in runs:
+            found = [count for (count,) in database.execute(points, (run,))]
+            assert set(found) == (set() if name == "s" else {1}), "a point is there twice"
+
+
+CELLS = ("baseline", "mqa", "tied", "mqa+tied")
+
+
+def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, sweep):  # noqa: F811
+    planned, store, expected = sweep
+    drivers = [start(tmp_path, "--seconds", 0.05) for _ in range(2)]
+    wait_for(lambda: sum(len(steps) > 1 for steps in logged(store).values()) >= 2)
+    store.stop_flag("s").touch()  # as `kvlab stop` does
+    assert [finish(driver)["exit"] for driver in drivers] == [130, 130]
+    assert not store.stop_flag("s").exists()
+    before = total(store)
+    drivers = [start(tmp_path, "--seconds", 0.05) for _ in range(2)]
+    wait_for(lambda: len(list(store.driver_locks("s"))) == 2 and total(store) > before)
+    drivers[0].send_signal(signal.SIGINT)
+    assert finish(drivers[0])["exit"] == 130
+    assert finish(drivers[1])["states"]["done"] == 8
+    assert numbers(store, planned) == expected
+    assert list(store.driver_locks("s")) == []
+
+
+def test_who_cannot_join_is_told_why(tmp_path):
+    store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
+    described = {"name": "s", "cells": [{"trials": {1: "a"}}]}
+    with joined(store, "s", described, alone=False):
+        with (
+            pytest.raises(UsageError, match=r"run by process \d+ since .*a search has one driver"),
+            joined(store, "s", None, alone=True),
+        ):
+            pytest.fail("it is not alone")
+        with (
+            pytest.raises(UsageError, match="other cells than this file's"),
+            joined(store, "s", {"name": "s", "cells": []}, alone=False),
+        ):
+            pytest.fail("its plan is another")
+        with joined(store, "s", described, alone=False):
+            store.stop_flag("s").touch()
+        assert store.stop_flag("s").exists(), "the first has not seen it yet"
+        with pytest.raises(UsageError, match="asked to stop"):
+            drive(planned, store, StubRun(store.path))
+    assert not store.stop_flag("s").exists()
+    with joined(store, "s", None, alone=True), pytest.raises(UsageError, match="kvlab stop s"):
+        drive(planned, store, StubRun(store.path))
+    assert drive(planned, store, StubRun(store.path)).states["done"] == 8
