@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from kvlab.cache import Documents
 
-TILE = 128
-SMALLEST_HEAD, SMALLEST_LENGTH = 32, 256
+TILE = 64
+SMALLEST_HEAD, SMALLEST_LENGTH = 16, 256
 KEPT_BYTES = 128 * 2**20
 """The most that one layer keeps."""
 
