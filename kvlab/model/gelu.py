@@ -36,7 +36,7 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         out, slope = torch.empty_like(x), torch.empty_like(x)
-        pieces = (part.view(-1).split(_PIECE) for part in (x, out, slope))
+        pieces = (torch.split(part.view(-1), _PIECE) for part in (x, out, slope))
         for part, value, derivative in zip(*pieces, strict=True):
             _value_and_slope(part, value, derivative)
         ctx.save_for_backward(slope)
@@ -45,7 +45,7 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> Tensor:
-        (slope,) = ctx.saved_tensors
+        slope: Tensor = ctx.saved_tensors[0]
         return outer * slope
 
 

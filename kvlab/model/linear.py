@@ -46,7 +46,7 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """(..., K) -> (..., N), as `torch.nn.functional.linear`; trained on CPU, differentiable once."""
+    """(..., K) -> (..., N), as `torch.nn.functional.linear`; on CPU differentiable once."""
     if _trains(x, weight):
         trained: Tensor = _Trained.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return trained
