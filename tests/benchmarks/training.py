@@ -107,6 +107,7 @@ def _in_turn(rounds: int, *sides: "partial[Callable[[int], float]]") -> list[flo
             mine, other = context.Pipe()
             process = context.Process(target=_serve, args=(side, other), daemon=True)
             process.start()
+            other.close()  # so that the end of a side that fails is seen
             stack.callback(process.join)
             stack.callback(mine.send, None)  # called first
             ends.append(mine)
