@@ -1,9 +1,10 @@
 """GELU in the tanh form of GPT-2, made for training on CPU.
 
-torch takes the tanh in both passes, and its vectorised tanh is slow. Here a pass of the sigmoid,
-four times as fast, gives the value and the derivative at once, and only the derivative is kept:
-with v = 2 sqrt(2/pi) (x + 0.044715 x^3), gelu(x) = x sigmoid(v), since (1 + tanh(v/2)) / 2 is
-sigmoid(v). Measured on one core, forward and backward, 1,024 rows of 256: 0.5 ms against 1.0 ms.
+torch takes the tanh in both passes, and its vectorised tanh is slow. Here one pass of the
+sigmoid gives the value and the derivative at once, and only the derivative is kept: with
+v = 2 sqrt(2/pi) (x + 0.044715 x^3), gelu(x) = x sigmoid(v), since (1 + tanh(v/2)) / 2 is
+sigmoid(v). Measured on one core, forward and backward, torch's and this: 1,024 rows of 256, 0.97
+and 0.69 ms; 1,024 rows of 3,072, 11.5 and 10.1 ms.
 """
 
 import math

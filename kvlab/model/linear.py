@@ -2,8 +2,9 @@
 
 A training in float32 takes oneDNN's products, which torch carries for its compiler, for the
 outputs and for the gradient of the inputs. Measured on one core, AMD Zen 4, in GFLOPs a second,
-MKL and oneDNN at M = 1,024, K = 768, N = 3,072: outputs 91 and 103, gradient of the inputs 93
-and 101. For the gradient of the weight MKL is as fast, and faster for small ones.
+MKL and oneDNN at M = 1,024, K = 768, N = 3,072: outputs 91 and 103, gradient of the inputs 94
+and 96; with K and N exchanged 89 and 100, 89 and 101. For the gradient of the weight neither is
+always the faster of the two, and MKL is by far for small ones (K = 64, N = 192: 89 and 69).
 
 For a handful of rows a product takes the time of reading its weight once. In float32 torch's
 own path there, MKL's gemv and gemm, is far from it: gemv runs on one thread, and a gemm of 2 to
