@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from kvlab.cache import Step
 from kvlab.model.attention import Attention
+from kvlab.model.gelu import gelu
 from kvlab.model.linear import Linear
 from kvlab.model.rotary import Rotation
 from kvlab.spec.model import ModelConfig
@@ -34,7 +35,7 @@ class MLP(nn.Module):
             gate, value = hidden.chunk(2, -1)
             hidden = F.silu(gate) * value
         else:
-            hidden = F.gelu(hidden, approximate="tanh")
+            hidden = gelu(hidden)
         out: Tensor = self.down(hidden)
         return out
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kvlab.layout.training_memory import CHUNK_TOKENS
+from kvlab.model.linear import product
 
 
 def summed_loss(
@@ -70,7 +71,7 @@ class _SummedLoss(torch.autograd.Function):
             start = 0
             for part, wanted in _chunks(hidden, targets):
                 rows = part.to(dtype)
-                loss, gradient = softmax_step(rows @ cast.T, wanted)
+                loss, gradient = softmax_step(product(rows, cast), wanted)
                 total += loss
                 hidden_gradient[start : start + len(part)] = gradient @ cast
                 if dtype == weight.dtype:
@@ -85,16 +86,25 @@ class _SummedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None, None]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        return hidden_gradient * outer, weight_gradient * outer, None, None
+        # in place, for they are large; another backward pass would be refused by autograd
+        return hidden_gradient.mul_(outer), weight_gradient.mul_(outer), None, None
 
 
 def _softmax_step(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The chunk's summed loss, and its gradient with respect to ``logits`` in their dtype."""
-    log_probabilities = _log_probabilities(logits)
-    loss = -log_probabilities.gather(1, targets[:, None]).sum()
-    gradient = log_probabilities.exp_()
+    """The chunk's summed loss, and its gradient with respect to ``logits`` in their dtype.
+
+    ``logits`` may be overwritten: on CPU softmax in place takes half of the time of a log-softmax
+    and its exponential. The log of a probability that may have underflowed is not
+    taken: log p(target) is the target's logit less the largest, plus the log of the largest p.
+    """
+    wanted = targets[:, None]
+    dtype = _softmax_dtype(logits.dtype)
+    distance = logits.amax(1).to(dtype) - logits.gather(1, wanted)[:, 0].to(dtype)
+    in_place = logits.device.type == "cpu" and logits.dtype == dtype
+    gradient = torch.softmax(logits, -1, dtype, out=logits if in_place else None)
+    loss = (distance - gradient.amax(1).log()).sum()
     minus_one = gradient.new_full((1, 1), -1.0).expand(len(targets), 1)
-    gradient.scatter_add_(1, targets[:, None], minus_one)
+    gradient.scatter_add_(1, wanted, minus_one)
     return loss, gradient.to(logits.dtype)
 
 

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvlab.train.accounting import Accountant
 from kvlab.train.beginning import Beginning
 from kvlab.train.checkpoint import Checkpoints, State, run_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
+from kvlab.train.heap import freed_memory_kept
 from kvlab.train.record import (
     CURVE_POINTS,
     TrainingRecord,
@@ -82,7 +84,8 @@ def train(
         load_weights(model, directory)
     else:
         run.until = until
-        record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
+        with freed_memory_kept() if run.device.type == "cpu" else nullcontext():
+            record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.stepper.workers.leads:
         run.checkpoints.remove_all_but_best()
     return record

@@ -1,7 +1,16 @@
-"""Training against `transformers` in a plain loop: same shape, dtype, batch, optimizer, run."""
+"""Training against `transformers` in a plain loop: same shape, dtype, batch, optimizer, run.
 
+Each side has a process of its own, in the state that its user's has: kvlab's keeps freed memory
+as `kvlab.train.train` does, the plain loop's has malloc as it is. They step in turn, never at
+once.
+"""
+
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +20,7 @@ import torch
 from kvlab.data import training_batch
 from kvlab.model import GPT
 from kvlab.spec import Experiment, load_experiment
+from kvlab.train.heap import freed_memory_kept
 from kvlab.train.stepper import Stepper
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
@@ -28,14 +38,14 @@ def run() -> Iterator[str]:
     yield f"float32, {torch.get_num_threads()} threads; tokens/s of the best of the rounds in turn"
     yield "shape                         tokens a step    kvlab  transformers  ratio"
     for of, rounds in ((quick, 15), (large, 4)):
-        mine, other = _in_turn(rounds, _kvlab(of), _transformers(of))
+        mine, other = _in_turn(rounds, partial(_kvlab, of), partial(_transformers, of))
         tokens = of.training.batch_tokens
         yield (
             f"{of.name:28}  {tokens:13,}  {tokens / mine:7,.0f}  {tokens / other:12,.0f}"
             f"  {other / mine:5.2f}"
         )
     shapes = ({"position": "rope"}, WINDOWS)
-    whole, hybrid = _in_turn(4, *(_kvlab(_changed(large, shape)) for shape in shapes))
+    whole, hybrid = _in_turn(4, *(partial(_kvlab, _changed(large, shape)) for shape in shapes))
     yield f"124M, rope, GLLLLL with window 256 against global: {whole / hybrid:.2f} times as fast"
 
 
@@ -87,13 +97,36 @@ def _transformers(of: Experiment) -> Callable[[int], float]:
     return step
 
 
-def _in_turn(rounds: int, *steps: Callable[[int], float]) -> list[float]:
+def _in_turn(rounds: int, *sides: "partial[Callable[[int], float]]") -> list[float]:
     """Seconds of each one's fastest step, measured A B A B after a step of warm-up."""
-    best = [float("inf") for _ in steps]
-    for number in range(rounds + 1):
-        for which, step in enumerate(steps):
+    context = multiprocessing.get_context("spawn")
+    best = [float("inf") for _ in sides]
+    with ExitStack() as stack:
+        ends = []
+        for side in sides:
+            mine, other = context.Pipe()
+            process = context.Process(target=_serve, args=(side, other), daemon=True)
+            process.start()
+            other.close()  # so that the end of a side that fails is seen
+            stack.callback(process.join)
+            stack.callback(mine.send, None)  # called first
+            ends.append(mine)
+        for number in range(rounds + 1):
+            for which, end in enumerate(ends):
+                end.send(number)
+                seconds = end.recv()
+                if number:
+                    best[which] = min(best[which], seconds)
+    return best
+
+
+def _serve(side: "partial[Callable[[int], float]]", end: Connection) -> None:
+    """Makes the step, then answers numbers with the seconds that they took, until None."""
+    with ExitStack() as stack:
+        if side.func is _kvlab:
+            stack.enter_context(freed_memory_kept())
+        step = side()
+        while (number := end.recv()) is not None:
             began = time.perf_counter()
             step(number)
-            if number:
-                best[which] = min(best[which], time.perf_counter() - began)
-    return best
+            end.send(time.perf_counter() - began)

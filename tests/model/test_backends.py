@@ -89,7 +89,8 @@ def test_the_table_picks_by_device_and_shape():
     for window in (None, 8):
         assert pick_backend(queries(512, 64, grad=True), 512, window) == "kept"
         assert pick_backend(queries(512, 64), 512, window) != "kept", "nothing to keep it for"
-        assert pick_backend(queries(512, 16, grad=True), 512, window) != "kept"
+        assert pick_backend(queries(512, 16, grad=True), 512, window) == "kept"
+        assert pick_backend(queries(512, 8, grad=True), 512, window) != "kept"
         assert (
             pick_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window) != "kept"
         )

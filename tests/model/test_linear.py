@@ -1,10 +1,12 @@
-"""The products for few rows: equal to torch's own, whatever the shape."""
+"""The products of linear layers: equal to torch's own, whatever the shape."""
+
+import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.model.linear import FEW_ROWS, TWO_COLUMNS_INPUTS, Linear, linear
+from kvlab.model.linear import FEW_ROWS, TWO_COLUMNS_INPUTS, Linear, linear, product
 
 
 @pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMNS_INPUTS, TWO_COLUMNS_INPUTS + 1])
@@ -34,14 +36,48 @@ def test_takes_parts_of_tensors(rows):
     assert (found - F.linear(x, weight[:30], bias[:30])).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8])
-def test_gradients_are_torchs_own(rows):
+@pytest.mark.parametrize("lead", [(1,), (8,), (300,), (3, 5), (2, 1)])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("wants", [(True, True), (False, True), (True, False)])
+def test_value_and_gradients_equal_float64(lead, has_bias, wants):
     torch.manual_seed(2)
-    layer, x = Linear(24, 10), torch.randn(rows, 24, requires_grad=True)
-    other = torch.nn.Linear(24, 10)
-    other.load_state_dict(layer.state_dict())
-    y = x.detach().clone().requires_grad_()
-    layer(x).square().sum().backward()
-    other(y).square().sum().backward()
-    assert torch.equal(x.grad, y.grad)
-    assert torch.equal(layer.weight.grad, other.weight.grad)
+    layer, x = Linear(24, 10, bias=has_bias), torch.randn(*lead, 24)
+    layer.weight.requires_grad_(wants[1])
+    exact, y = copy.deepcopy(layer).double(), x.double().requires_grad_(wants[0])
+    found = layer(x.requires_grad_(wants[0]))
+    wanted = F.linear(y, exact.weight, exact.bias)
+    assert (found - wanted).abs().max() < 1e-5
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    pairs = [(x, y), *zip(layer.parameters(), exact.parameters(), strict=True)]
+    for ours, theirs in pairs:
+        assert (ours.grad is None) == (theirs.grad is None)
+        if theirs.grad is not None:
+            assert (ours.grad - theirs.grad).abs().max() < 1e-5 * theirs.grad.abs().max()
+
+
+def test_takes_parts_and_gradients_of_any_layout_in_training():
+    """As attention gives them: rows of a weight, transposed inputs, an expanded gradient."""
+    torch.manual_seed(3)
+    x, weight, bias = torch.randn(64, 50).T, torch.randn(90, 64), torch.randn(90)
+    given = [x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
+    exact = [part.detach().double().requires_grad_() for part in given]
+    linear(x, weight[:30], bias[:30]).sum().backward()
+    F.linear(exact[0], exact[1][:30], exact[2][:30]).sum().backward()
+    for ours, theirs in zip(given, exact, strict=True):
+        assert (ours.grad - theirs.grad).abs().max() < 1e-4
+
+
+def test_autocast_is_obeyed_in_training():
+    layer, x = Linear(24, 10), torch.randn(50, 24)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+def test_the_product_of_many_rows_equals_float64():
+    torch.manual_seed(4)
+    x, weight = torch.randn(200, 64), torch.randn(500, 64)
+    for dtype, limit in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
+        found = product(x.to(dtype), weight.to(dtype))
+        assert found.dtype == dtype
+        assert (found - x.double() @ weight.double().T).abs().max() < limit

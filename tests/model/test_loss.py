@@ -38,6 +38,25 @@ def test_it_stays_finite_where_the_target_is_all_but_impossible():
     assert torch.allclose(losses, F.cross_entropy(hidden @ weight.T, targets, reduction="none"))
 
 
+def test_the_summed_loss_stays_exact_there_and_its_gradient_finite():
+    hidden, weight, targets = case(3, torch.float32)
+    with torch.no_grad():
+        hidden *= 1e3
+    found = summed_loss(hidden, weight, targets)
+    wanted = F.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum")
+    assert abs(found.item() - wanted.item()) < 1e-5 * wanted.item()
+    assert torch.autograd.grad(found, hidden)[0].isfinite().all()
+
+
+def test_a_second_backward_pass_is_refused():
+    """The gradients are scaled in place."""
+    hidden, weight, targets = case(5)
+    loss = summed_loss(hidden, weight, targets) / 7
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_token_losses_keep_the_shape_and_sum_to_the_summed_loss():
     hidden, weight, targets = case(1200)
     losses = token_losses(hidden.view(4, 300, -1), weight, targets.view(4, 300))

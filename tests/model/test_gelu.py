@@ -1,0 +1,42 @@
+"""The sigmoid form of GELU against torch's tanh form in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.model.gelu import gelu
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 7, 5), (257, 1024), (0, 4)])
+def test_value_and_gradient_equal_float64(shape):
+    torch.manual_seed(0)
+    x, outer = torch.randn(shape) * 3, torch.randn(shape)
+    exact = x.double().requires_grad_()
+    wanted = F.gelu(exact, approximate="tanh")
+    wanted.backward(outer.double())
+    found = gelu(x.requires_grad_())
+    found.backward(outer)
+    assert found.shape == shape
+    assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=1e-6)
+    assert torch.allclose(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_far_from_zero_it_is_the_identity_or_nothing():
+    x = torch.tensor([-1e4, -50.0, 50.0, 1e4], requires_grad=True)
+    gelu(x).sum().backward()
+    assert torch.equal(gelu(x).abs(), torch.tensor([0.0, 0.0, 50.0, 1e4]))
+    assert torch.equal(x.grad, torch.tensor([0.0, 0.0, 1.0, 1.0]))
+
+
+def test_a_transposed_input_keeps_its_places():
+    x = torch.randn(6, 9).T.requires_grad_()
+    found = gelu(x)
+    found.square().sum().backward()
+    y = x.detach().double().requires_grad_()
+    F.gelu(y, approximate="tanh").square().sum().backward()
+    assert torch.allclose(x.grad.double(), y.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_bfloat16_is_rounded_once():
+    x = torch.randn(2000).bfloat16().requires_grad_()
+    assert torch.equal(gelu(x), F.gelu(x, approximate="tanh"))

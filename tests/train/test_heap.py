@@ -1,0 +1,57 @@
+"""Freed memory that stays: pages are faulted in once, and given back at the end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc")
+
+FAULTS = """
+import ctypes, resource
+from contextlib import nullcontext
+from kvlab.train.heap import freed_memory_kept
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+SIZE = 64 * 2**20  # larger than glibc ever keeps by itself
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    buffer = libc.malloc(SIZE)
+    ctypes.memset(buffer, 1, SIZE)
+    libc.free(buffer)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+first = resident()
+with freed_memory_kept():
+    faults()
+    print(faults() < 100, end=" ")
+print(resident() - first < SIZE // 2, end=" ")
+print(faults() > 1000)
+"""
+
+
+def output(**environment):
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], env=given, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_inside_pages_are_faulted_in_once_and_afterwards_memory_goes_back():
+    assert output() == ["True", "True", "True"]
+
+
+def test_what_the_environment_sets_stays():
+    assert output(MALLOC_TOP_PAD_="131072")[0] == "False"
