@@ -1,5 +1,6 @@
 # make demo    set up, run the quickstart sweep, write its report
 # make test    set up, run the tests
+# make faults  set up, kill processes and machines under real sweeps (minutes)
 # make check   set up, lint, types, import contracts, specs, documentation
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
 # make clean   remove what these made: .venv and runs
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test faults check bench clean
 
 setup: $(READY)
 
@@ -30,6 +31,10 @@ demo: $(READY)
 test: $(READY)
 	@echo "== running the tests on every core"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+faults: $(READY)
+	@echo "== killing processes and machines under real sweeps"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
 
 check: $(READY)
 	@echo "== lint, types, import contracts, specs, documentation"

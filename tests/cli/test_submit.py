@@ -146,7 +146,7 @@ def test_status(store):
     assert call("status", "s.yaml")[1] == call("status", "s")[1]
     assert failed(store)[:8] in call("status", "s")[1]
     columns = call("status")[1].splitlines()[-1].split()
-    assert columns == ["s", "2", "1", "0", "0", "0", "no"]
+    assert columns == ["s", "2", "1", "0", "0", "0", "0", "no"]
     with store.trial_lock(failed(store)).hold(), store.driver_lock("s").hold():
         assert json.loads(call("status", "s", "--json")[1])["driven"] is True
 

@@ -88,7 +88,9 @@ class Record:
         trial = self.trial(levels, seed)
         if status == "done" and self.items:
             store.write_items(trial, self.outcomes(levels, seed))
-        store.write_result(self.result(levels, seed, status))
+        result = self.result(levels, seed, status)
+        (store.trial_directory(result["trial"]) / "result.json").unlink(missing_ok=True)
+        store.write_result(result)
 
     def description(self, cells: list[dict[str, str]]) -> dict[str, Any]:
         return {

@@ -112,6 +112,7 @@ def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeyp
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.faults
 def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, sweep):  # noqa: F811
     planned, store, expected = sweep
     drivers = [start(tmp_path, "--mlflow") for _ in range(8)]

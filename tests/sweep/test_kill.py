@@ -173,6 +173,7 @@ def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(tmp_path
     assert all(done == sorted(set(done)) for done in logged(store).values())
 
 
+@pytest.mark.faults
 def test_a_driver_whose_raylet_dies_begins_its_cluster_again(tmp_path, sweep):
     planned, store, expected = sweep
     driver = start(tmp_path, "--executor", "ray", "--seconds", 0.05)

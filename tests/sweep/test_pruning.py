@@ -285,9 +285,9 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
     def note(event):
         if event.status == "pruned" and not saved:
             saved["trial"] = event.planned.trial.id
-            driver._stopping = True
+            driver.stop()
 
-    driver._on_event = note
+    driver._tell = note
     driver.run()
     trial = saved["trial"]
     if lost == "the result":

@@ -39,6 +39,7 @@ def store(tmp_path):
         (directory / "log.txt").write_text(f"{started} attempt 1\n")
         result = store.result(trial)
         result["provenance"] |= {"started": started, "finished": f"2026-01-01T01:0{minute}:00Z"}
+        (store.trial_directory(trial) / "result.json").unlink()
         store.write_result(result)
     return store
 

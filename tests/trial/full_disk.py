@@ -82,9 +82,9 @@ def run(folder: Path) -> dict[str, Any]:
     found = {
         "calm": calm,
         # before the first file, at the trial, in the first checkpoint, in the second
-        "checkpoint": rise(folder, disk, "s.yaml", [0, 2, 5, 24]),
+        "checkpoint": rise(folder, disk, "s.yaml", [0, 4, 7, 24]),
         # the second trial has its weights and needs only pages for its record
-        "record": rise(folder, disk, "both.yaml", [1, 2, 4]),
+        "record": rise(folder, disk, "both.yaml", [2, 3, 6]),
         "leftovers": leftovers(disk.folder / "runs"),
         "weights": {},
         "numbers": {},

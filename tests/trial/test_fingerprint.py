@@ -54,9 +54,11 @@ OTHER = {
     "data.source": "docstrings",
     "data.tokenizer": "gpt2:260",
     "data.paths": ["b.txt"],
+    "data.subset": "CC-MAIN-2024-10",
     "data.max_bytes": 10_000,
     "data.max_tokens": 10_000,
     "data.validation_fraction": 0.1,
+    "data.mask_documents": True,
     "training.tokens": 12_800,
     "training.batch_tokens": 128,
     "training.learning_rate": 1e-3,
@@ -137,8 +139,10 @@ def test_every_field_of_an_experiment_is_tried_below():
 @pytest.mark.parametrize("key", OTHER)
 def test_each_field_enters_the_fingerprint_it_belongs_to(key):
     patch = {key: OTHER[key]}
-    if key == "data.source":
+    if key in ("data.source", "data.subset"):
         patch["data.paths"] = []
+    if key == "data.subset":
+        patch["data.source"] = "fineweb-edu-crawl"
     if key == "training.decay_tokens":
         patch["training.schedule"] = "wsd"
     changed = experiment(patch)

@@ -94,6 +94,7 @@ def end_of(executor):
     return found[0]
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(900)  # two workers start twice, each with its own imports
 def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path):
     one = trial(2, tokens=128 * 400, checkpoint_every=20)

@@ -42,6 +42,13 @@ _DEATHS = (
 )
 
 
+_GONE = (
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.LocalRayletDiedError,
+    ray.exceptions.TaskUnschedulableError,
+)
+
+
 class RayExecutor:
     """Trials as tasks of a Ray cluster.
 
@@ -135,7 +142,7 @@ class RayExecutor:
         self, task: Callable[[str], str], argument: str
     ) -> dict[str, str | Exception]:
         asked = {}
-        remote = ray.remote(max_retries=0, num_cpus=0)(task)
+        remote = ray.remote(max_retries=2, num_cpus=0)(task)
         for node in _nodes():
             if node["Resources"].get("CPU") or node["Resources"].get("GPU"):
                 name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}"
@@ -146,6 +153,8 @@ class RayExecutor:
         for name, reference in asked.items():
             try:
                 found[name] = ray.get(reference, timeout=ANSWER_SECONDS)
+            except _GONE:
+                continue  # the machine died meanwhile: it is no part of the cluster any more
             except ray.exceptions.GetTimeoutError:
                 found[name] = ResourceError(f"no answer in {ANSWER_SECONDS:g} seconds")
             except ray.exceptions.RayError as error:
