@@ -150,6 +150,7 @@ def test_the_second_signal_ends_it_at_once_and_nothing_is_lost(tmp_path, sweep):
     assert set(map(tuple, logged(store).values())) == {tuple(range(1, 21))}
 
 
+@pytest.mark.faults
 def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(tmp_path, sweep):
     planned, store, expected = sweep
     driver = start(tmp_path, "--executor", "ray", "--seconds", 0.05)

@@ -60,6 +60,7 @@ def hide(store, trials):
     return lambda trial: store.write_result(kept[trial])
 
 
+@pytest.mark.faults
 def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
     store, tmp_path, capsys, empty
 ):

@@ -20,7 +20,10 @@ def may_mount() -> bool:
     )
 
 
-pytestmark = pytest.mark.skipif(not may_mount(), reason="no mount namespaces here")
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(not may_mount(), reason="no mount namespaces here"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,8 @@ _DEATHS = (
 )
 
 
+_TOKEN = secrets.token_hex(32)
+
 _GONE = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.LocalRayletDiedError,
@@ -293,7 +295,7 @@ def _set_token() -> None:
     """Only this process and its workers may talk to the cluster.
 
     A local cluster asks for a token, which Ray would keep in HOME: it may not be writable, and
-    the environment does as well. One token serves all clusters of this process.
+    the environment does as well. One token serves all clusters of this process: Ray reads it once.
     """
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it says so
