@@ -9,7 +9,8 @@ import errno
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,48 @@ def _place_once(source: str | Path, target: str | Path) -> None:
         os.unlink(source)
 
 
+@contextmanager
+def whole_file(path: str | Path, *, once: bool = False) -> Iterator[Path]:
+    """An empty file beside ``path``, which takes its place when the block ends without an error.
+
+    Args:
+        path: of the file.
+        once: leave a file alone that is there already.
+
+    Raises:
+        StoreError: the folder cannot be written or the disk is full; the old file stays.
+        LeaseLost: this process held the folder, and does not any more.
+        FileExistsError: ``once``, and there is one.
+    """
+    path = Path(path)
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with _writing(path, once):
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            (_place_once if once else replace)(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(path: Path, once: bool = False) -> Iterator[None]:
+    """Says of what the operating system refuses which file it was, and the way out."""
+    try:
+        yield
+    except OSError as error:
+        if once and isinstance(error, FileExistsError):
+            raise
+        reason = f"{path} cannot be written: {error.strerror}; free or repair the disk, run again"
+        raise StoreError(reason) from None
+
+
 def write_atomic(path: str | Path, data: bytes | str, *, once: bool = False) -> None:
     """Writes ``data`` so that a reader, or a kill at any moment, sees the old file or the new.
 
@@ -81,30 +124,10 @@ def write_atomic(path: str | Path, data: bytes | str, *, once: bool = False) -> 
         once: leave a file alone that is there already.
 
     Raises:
-        StoreError: the folder cannot be written or the disk is full; the old file stays.
-        LeaseLost: this process held the folder, and does not any more.
-        FileExistsError: ``once``, and there is one.
+        StoreError, LeaseLost, FileExistsError: as of `whole_file`.
     """
-    path = Path(path)
-    raw = data.encode() if isinstance(data, str) else data
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        (_place_once if once else replace)(temporary, path)
-    except OSError as error:
-        if once and isinstance(error, FileExistsError):
-            raise
-        reason = f"{path} cannot be written: {error.strerror}; free or repair the disk, run again"
-        raise StoreError(reason) from None
-    finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+    with whole_file(path, once=once) as temporary, _writing(Path(path)):
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def write_json(path: str | Path, value: Any, *, once: bool = False) -> None:

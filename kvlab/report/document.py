@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvlab.errors import UsageError
 from kvlab.report.section import Figure, Section, Table
-from kvlab.report.sections import SECTIONS, unknown_section
+from kvlab.report.sections import QUALITY, SECTIONS, unknown_section
 from kvlab.report.study import Study
 
 
@@ -29,6 +29,8 @@ class Document:
 def make_document(study: Study) -> Document:
     """Every section that was asked for and has something to say about this study.
 
+    Unasked, those about quality are left out where no weights are trained.
+
     Raises:
         UsageError: a section was asked for that this version does not have.
     """
@@ -36,5 +38,7 @@ def make_document(study: Study) -> Document:
         if name not in SECTIONS:
             text = f"report.sections = {name} {unknown_section(name)}"
             raise UsageError(f"{text}; or choose others with --sections")
-    made = {name: SECTIONS[name](study) for name in study.sections or SECTIONS}
+    skipped = QUALITY if study.untrained else frozenset()
+    names = study.sections or [name for name in SECTIONS if name not in skipped]
+    made = {name: SECTIONS[name](study) for name in names}
     return Document(study.name, {name: section for name, section in made.items() if section})

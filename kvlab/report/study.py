@@ -68,6 +68,13 @@ class Study:
         return tuple(row for row in self.rows if row.done)
 
     @cached_property
+    def untrained(self) -> bool:
+        """Whether all weights are as drawn, so that no loss means anything."""
+        asked = [row.facts["experiment"].get("training", {}) for row in self.done]
+        drawn = (one.get("tokens") == 0 and one.get("init_from") is None for one in asked)
+        return bool(asked) and all(drawn)
+
+    @cached_property
     def states(self) -> Counter[str]:
         """Rows by status."""
         return Counter(row.status for row in self.rows)

@@ -24,9 +24,10 @@ from kvlab.sweep.queues import Queues, Trainings
 from kvlab.sweep.recorded import ended_status, forget_failure, statuses
 from kvlab.sweep.starts import needs_source
 from kvlab.sweep.stopping import Stop
+from kvlab.trial.ending import record_failure
 from kvlab.trial.origin import Origin
 from kvlab.trial.record import Store
-from kvlab.trial.run import missing_source, record_failure
+from kvlab.trial.run import missing_source
 
 WAIT_SECONDS = 0.5
 

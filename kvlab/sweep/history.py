@@ -43,6 +43,4 @@ def _asked(config: SearchConfig) -> dict[str, Any]:
     asked = config.model_dump(mode="json")
     for budget in ("trials", "flops", "hours", "parallel"):
         del asked[budget]
-    if asked["pruning"] is None:
-        del asked["pruning"]
     return asked

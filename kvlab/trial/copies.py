@@ -9,16 +9,15 @@ read back. So a copy that was cut off is no copy, and one that is there is not m
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvlab.errors import CopyDamaged, CopyError, KvlabError, StoreError, UsageError
+from kvlab.errors import CopyDamaged, CopyError, KvlabError, UsageError
+from kvlab.files import whole_file
 
 LIST = "copied.json"
 
@@ -143,8 +142,7 @@ class Copies:
         return facts, True
 
     def _get_file(self, place: str, path: Path, sha256: str) -> None:
-        temporary = _temporary(path)
-        try:
+        with whole_file(path) as temporary:
             try:
                 self._fs.get_file(f"{self._root}/{place}", str(temporary))
                 whole = _digest(temporary) == sha256
@@ -153,9 +151,6 @@ class Copies:
             if not whole:
                 text = f"{self.shown}/{place} is not what was copied there"
                 raise CopyDamaged(f"{text}; copy it again from a store that has it")
-            _install(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _list(self, place: str) -> dict[str, Any] | None:
         """The files of a directory that are whole there; None if it was never copied."""
@@ -206,27 +201,3 @@ def _files(directory: Path, names: Sequence[str]) -> Iterator[tuple[str, Path]]:
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _temporary(path: Path) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        os.close(handle)
-        return Path(name)
-    except OSError as error:
-        raise StoreError(_unwritable(path, error)) from None
-
-
-def _install(temporary: Path, path: Path) -> None:
-    try:
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StoreError(_unwritable(path, error)) from None
-
-
-def _unwritable(path: Path, error: OSError) -> str:
-    return f"{path} cannot be written: {error.strerror}; free or repair the disk, run again"

@@ -3,6 +3,7 @@ measured. Whoever wants one runs it on from its checkpoint."""
 
 from typing import Any
 
+from kvlab.trial.ending import ending
 from kvlab.trial.origin import Origin
 from kvlab.trial.provenance import now, provenance
 from kvlab.trial.record import Store
@@ -16,27 +17,23 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
     Returns:
         Whether it was recorded: not if some process runs it on, or it has ended after all.
     """
-    with store.trial_lock(trial.id).hold(patience=5.0) as ours:
-        status = store.status(trial.id)
-        if not ours or status not in (None, "damaged"):
-            return False
-        if status is not None:
-            store.set_aside(trial.id)
-        training = trial.experiment.training
-        rungs = sorted(store.rungs(trial.training_id).items())
-        facts = provenance(
-            origin,
-            started=now(),
-            attempts=len(store.attempts(trial.id)),
-            pauses=store.pauses(trial.id),
-        )
-        pruned = {"step": rungs[-1][0], "steps": training.steps, "loss": rungs[-1][1]}
-        result = result_document(trial, "pruned", facts, pruned=pruned)
-        result["curves"]["validation_loss"] = [
-            [step, step * training.batch_tokens, loss] for step, loss in rungs
-        ]
-        store.write_result(result)
-        return True
+    with ending(trial, store) as free:
+        if free:
+            training = trial.experiment.training
+            rungs = sorted(store.rungs(trial.training_id).items())
+            facts = provenance(
+                origin,
+                started=now(),
+                attempts=len(store.attempts(trial.id)),
+                pauses=store.pauses(trial.id),
+            )
+            pruned = {"step": rungs[-1][0], "steps": training.steps, "loss": rungs[-1][1]}
+            result = result_document(trial, "pruned", facts, pruned=pruned)
+            result["curves"]["validation_loss"] = [
+                [step, step * training.batch_tokens, loss] for step, loss in rungs
+            ]
+            store.write_result(result)
+        return free
 
 
 def pruned_line(result: dict[str, Any]) -> str:

@@ -77,6 +77,17 @@ def result_document(
     }
 
 
+def trial_facts(trial: Trial) -> dict[str, Any]:
+    """What names a trial, known before it runs: its ``trial.json``."""
+    return {
+        "trial": trial.id,
+        "training": trial.training_id,
+        "seed": trial.seed,
+        "data_identity": trial.data_identity,
+        "experiment": experiment_facts(trial.experiment),
+    }
+
+
 def experiment_facts(experiment: Experiment) -> dict[str, Any]:
     """The configuration as plain data; of absolute paths only the last name, see provenance."""
     facts = experiment.model_dump(mode="json")

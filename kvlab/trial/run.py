@@ -23,9 +23,9 @@ from kvlab.trial.failure import Failure
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.origin import Origin
 from kvlab.trial.progress import OnProgress, Report, Update
-from kvlab.trial.provenance import now, provenance
+from kvlab.trial.provenance import provenance
 from kvlab.trial.record import Store
-from kvlab.trial.result import Measured, experiment_facts, result_document
+from kvlab.trial.result import Measured, result_document, trial_facts
 from kvlab.trial.stage import MakeStages, ReportProgress, Stages
 from kvlab.trial.stopping import stop_check
 from kvlab.trial.trial import Trial
@@ -76,23 +76,6 @@ def run_trial(
         return "stopped"
     except LeaseLost:
         return "elsewhere"
-
-
-def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure) -> bool:
-    """Ends a trial that cannot do so itself, such as one whose process is killed again and again.
-
-    Returns:
-        Whether it was recorded: not if some process still runs it, or it has ended after all.
-    """
-    with store.trial_lock(trial.id).hold(patience=5.0) as ours:
-        status = store.status(trial.id)
-        if not ours or status not in (None, "damaged"):
-            return False
-        if status is not None:
-            store.set_aside(trial.id)
-        facts = provenance(origin, started=now(), attempts=len(store.attempts(trial.id)))
-        store.write_result(result_document(trial, "failed", facts, failure=failure))
-        return True
 
 
 def missing_source(trial: Trial, store: Store) -> str:
@@ -148,14 +131,7 @@ class _Run:
 
     def begin(self) -> Attempt:
         trial = self.trial
-        facts = {
-            "trial": trial.id,
-            "training": trial.training_id,
-            "seed": trial.seed,
-            "data_identity": trial.data_identity,
-            "experiment": experiment_facts(trial.experiment),
-        }
-        self.store.write_trial(trial.id, facts)
+        self.store.write_trial(trial.id, trial_facts(trial))
         attempt = Attempt(self.store, trial.id)
         attempt.log(f"attempt {attempt.number} at trial {trial.id}, training {trial.training_id}")
         return attempt

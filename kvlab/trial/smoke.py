@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvlab.files import write_json
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.attempt import Attempt
+from kvlab.trial.ending import ending
 from kvlab.trial.failure import Failure
 from kvlab.trial.origin import Origin, neutral_text
 from kvlab.trial.provenance import provenance
 from kvlab.trial.record import Store
-from kvlab.trial.result import experiment_facts, result_document
+from kvlab.trial.result import result_document, trial_facts
 from kvlab.trial.run import Outcome, run_trial
 from kvlab.trial.trial import Trial
 
@@ -119,23 +120,17 @@ def record_smoke_failure(trial: Trial, store: Store, origin: Origin, answer: Smo
         Whether it was recorded: not if some process runs it, or it has ended after all.
     """
     assert answer.failure is not None, "only what broke is recorded"
-    with store.trial_lock(trial.id).hold(patience=5.0) as ours:
-        status = store.status(trial.id)
-        if not ours or status not in (None, "damaged", "pruned"):
-            return False
-        if status is not None:
-            store.set_aside(trial.id)
-        facts: dict[str, Any] = {"trial": trial.id, "training": trial.training_id}
-        facts |= {"seed": trial.seed, "data_identity": trial.data_identity}
-        store.write_trial(trial.id, {**facts, "experiment": experiment_facts(trial.experiment)})
-        attempt = Attempt(store, trial.id)
-        attempt.log("not run: one step of its architecture failed in the smoke test")
-        trace = attempt.write_traceback(answer.traceback or "")
-        kind, name, text = (answer.failure[key] for key in ("class", "type", "message"))
-        failure = Failure(kind, str(name), f"in the smoke test: {text}", trace)  # type: ignore[arg-type]
-        made = provenance(origin, started=attempt.started, attempts=attempt.number)
-        store.write_result(result_document(trial, "failed", made, failure=failure))
-        return True
+    with ending(trial, store, over=("damaged", "pruned")) as free:
+        if free:
+            store.write_trial(trial.id, trial_facts(trial))
+            attempt = Attempt(store, trial.id)
+            attempt.log("not run: one step of its architecture failed in the smoke test")
+            trace = attempt.write_traceback(answer.traceback or "")
+            kind, name, text = (answer.failure[key] for key in ("class", "type", "message"))
+            failure = Failure(kind, str(name), f"in the smoke test: {text}", trace)  # type: ignore[arg-type]
+            made = provenance(origin, started=attempt.started, attempts=attempt.number)
+            store.write_result(result_document(trial, "failed", made, failure=failure))
+        return free
 
 
 def _of_one_worker(experiment: Experiment, workers: int) -> Experiment:

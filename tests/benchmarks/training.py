@@ -2,7 +2,7 @@
 
 Each side has a process of its own, in the state that its user's has: kvlab's keeps freed memory
 as `kvlab.train.train` does, the plain loop's has malloc as it is. They step in turn, never at
-once.
+once. bfloat16 is autocast on both sides.
 """
 
 import multiprocessing
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from kvlab.data import training_batch
+from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.spec import Experiment, load_experiment
 from kvlab.train.heap import freed_memory_kept
@@ -25,33 +26,55 @@ from kvlab.train.stepper import Stepper
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
 WINDOWS = {"attention_pattern": "GLLLLL", "window": 256, "position": "rope"}
+PRODUCT = 2048
+PRODUCT_FLOPS = 2 * PRODUCT**3
 
 
 def run() -> Iterator[str]:
-    """The quickstart's shape, GPT-2 124M at context 1,024, and there hybrid against global."""
+    """The quickstart's shape and GPT-2 124M at context 1,024 in both precisions; then 124M with
+    hybrid windows against global, and compiled against the rate of a large product."""
     quick = load_experiment(QUICKSTART)
-    large = Experiment(
-        name="gpt2-124m",
-        model={"preset": "gpt2", "vocab_size": 50304},
-        training={"tokens": 2**20, "batch_tokens": 1024},
-    )
-    yield f"float32, {torch.get_num_threads()} threads; tokens/s of the best of the rounds in turn"
-    yield "shape                         tokens a step    kvlab  transformers  ratio"
-    for of, rounds in ((quick, 15), (large, 4)):
-        mine, other = _in_turn(rounds, partial(_kvlab, of), partial(_transformers, of))
-        tokens = of.training.batch_tokens
-        yield (
-            f"{of.name:28}  {tokens:13,}  {tokens / mine:7,.0f}  {tokens / other:12,.0f}"
-            f"  {other / mine:5.2f}"
-        )
-    shapes = ({"position": "rope"}, WINDOWS)
-    whole, hybrid = _in_turn(4, *(partial(_kvlab, _changed(large, shape)) for shape in shapes))
+    yield f"{torch.get_num_threads()} threads; tokens/s of the best of the rounds in turn"
+    yield "shape       precision  tokens a step    kvlab  transformers  ratio"
+    for of, rounds in ((quick, 15), (_large(), 4)):
+        for precision in ("float32", "bfloat16"):
+            one = _trained(of, precision=precision)
+            mine, other = _in_turn(rounds, partial(_kvlab, one), partial(_transformers, one))
+            tokens = of.training.batch_tokens
+            yield (
+                f"{of.name:10}  {precision:9}  {tokens:13,}  {tokens / mine:7,.0f}"
+                f"  {tokens / other:12,.0f}  {other / mine:5.2f}"
+            )
+    shapes = (_large(position="rope"), _large(**WINDOWS))
+    whole, hybrid = _in_turn(4, *(partial(_kvlab, shape) for shape in shapes))
     yield f"124M, rope, GLLLLL with window 256 against global: {whole / hybrid:.2f} times as fast"
+    for compiled in (False, True):
+        one = _trained(_large(), precision="bfloat16", compile=compiled)
+        step, product = _in_turn(4, partial(_kvlab, one), partial(_product, one))
+        share = training_flops(one) / one.training.steps / step / (PRODUCT_FLOPS / product)
+        yield (
+            f"124M, bfloat16, {'compiled' if compiled else 'eager'}: {1024 / step:,.0f} tokens/s,"
+            f" {share:.0%} of a large product's {PRODUCT_FLOPS / product / 1e9:,.0f} GFLOPs/s"
+        )
 
 
-def _changed(of: Experiment, shape: dict[str, object]) -> Experiment:
+def _large(**shape: object) -> Experiment:
+    """GPT-2 124M, one row of its context a step."""
     model = {"preset": "gpt2", "vocab_size": 50304, **shape}
-    return Experiment(name=of.name, model=model, training={"tokens": 2**20, "batch_tokens": 1024})
+    return Experiment(
+        name="gpt2-124m", model=model, training={"tokens": 2**20, "batch_tokens": 1024}
+    )
+
+
+def _trained(of: Experiment, **changes: object) -> Experiment:
+    return of.model_copy(update={"training": of.training.model_copy(update=changes)})
+
+
+def _product(of: Experiment) -> Callable[[int], float]:
+    """One large matrix product in the training's precision."""
+    a, b = (torch.ones(PRODUCT, PRODUCT, dtype=getattr(torch, of.training.precision)) for _ in "ab")
+    out = a @ b
+    return lambda _: float(torch.mm(a, b, out=out)[0, 0])
 
 
 def _text(of: Experiment) -> np.ndarray:
@@ -87,8 +110,9 @@ def _transformers(of: Experiment) -> Callable[[int], float]:
         pair = training_batch(text, seed=0, step=number, batch_size=rows, block_size=block)
         x, y = (torch.from_numpy(part) for part in pair)
         optimizer.zero_grad()
-        logits = model(x).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=t.precision == "bfloat16"):
+            logits = model(x).logits
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), t.clip)
         optimizer.step()

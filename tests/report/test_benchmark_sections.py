@@ -4,7 +4,10 @@ import pytest
 
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import curves, roofline_figure
-from kvlab.report.section import Table
+from kvlab.report.document import make_document
+from kvlab.report.numbers import times
+from kvlab.report.section import Figure, Table
+from kvlab.report.sections import QUALITY
 from kvlab.report.sections.benchmark_curves import benchmark_curves
 from kvlab.report.sections.projection import projection
 from kvlab.report.sections.roofline import roofline
@@ -115,7 +118,32 @@ def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):
     assert one["step, to (s)"] / one["step, from (s)"] == pytest.approx(high / low, rel=0.01)
 
 
+def test_the_projection_is_drawn_against_the_weights(study):
+    (figure,) = (c for c in projection(study).contents if isinstance(c, Figure))
+    weights, *layouts = figure.plot.layers
+    assert [layer.name for layer in layouts] == ["baseline", "trained", "mqa"]
+    largest = {layer.name: layer.points[-1] for layer in layouts}
+    assert largest["baseline"].x == 96 * largest["mqa"].x == 64 * 16_384 * 2 * 4_831_838_208 / 1024
+    assert weights.points[-1].x == pytest.approx(4 * 175e9, rel=0.01)
+    assert "baseline: 9,900 GB at gpt3-175b" in figure.alt
+
+
 def test_one_place_makes_no_curve():
     alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
     assert list(curves(alone)) == []
     assert roofline_figure(alone, {}) is None
+
+
+def test_where_nothing_is_trained_no_loss_is_compared(study):
+    made = make_document(study).sections
+    assert not QUALITY & made.keys()
+    assert {"answer", "memory", "speed", "roofline"} <= made.keys()
+    text = "".join(str(span) for part in made["answer"].contents for span in part.spans)
+    assert "baseline's cache holds 1,048,576 bytes" in text
+    assert f"'mqa') {times(4)}" in text.replace('"', "'")
+    assert "nats" not in text, "losses of untrained weights are not for conclusions"
+
+
+def test_a_study_with_trained_weights_compares_losses(tmp_path):
+    trained = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
+    assert "effects" in make_document(trained).sections

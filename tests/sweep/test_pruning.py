@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from kvlab.errors import Paused, SpecError, StoreError, UsageError
+from kvlab.errors import Paused, SpecError, UsageError
 from kvlab.files import read_json
 from kvlab.spec import load_sweep
 from kvlab.spec.pruning import PruningConfig
@@ -347,22 +347,6 @@ def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampl
         one = suggest(config, ["minimize", "minimize"], past)
         assert 0.0 <= one.params["training.x"] <= 1.0
         past.append(one)
-
-
-def test_a_history_from_before_there_was_pruning_goes_on(tmp_path):
-    text = SEARCH.replace("  pruning: {rule: halving, factor: 3}\n", "")
-    store, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 3"))
-    driver.run()
-    path = store.sweep_directory("s") / "search.json"
-    old = read_json(path)
-    for point in old["points"]:
-        del point["training"], point["steps"], point["kept"], point["past"]["rungs"]
-    path.write_text(json.dumps(old))
-    _, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 4"))
-    assert driver.run().ran == 1
-    assert search.flops == 4 * search.points[0].flops
-    with pytest.raises(StoreError, match="history of another search"):
-        searching(tmp_path)
 
 
 def drive_until(folder, writes):

@@ -12,10 +12,11 @@ import pytest
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, Stopped, StoreError
 from kvlab.files import read_json
 from kvlab.trial import Store
+from kvlab.trial.ending import record_failure
 from kvlab.trial.failure import Failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.origin import Origin
-from kvlab.trial.run import record_failure, run_trial
+from kvlab.trial.run import run_trial
 from tests.sweep.stub import StubStages, tiny_plan
 
 

@@ -46,6 +46,15 @@ SECTIONS: dict[str, MakeSection] = {
 }
 
 
+QUALITY = frozenset(
+    (
+        *("cells", "effects", "interactions", "pareto", "equal-memory"),
+        *("serving-gap", "hellaswag", "probes", "curves"),
+    )
+)
+"""Those that compare what models have learned."""
+
+
 def unknown_section(name: str) -> str:
     """What to say of a name that the table does not have: the rule and the way out."""
     near = get_close_matches(name, SECTIONS, 1)

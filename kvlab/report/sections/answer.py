@@ -4,6 +4,7 @@ from kvlab.report.effects import Effect
 from kvlab.report.numbers import bytes_text, counted, difference, shown, times
 from kvlab.report.pareto import budget_bests, points
 from kvlab.report.section import Paragraph, Section, Span, Strong, paragraph
+from kvlab.report.sections.untrained import untrained_answer
 from kvlab.report.study import Study
 from kvlab.trial.metrics import METRICS
 
@@ -13,7 +14,9 @@ MOST_NAMED = 4
 
 def answer(study: Study) -> Section:
     contents = [paragraph(Strong(str(study.sweep["question"])))]
-    if study.done:
+    if study.untrained:
+        contents += untrained_answer(study)
+    elif study.done:
         contents += [_cost(study), _together(study), _trust(study)]
     missing = _missing(study)
     if missing:

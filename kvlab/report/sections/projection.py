@@ -3,13 +3,14 @@
 from typing import Any
 
 from kvlab.layout import TransferError
-from kvlab.layout.projection import SCALES, Projected, project
+from kvlab.layout.projection import BATCHES, CONTEXTS, SCALES, Projected, project
 from kvlab.layout.roofline import Ceilings
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import MOST
+from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
 from kvlab.report.numbers import percent, significant
 from kvlab.report.rows import Levels
-from kvlab.report.section import Cell, Column, Row, Section, Table, cell, paragraph
+from kvlab.report.section import Cell, Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
 from kvlab.spec.experiment import Experiment, Shape
 
@@ -21,12 +22,12 @@ def projection(study: Study) -> Section | None:
     shares = [line["value"] for line in lines if line["metric"] == "efficiency"]
     if ceilings is None or not shares:
         return None
-    rows = [
-        _row(study, levels, one, shares)
+    found = {
+        levels: _projected(study, levels, ceilings)
         for levels in study.cells
         if study.key(levels) in keys.values()
-        for one in _projected(study, levels, ceilings)
-    ]
+    }
+    rows = [_row(study, levels, one, shares) for levels, some in found.items() for one in some]
     if not rows:
         return None
     note = paragraph(
@@ -47,7 +48,47 @@ def projection(study: Study) -> Section | None:
         Column("step, to (s)", True),
     )
     table = Table("projection", "Other sizes, contexts and batches.", columns, tuple(rows))
-    return Section("Projection", (note, table))
+    return Section("Projection", (note, _figure(study, found), table))
+
+
+def _figure(study: Study, found: dict[Levels, list[Projected]]) -> Figure:
+    """Stored K/V of every layout at every size, where most sequences are served."""
+    batch, context = max(BATCHES), max(CONTEXTS)
+    layers = []
+    for number, (levels, some) in enumerate(found.items()):
+        name, key = study.label(levels), study.key(levels)
+        points = tuple(
+            Point(
+                one.kv_bytes,
+                SCALES.index(one.size),
+                (name, one.size, f"K/V {_gigabytes(one.kv_bytes)}"),
+                key,
+            )
+            for one in some
+            if (one.batch_size, one.context_length) == (batch, context)
+        )
+        if points:
+            layers.append(Points(name, points, SERIES[number % len(SERIES)]))
+    weights = {one.size: one.weight_bytes for some in reversed(found.values()) for one in some}
+    rings = tuple(
+        Point(count, SCALES.index(size), (size, f"weights {_gigabytes(count)}"))
+        for size, count in weights.items()
+    )
+    plot = Plot(
+        Axis("bytes stored (logarithmic)", "bytes"),
+        Axis("size", "names", SCALES),
+        (Points("weights of the first layout", rings, "muted", "ring"), *layers),
+    )
+    caption = f"Stored K/V at {batch} sequences of {context:,} tokens, against the weights."
+    largest = "; ".join(
+        f"{layer.name}: {_gigabytes(layer.points[-1].x)} at {SCALES[round(layer.points[-1].y)]}"
+        for layer in layers
+    )
+    return Figure("projection", caption, f"{caption} {largest}.", plot)
+
+
+def _gigabytes(count: float) -> str:
+    return f"{significant(count / 1e9)} GB"
 
 
 def _ceilings(lines: list[dict[str, Any]]) -> Ceilings | None:
