@@ -108,15 +108,15 @@ def _with_base(sweep: Sweep, document: Document, path: str | Path) -> None:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` of ``--set``; the value is read as YAML.
+    """``key=value`` as commands take it; the value is read as YAML.
 
     Raises:
         SpecError: there is no ``=`` or the value is not YAML.
     """
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise SpecError(f"--set {text}: is not key=value; write one such as model.n_kv_head=1")
-    document = parse_yaml(f"value: {value}", f"--set {text}")
+        raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
+    document = parse_yaml(f"value: {value}", text)
     return key, document.data["value"]
 
 
@@ -133,7 +133,7 @@ def _validated(
         dotted = ".".join(map(str, path))
         override = next((key for key in overrides if f"{dotted}.".startswith(f"{key}.")), None)
         if override is not None:
-            shown = f"--set {override}={show_value(overrides[override])}"
+            shown = f"{override}={show_value(overrides[override])}"
             problems.append(Problem(shown, 0, 0, message))
         else:
             problems.append(document.problem(path, message, at_key=at_key))

@@ -8,19 +8,12 @@ import pytest
 
 from kvlab.cli.copier import Copier
 from kvlab.trial import Store
-from tests.cli.test_submit import call
-from tests.cli.tiny import write_tiny
+from tests.cli.tiny import call, tiny_place
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("copied")
-    write_tiny(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("KVLAB_DATA", str(folder / "data"))
-        for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI", "KVLAB_COPY_TO", "KVLAB_NOTIFY"):
-            patch.delenv(name, raising=False)
+    with tiny_place(tmp_path_factory.mktemp("copied")) as folder:
         yield folder
 
 

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from kvlab.trial import Store
-from tests.cli.test_submit import call
-from tests.cli.tiny import write_tiny
+from tests.cli.tiny import call, tiny_place
 
 SEARCH = """\
 question: Which learning rate?
@@ -25,13 +24,7 @@ search:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pruned")
-    write_tiny(folder, SEARCH)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("KVLAB_DATA", str(folder / "data"))
-        for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI"):
-            patch.delenv(name, raising=False)
+    with tiny_place(tmp_path_factory.mktemp("pruned"), SEARCH) as folder:
         yield folder
 
 

@@ -1,6 +1,5 @@
 """`kvlab submit` and what is asked about it afterwards, on a real sweep of a tiny model."""
 
-import io
 import json
 import re
 import signal
@@ -8,39 +7,23 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import redirect_stderr, redirect_stdout
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from mlflow import MlflowClient
 
-from kvlab.cli.main import main
 from kvlab.errors import StoreError
 from kvlab.trial import Store
-from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
+from tests.cli.tiny import EXPERIMENT, SWEEP, call, tiny_place
 
 # One level of three fails: there is not that much held-out text. It shares a training.
 FAILING = SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n"
 
 
-def call(*arguments):
-    """Exit code, standard output, standard error."""
-    out, error = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(error):
-        code = main([*map(str, arguments)])
-    return code, out.getvalue(), error.getvalue()
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with a sweep to work in, and a data folder beside it."""
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny(folder, FAILING)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("KVLAB_DATA", str(folder / "data"))
-        for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI"):
-            patch.delenv(name, raising=False)
+    with tiny_place(tmp_path_factory.mktemp("tiny"), FAILING) as folder:
         yield folder
 
 

@@ -1,7 +1,14 @@
 """A real sweep that takes seconds: a tiny model on a few files of text."""
 
+import io
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import pytest
+
+from kvlab.cli.main import main
 
 WORDS = [
     "the",
@@ -48,3 +55,23 @@ def write_tiny(folder: Path, sweep: str = SWEEP, experiment: str = EXPERIMENT) -
     (folder / "e.yaml").write_text(experiment)
     (folder / "s.yaml").write_text(sweep)
     return folder / "s.yaml"
+
+
+@contextmanager
+def tiny_place(folder: Path, sweep: str = SWEEP) -> Iterator[Path]:
+    """Works in ``folder`` with a sweep in it, and with no setting from outside."""
+    write_tiny(folder, sweep)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("KVLAB_DATA", str(folder / "data"))
+        for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI", "KVLAB_COPY_TO", "KVLAB_NOTIFY"):
+            patch.delenv(name, raising=False)
+        yield folder
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    out, error = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(error):
+        code = main([*map(str, arguments)])
+    return code, out.getvalue(), error.getvalue()

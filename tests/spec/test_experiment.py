@@ -107,7 +107,7 @@ def test_a_missing_part_is_named(tmp_path):
 def test_overrides_are_checked_and_named(tmp_path):
     path = write(tmp_path, GOOD)
     assert load_experiment(path, {"model.n_kv_head": 1}).model.n_kv_head == 1
-    with pytest.raises(SpecError, match=r"--set model.n_kv_head=3: model.n_kv_head = 3 does not"):
+    with pytest.raises(SpecError, match=r"^model.n_kv_head=3: model.n_kv_head = 3 does not"):
         load_experiment(path, {"model.n_kv_head": 3})
     with pytest.raises(SpecError, match="did you mean n_head"):
         load_experiment(path, {"model.n_heads": 3})
