@@ -98,13 +98,13 @@ def _by_levels(study: Study) -> dict[Key, tuple[str, ...]]:
 def _change(
     before: Study, one: tuple[str, ...], after: Study, other: tuple[str, ...], metric: str
 ) -> CellChange | None:
-    from kvlab.report.statistics.grouped import estimate
+    from kvlab.report.statistics.paired import estimate
 
     mine, theirs = before.values(one, metric), after.values(other, metric)
     seeds = sorted(mine.keys() & theirs.keys())
     if not seeds:
         return None
-    found = estimate([[theirs[seed] - mine[seed] for seed in seeds]], max(map(abs, mine.values())))
+    found = estimate([theirs[seed] - mine[seed] for seed in seeds], max(map(abs, mine.values())))
     return CellChange(
         dict(zip(before.factors, one, strict=True)),
         sum(mine[seed] for seed in seeds) / len(seeds),

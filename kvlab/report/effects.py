@@ -5,7 +5,8 @@ setting and one seed that differ in the level alone; so both saw the same batche
 order. Where the level has no partner (an excluded cell, a failed trial), there is no pair.
 
 Settings whose pairs share trained weights (as cells that differ only in serving do) are not
-independent: they are averaged into one *group* first, and groups are what is counted.
+independent: they are averaged into one *group* first, so that they count once. The groups that
+were seen at the same seeds are averaged seed by seed, and tested over the seeds.
 An interaction takes four trials instead of two: the difference of two differences.
 
 A level without any pair in the design, as in a fractional one, is estimated by a contrast over
@@ -18,9 +19,9 @@ from itertools import combinations, product
 
 from kvlab.report.contrasts import Change, Contrast, Contrasts
 from kvlab.report.rows import Levels, TrialRow
-from kvlab.report.settings import Setting, averaged, complete, mean, sharing_weights
-from kvlab.report.statistics.grouped import Estimate, estimate, smallest_detectable
+from kvlab.report.settings import Setting, averaged, complete, largest_block, mean, sharing_weights
 from kvlab.report.statistics.holm import holm
+from kvlab.report.statistics.paired import Estimate, estimate, smallest_detectable
 from kvlab.trial.metrics import METRICS
 
 ALPHA = 0.05
@@ -40,9 +41,8 @@ class Effect:
         settings: of the other factors in which it was seen; ``groups`` after joining those
             that share weights.
         seeds: that it was seen at.
-        by_seed: seed -> mean over groups. ``by_setting``: setting -> mean over seeds.
-        over_seeds: a t-test on ``by_seed`` alone: it takes no group for a repeat, so it holds
-            however unlike or dependent groups are; None if groups were seen at unlike seeds.
+        by_seed: seed -> mean over groups, which is what is tested.
+        by_setting: setting -> mean over seeds.
         limits: factor -> its levels in those settings, where that is not all of its levels.
         aliases: interactions that it cannot be told apart from; only a contrast has any.
         by_contrast: whether it is a contrast over all cells. Then ``comparisons`` and
@@ -61,7 +61,6 @@ class Effect:
     by_seed: tuple[tuple[int, float], ...]
     by_setting: tuple[tuple[Levels, float], ...]
     limits: tuple[tuple[str, tuple[str, ...]], ...]
-    over_seeds: Estimate | None = None
     aliases: tuple[Change, ...] = ()
     by_contrast: bool = False
     corrected: float = 1.0
@@ -83,8 +82,9 @@ class Effect:
 
     @property
     def detectable(self) -> float | None:
-        """The smallest true difference that would have been called with 80% power."""
-        if self.estimate is None or not self.tested:
+        """The smallest true difference that would have been called with 80% power, by the
+        spread that was seen. Two seeds tell no spread worth quoting."""
+        if self.estimate is None or not self.tested or self.estimate.df < 2:
             return None
         return smallest_detectable(self.estimate.error, self.estimate.df, self.tests)
 
@@ -116,7 +116,7 @@ def main_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
     """One effect for every level that is not a baseline level, Holm-corrected together."""
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
     contrasts = Contrasts(list(cells), factors)
-    return _corrected([_effect(cells, factors, change, metric, contrasts) for change in changes])
+    return corrected([_effect(cells, factors, change, metric, contrasts) for change in changes])
 
 
 def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
@@ -128,10 +128,11 @@ def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
     ]
     contrasts = Contrasts(list(cells), factors)
     found = (_effect(cells, factors, change, metric, contrasts) for change in changes)
-    return _corrected([effect for effect in found if effect.designed])
+    return corrected([effect for effect in found if effect.designed])
 
 
-def _corrected(effects: list[Effect]) -> list[Effect]:
+def corrected(effects: list[Effect]) -> list[Effect]:
+    """The same effects as one family: each p is Holm-corrected for all that are tested."""
     tested = [effect for effect in effects if effect.estimate and effect.tested]
     p_values = iter(holm([effect.estimate.p for effect in tested if effect.estimate]))
     return [
@@ -153,14 +154,13 @@ def _effect(
     contrast = None if designed else contrasts.of(change)
     if contrast is not None:
         return _by_contrast(cells, change, metric, contrast)
-    joined = [complete(group) for group in sharing_weights(settings)]
-    used = [setting for group in joined for setting in group]
-    groups = [averaged(group) for group in joined]
+    groups = largest_block([complete(group) for group in sharing_weights(settings)])
+    used = [setting for group in groups for setting in group]
+    means = [averaged(group) for group in groups]
     scale = max((setting.scale for setting in settings), default=1.0)
-    found = estimate([list(g.values()) for g in groups], scale) if groups else None
-    seeds = tuple(sorted({seed for group in groups for seed in group}))
-    by_seed = tuple((s, mean([g[s] for g in groups if s in g])) for s in seeds)
-    same = bool(groups) and all(len(group) == len(seeds) for group in groups)
+    seeds = tuple(sorted(means[0])) if means else ()
+    by_seed = tuple((seed, mean([one[seed] for one in means])) for seed in seeds)
+    found = estimate([value for _, value in by_seed], scale) if by_seed else None
     return Effect(
         metric,
         change,
@@ -173,7 +173,6 @@ def _effect(
         by_seed=by_seed,
         by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
         limits=_limits(factors, change, used),
-        over_seeds=estimate([[value for _, value in by_seed]], scale) if same else None,
     )
 
 
@@ -189,7 +188,7 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
             values = [weight * row.measurements[metric] for weight, row in rows]
             sums[seed] = sum(values)
             scale = max(scale, sum(map(abs, values)))
-    found = estimate([list(sums.values())], scale) if sums else None
+    found = estimate(list(sums.values()), scale) if sums else None
     return Effect(
         metric,
         change,
@@ -202,7 +201,6 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
         by_seed=tuple(sums.items()),
         by_setting=(),
         limits=(),
-        over_seeds=found,
         aliases=contrast.aliases,
         by_contrast=True,
     )

@@ -49,6 +49,38 @@ def complete(group: Sequence[Setting]) -> list[Setting]:
     ]
 
 
+def largest_block(groups: Sequence[Sequence[Setting]]) -> list[list[Setting]]:
+    """The groups that were seen at the same seeds, cut to those: as many pairs as can be, but
+    several seeds before one, since one tells no error.
+
+    Tried are the groups with the most seeds, one more at a time, at the seeds that all of these
+    have. The settings of a group have the same seeds, see `complete`.
+    """
+    by_seeds = sorted(
+        range(len(groups)), key=lambda n: (-len(groups[n][0].differences), _seeds(groups[n]))
+    )
+    best: tuple[bool, int, int] = (False, 0, 0)
+    kept: set[int] = set()
+    at: set[int] = set()
+    shared: set[int] | None = None
+    for count, number in enumerate(by_seeds, 1):
+        seen = set(_seeds(groups[number]))
+        shared = seen if shared is None else shared & seen
+        rank = (len(shared) > 1, count * len(shared), len(shared))
+        if rank > best:
+            best, kept, at = rank, set(by_seeds[:count]), set(shared)
+    return [[_cut(setting, at) for setting in groups[n]] for n in sorted(kept)]
+
+
+def _seeds(group: Sequence[Setting]) -> list[int]:
+    return sorted(group[0].differences)
+
+
+def _cut(setting: Setting, seeds: set[int]) -> Setting:
+    kept = {seed: value for seed, value in setting.differences.items() if seed in seeds}
+    return replace(setting, differences=kept)
+
+
 def averaged(group: Sequence[Setting]) -> dict[int, float]:
     """Seed -> mean over a group's settings."""
     return {seed: mean([s.differences[seed] for s in group]) for seed in group[0].differences}

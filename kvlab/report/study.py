@@ -5,14 +5,18 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from kvlab.report.effects import Effect, interactions, main_effects
+from kvlab.report.effects import ALPHA, Effect, interactions, main_effects
 from kvlab.report.rows import Levels, TrialRow, read_rows
-from kvlab.report.statistics.grouped import Estimate, estimate
+from kvlab.report.statistics.holm import holm
+from kvlab.report.statistics.paired import Estimate, estimate
 from kvlab.trial.metrics import METRICS
 from kvlab.trial.record import Store
 
 BASELINE = "baseline"
 """What the baseline cell is called."""
+
+ROUNDING = 1e-4
+"""Nats per token: a serving gap below it is the rounding of float32, not the cache."""
 
 
 class Study:
@@ -152,7 +156,25 @@ class Study:
         if not seeds:
             return None
         scale = max(abs(mine[seed]) for seed in seeds)
-        return estimate([[mine[seed] - theirs[seed] for seed in seeds]], scale)
+        return estimate([mine[seed] - theirs[seed] for seed in seeds], scale)
+
+    @cached_property
+    def called_cells(self) -> frozenset[Levels]:
+        """Cells told apart from the baseline in `primary`, corrected for all cells: whichever
+        of them a sentence picks, it is right about."""
+        return _called({c: self.paired(c, self.baseline, self.primary) for c in self.cells})
+
+    @cached_property
+    def gaps(self) -> dict[Levels, Estimate]:
+        """Every cell's serving gap over its seeds."""
+        found = {levels: self.values(levels, "serving_gap") for levels in self.cells}
+        losses = {levels: self.mean(levels, "loss") or 1.0 for levels in found}
+        return {c: estimate(list(gaps.values()), losses[c]) for c, gaps in found.items() if gaps}
+
+    @cached_property
+    def called_gaps(self) -> frozenset[Levels]:
+        """Cells whose serving gap is told apart from none, corrected for all cells."""
+        return _called(self.gaps)
 
     def effects(self, metric: str) -> list[Effect]:
         """Every level's difference from its factor's baseline level, corrected together."""
@@ -196,3 +218,10 @@ class Study:
     def items(self, row: TrialRow) -> Iterator[dict[str, Any]]:
         """A trial's HellaSwag outcomes, item by item; none if it has none."""
         return self._store.items(row.trial)
+
+
+def _called(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
+    tested = {levels: each for levels, each in found.items() if each and each.kind == "tested"}
+    corrected = holm([each.p for each in tested.values()])
+    called = {levels for levels, p in zip(tested, corrected, strict=True) if p < ALPHA}
+    return frozenset(called | {c for c, each in found.items() if each and each.kind == "exact"})

@@ -117,10 +117,10 @@ def sweep(random, effects, seeds):
 
 def test_fractions_without_effects_call_5_percent_at_most():
     random = np.random.default_rng(21)
-    families = [main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(300)]
+    families = [main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(1000)]
     assert all(one.by_contrast and one.tested for one in families[0])
     called = np.mean([any(one.called for one in family) for family in families])
-    assert called <= 0.05 + 1.65 * (0.05 * 0.95 / 300) ** 0.5
+    assert called <= 0.05 + 1.65 * (0.05 * 0.95 / 1000) ** 0.5
     covered = [one.estimate.low <= 0 <= one.estimate.high for family in families for one in family]
     assert 0.93 <= np.mean(covered) <= 0.97
 

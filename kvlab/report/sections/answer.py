@@ -5,7 +5,8 @@ from kvlab.report.numbers import bytes_text, counted, difference, shown, times
 from kvlab.report.pareto import budget_bests, points
 from kvlab.report.section import Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.sections.untrained import untrained_answer
-from kvlab.report.study import Study
+from kvlab.report.statistics.paired import Estimate
+from kvlab.report.study import ROUNDING, Study
 from kvlab.trial.metrics import METRICS
 
 MOST_NAMED = 4
@@ -40,20 +41,24 @@ def _cost(study: Study) -> Paragraph:
     )
     if not seen:
         return Paragraph((*spans, "no level has a matched pair of finished trials yet."))
-    spans.append("on average over the settings of the other factors, ")
     called = [effect for effect in seen if effect.called]
     quiet = [effect for effect in seen if not effect.called]
-    spans += _named(called, metric, " changes it by ")
-    spans.append("; " if called and quiet else "")
-    untested = all(e.estimate and e.estimate.kind == "one seed" for e in quiet)
-    if quiet and untested:
+    everywhere = "on average over the settings of the other factors"
+    if called:
+        spans.append(f"{everywhere}, ")
+        spans += [*_named(called, metric, " changes it by "), "; " if quiet else ""]
+    if not quiet:
+        return Paragraph((*spans, "."))
+    if all(e.estimate and e.estimate.kind == "one seed" for e in quiet):
         spans += [*_named(quiet, metric, " changes it by "), ": one seed, so no difference is"]
-        spans.append(" claimed")
-    elif quiet:
-        spans += [*_named(quiet, metric, " at "), f" {_are(quiet)} within noise"]
-        if any(e.estimate and e.estimate.low * e.estimate.high > 0 for e in quiet):
-            spans.append(f" once corrected for {counted(quiet[0].tests, 'test')}")
-    return Paragraph((*spans, "."))
+        return Paragraph((*spans, " claimed."))
+    tests = f"corrected for {counted(max(effect.tests for effect in quiet), 'test')}"
+    if called:
+        spans += [*_named(quiet, metric, " at "), f" {_are(quiet)} within noise ({tests})."]
+    else:
+        spans.append(f"{everywhere}, no level is told apart from noise ({tests}): ")
+        spans += [*_named(quiet, metric, " at "), "."]
+    return Paragraph(tuple(spans))
 
 
 def _are(effects: list[Effect]) -> str:
@@ -78,8 +83,7 @@ def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
             + difference(metric, estimate.value)
         )
         if estimate.kind == "tested":
-            low, high = difference(metric, estimate.low), difference(metric, estimate.high)
-            spans.append(f" (95% CI {low} to {high})")
+            spans.append(f" ({_interval(metric, estimate)})")
     if len(effects) > most:
         spans.append(f" and {len(effects) - most} smaller ones")
     return spans
@@ -131,39 +135,60 @@ def _change(study: Study, levels: tuple[str, ...]) -> str:
         return f"{text} (at one seed)"
     if found.kind != "tested":
         return text
-    text += f" (95% CI {difference(metric, found.low)} to {difference(metric, found.high)}"
-    noise = found.low <= 0 <= found.high
-    return f"{text}, within noise)" if noise else f"{text})"
+    return f"{text} ({_interval(metric, found)}{_noise(found, levels in study.called_cells)})"
+
+
+def _interval(metric: str, found: Estimate) -> str:
+    return f"95% CI {difference(metric, found.low)} to {difference(metric, found.high)}"
+
+
+def _noise(found: Estimate, called: bool) -> str:
+    if called:
+        return ""
+    return (
+        f", within noise{'' if found.low <= 0 <= found.high else ' once corrected for all cells'}"
+    )
 
 
 def _trust(study: Study) -> Paragraph:
     """How far to believe it."""
     metric, unit = study.primary, METRICS[study.primary].unit
     spans: list[Span] = []
-    gaps = study.means("serving_gap")
-    if gaps:
-        worst = max(gaps, key=lambda levels: gaps[levels])
-        gap = difference("serving_gap", gaps[worst])
-        if gaps[worst] >= 1e-4:
-            spans.append("One-shot scoring hides what serving does: the largest serving gap is ")
-            spans += [f"{gap} {unit} at ", Strong(study.label(worst)), "; "]
-        else:
-            spans.append("Scoring through the serving cache agrees with one-shot scoring; ")
+    spans += _gap(study)
     detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
     if detectable:
         low, high = shown(metric, detectable[0]), shown(metric, detectable[-1])
         limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
-        spans.append(f"this design of {counted(len(study.seeds), 'seed')} would have called, with")
-        spans.append(f" 80% power, a true difference of {limit}")
+        spans.append(f"by the spread seen, this design of {counted(len(study.seeds), 'seed')}")
+        spans.append(f" calls a true difference of about {limit} with 80% power")
     elif len(study.seeds) == 1:
         spans.append("with one seed the spread between seeds is unknown, so no difference is")
         spans.append(" significant or within noise: add seeds before drawing a conclusion")
+    elif any(effect.tested for effect in study.effects(metric)):
+        spans.append("two seeds tell apart only what is many times larger than the spread between")
+        spans.append(" them: add seeds before drawing a conclusion")
     else:
         spans.append("no difference could be tested: finish the sweep's other seeds")
     first, *rest = spans
     if isinstance(first, str):
         first = first[:1].upper() + first[1:]
     return Paragraph((first, *rest, "."))
+
+
+def _gap(study: Study) -> list[Span]:
+    """The largest difference that serving makes; nothing where none was measured."""
+    if not study.gaps:
+        return []
+    worst = max(study.gaps, key=lambda levels: study.gaps[levels].value)
+    gap = study.gaps[worst]
+    if gap.value < ROUNDING:
+        return ["Scoring through the serving cache agrees with one-shot scoring; "]
+    text = f"{difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
+    if gap.kind == "tested":
+        called = worst in study.called_gaps
+        text += f" ({_interval('serving_gap', gap)}{_noise(gap, called)})"
+    hides = "One-shot scoring hides what serving does: the largest serving gap is "
+    return [hides, text, " at ", Strong(study.label(worst)), "; "]
 
 
 def _missing(study: Study) -> Paragraph | None:

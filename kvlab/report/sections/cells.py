@@ -25,8 +25,9 @@ def cells(study: Study) -> Section | None:
     note = paragraph(
         f"Mean {PLUS_MINUS} standard deviation over n seeds (none with one). The difference is"
         " paired: cell minus baseline at the same seed, then averaged; its 95% interval is a"
-        " t interval over the seeds alone, so with two or three seeds it is wide. For what a"
-        " level does, read the effects below, which use all matched pairs.",
+        " t interval over the seeds alone, so with two or three seeds it is wide; it is for this"
+        " cell alone, and of many cells one in twenty lies outside. For what a level does, read"
+        " the effects below, which use all matched pairs.",
     )
     columns = [Column(factor) for factor in study.factors]
     unit, delta = unit_of(metric), difference_unit(metric)

@@ -1,7 +1,7 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
 from kvlab.report.alias_column import with_aliases
-from kvlab.report.effects import ALPHA, Effect
+from kvlab.report.effects import ALPHA, Effect, corrected
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.numbers import (
     TIMES,
@@ -29,6 +29,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.statistics.paired import spread_factors
 from kvlab.report.study import Study
 from kvlab.trial.metrics import METRICS
 
@@ -58,7 +59,6 @@ def effects(study: Study) -> Section | None:
         Column("95% CI", True),
         Column("p", True, "two-sided t-test, uncorrected"),
         Column("p (Holm)", True, "corrected for all levels of this table"),
-        Column("p over seeds", True, "t-test over the seeds alone: holds however groups vary"),
         Column("verdict"),
         Column("KV smaller", True, "baseline level's KV bytes divided by the level's"),
         Column("pairs", True, "matched pairs used, of those in the design"),
@@ -82,12 +82,11 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
     text = (
         "A pair is two trials at the same seed and the same levels of all other factors, one with"
         " the level and one with the baseline level. Settings whose trials share trained weights"
-        " are averaged into one group and count once (one that lacks a seed that the others of"
-        " its group have is left out). The difference is the mean over groups of"
-        " the mean over seeds; its error comes only from how a group's differences vary between"
-        " seeds, with Satterthwaite's degrees of freedom, so that a level which acts"
-        " differently in different settings (see over settings) is not taken for noise. It"
-        " describes these settings, and assumes that groups vary independently between seeds."
+        " are averaged into one group and count once. At every seed the difference is the mean"
+        " over groups; it is tested over the seeds (a paired t-test, seeds minus one degrees of"
+        " freedom), since what shares a seed may move together. Settings that were not seen at"
+        " the same seeds as the others are left out: see pairs. The difference describes these"
+        " settings; that a level acts differently in them (see over settings) is no noise."
     )
     tests = max((effect.tests for effect in found if effect.tested), default=0)
     rule = (
@@ -98,17 +97,33 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         text += _BY_CONTRAST
     single = " There is one seed: differences are shown, no significance is claimed."
     repeated = any(effect.tested for effect in found)
-    several = any(effect.groups > 1 and effect.tested for effect in found)
-    limits = [paragraph(_OVER_SEEDS)] if several else []
     end = rule if repeated else single if len(study.seeds) == 1 else ""
-    return [paragraph(text + end), *limits]
+    return [paragraph(text + end), *_power(found)]
 
 
-_OVER_SEEDS = (
-    "With two or three seeds the intervals are too narrow where one group varies many times more"
-    " than the rest, and nothing in so small a sample shows it. The column p over seeds assumes"
-    " nothing of how groups vary: it tests the means by seed alone, uncorrected, and with few"
-    " seeds has little power. A verdict that it supports is the stronger for it."
+def _power(found: list[Effect]) -> list[Content]:
+    """How roughly so few seeds tell what could have been detected."""
+    freedoms = {effect.estimate.df for effect in found if effect.estimate and effect.tested}
+    if not freedoms:
+        return []
+    fewest = min(freedoms) + 1
+    if fewest < 3:
+        return [paragraph(_TWO_SEEDS)]
+    low, high = (significant(factor, 2) for factor in spread_factors(fewest - 1))
+    text = (
+        "The detectable difference is what this design calls with 80% power at the strictest step"
+        f" of the correction, by the spread that was seen. {fewest} seeds tell a spread only"
+        f" roughly: the true one is between {low} and {high} times it (95%), and so is what can"
+        " be detected."
+    )
+    return [paragraph(text)]
+
+
+_TWO_SEEDS = (
+    "Two seeds hardly tell a spread: only a difference many times larger than that between the"
+    " seeds is told apart from noise, and what could have been detected is not quoted. Every"
+    " further seed helps much: on average the interval of three is a third as wide, that of five a"
+    " sixth."
 )
 _BY_CONTRAST = (
     " Levels without a pair in this design are estimated by a contrast over all its cells: the"
@@ -124,7 +139,7 @@ def _row(study: Study, effect: Effect) -> Row:
     pairs = cell(f"{effect.comparisons} of {effect.designed}{unit}", effect.comparisons)
     if effect.estimate is None:
         tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *(EMPTY,) * 4)
-        return Row((*names, *(EMPTY,) * 5, *tail), tone="muted")
+        return Row((*names, *(EMPTY,) * 4, *tail), tone="muted")
     groups = f"{effect.groups} {TIMES} {len(effect.seeds)}"
     size = cell(groups, effect.groups * len(effect.seeds))
     metric, value = effect.metric, effect.estimate.value
@@ -134,7 +149,6 @@ def _row(study: Study, effect: Effect) -> Row:
             *names,
             cell(difference(metric, value), value),
             *_test(effect),
-            _over_seeds(effect),
             cell(effect.verdict, tone=_tone(effect)),
             _smaller(study, effect),
             pairs,
@@ -157,11 +171,6 @@ def _test(effect: Effect) -> tuple[Cell, Cell, Cell]:
         cell(p_value(effect.estimate.p), effect.estimate.p),
         cell(p_value(effect.corrected), effect.corrected),
     )
-
-
-def _over_seeds(effect: Effect) -> Cell:
-    found = effect.over_seeds
-    return cell(p_value(found.p), found.p) if found and found.kind == "tested" else EMPTY
 
 
 def _tone(effect: Effect) -> Tone:
@@ -240,26 +249,26 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
 def _others(study: Study) -> Table | None:
     derived = [name for name, metric in METRICS.items() if metric.derive]
     metrics = [m for m in (*OTHERS, *derived) if m in study.measured and m != study.primary]
+    everything = corrected([effect for metric in metrics for effect in study.effects(metric)])
     rows = []
-    for metric in metrics:
-        for effect in study.effects(metric):
-            if effect.estimate is None:
-                continue
-            factor, level = effect.change[0]
-            value = effect.estimate.value
-            interval, _, corrected = _test(effect)
-            pairs = cell(fixed(effect.comparisons, 0), effect.comparisons)
-            names = (cell(short(metric)), cell(factor), cell(level))
-            change = cell(f"{difference(metric, value)} {difference_unit(metric)}".strip(), value)
-            verdict = cell(effect.verdict, tone=_tone(effect))
-            rows.append(Row((*names, change, interval, corrected, verdict, pairs)))
+    for effect in everything:
+        if effect.estimate is None:
+            continue
+        factor, level = effect.change[0]
+        metric, value = effect.metric, effect.estimate.value
+        interval, _, p_corrected = _test(effect)
+        pairs = cell(fixed(effect.comparisons, 0), effect.comparisons)
+        names = (cell(short(metric)), cell(factor), cell(level))
+        change = cell(f"{difference(metric, value)} {difference_unit(metric)}".strip(), value)
+        verdict = cell(effect.verdict, tone=_tone(effect))
+        rows.append(Row((*names, change, interval, p_corrected, verdict, pairs)))
     columns = (
         Column("measurement"),
         Column("factor"),
         Column("level"),
         Column("difference", True),
         Column("95% CI", True),
-        Column("p (Holm)", True, "corrected within the measurement"),
+        Column("p (Holm)", True, "corrected for all rows of this table"),
         Column("verdict"),
         Column("pairs", True),
     )

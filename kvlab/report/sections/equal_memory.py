@@ -1,5 +1,6 @@
 """At equal memory: the best cell in every budget, and whether the next best is told apart."""
 
+from kvlab.report.effects import ALPHA
 from kvlab.report.numbers import difference, difference_unit, mebibytes, short, shown, unit_of
 from kvlab.report.pareto import CONTEXT, BudgetBest, binary, budget_bests, bytes_per_context
 from kvlab.report.rows import Levels
@@ -111,5 +112,7 @@ def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
         words = {"one seed": "one seed: not tested", "identical": "identical"}
         return value, EMPTY, words.get(found.kind, "told apart")
     low, high = difference(metric, found.low), difference(metric, found.high)
-    told = "within noise" if found.low <= 0 <= found.high else "told apart"
+    ranked = len(study.means(metric))
+    pairs = ranked * (ranked - 1) // 2  # any two of them could have come out as the best
+    told = "told apart" if found.p * pairs < ALPHA else "within noise"
     return value, cell(f"{low} to {high}", found.high - found.low), told

@@ -16,10 +16,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
-from kvlab.report.study import Study
-
-ROUNDING = 1e-4
-"""Nats per token: a gap below it is the rounding of float32, not the cache."""
+from kvlab.report.study import ROUNDING, Study
 
 
 def serving_gap(study: Study) -> Section | None:

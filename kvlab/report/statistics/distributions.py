@@ -22,6 +22,13 @@ def shifted_t_below(value: float, df: float, shift: float) -> float:
     return float(nctdtr(df, shift, value))
 
 
+def chi_square_quantile(share: float, df: float) -> float:
+    """The value that chi-square is below with probability ``share``."""
+    from scipy.special import chdtri
+
+    return float(chdtri(df, 1 - share))
+
+
 def coin_at_most(heads: int, tosses: int) -> float:
     """Probability of at most ``heads`` in ``tosses`` of a fair coin."""
     from scipy.special import bdtr
