@@ -1,11 +1,14 @@
 """Two sweeps, or two records of one sweep, side by side: joined by cell, conclusions compared."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvlab.report.effects import Effect
-from kvlab.report.study import Study
+from kvlab.report.pareto import budget_bests, points
+from kvlab.report.rows import Levels
+from kvlab.report.statistics.paired import Estimate, estimate
+from kvlab.report.study import BASELINE, Study, told_apart
 
 NOT_ASKED = "not asked"
 NO_CONCLUSION = frozenset({NOT_ASKED, "no matched pair", "one seed: not tested"})
@@ -14,7 +17,10 @@ NO_CONCLUSION = frozenset({NOT_ASKED, "no matched pair", "one seed: not tested"}
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both have: its means and their difference, over the seeds that both have."""
+    """A cell that both have: its means and their difference, over the seeds that both have.
+
+    ``verdict``: whether it differs, Holm-corrected for all cells.
+    """
 
     levels: dict[str, str]
     before: float
@@ -23,17 +29,22 @@ class CellChange:
     low: float
     high: float
     seeds: int
+    verdict: str
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What each says about one level."""
+    """What each says about one level, two levels together, a cell on the front or a budget.
 
-    level: str
+    ``by_means``: it ranks means, of which neighbours change places by noise alone.
+    """
+
+    about: str
     before: str
     after: str
-    difference_before: float | None
-    difference_after: float | None
+    difference_before: float | None = None
+    difference_after: float | None = None
+    by_means: bool = False
 
     @property
     def changed(self) -> bool:
@@ -42,7 +53,13 @@ class Conclusion:
 
     @property
     def concluded(self) -> bool:
-        return NO_CONCLUSION.isdisjoint((self.before, self.after))
+        return not self.by_means and NO_CONCLUSION.isdisjoint((self.before, self.after))
+
+    @property
+    def moved(self) -> bool:
+        """Whether both rank means, and not alike."""
+        said = {self.before, self.after}
+        return self.by_means and len(said) > 1 and NOT_ASKED not in said
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,9 @@ class Comparison:
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        conclusions = [{**asdict(one), "changed": one.changed} for one in self.conclusions]
+        conclusions = [
+            {**asdict(one), "changed": one.changed, "moved": one.moved} for one in self.conclusions
+        ]
         return {**asdict(self), "conclusions": conclusions}
 
 
@@ -69,13 +88,17 @@ def compare(before: Study, after: Study) -> Comparison:
     metric = before.primary
     one, other = _by_levels(before), _by_levels(after)
     shared = [key for key in one if key in other]
-    cells = [_change(before, one[key], after, other[key], metric) for key in shared]
     return Comparison(
         metric,
-        tuple(change for change in cells if change is not None),
+        tuple(_changes(before, after, {one[key]: other[key] for key in shared}, metric)),
         len(one) - len(shared),
         len(other) - len(shared),
-        tuple(_conclusions(before, after, metric)),
+        (
+            *_effects(before.effects(metric), after.effects(metric)),
+            *_effects(before.interactions(metric), after.interactions(metric)),
+            *_fronts(before, after),
+            *_budgets(before, after),
+        ),
         tuple(_warnings(before, after)),
     )
 
@@ -83,7 +106,7 @@ def compare(before: Study, after: Study) -> Comparison:
 Key = frozenset[tuple[str, str]]
 
 
-def _by_levels(study: Study) -> dict[Key, tuple[str, ...]]:
+def _by_levels(study: Study) -> dict[Key, Levels]:
     """Cells by the levels that differ from the baseline, whatever the factors' order."""
     return {
         frozenset(
@@ -95,38 +118,72 @@ def _by_levels(study: Study) -> dict[Key, tuple[str, ...]]:
     }
 
 
-def _change(
-    before: Study, one: tuple[str, ...], after: Study, other: tuple[str, ...], metric: str
-) -> CellChange | None:
-    from kvlab.report.statistics.paired import estimate
-
-    mine, theirs = before.values(one, metric), after.values(other, metric)
-    seeds = sorted(mine.keys() & theirs.keys())
-    if not seeds:
-        return None
-    found = estimate([theirs[seed] - mine[seed] for seed in seeds], max(map(abs, mine.values())))
-    return CellChange(
-        dict(zip(before.factors, one, strict=True)),
-        sum(mine[seed] for seed in seeds) / len(seeds),
-        sum(theirs[seed] for seed in seeds) / len(seeds),
-        found.value,
-        found.low,
-        found.high,
-        len(seeds),
-    )
-
-
-def _conclusions(before: Study, after: Study, metric: str) -> Iterator[Conclusion]:
-    one = {effect.name: effect for effect in before.effects(metric)}
-    other = {effect.name: effect for effect in after.effects(metric)}
-    for name in dict.fromkeys([*one, *other]):
-        yield Conclusion(
-            name,
-            _verdict(one.get(name)),
-            _verdict(other.get(name)),
-            _value(one.get(name)),
-            _value(other.get(name)),
+def _changes(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> Iterator[CellChange]:
+    changes: dict[Levels, Estimate] = {}
+    common: dict[Levels, list[int]] = {}
+    for one, other in shared.items():
+        mine, theirs = before.values(one, metric), after.values(other, metric)
+        common[one] = sorted(mine.keys() & theirs.keys())
+        if common[one]:
+            differences = [theirs[seed] - mine[seed] for seed in common[one]]
+            changes[one] = estimate(differences, max(map(abs, mine.values())))
+    called = told_apart(changes)
+    words = {"one seed": "one seed: not tested", "identical": "identical"}
+    for one, change in changes.items():
+        mine, seeds = before.values(one, metric), common[one]
+        mean = sum(mine[seed] for seed in seeds) / len(seeds)
+        yield CellChange(
+            dict(zip(before.factors, one, strict=True)),
+            mean,
+            mean + change.value,
+            change.value,
+            change.low,
+            change.high,
+            len(seeds),
+            "differs" if one in called else words.get(change.kind, "within noise"),
         )
+
+
+def _effects(before: Iterable[Effect], after: Iterable[Effect]) -> Iterator[Conclusion]:
+    one = {effect.name: effect for effect in before}
+    other = {effect.name: effect for effect in after}
+    for name in dict.fromkeys([*one, *other]):
+        mine, theirs = one.get(name), other.get(name)
+        yield Conclusion(name, _verdict(mine), _verdict(theirs), _value(mine), _value(theirs))
+
+
+def _fronts(before: Study, after: Study) -> Iterator[Conclusion]:
+    """Cells that are on the front of stored bytes against quality in either."""
+    found = [
+        {_name(study, point.levels): point.front for point in points(study)}
+        for study in (before, after)
+    ]
+    words = {True: "on the front", False: "beaten", None: NOT_ASKED}
+    for name in dict.fromkeys([*found[0], *found[1]]):
+        if found[0].get(name) or found[1].get(name):
+            one, other = (words[each.get(name)] for each in found)
+            yield Conclusion(f"front: {name}", one, other, by_means=True)
+
+
+def _budgets(before: Study, after: Study) -> Iterator[Conclusion]:
+    """The best cell in every budget that either has."""
+    found = [
+        {best.condition: _name(study, best.point.levels) for best in budget_bests(study)}
+        for study in (before, after)
+    ]
+    for condition in dict.fromkeys([*found[0], *found[1]]):
+        one, other = (each.get(condition, NOT_ASKED) for each in found)
+        yield Conclusion(f"best {condition}", one, other, by_means=True)
+
+
+def _name(study: Study, levels: Levels) -> str:
+    """A cell by the levels that differ from the baseline, whatever the factors' order."""
+    changed = zip(study.factors, levels, study.baseline, strict=True)
+    return (
+        "+".join(sorted(f"{f}={level}" for f, level, base in changed if level != base)) or BASELINE
+    )
 
 
 def _verdict(effect: Effect | None) -> str:

@@ -162,7 +162,7 @@ class Study:
     def called_cells(self) -> frozenset[Levels]:
         """Cells told apart from the baseline in `primary`, corrected for all cells: whichever
         of them a sentence picks, it is right about."""
-        return _called({c: self.paired(c, self.baseline, self.primary) for c in self.cells})
+        return told_apart({c: self.paired(c, self.baseline, self.primary) for c in self.cells})
 
     @cached_property
     def gaps(self) -> dict[Levels, Estimate]:
@@ -174,7 +174,7 @@ class Study:
     @cached_property
     def called_gaps(self) -> frozenset[Levels]:
         """Cells whose serving gap is told apart from none, corrected for all cells."""
-        return _called(self.gaps)
+        return told_apart(self.gaps)
 
     def effects(self, metric: str) -> list[Effect]:
         """Every level's difference from its factor's baseline level, corrected together."""
@@ -220,7 +220,8 @@ class Study:
         return self._store.items(row.trial)
 
 
-def _called(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
+def told_apart(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
+    """Cells whose difference is called, Holm-corrected for all that are tested."""
     tested = {levels: each for levels, each in found.items() if each and each.kind == "tested"}
     corrected = holm([each.p for each in tested.values()])
     called = {levels for levels, p in zip(tested, corrected, strict=True) if p < ALPHA}

@@ -111,9 +111,30 @@ def test_compare_finds_what_changed_and_warns(tmp_path, capsys):
     assert "warning: code (commit) differ" in text
     assert "warning: data differ" in text
     line = next(line for line in text.splitlines() if line.startswith("heads=mqa"))
-    assert line.endswith("worse   better  CHANGED")
-    assert "1 of 2 conclusions that both draw differ" in text
+    assert line.split()[-3:] == ["worse", "better", "CHANGED"]
+    assert "1 of 3 conclusions that both draw differ" in text
     assert "warning: seeds differ: 0, 1 against 0, 1, 2" in text
+
+
+@pytest.mark.usefixtures("store")
+def test_compare_finds_cells_interactions_and_rankings_that_changed(tmp_path, capsys):
+    class Later(Record):
+        def loss(self, levels, seed):
+            both = levels["heads"] == "mqa" and levels["sharing"] == "trained"
+            return super().loss(levels, seed) - (0.5 if both else 0.0)
+
+    sizes = {"factors": {**SMALL, "sharing": ("none", "trained")}, "seeds": tuple(range(5))}
+    Record(**sizes).write(tmp_path / "one")
+    Later(**sizes).write(tmp_path / "later")
+    arguments = ["compare", "made", "made", "--store", "one", "--store-b", "later", "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    told = {"+".join(cell["levels"].values()): cell["verdict"] for cell in found["cells"]}
+    assert told == {**dict.fromkeys(told, "identical"), "mqa+trained": "differs"}
+    changed = {one["about"] for one in found["conclusions"] if one["changed"]}
+    assert "heads=mqa and sharing=trained" in changed
+    moved = {one["about"]: one for one in found["conclusions"] if one["moved"]}
+    assert "best within 1 MiB per 1,024 tokens" in moved
 
 
 @pytest.mark.usefixtures("store")

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
 def _text(found: Comparison, before: Study) -> str:
     metric, unit = found.metric, difference_unit(found.metric)
     lines = [f"warning: {warning}" for warning in found.warnings]
-    rows = [["A", "B", f"B - A ({unit})", "95% CI", "seeds", "cell"]]
+    rows = [["A", "B", f"B - A ({unit})", "95% CI", "seeds", "", "cell"]]
     for cell in found.cells:
         single = cell.low == cell.high
         interval = f"{difference(metric, cell.low)} to {difference(metric, cell.high)}"
@@ -42,6 +42,7 @@ def _text(found: Comparison, before: Study) -> str:
                 difference(metric, cell.difference),
                 "" if single else interval,
                 str(cell.seeds),
+                cell.verdict,
                 before.label(tuple(cell.levels.values())),
             ]
         )
@@ -51,18 +52,21 @@ def _text(found: Comparison, before: Study) -> str:
     else:
         lines.append(f"no cell has its {METRICS[metric].title} in both at a seed that both have")
     lines.append(f"{found.only_before} cells are only in A, {found.only_after} only in B")
-    heads = [["level", "A", "B", "A says", "B says", ""]]
+    heads = [["about", "A", "B", "A says", "B says", ""]]
     for one in found.conclusions:
         values = [one.difference_before, one.difference_after]
         texts = ["" if value is None else difference(metric, value) for value in values]
-        mark = "CHANGED" if one.changed else ""
-        heads.append([one.level, *texts, one.before, one.after, mark])
+        mark = "CHANGED" if one.changed else "moved" if one.moved else ""
+        heads.append([one.about, *texts, one.before, one.after, mark])
     changed = sum(one.changed for one in found.conclusions)
+    moved = sum(one.moved for one in found.conclusions)
+    ranked = sum(one.by_means for one in found.conclusions)
     both = sum(one.concluded for one in found.conclusions)
     lines += [
         "",
         table(heads, "lrr"),
         "",
-        f"{changed} of {both} conclusions that both draw differ",
+        f"{changed} of {both} conclusions that both draw differ; {moved} of {ranked} rankings of"
+        " means moved, as they may by noise alone",
     ]
     return "\n".join(lines)
