@@ -9,6 +9,9 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 
 _FIXED = {"nats/token": 4, "bits/byte": 4}
+_SMALLEST = 1e-6
+"""A difference of losses below it is rounding; above it, it is not shown as zero."""
+
 _OTHER = Metric("", "")
 _SHORT = {
     "loss": "one-shot loss",
@@ -62,9 +65,9 @@ def difference(metric: str, value: float) -> str:
     if is_share(metric):
         return signed(100 * value, 2)
     unit = METRICS.get(metric, _OTHER).unit
-    if unit in _FIXED:
+    if unit in _FIXED and not _SMALLEST <= abs(value) < 0.5 * 10.0 ** -_FIXED[unit]:
         return signed(value, _FIXED[unit])
-    text = significant(value)
+    text = significant(value, 2 if unit in _FIXED else 3)
     return text if text.startswith(MINUS) or value == 0 else f"+{text}"
 
 
