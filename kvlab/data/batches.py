@@ -1,7 +1,9 @@
 """Batches: windows of a token array, a pure function of (seed, step).
 
-Nothing is remembered between steps, so a resumed training, another cell at the same seed, and
-several workers all see the same windows in the same order.
+A training reads the whole text once before it reads any of it again, in the order of
+`kvlab.data.order`, whatever its batch size. Nothing is remembered between steps, so a resumed
+training, another cell at the same seed, and several workers all see the same windows in the same
+order.
 """
 
 from collections.abc import Iterator
@@ -9,11 +11,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.data.order import window_starts
 from kvlab.errors import DataError
 
 Tokens = npt.NDArray[np.integer]
 Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-_STREAM = 0x6B766C6162  # keeps these draws apart from other uses of the same seed
 
 
 def training_batch(
@@ -25,7 +27,7 @@ def training_batch(
     block_size: int,
     rows: slice = slice(None),
 ) -> Batch:
-    """``batch_size`` windows drawn uniformly from all places, with replacement.
+    """The next ``batch_size`` windows in the order of ``seed``.
 
     Windows may span documents, which end-of-text tokens part.
 
@@ -40,14 +42,11 @@ def training_batch(
     Raises:
         DataError: ``tokens`` is shorter than one window.
     """
-    places = len(tokens) - block_size
-    if places < 1:
+    if len(tokens) <= block_size:
         raise DataError(_too_few("training", len(tokens), block_size))
-    # Philox is a pure function of key and counter (Salmon et al., SC 2011), and its raw words
-    # are stable between versions of numpy, as what Generator makes of them is not.
-    philox = np.random.Philox(key=[_STREAM, seed], counter=[0, 0, 0, step])
-    starts = (philox.random_raw(batch_size) % np.uint64(places)).astype(np.int64)
-    return _windows(tokens, starts[rows], block_size)
+    numbers = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
+    starts = window_starts(numbers, tokens=len(tokens), block_size=block_size, seed=seed)
+    return _windows(tokens, starts, block_size)
 
 
 def validation_batches(

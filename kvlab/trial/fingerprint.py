@@ -19,7 +19,7 @@ from kvlab.trial.start import Start
 MODEL_DTYPE = "float32"
 """The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
 
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 """Goes up when the same training spec comes to compute something else."""
 
 MEASUREMENT_VERSION = 1

@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from kvlab.data import training_batch, validation_batches
+from kvlab.data.order import window_starts
 from kvlab.errors import DataError
 
 TOKENS = np.arange(10_000, dtype=np.uint16)
@@ -27,7 +30,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before():
 def test_a_batch_is_the_same_on_every_machine_and_version():
     # Recorded once: a change here means that old and new trainings see different text.
     x, _ = training_batch(TOKENS, seed=1, step=2, batch_size=4, block_size=32)
-    assert x[:, 0].tolist() == [9947, 6762, 3355, 7450]
+    assert x[:, 0].tolist() == [2186, 3850, 7754, 394]
 
 
 def test_seeds_and_steps_give_different_windows():
@@ -39,22 +42,64 @@ def test_seeds_and_steps_give_different_windows():
     assert len(starts) == 100
 
 
-def test_smaller_batches_are_the_beginning_of_larger_ones():
-    small, _ = training_batch(TOKENS, seed=5, step=7, batch_size=3, block_size=32)
-    large, _ = training_batch(TOKENS, seed=5, step=7, batch_size=8, block_size=32)
-    assert np.array_equal(large[:3], small)
+def test_the_order_does_not_depend_on_the_batch_size():
+    small = [training_batch(TOKENS, seed=5, step=s, batch_size=3, block_size=32) for s in range(8)]
+    large, _ = training_batch(TOKENS, seed=5, step=0, batch_size=24, block_size=32)
+    assert np.array_equal(np.concatenate([x for x, _ in small]), large)
 
 
-def test_windows_start_everywhere_alike():
-    tokens = np.arange(16 + 8, dtype=np.uint32)  # 16 places for windows of 8
-    starts = np.concatenate(
-        [training_batch(tokens, seed=0, step=s, batch_size=64, block_size=8)[0][:, 0]
-         for s in range(100)]
-    )  # fmt: skip
-    counts = np.bincount(starts, minlength=16)
-    assert len(counts) == 16
-    chi_squared = ((counts - 400) ** 2 / 400).sum()
-    assert chi_squared < 37.7  # 15 degrees of freedom, p = 0.001
+@given(
+    tokens=st.integers(2, 3000),
+    block_size=st.integers(1, 40),
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 2**40),
+)
+def test_an_epoch_reads_every_window_once(tokens, block_size, seed, epoch):
+    assume(tokens > block_size)
+    size = max(1, tokens // block_size - 1)
+    numbers = np.arange(epoch * size, (epoch + 1) * size)
+    starts = np.sort(window_starts(numbers, tokens=tokens, block_size=block_size, seed=seed))
+    assert (np.diff(starts) == block_size).all(), "side by side: nothing twice, no gap"
+    assert 0 <= starts[0] < block_size
+    assert starts[-1] + block_size < tokens, "the last target is there"
+
+
+def test_a_large_text_needs_no_table():
+    """30 billion tokens: the windows of a step by arithmetic, all different over many steps."""
+    numbers = np.arange(10**7, 10**7 + 10**5)
+    starts = window_starts(numbers, tokens=30 * 10**9, block_size=1024, seed=0)
+    assert len(np.unique(starts)) == len(starts)
+    assert abs(starts.mean() / 30e9 - 0.5) < 4 * (1 / 12 / len(starts)) ** 0.5
+
+
+def test_windows_come_in_no_order():
+    """Where the windows of an epoch stand says nothing of when they come, nor of the next one."""
+    size = 999
+    orders = np.array(
+        [
+            window_starts(np.arange(size), tokens=1000 * 8, block_size=8, seed=seed) // 8
+            for seed in range(200)
+        ]
+    )
+    # each place comes at each tenth of the epoch alike
+    tenths = np.array([np.bincount(order[:100] // 100, minlength=10) for order in orders])
+    expected = 200 * 100 * np.array([100] * 9 + [99]) / size
+    chi_squared = ((tenths.sum(0) - expected) ** 2 / expected).sum()
+    assert chi_squared < 27.9  # 9 degrees of freedom, p = 0.001
+    followed = np.mean(np.diff(orders, axis=1) == 1)
+    assert followed == pytest.approx(1 / size, rel=0.2), "as often as by chance"
+
+
+def test_seeds_and_epochs_have_orders_and_cuts_of_their_own():
+    text = {"tokens": 1000 * 8, "block_size": 8}
+    orders = [
+        window_starts(np.arange(e * 999, e * 999 + 999), seed=s, **text)
+        for s in range(4)
+        for e in range(4)
+    ]
+    assert len({tuple(order // 8) for order in orders}) == 16
+    cuts = [int(window_starts(np.array([e * 999]), seed=0, **text)[0]) % 8 for e in range(400)]
+    assert np.bincount(cuts, minlength=8).min() > 25  # of 50
 
 
 def test_the_shortest_text_has_one_window():
