@@ -9,7 +9,7 @@ from importlib.resources import files
 from kvlab.report.document import Document
 from kvlab.report.figures.layout import lay_out
 from kvlab.report.section import Cell, Figure
-from kvlab.report.text import visible
+from kvlab.text import visible
 
 WIDE, NARROW = 880.0, 368.0
 """Widths of a figure: for screens, and for telephones."""

@@ -7,7 +7,7 @@ letter for is shown as its code point.
 import re
 
 from kvlab.report.section import Cell, Row, Table
-from kvlab.report.text import one_line
+from kvlab.text import one_line
 
 _ESCAPED = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%",

@@ -19,7 +19,7 @@ from kvlab.report.section import (
     Strong,
     Table,
 )
-from kvlab.report.text import one_line, visible
+from kvlab.text import one_line, visible
 
 LONGEST_TABLE = 60
 """Rows of a table in Markdown; the CSV and the page have all of them."""

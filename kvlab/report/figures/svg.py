@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from markupsafe import Markup, escape
 
 from kvlab.report.figures.layout import Drawing, Mark, Stroke, Text
-from kvlab.report.text import one_line, visible
+from kvlab.text import one_line, visible
 
 
 def to_svg(drawing: Drawing, alt: str, css_class: str = "") -> Markup:

@@ -2,6 +2,7 @@
 
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.numbers import PLUS_MINUS, bytes_text, shown, unit_of
+from kvlab.report.quantities import mean_cell, mean_column
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
@@ -37,7 +38,7 @@ def speed(study: Study) -> Section | None:
         f"Measured on {'; '.join(devices)}.{differ}{_shared(study)} On a small model the work"
         " beside attention dominates, so saved K/V reads need not show in the time per token.",
     )
-    columns = (Column("cell"), *(Column(METRICS_SHOWN[metric], True) for metric in metrics))
+    columns = (Column("cell"), *(mean_column(METRICS_SHOWN[metric]) for metric in metrics))
     rows = []
     for levels in study.cells:
         entries = [_entry(study, levels, metric) for metric in metrics]
@@ -64,15 +65,7 @@ def _shared(study: Study) -> str:
 
 
 def _entry(study: Study, levels: Levels, metric: str) -> Cell:
-    values = list(study.values(levels, metric).values())
-    if not values:
-        return EMPTY
-    mean = sum(values) / len(values)
-    text = shown(metric, mean)
-    if len(values) > 1:
-        spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-        text += f" {PLUS_MINUS} {shown(metric, spread)}"
-    return cell(text, mean)
+    return mean_cell(metric, list(study.values(levels, metric).values()))
 
 
 def _figure(study: Study) -> Figure:
