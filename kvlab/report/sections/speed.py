@@ -17,6 +17,7 @@ from kvlab.report.section import (
     paragraph,
 )
 from kvlab.report.study import Study
+from kvlab.report.timings import timed_beside_others
 
 METRICS_SHOWN = {
     "ttft_ms": "first token (ms)",
@@ -54,11 +55,9 @@ def speed(study: Study) -> Section | None:
 def _shared(study: Study) -> str:
     """How many trials were timed while something else ran; older results do not say."""
     said = [row.facts["provenance"].get("timings") for row in study.done]
-    count = said.count("shared")
-    if count:
-        which = "All" if count == len(said) else f"{count} of {len(said)}"
-        text = "trials were timed while something else used their device or its machine's cores"
-        return f" {which} {text}: compare their times with care."
+    beside = timed_beside_others(study)
+    if beside:
+        return f" {beside}: compare their times with care."
     if None in said:
         return " Trials that ran side by side on one machine disturb each other's times."
     return " Nothing else used a device while it was timed."
