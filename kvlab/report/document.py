@@ -25,6 +25,16 @@ class Document:
         contents = (c for section in self.sections.values() for c in section.contents)
         return [content for content in contents if isinstance(content, Figure)]
 
+    @property
+    def numbers(self) -> dict[tuple[str, str], str]:
+        """Kind and name of each table and figure -> what it is called, such as ``Table 2``."""
+        kinds = {"Table": self.tables, "Figure": self.figures}
+        return {
+            (kind, content.name): f"{kind} {number}"
+            for kind, contents in kinds.items()
+            for number, content in enumerate(contents, 1)
+        }
+
 
 def make_document(study: Study) -> Document:
     """Every section that was asked for and has something to say about this study.

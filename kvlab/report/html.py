@@ -45,12 +45,14 @@ def to_html(document: Document) -> str:
         trim_blocks=False,
         keep_trailing_newline=True,
     )
+    numbers = document.numbers
     template = environment.from_string(_asset("page.html.j2"))
     return template.render(
         document=document,
         css=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
         kind=lambda thing: type(thing).__name__,
+        number=lambda thing: numbers[type(thing).__name__, thing.name],
         draw=draw,
         classes=classes,
         value=value,

@@ -106,6 +106,11 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
+    @property
+    def legend(self) -> tuple[Column, ...]:
+        """The columns whose heads do not say all: their hints stand under the table."""
+        return tuple(column for column in self.columns if column.hint)
+
 
 @dataclass(frozen=True)
 class Figure:
