@@ -28,11 +28,9 @@ class Document:
     @property
     def numbers(self) -> dict[tuple[str, str], str]:
         """Kind and name of each table and figure -> what it is called, such as ``Table 2``."""
-        kinds = {"Table": self.tables, "Figure": self.figures}
-        return {
-            (kind, content.name): f"{kind} {number}"
-            for kind, contents in kinds.items()
-            for number, content in enumerate(contents, 1)
+        found = {("Table", one.name): f"Table {n}" for n, one in enumerate(self.tables, 1)}
+        return found | {
+            ("Figure", one.name): f"Figure {n}" for n, one in enumerate(self.figures, 1)
         }
 
 
