@@ -113,7 +113,7 @@ def _accuracies(study: Study, metrics: list[str]) -> Table:
 
 
 def _column(title: str) -> Column:
-    return Column(f"{title} (%)", True, csv=(f"{title} (%)", f"{title} error over items (points)"))
+    return Column(f"{title} (%)", True, csv=(f"{title} (%)", f"{title} {_ERROR}"))
 
 
 def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
@@ -125,6 +125,9 @@ def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
         return Cell(text, 100 * mean, csv=(100 * mean, None))
     text += f" {PLUS_MINUS} {shown(metric, error)}"
     return Cell(text, 100 * mean, csv=(100 * mean, 100 * error))
+
+
+_ERROR = "error over items (points)"
 
 
 def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
@@ -144,7 +147,7 @@ def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
     columns = (
         Column("cell"),
         Column("difference (points)", True),
-        Column("error over items", True, "standard error, in points"),
+        Column("error over items", True, "standard error, in points", (_ERROR,)),
         range_column("95% CI", "points", "over items"),
         Column("gained", True, "items that only this cell gets right, over all seeds"),
         Column("lost", True, "items that only the baseline gets right, over all seeds"),

@@ -7,7 +7,6 @@ from kvlab.report.quantities import (
     mean_and_spread,
     mean_column,
     range_cell,
-    range_column,
 )
 from kvlab.report.rows import Levels, TrialRow
 from kvlab.report.section import (
@@ -68,6 +67,9 @@ def _texts(study: Study) -> list[Content]:
     return [paragraph(text)]
 
 
+_ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
+
+
 def _table(study: Study, real: list[Levels], quiet: int) -> Table:
     columns = (
         Column("cell"),
@@ -75,7 +77,7 @@ def _table(study: Study, real: list[Levels], quiet: int) -> Table:
         mean_column("one-shot loss", "nats/token"),
         mean_column("served loss", "nats/token"),
         mean_column("gap (nats/token)"),
-        range_column("smallest and largest", "nats/token", "gap over seeds", ("low", "high")),
+        Column("smallest and largest", True, "gap over seeds", _ENDS),
     )
     left_out = f"; the other {counted(quiet, 'cell')} have none beyond rounding" if quiet else ""
     caption = f"Cells whose serving cache changes the loss{left_out}."
