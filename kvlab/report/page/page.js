@@ -185,7 +185,7 @@
       tip.hidden = true;
     }
     function show(index) {
-      if (index === at) return;
+      if (index === at && !tip.hidden) return; // a scroll may have hidden it
       leave();
       at = index;
       const mark = marks[index];
