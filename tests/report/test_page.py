@@ -102,7 +102,7 @@ def test_the_view_is_what_was_asked_for(page, request):
     assert page.run("getComputedStyle(document.body).backgroundColor") != ground
     page.run('document.getElementById("theme").click()')
     assert page.run("getComputedStyle(document.body).backgroundColor") == ground
-    page.run('delete document.documentElement.dataset.theme; localStorage.clear()')
+    page.run("delete document.documentElement.dataset.theme; localStorage.clear()")
 
 
 def test_sorting_by_mouse_and_by_key(page):
