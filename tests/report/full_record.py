@@ -1,5 +1,9 @@
 """A made-up record that every section of a report has something to say about."""
 
+from statistics import mean
+
+from scipy import stats
+
 from kvlab.spec import ServingConfig, load_shape
 from tests.report.factory import Record
 from tests.report.test_benchmark_sections import lines
@@ -61,3 +65,54 @@ class FullRecord(Record):
             result["pruned"] = {"step": 30, "steps": 150, "loss": 5.5}
             result["error"] = None
         return result
+
+
+RECORD = FullRecord()
+BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
+
+TEXTS = {
+    "factors": ("factor", "level", "role", "what it sets"),
+    "cells": tuple(FACTORS),
+    "effects": ("factor", "level", "against", "verdict"),
+    "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
+    "interactions": ("level", "with", "verdict"),
+    "pareto": ("cell",), "memory": ("cell", "agree"), "speed": ("cell",),
+    "equal-memory": ("best cell", "next best", "verdict"),
+    "serving-gap": ("cell",), "kv-dtype": ("cell", "kept as"), "hellaswag": ("cell",),
+    "hellaswag-one-shot": ("cell", "verdict"), "hellaswag-cache": ("cell", "verdict"),
+    "recall": ("cell", "scored"), "positions": ("cell", "scored"),
+    "roofline": ("cell", "bound by"), "projection": ("cell", "size"),
+    "starts": ("cell", "starts from"), "provenance": ("what", "value"),
+    "failures": ("cell", "trial", "status", "class", "error", "traceback"),
+    "pruned": ("cell", "trial"),
+}  # fmt: skip
+"""Table -> its columns that are no numbers."""
+
+
+def levels_of(label):
+    """A cell's levels from its label."""
+    names = set(label.split("+"))
+    return {
+        factor: next((level for level in levels if level in names), levels[0])
+        for factor, levels in FACTORS.items()
+    }
+
+
+def values(levels, metric):
+    """Of one cell, straight from the record, by seed."""
+    done = [seed for seed in RECORD.seeds if status(levels, seed) == "done"]
+    return {seed: RECORD.measurements(levels, seed)[metric] for seed in done}
+
+
+def average(levels, metric):
+    return mean(values(levels, metric).values())
+
+
+def against(levels, other, metric):
+    """Mean and 95% interval of a paired difference, by scipy."""
+    one, two = values(levels, metric), values(other, metric)
+    differences = [one[seed] - two[seed] for seed in one.keys() & two.keys()]
+    if max(differences) - min(differences) < 1e-12:
+        return mean(differences), None, None  # exact, or at one seed
+    interval = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    return mean(differences), interval.low, interval.high

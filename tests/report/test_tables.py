@@ -6,7 +6,6 @@ import re
 from statistics import mean, stdev
 
 import pytest
-from scipy import stats
 
 from kvlab.layout.projection import project
 from kvlab.layout.roofline import Ceilings
@@ -17,11 +16,21 @@ from kvlab.report.study import Study
 from kvlab.report.tables import to_csv
 from kvlab.spec import ServingConfig, Shape, load_shape
 from kvlab.trial.metrics import METRICS
-from tests.report.full_record import FACTORS, FAILED, ITEMS, PRUNED, FullRecord, status
+from tests.report.full_record import (
+    BASE,
+    FACTORS,
+    FAILED,
+    ITEMS,
+    PRUNED,
+    RECORD,
+    TEXTS,
+    against,
+    average,
+    levels_of,
+    values,
+)
 
 MIB, MB, GB = 2**20, 10**6, 10**9
-RECORD = FullRecord()
-BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -35,33 +44,6 @@ def tables(study):
     document = make_document(study)
     assert document.sections.keys() == SECTIONS.keys(), "a section has nothing to check"
     return {t.name: list(csv.DictReader(io.StringIO(to_csv(t)))) for t in document.tables}
-
-
-def levels_of(label):
-    """A cell's levels from its label."""
-    names = set(label.split("+"))
-    return {
-        factor: next((level for level in levels if level in names), levels[0])
-        for factor, levels in FACTORS.items()
-    }
-
-
-def values(levels, metric):
-    """Of one cell, straight from the record, by seed."""
-    done = [seed for seed in RECORD.seeds if status(levels, seed) == "done"]
-    return {seed: RECORD.measurements(levels, seed)[metric] for seed in done}
-
-
-def average(levels, metric):
-    return mean(values(levels, metric).values())
-
-
-def against(levels, other, metric):
-    """Mean and 95% interval of a paired difference, by scipy."""
-    one, two = values(levels, metric), values(other, metric)
-    differences = [one[seed] - two[seed] for seed in one.keys() & two.keys()]
-    interval = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
-    return mean(differences), interval.low, interval.high
 
 
 def near(text, expected):
@@ -139,23 +121,6 @@ CELLS = {
     ("pruned", "steps"): lambda _: 30,
     ("pruned", "of"): lambda _: 150,
     ("pruned", "validation loss there (nats/token)"): lambda _: 5.5,
-}  # fmt: skip
-
-TEXTS = {
-    "factors": ("factor", "level", "role", "what it sets"),
-    "cells": tuple(FACTORS),
-    "effects": ("factor", "level", "against", "verdict"),
-    "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
-    "interactions": ("level", "with", "verdict"),
-    "pareto": ("cell",), "memory": ("cell", "agree"), "speed": ("cell",),
-    "equal-memory": ("best cell", "next best", "verdict"),
-    "serving-gap": ("cell",), "kv-dtype": ("cell", "kept as"), "hellaswag": ("cell",),
-    "hellaswag-one-shot": ("cell", "verdict"), "hellaswag-cache": ("cell", "verdict"),
-    "recall": ("cell", "scored"), "positions": ("cell", "scored"),
-    "roofline": ("cell", "bound by"), "projection": ("cell", "size"),
-    "starts": ("cell", "starts from"), "provenance": ("what", "value"),
-    "failures": ("cell", "trial", "status", "class", "error", "traceback"),
-    "pruned": ("cell", "trial"),
 }  # fmt: skip
 
 OWN_TESTS = {"effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
