@@ -110,10 +110,9 @@ def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Fig
     bars = " Bars are standard deviations over seeds, of the front and the baseline alone."
     bars = bars if several else ""
     title = cost.short[:1].upper() + cost.short[1:]
-    caption = (
-        f"{title} against {short(metric)}: means over seeds. The dashed steps are what a budget"
-        f" buys: between two cells there is none.{bars}"
-    )
+    steps = " The dashed steps are what a budget buys: between two cells there is none."
+    steps = steps if len(front) > 1 else ""
+    caption = f"{title} against {short(metric)}: means over seeds.{steps}{bars}"
     file = "pareto" if (metric, name) == (study.primary, "stored") else f"pareto-{name}"
     if metric != study.primary:
         file = f"pareto-hellaswag-{name}"
