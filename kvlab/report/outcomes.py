@@ -35,7 +35,7 @@ def read_outcomes(study: Study) -> Bits:
     def read(row: TrialRow) -> Mapping[str, bytes]:
         try:
             return outcomes_of(study.items_text(row))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             text = f"items.jsonl.gz of trial {row.trial} does not hold outcomes ({error!r})"
             raise StoreError(f"{text}; move its result.json away, submit again") from None
 
