@@ -25,6 +25,14 @@ class Document:
         contents = (c for section in self.sections.values() for c in section.contents)
         return [content for content in contents if isinstance(content, Figure)]
 
+    @property
+    def numbers(self) -> dict[tuple[str, str], str]:
+        """Kind and name of each table and figure -> what it is called, such as ``Table 2``."""
+        found = {("Table", one.name): f"Table {n}" for n, one in enumerate(self.tables, 1)}
+        return found | {
+            ("Figure", one.name): f"Figure {n}" for n, one in enumerate(self.figures, 1)
+        }
+
 
 def make_document(study: Study) -> Document:
     """Every section that was asked for and has something to say about this study.

@@ -9,7 +9,7 @@ from importlib.resources import files
 from kvlab.report.document import Document
 from kvlab.report.figures.layout import lay_out
 from kvlab.report.section import Cell, Figure
-from kvlab.report.text import visible
+from kvlab.text import visible
 
 WIDE, NARROW = 880.0, 368.0
 """Widths of a figure: for screens, and for telephones."""
@@ -45,12 +45,14 @@ def to_html(document: Document) -> str:
         trim_blocks=False,
         keep_trailing_newline=True,
     )
+    numbers = document.numbers
     template = environment.from_string(_asset("page.html.j2"))
     return template.render(
         document=document,
         css=Markup(_asset("page.css")),
         script=Markup(_asset("page.js")),
         kind=lambda thing: type(thing).__name__,
+        number=lambda thing: numbers[type(thing).__name__, thing.name],
         draw=draw,
         classes=classes,
         value=value,

@@ -1,13 +1,15 @@
-"""Tables as LaTeX, for ``\\input`` into a paper. Needs the package booktabs alone.
+"""Tables as LaTeX, for ``\\input`` into a paper, with caption and label. Needs booktabs; a wide
+one graphicx too, and one of several pages longtable.
 
 Every character of a value is literal: nothing in it can be a command. What pdfLaTeX has no
 letter for is shown as its code point.
 """
 
 import re
+from collections.abc import Iterator
 
 from kvlab.report.section import Cell, Row, Table
-from kvlab.report.text import one_line
+from kvlab.text import one_line
 
 _ESCAPED = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%",
@@ -29,33 +31,75 @@ _LETTERS = re.compile("(?![\u00d7\u00f7\u017fÐÞðþĄąĐđĘęĦħĮįĸĿŀ�
 MOST_COLUMNS = 7
 """That fit the width of a page as they are."""
 
+MOST_ROWS = 40
+"""That fit a page."""
+
 
 def to_latex(table: Table) -> str:
-    """One ``tabular``; rows and columns as in the other forms, whatever their number.
+    """One floating ``table``; one longer than a page is a ``longtable``.
 
-    Bold is what the report calls better or worse. The caption stands above it as a comment, to
-    be taken over into a ``table`` environment; and for a wide one, how it fits a page.
+    Rows and columns are as in the other forms, whatever their number. Bold is what the report
+    calls better or worse. Its label is ``tab:`` and the table's name; what the heads mean stands
+    under it.
     """
-    kinds = "".join("r" if column.numeric else "l" for column in table.columns)
-    lines = [
-        f"% {escape(table.caption)}",
-        f"% Needs \\usepackage{{booktabs}}. {_use(table)}",
-        f"\\begin{{tabular}}{{@{{}}{kinds}@{{}}}}",
-        r"\toprule",
-        _line([escape(column.title) for column in table.columns]),
-        r"\midrule",
-        *map(_row, table.rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
+    long, wide = len(table.rows) > MOST_ROWS, len(table.columns) > MOST_COLUMNS
+    packages = ["booktabs", *(["longtable"] if long else ["graphicx"] if wide else [])]
+    uses = f"% Needs \\usepackage{{{','.join(packages)}}}. \\input{{{table.name}.tex}}"
+    lines = [uses, *(_long(table, wide) if long else _floating(table, wide))]
     return "\n".join(lines) + "\n"
 
 
-def _use(table: Table) -> str:
-    plain = f"\\input{{{table.name}.tex}}"
-    if len(table.columns) <= MOST_COLUMNS:
-        return plain
-    return f"To page width, with graphicx: \\resizebox{{\\textwidth}}{{!}}{{{plain}}}"
+def _floating(table: Table, wide: bool) -> Iterator[str]:
+    yield r"\begin{table}[tbp]"
+    yield r"\centering"
+    yield f"\\caption{{{escape(table.caption)}}}"
+    yield f"\\label{{tab:{table.name}}}"
+    if wide:
+        yield r"\resizebox{\textwidth}{!}{%"
+    yield f"\\begin{{tabular}}{{{_kinds(table)}}}"
+    yield r"\toprule"
+    yield _heads(table)
+    yield r"\midrule"
+    yield from map(_row, table.rows)
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+    if wide:
+        yield "}"
+    yield from _legend(table)
+    yield r"\end{table}"
+
+
+def _long(table: Table, wide: bool) -> Iterator[str]:
+    """The head again on every page; a wide one in small print, since it cannot be scaled."""
+    yield r"\begingroup"
+    if wide:
+        yield r"\tiny\setlength{\tabcolsep}{2pt}"
+    yield f"\\begin{{longtable}}{{{_kinds(table)}}}"
+    yield f"\\caption{{{escape(table.caption)}}}\\label{{tab:{table.name}}}\\tabularnewline"
+    yield r"\toprule"
+    yield _heads(table)
+    yield r"\midrule"
+    yield r"\endhead"
+    yield r"\bottomrule"
+    yield r"\endfoot"
+    yield from map(_row, table.rows)
+    yield r"\end{longtable}"
+    yield from _legend(table)
+    yield r"\endgroup"
+
+
+def _kinds(table: Table) -> str:
+    return "@{}" + "".join("r" if one.numeric else "l" for one in table.columns) + "@{}"
+
+
+def _heads(table: Table) -> str:
+    return _line([escape(column.title) for column in table.columns])
+
+
+def _legend(table: Table) -> Iterator[str]:
+    if table.legend:
+        noted = (f"\\emph{{{escape(one.title)}}}: {escape(one.hint)}" for one in table.legend)
+        yield f"\\par\\smallskip{{\\footnotesize\\raggedright {'; '.join(noted)}.\\par}}"
 
 
 def escape(text: str) -> str:

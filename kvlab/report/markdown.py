@@ -2,7 +2,7 @@
 
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvlab.report.document import Document
 from kvlab.report.section import (
@@ -19,7 +19,7 @@ from kvlab.report.section import (
     Strong,
     Table,
 )
-from kvlab.report.text import one_line, visible
+from kvlab.text import one_line, visible
 
 LONGEST_TABLE = 60
 """Rows of a table in Markdown; the CSV and the page have all of them."""
@@ -36,10 +36,11 @@ _LINK = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 
 
 def to_markdown(document: Document) -> str:
+    numbers = document.numbers
     parts = [f"# {escape(document.title)}"]
     for number, section in enumerate(document.sections.values()):
         parts.append(f"## {escape(section.title)}")
-        parts += map(_content, section.contents)
+        parts += [_content(content, numbers) for content in section.contents]
         if number == 0:
             parts.append(_FORMS)
     return "\n\n".join(parts) + "\n"
@@ -74,7 +75,7 @@ def code(text: str, in_table: bool = False) -> str:
     return shown.replace("|", "\\|") if in_table else shown
 
 
-def _content(content: Content) -> str:
+def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
     match content:
         case Paragraph(spans):
             return _spans(spans)
@@ -85,9 +86,9 @@ def _content(content: Content) -> str:
         case Block():
             return _block(content)
         case Table():
-            return _table(content)
+            return _table(content, numbers["Table", content.name])
         case Figure():
-            return _figure(content)
+            return _figure(content, numbers["Figure", content.name])
 
 
 def _spans(spans: Iterable[Span]) -> str:
@@ -114,14 +115,22 @@ def _block(block: Block) -> str:
     )
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, number: str) -> str:
     head = "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
     rule = "|" + "|".join(" --: " if column.numeric else " :-- " for column in table.columns) + "|"
     rows = [_row(row) for row in table.rows[:LONGEST_TABLE]]
     where = f"[CSV](tables/{table.name}.csv) [LaTeX](tables/{table.name}.tex)"
     hidden = len(table.rows) - len(rows)
     more = f" {hidden:,} more rows are in the CSV." if hidden else ""
-    return "\n".join([f"*{escape(table.caption)}*{more} {where}", "", head, rule, *rows])
+    caption = f"*{number}. {_literal(table.caption)}*{more} {where}"
+    legend = ["", _legend(table)] if table.legend else []
+    return "\n".join([caption, "", head, rule, *rows, *legend])
+
+
+def _legend(table: Table) -> str:
+    """What the heads mean: such notes have no other place in Markdown."""
+    noted = (f"*{_literal(one.title)}*: {_literal(one.hint)}" for one in table.legend)
+    return "Columns: " + "; ".join(noted) + "."
 
 
 def _row(row: Row) -> str:
@@ -133,8 +142,8 @@ def _cell(cell: Cell) -> str:
     return f"**{text}**" if cell.tone in ("good", "bad") and text and not cell.code else text
 
 
-def _figure(figure: Figure) -> str:
+def _figure(figure: Figure, number: str) -> str:
     alt = escape(figure.alt)
     image = f"![{alt}](figures/{figure.name}.svg)"
     png = f"[PNG](figures/{figure.name}.png)"
-    return f"{image}\n\n*{escape(figure.caption)}* {png}"
+    return f"{image}\n\n*{number}. {_literal(figure.caption)}* {png}"

@@ -71,6 +71,11 @@ def difference(metric: str, value: float) -> str:
     return text if text.startswith(MINUS) or value == 0 else f"+{text}"
 
 
+def in_unit(metric: str, value: float) -> float:
+    """A value, or a difference of two, in the unit of `unit_of`: shares in percent."""
+    return 100 * value if is_share(metric) else value
+
+
 def unit_of(metric: str) -> str:
     """The unit that stands behind `shown`."""
     return "%" if is_share(metric) else METRICS.get(metric, _OTHER).unit

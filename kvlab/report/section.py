@@ -59,21 +59,33 @@ class Block:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table; ``hint`` explains the head to those who ask."""
+    """One column of a table.
+
+    Attributes:
+        hint: what the head means; it stands under the table in every form.
+        csv: the columns that it becomes in the CSV, units in their names; none: one, the title.
+    """
 
     title: str
     numeric: bool = False
     hint: str = ""
+    csv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows at one place, and the value that it sorts by and the CSV holds."""
+    """What a table shows at one place.
+
+    Attributes:
+        value: what it sorts by, in the unit of its column's head.
+        csv: one for each of its column's CSV columns, in their units; none: the value alone.
+    """
 
     text: str
     value: Scalar = None
     tone: Tone = ""
     code: bool = False
+    csv: tuple[Scalar, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,11 @@ class Table:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def legend(self) -> tuple[Column, ...]:
+        """The columns whose heads do not say all: their hints stand under the table."""
+        return tuple(column for column in self.columns if column.hint)
 
 
 @dataclass(frozen=True)
@@ -122,9 +139,9 @@ def paragraph(*spans: Span) -> Paragraph:
     return Paragraph(spans)
 
 
-def cell(text: str, value: Scalar = None, tone: Tone = "") -> Cell:
+def cell(text: str, value: Scalar = None, tone: Tone = "", csv: tuple[Scalar, ...] = ()) -> Cell:
     """A table cell; without a value it sorts by its text."""
-    return Cell(text, text if value is None else value, tone)
+    return Cell(text, text if value is None else value, tone, csv=csv)
 
 
 EMPTY = Cell("\N{EN DASH}", None, "muted")

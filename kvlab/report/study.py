@@ -1,7 +1,7 @@
 """A `Study`: one sweep's rows with the design's structure, which every section reads from."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -215,9 +215,18 @@ class Study:
     def _places(self) -> dict[Levels, int]:
         return {levels: number for number, levels in enumerate(self.cells)}
 
-    def items(self, row: TrialRow) -> Iterator[dict[str, Any]]:
-        """A trial's HellaSwag outcomes, item by item; none if it has none."""
-        return self._store.items(row.trial)
+    def items_text(self, row: TrialRow) -> bytes:
+        """A trial's HellaSwag outcomes, one JSON object a line; empty if it has none."""
+        return self._store.items_text(row.trial)
+
+    def change_key(self, change: Iterable[tuple[str, str]]) -> str:
+        """What rows and marks of these levels are selected by: the cell that differs from the
+        baseline in them alone, or a key of their own where the design does not have it."""
+        new = dict(change)
+        pairs = zip(self.factors, self.baseline, strict=True)
+        levels = tuple(new.get(factor, base) for factor, base in pairs)
+        named = "+".join(f"{factor}={level}" for factor, level in new.items())
+        return self.key(levels) if levels in self._places else named
 
 
 def told_apart(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:

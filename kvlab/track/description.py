@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvlab.text import visible
 from kvlab.trial.metrics import measurements
 from kvlab.trial.record import Store
 
@@ -98,7 +99,7 @@ def run_key(trial: str, levels: Mapping[str, str]) -> str:
 def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> str:
     """The levels that differ from the baseline, and the seed."""
     changed = [level for factor, level in levels.items() if level != sweep["baseline"][factor]]
-    return f"{'+'.join(changed) or 'baseline'} seed {seed}"
+    return visible(f"{'+'.join(changed) or 'baseline'} seed {seed}")
 
 
 def began(store: Store, sweep: Mapping[str, Any], rows: Collection[RunDescription]) -> int | None:
@@ -133,10 +134,12 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def cut(text: str, longest: int) -> str:
-    """``text``, or its start and a hash of the whole where it is too long for MLflow."""
+    """``text`` as MLflow can keep it: printable, as in reports, since a database refuses half
+    characters; its start and a hash of the whole where it is too long."""
+    text = visible(text)
     if len(text) <= longest:
         return text
-    end = f"... sha256:{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:HASH_DIGITS]}"
+    end = f"... sha256:{hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]}"
     return text[: longest - len(end)] + end
 
 
@@ -209,6 +212,6 @@ def _dataset(result: Mapping[str, Any]) -> dict[str, str] | None:
     data = result["provenance"].get("data")
     if not data:
         return None
-    source = str(result["experiment"]["data"]["source"])
+    source = visible(str(result["experiment"]["data"]["source"]))
     # MLflow keeps 36 characters of a digest.
     return {"name": source, "digest": str(data["digest"])[:36], "profile": json.dumps(data)}

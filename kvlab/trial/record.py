@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -189,6 +190,21 @@ class Store:
         if path.exists():
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 yield from map(json.loads, file)
+
+    def items_text(self, trial_id: str) -> bytes:
+        """The lines that `items` reads, as they are; empty if the trial has none.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        path = self.trial_directory(trial_id) / "items.jsonl.gz"
+        try:
+            return gzip.decompress(path.read_bytes())
+        except FileNotFoundError:
+            return b""
+        except (OSError, EOFError, zlib.error) as error:
+            text = f"{path} cannot be read: {error}"
+            raise StoreError(f"{text}; move the trial's result.json away, submit again") from None
 
     def attempts(self, trial_id: str) -> list[int]:
         names = _names(self.trial_directory(trial_id) / "attempts")

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.latex import escape, to_latex
+from kvlab.report.latex import MOST_ROWS, escape, to_latex
 from kvlab.report.section import Cell, Column, Row, Table, cell
 from tests.report.factory import Record
 from tests.report.test_hostile import hostile_record
@@ -41,12 +41,16 @@ def test_plain_numbers_read_as_a_paper_has_them():
 
 
 def test_a_table():
-    columns = (Column("cell"), Column("n", True))
+    columns = (Column("cell"), Column("n", True, "trials_measured"))
     rows = (
         Row((Cell("a_b", code=True), cell("1", 1))),
         Row((cell("worse", tone="bad"), cell("", None))),
     )
-    assert to_latex(Table("cells", "All.", columns, rows)).splitlines()[2:] == [
+    assert to_latex(Table("cells", "All_of.", columns, rows)).splitlines()[1:] == [
+        r"\begin{table}[tbp]",
+        r"\centering",
+        r"\caption{All\_of.}",
+        r"\label{tab:cells}",
         r"\begin{tabular}{@{}lr@{}}",
         r"\toprule",
         r"cell & n \\",
@@ -55,7 +59,20 @@ def test_a_table():
         r"\textbf{worse} &  \\",
         r"\bottomrule",
         r"\end{tabular}",
+        r"\par\smallskip{\footnotesize\raggedright \emph{n}: trials\_measured.\par}",
+        r"\end{table}",
     ]
+
+
+def test_a_table_longer_than_a_page_goes_over_several():
+    rows = tuple(Row((cell(str(number), number),)) for number in range(MOST_ROWS + 1))
+    lines = to_latex(Table("long", "All.", (Column("n", True),), rows)).splitlines()
+    assert "booktabs,longtable" in lines[0]
+    assert [line for line in lines[1:] if "table}" in line] == [
+        r"\begin{longtable}{@{}r@{}}", r"\end{longtable}",
+    ]  # fmt: skip
+    assert any(line.startswith(r"\caption{All.}\label{tab:long}") for line in lines)
+    assert len([line for line in lines if line.endswith(r"\\")]) == len(rows) + 1
 
 
 def test_every_table_has_its_rows(tmp_path):
@@ -67,22 +84,37 @@ def test_every_table_has_its_rows(tmp_path):
         assert len(rows) == len(path.read_text().splitlines()), path
 
 
+def booktabs() -> str:
+    """The package where this TeX has it; else rules as it has them."""
+    found = subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True, timeout=60)
+    rules = r"\let\toprule\hline\let\midrule\hline\let\bottomrule\hline"
+    return r"\usepackage{booktabs}" if found.stdout.strip() else rules
+
+
 @pytest.mark.skipif(PDFLATEX is None, reason="needs the program pdflatex")
 def test_hostile_tables_are_set(tmp_path):
     folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
     texts = [*EVIL, "".join(map(chr, range(0x20, 0x180)))]
     evil = Table("evil", EVIL[0], (Column(EVIL[1]),), tuple(Row((cell(t),)) for t in texts))
     (folder / "tables" / "evil.tex").write_text(to_latex(evil), encoding="utf-8")
+    many = Table("many", EVIL[2], evil.columns, evil.rows * 4)
+    (folder / "tables" / "many.tex").write_text(to_latex(many), encoding="utf-8")
     tables = sorted((folder / "tables").glob("*.tex"))
-    rules = r"\let\toprule\hline\let\midrule\hline\let\bottomrule\hline"  # as booktabs has them
-    head = rf"\documentclass{{article}}\usepackage{{graphicx}}{rules}\begin{{document}}\tiny"
-    uses = [path.read_text().splitlines()[1] for path in tables]
-    assert any("resizebox" in use for use in uses)
-    # As the comment above each says that it is used.
-    body = "\n\n".join(re.search(r"\\(resizebox|input).*", use)[0] for use in uses)
+    uses = [path.read_text().splitlines()[0] for path in tables]
+    needed = {p for use in uses for p in re.search(r"usepackage{(.*?)}", use)[1].split(",")}
+    assert needed == {"booktabs", "graphicx", "longtable"}
+    packages = "".join(rf"\usepackage{{{name}}}" for name in sorted(needed - {"booktabs"}))
+    head = rf"\documentclass{{article}}{packages}{booktabs()}\begin{{document}}\tiny"
+    # As the comment above each says that it is used; floats are put out as they come.
+    body = "\n\\clearpage\n".join(re.search(r"\\input.*", use)[0] for use in uses)
+    labels = [rf"\ref{{tab:{path.stem}}}" for path in tables if path.stem != "paper"]
+    body += "\n".join(labels)
     paper = folder / "tables" / "paper.tex"
     paper.write_text(f"{head}\n{body}\n\\end{{document}}\n")
     command = [PDFLATEX, "-halt-on-error", "-interaction=nonstopmode", "paper.tex"]
-    done = subprocess.run(command, cwd=paper.parent, capture_output=True, timeout=120)
-    assert done.returncode == 0, done.stdout.decode(errors="replace")[-3000:]
-    assert b"Missing character" not in paper.with_suffix(".log").read_bytes()
+    for _ in range(2):  # the second time references are known
+        done = subprocess.run(command, cwd=paper.parent, capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stdout.decode(errors="replace")[-3000:]
+    log = paper.with_suffix(".log").read_bytes()
+    assert b"Missing character" not in log
+    assert b"LaTeX Warning: Reference" not in log, "labels can be referred to"

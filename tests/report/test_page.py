@@ -1,142 +1,244 @@
-"""report.html in a real browser: sorts, filters, hovers, selects, changes theme, without errors."""
+"""report.html in a real browser: sorts, filters, hovers, selects both ways, by mouse and keys.
 
-import json
-import re
+Everything in both themes, by the system's preference, and on a telephone and a wide screen.
+"""
+
+import itertools
 import shutil
-import subprocess
-from html import unescape
 
 import pytest
 
-from kvlab.report import write_report
+from kvlab.report.document import make_document
+from kvlab.report.html import to_html
+from kvlab.report.study import Study
+from tests.report.browser import Browser
 from tests.report.factory import Record, no_learned_hybrid
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
 
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-sync", "--disable-background-networking", "--disable-component-update",
-    "--hide-scrollbars",
-]  # fmt: skip
+VIEWS = list(itertools.product((400, 1600), ("light", "dark")))
+LOSS, CI = "served loss (nats/token)", "95% CI"
 
-# Runs in the page after its own script; what it finds is read from the dumped document.
-SCRIPT = """
-const found = {};
-const table = document.getElementById("table-cells");
-const names = [...table.tHead.rows[0].cells].map((head) => head.textContent);
-const column = (name) => [...table.tBodies[0].rows].map(
-  (row) => row.cells[names.indexOf(name)].textContent);
-const press = (name) => table.tHead.querySelectorAll("button")[names.indexOf(name)].click();
-found.before = column("served loss (nats/token)");
-press("served loss (nats/token)");
-found.ascending = column("served loss (nats/token)");
-found.aria = table.tHead.rows[0].cells[names.indexOf("served loss (nats/token)")].ariaSort;
-press("served loss (nats/token)");
-found.descending = column("served loss (nats/token)");
-press("95% CI");
-found.intervals = column("95% CI");
-const input = table.parentNode.previousElementSibling.querySelector("input");
-input.value = "mqa tied";
-input.dispatchEvent(new Event("input"));
-found.shown = [...table.tBodies[0].rows].filter((row) => !row.hidden).map(
-  (row) => row.textContent);
-input.value = "";
-input.dispatchEvent(new Event("input"));
-
-const visible = (element) => element.getBoundingClientRect().width > 0;
-const plots = [...document.querySelectorAll("svg.plot")];
-const plot = plots.find((svg) => visible(svg) && svg.closest("#figure-pareto"));
-const tip = document.getElementById("tip");
-const mark = plot.querySelector(".mark.f-c1[data-key]");
-const place = mark.getBoundingClientRect();
-const where = { clientX: place.x + place.width / 2, clientY: place.y + place.height / 2,
-                bubbles: true };
-plot.dispatchEvent(new PointerEvent("pointermove", where));
-found.hover = tip.hidden ? "" : tip.textContent;
-plot.dispatchEvent(new MouseEvent("click", where));
-found.picked = [...document.querySelectorAll("tr.picked")].map((row) => row.dataset.key);
-found.key = mark.dataset.key;
-plot.dispatchEvent(new PointerEvent("pointerleave", where));
-found.left = tip.hidden;
-plot.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
-found.keys = tip.hidden ? "" : tip.textContent;
-document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
-found.afterEscape = document.querySelectorAll(".picked").length;
-
-const ground = () => getComputedStyle(document.body).backgroundColor;
-found.themes = [ground()];
-document.getElementById("theme").click();
-found.themes.push(ground());
-found.wider = document.documentElement.scrollWidth > window.innerWidth;
-found.plotsOnPage = plots.filter(visible).length;
-found.figures = document.querySelectorAll("figure").length;
+TOOLS = """
+window.tableOf = (name) => document.getElementById("table-" + name);
+window.heads = (name) => [...tableOf(name).tHead.rows[0].cells].map((head) => head.textContent);
+window.rowsOf = (name) => [...tableOf(name).tBodies[0].rows];
+window.column = (name, title) => rowsOf(name).map(
+  (row) => row.cells[heads(name).indexOf(title)].textContent);
+window.headOf = (name, title) => tableOf(name).tHead.rows[0].cells[heads(name).indexOf(title)];
+window.seen = (element) => element.getBoundingClientRect().width > 0;
+window.plotOf = (name) => [...document.querySelectorAll("#figure-" + name + " svg.plot")].find(seen);
+window.middle = async (element) => {
+  element.scrollIntoView({ block: "center", inline: "center" });
+  await settled();
+  const box = element.getBoundingClientRect();
+  return { x: box.x + box.width / 2, y: box.y + box.height / 2 };
+};
+window.tip = document.getElementById("tip");
+window.tipText = () => (tip.hidden ? "" : tip.textContent);
+window.pickedIn = (place) => [...new Set([...place.querySelectorAll(".picked[data-key]")].map(
+  (element) => element.dataset.key))];
+window.filterOf = (name) =>
+  tableOf(name).parentNode.previousElementSibling.querySelector("input[type=search]");
+const frame = () => new Promise(requestAnimationFrame);
+window.settled = async () => { await frame(); await frame(); };
+1
 """
 
 
-def browse(page, tmp_path, width):
-    """What `SCRIPT` finds in the page, and every error that the browser met."""
-    text = page.read_text(encoding="utf-8")
-    listen = (
-        "<script>window.errors = [];"
-        "window.addEventListener('error', (e) => errors.push(String(e.message)));"
-        "window.addEventListener('securitypolicyviolation', (e) => errors.push(e.blockedURI));"
-        "const say = console.error; console.error = (...a) => { errors.push(a.join(' ')); };"
-        "</script>"
-    )
-    report = "found.errors = errors; found.width = window.innerWidth;"
-    report += "parent.postMessage(JSON.stringify(found), '*');"
-    text = text.replace("<style>", listen + "<style>", 1)
-    text = text.replace("</body>", f"<script>{{{SCRIPT}{report}}}</script></body>")
-    copy = tmp_path / "page.html"
-    copy.write_text(text, encoding="utf-8")
-    # In a frame, since no window is narrower than 500 pixels.
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f"<iframe src={copy.as_uri()} width={width} height=1000 style='border:0'></iframe>"
-        "<pre id=found></pre><script>addEventListener('message', (event) => {"
-        "document.getElementById('found').textContent = event.data; });</script>"
-    )
-    profile = tmp_path / f"profile{width}"
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--window-size=1700,1100"]
-    done = subprocess.run(
-        [*command, "--virtual-time-budget=5000", "--dump-dom", frame.as_uri()],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    found = re.search(r'<pre id="found">({.*?})</pre>', done.stdout, re.S)
-    assert found, done.stderr[-2000:]
-    return json.loads(unescape(found[1]))
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    home = tmp_path_factory.mktemp("page")
+    store = Record(exclude=no_learned_hybrid, seeds=(0, 1), items=20).write(home / "store")
+    path = home / "report.html"
+    path.write_text(to_html(make_document(Study.load(store, "made"))), encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    home = tmp_path_factory.mktemp("page")
-    store = Record(exclude=no_learned_hybrid, seeds=(0, 1), items=20).write(home / "store")
-    return write_report(store, "made", home) / "report.html"
+def browser(tmp_path_factory):
+    found = Browser(CHROMIUM, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
 
 
-@pytest.mark.parametrize("width", [1600, 400])
-def test_page_in_a_browser(page, tmp_path, width):
-    found = browse(page, tmp_path, width)
-    assert found["errors"] == []
-    assert found["width"] == width
+@pytest.fixture(scope="module")
+def opened(browser, report):
+    browser.look(1600, "light")
+    browser.open(report)
+    browser.run(TOOLS)
+    return browser
 
-    def numbers(texts):
-        return [float(text.split()[0]) for text in texts]
 
-    assert numbers(found["ascending"]) == sorted(numbers(found["before"]))
-    assert numbers(found["descending"]) == sorted(numbers(found["before"]), reverse=True)
-    assert found["aria"] == "ascending"
-    assert found["intervals"][-1] == "\N{EN DASH}"  # what has no number stays last
-    assert len(found["shown"]) == 3
-    assert all("mqa" in text and "tied" in text for text in found["shown"])
-    assert found["hover"].startswith("baseline\n")
-    assert found["left"]
-    assert found["keys"]
-    assert found["picked"]
-    assert set(found["picked"]) == {found["key"]}
-    assert found["afterEscape"] == 0
-    assert found["themes"][0] != found["themes"][1]
-    assert not found["wider"], "tables scroll inside, the page does not"
-    assert found["plotsOnPage"] == found["figures"], "each figure is drawn at one width"
+@pytest.fixture(params=VIEWS, ids=lambda view: f"{view[0]}-{view[1]}")
+def page(request, opened):
+    """The page in each view, with nothing selected or filtered."""
+    opened.look(*request.param)
+    opened.run("settled()")
+    opened.press("Escape")
+    yield opened
+    assert opened.errors == []
+
+
+def numbers(texts):
+    return [float(text.split()[0].replace("\N{MINUS SIGN}", "-")) for text in texts]
+
+
+def test_the_view_is_what_was_asked_for(page, request):
+    width, theme = request.node.callspec.params["page"]
+    assert page.run("innerWidth") == width
+    ground = page.run("getComputedStyle(document.body).backgroundColor")
+    assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[theme]
+    assert page.run("document.documentElement.scrollWidth <= innerWidth"), "tables scroll inside"
+    drawn = page.run('[...document.querySelectorAll("svg.plot")].filter(seen).length')
+    assert drawn == page.run('document.querySelectorAll("figure").length') > 4
+    # The button changes to the other theme, and back.
+    assert page.run('document.getElementById("theme").textContent') == (
+        "Dark theme" if theme == "light" else "Light theme"
+    )
+    page.run('document.getElementById("theme").click()')
+    assert page.run("getComputedStyle(document.body).backgroundColor") != ground
+    page.run('document.getElementById("theme").click()')
+    assert page.run("getComputedStyle(document.body).backgroundColor") == ground
+    page.run("delete document.documentElement.dataset.theme; localStorage.clear()")
+
+
+def test_sorting_by_mouse_and_by_key(page):
+    before = numbers(page.run(f'column("cells", "{LOSS}")'))
+    page.click(page.run(f'middle(headOf("cells", "{LOSS}").querySelector("button"))'))
+    first = page.run(f'headOf("cells", "{LOSS}").ariaSort')
+    values = numbers(page.run(f'column("cells", "{LOSS}")'))
+    assert values == sorted(before, reverse=first == "descending")
+    page.press("Enter")  # the head has the focus
+    second = page.run(f'headOf("cells", "{LOSS}").ariaSort')
+    assert {first, second} == {"ascending", "descending"}
+    values = numbers(page.run(f'column("cells", "{LOSS}")'))
+    assert values == sorted(before, reverse=second == "descending")
+    page.run(f'headOf("cells", "{CI}").querySelector("button").focus()')
+    page.press(" ")
+    intervals = page.run(f'column("cells", "{CI}")')
+    assert intervals[-1] == "\N{EN DASH}", "what has no number stays last"
+    lows = numbers(text for text in intervals if text != "\N{EN DASH}")
+    descending = page.run(f'headOf("cells", "{CI}").ariaSort') == "descending"
+    assert lows == sorted(lows, reverse=descending), "by its lower end, as the page says"
+    assert "lower end" in page.run('document.getElementById("help").innerText')
+
+
+def test_filtering(page):
+    every = page.run('rowsOf("cells").length')
+    page.run('filterOf("cells").focus(); filterOf("cells").select()')
+    page.write("mqa tied")
+    shown = page.run('rowsOf("cells").filter(seen).map((row) => row.textContent)')
+    assert len(shown) == 3
+    assert all("mqa" in text and "tied" in text for text in shown)
+    status = page.run('filterOf("cells").parentNode.textContent')
+    assert f"3 of {every} rows" in status
+    stops = '[...tableOf("cells").querySelectorAll("tr[tabindex=\\"0\\"]")].filter(seen).length'
+    assert page.run(stops) == 1, "the keyboard can still come to a row"
+    page.run('filterOf("cells").value = ""; filterOf("cells").dispatchEvent(new Event("input"))')
+    assert page.run('rowsOf("cells").filter(seen).length') == every
+    missing = page.run(
+        '[...document.querySelectorAll("table")].filter((t) => t.tBodies[0].rows.length > 4 &&'
+        ' !t.parentNode.previousElementSibling.querySelector("input")).map((t) => t.id)'
+    )
+    assert missing == []
+
+
+def test_hovering(page):
+    place = page.run('middle(plotOf("pareto").querySelector(".mark.f-c1[data-key]"))')
+    page.move(place)
+    assert page.run("tipText()").startswith("baseline\n")
+    page.move({"x": 1, "y": 1})
+    assert page.run("tipText()") == ""
+
+
+def test_selecting_in_a_plot_selects_in_tables_and_other_plots(page):
+    key = page.run('plotOf("pareto").querySelector(".mark.f-c1[data-key]").dataset.key')
+    place = page.run('middle(plotOf("pareto").querySelector(".mark.f-c1[data-key]"))')
+    page.click(place)
+    for table in ("cells", "memory", "speed"):
+        assert page.run(f'pickedIn(tableOf("{table}"))') == [key]
+    assert page.run('pickedIn(plotOf("speed"))') == [key]
+    current = page.run('rowsOf("cells").filter((row) => row.ariaCurrent === "true").length')
+    assert current == 1
+    assert page.run('document.getElementById("said").textContent') == "Selected: baseline"
+    page.click(place)
+    assert page.run('document.querySelectorAll(".picked").length') == 0
+    assert page.run('document.querySelectorAll("[aria-current]").length') == 0
+
+
+def test_selecting_in_a_table_selects_in_plots(page):
+    page.run('window.row = tableOf("effects").querySelector("tr[data-key]")')
+    page.click(page.run("middle(row.cells[1])"))
+    key = page.run("row.dataset.key")
+    assert page.run('pickedIn(plotOf("effects"))') == [key]
+    assert page.run('pickedIn(plotOf("pareto"))') == [key], "the cell that has the level alone"
+    assert key in page.run('pickedIn(tableOf("effects-other"))')
+    page.press("Escape")
+    page.run('window.row = tableOf("interactions").querySelector("tr[data-key]")')
+    page.click(page.run("middle(row.cells[1])"))
+    assert page.run('pickedIn(plotOf("pareto"))') == [page.run("row.dataset.key")]
+
+
+def test_rows_by_key(page):
+    page.run('tableOf("memory").querySelector("tr[tabindex=\\"0\\"]").focus()')
+    start = page.run('rowsOf("memory").indexOf(document.activeElement)')
+    page.press("ArrowDown")
+    page.press("ArrowDown")
+    page.press("ArrowUp")
+    assert page.run('rowsOf("memory").indexOf(document.activeElement)') == start + 1
+    page.press("Enter")
+    key = page.run("document.activeElement.dataset.key")
+    assert page.run('pickedIn(plotOf("pareto"))') == [key]
+    page.press(" ")
+    assert page.run('document.querySelectorAll(".picked").length') == 0
+    page.press("ArrowUp")
+
+
+def test_plots_by_key(page):
+    page.run('plotOf("pareto").focus(); settled()')
+    assert page.run("document.activeElement.getAttribute('role')") == "application"
+    page.press("ArrowRight")
+    first = page.run("tipText()")
+    page.press("ArrowRight")
+    assert page.run("tipText()") != first != ""
+    page.press("ArrowLeft")
+    assert page.run("tipText()") == first
+    page.press("Enter")
+    label = first.split("\n")[0]
+    assert page.run('document.getElementById("said").textContent') == f"Selected: {label}"
+    assert len(page.run('pickedIn(tableOf("cells"))')) == 1
+    page.press("Escape")
+    assert page.run("tipText()") == ""
+    assert page.run('document.querySelectorAll(".picked").length') == 0
+
+
+def test_tab_comes_to_heads_rows_and_plots(page):
+    """In the order of the page, one stop for a table's rows and one for a plot."""
+    page.run('filterOf("pareto").focus()')
+    found = []
+    for _ in range(12):
+        page.press("Tab")
+        found.append(page.run(
+            "[document.activeElement.tagName, document.activeElement.closest('table')?.id ?? '']"
+        ))  # fmt: skip
+    heads = page.run('heads("pareto").length')
+    assert found[0][0] == "DIV", "the table, to scroll it"
+    assert found[1 : heads + 1] == [["BUTTON", "table-pareto"]] * heads
+    assert found[heads + 1] == ["TR", "table-pareto"]
+    assert found[heads + 2][0] == "svg", "the next plot"
+
+
+def test_nothing_on_the_page_is_said_only_in_titles(page):
+    assert page.run('document.querySelectorAll("th[title], [aria-selected]").length') == 0
+    assert "trials measured" in page.run('document.getElementById("legend-cells").innerText')
+    images = page.run('document.querySelectorAll("svg[role=img][tabindex]").length')
+    assert images == 0, "what answers to keys is no image"
+    hint = page.run(
+        'var box = tableOf("effects").parentNode;'
+        "var more = box.previousElementSibling.querySelector('.more');"
+        "[box.scrollWidth > box.clientWidth, seen(more)]"
+    )
+    assert hint[0] == hint[1], "that there is more to the side is said, where there is"

@@ -94,7 +94,7 @@ def test_the_sections_say_it(tmp_path):
     with (folder / "tables" / "equal-memory.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["best cell"] for row in rows[:3]] == ["b", "d", "e"]
-    assert float(rows[0]["budget per 1,024 tokens"]) == 2**21
+    assert float(rows[0]["budget per 1,024 tokens (bytes)"]) == 2**21
     figures = {path.stem for path in (folder / "figures").glob("*.svg")}
     assert {"pareto", "pareto-read", "pareto-time", "pareto-hellaswag-stored"} <= figures
     assert {p.stem for p in (folder / "figures").glob("*.png")} == figures

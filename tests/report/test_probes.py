@@ -43,8 +43,8 @@ def test_both_tables_hold_what_was_measured(tmp_path):
     for (name, way), cells in by_cell.items():
         less = 0.125 if way == "served" else 0.0
         far = (0.25 if "mqa" in name else 0.75) - less + 0.01
-        assert cells[2].value == pytest.approx(0.5 - less)
-        assert cells[3].value == pytest.approx(far)
+        assert cells[2].value == pytest.approx(100 * (0.5 - less))
+        assert cells[3].value == pytest.approx(100 * far)
         assert cells[3].text == f"{100 * far:.2f} \N{PLUS-MINUS SIGN} 1.00"
     assert [column.title for column in positions.columns][2:] == [
         *(f"{i}/8" for i in range(1, 9)), "beyond",

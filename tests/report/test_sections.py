@@ -114,9 +114,9 @@ def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
     for row in rows:
         expected = math.exp(row["measured.loss_served"])
         assert row["measured.perplexity"] == pytest.approx(expected, rel=1e-12)
-    table = list(csv.reader((folder / "tables" / "effects-other.csv").open()))
-    found = {(row[1], row[2]): row for row in table if row[0] == "perplexity, served"}
-    assert found["sharing", "tied"][6] == "worse"
+    table = list(csv.DictReader((folder / "tables" / "effects-other.csv").open()))
+    found = {row["level"]: row for row in table if row["measurement"] == "perplexity, served"}
+    assert found["tied"]["verdict"] == "worse"
 
 
 def test_trials_timed_beside_others_are_counted(tmp_path):

@@ -9,8 +9,10 @@ import pytest
 from mlflow import MlflowClient
 
 from kvlab.errors import TrackingError, UsageError
+from kvlab.text import visible
 from kvlab.track import Tracker
 from tests.report.factory import Record
+from tests.report.test_hostile import HOSTILE
 from tests.track.contents import contents as everything
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
@@ -241,6 +243,68 @@ def test_failures_and_hostile_texts(tmp_path, empty):
     assert "loss" not in history
     assert "attempts/1/traceback.txt" in files
     assert found["made"][0][0] == "FAILED"
+
+
+def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, empty):
+    """Half a character, a zero, a text that reads backwards: the record may hold them all."""
+    factors = {"heads": ("mha", "mqa\ud800\x00")}
+    record = small(
+        factors=factors,
+        seeds=(0,),
+        status=lambda levels, _seed: "done" if levels["heads"] == "mha" else "failed",
+        error=HOSTILE + "\ud800\x00",
+        question="Why\udfff?",
+    )
+
+    class Odd(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            found["experiment"]["data"] |= {"source": "a\ud800", "paths": ["b\udc80.txt"]}
+            return found
+
+    store = Odd(**vars(record)).write(tmp_path / "store")
+    shutil.copy(empty, store.path / "mlflow.db")
+    tracker = Tracker(store.path)
+    for trial in store.sweep_trials("made"):
+        tracker.mirror_trial("made", trial)
+    assert tracker.mirror("made").written == 0, "mirrored, and not begun again"
+    found = contents(store.path)
+    _, params, _, tags, *_ = found["mqa\\ud800\\x00 seed 0"]
+    assert tags["kvlab.error.message"] == visible(HOSTILE) + "\\ud800\\x00"
+    assert tags["kvlab.factor.heads"] == "mqa\\ud800\\x00"
+    assert params["data.source"] == "a\\ud800"
+    assert found["made"][3]["mlflow.note.content"].startswith("Why\\udfff?")
+
+
+def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty):
+    """After a kill the steps since the last checkpoint are trained again; the later value holds."""
+
+    class Resumed(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            curve = found["curves"]["validation_loss"]
+            found["curves"]["validation_loss"] = [
+                *curve[:3],
+                *([step, tokens, loss + 0.5] for step, tokens, loss in curve[1:]),
+            ]
+            found["training_record"]["resumed_from"] = [curve[0][0]]
+            return found
+
+    resumed = Resumed(factors=SMALL, seeds=(0,))
+    store = resumed.write(tmp_path / "store")
+    shutil.copy(empty, store.path / "mlflow.db")
+    tracker = Tracker(store.path)
+    levels = {"heads": "mha", "sharing": "none"}
+    tracker.mirror_trial("made", resumed.trial(levels, 0))
+    tracker.mirror("made")
+    client = client_of(store.path)
+    run = next(run for run in runs_of(store.path) if run.info.run_name == "baseline seed 0")
+    client.delete_tag(run.info.run_id, "kvlab.digest")  # as after a kill of the driver, too
+    Tracker(store.path).mirror("made")
+    plain = Record.result(resumed, levels, 0, "done")["curves"]["validation_loss"]
+    expected = [(step, loss if n == 0 else loss + 0.5) for n, (step, _, loss) in enumerate(plain)]
+    history = contents(store.path)["baseline seed 0"][2]["validation_loss"]
+    assert [(step, value) for value, _, step in history] == expected
 
 
 def test_a_trial_of_two_sweeps_is_in_both(tmp_path, empty):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvlab.report.figures.layout import Drawing, Mark
-from kvlab.report.text import one_line
+from kvlab.text import one_line
 
 COLOURS = {
     "ink": "#1b1f24", "muted": "#8a9199", "grid": "#e6e8eb", "axis": "#8a9199",

@@ -5,14 +5,15 @@ from collections.abc import Iterator
 from markupsafe import Markup, escape
 
 from kvlab.report.figures.layout import Drawing, Mark, Stroke, Text
-from kvlab.report.text import one_line, visible
+from kvlab.text import one_line, visible
 
 
 def to_svg(drawing: Drawing, alt: str, css_class: str = "") -> Markup:
-    """One ``<svg>`` element. Marks with a tip carry it as ``<title>`` and can be reached."""
+    """One ``<svg>`` element, an image until the page's script makes it answer to keys. Marks with
+    a tip carry it as ``<title>``."""
     head = (
         f'<svg class="plot {css_class}" viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}"'
-        f' width="{_n(drawing.width)}" height="{_n(drawing.height)}" role="img" tabindex="0"'
+        f' width="{_n(drawing.width)}" height="{_n(drawing.height)}" role="img"'
         f' aria-label="{escape(one_line(alt))}">'
     )
     body = [

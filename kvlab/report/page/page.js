@@ -2,6 +2,8 @@
 (function () {
   const root = document.documentElement;
   const tip = document.getElementById("tip");
+  const said = document.getElementById("said");
+  document.getElementById("help").hidden = false;
 
   // Theme: what the system prefers, until the reader says otherwise.
   const button = document.getElementById("theme");
@@ -33,13 +35,17 @@
     keyed.get(key).push(element);
   }
   const plots = [...document.querySelectorAll("svg.plot")];
+  const names = new Map(); // key -> what it is called
   function pick(key) {
     if (!key) return;
     if (picked.has(key)) picked.delete(key); else picked.add(key);
     for (const element of keyed.get(key)) {
       element.classList.toggle("picked", picked.has(key));
-      if (element.tagName === "TR") element.setAttribute("aria-selected", String(picked.has(key)));
+      if (element.tagName !== "TR") continue;
+      if (picked.has(key)) element.setAttribute("aria-current", "true");
+      else element.removeAttribute("aria-current");
     }
+    said.textContent = (picked.has(key) ? "Selected: " : "No longer selected: ") + names.get(key);
     for (const plot of plots) {
       plot.classList.toggle("picking", Boolean(plot.querySelector(".picked")));
     }
@@ -73,18 +79,24 @@
     });
     body.append(...rows.map(([, row]) => row));
   }
-  function addFilter(table) {
+  function stops(table) { // one row that Tab comes to, among those that are shown
+    const rows = [...table.tBodies[0].querySelectorAll("tr[data-key]")];
+    const shown = rows.filter((row) => !row.hidden);
+    if (shown.some((row) => row.tabIndex === 0)) return;
+    for (const row of rows) row.tabIndex = -1;
+    if (shown.length) shown[0].tabIndex = 0;
+  }
+  function addFilter(table, tools) {
     const rows = [...table.tBodies[0].rows];
-    const tools = document.createElement("div");
     const input = document.createElement("input");
     const count = document.createElement("span");
-    tools.className = "tools";
     input.type = "search";
     input.placeholder = "Filter rows, such as: mqa rope";
     input.setAttribute("aria-label", "Filter: " + table.caption.textContent);
     input.setAttribute("aria-controls", table.id);
     count.setAttribute("role", "status");
-    const texts = rows.map((row) => row.textContent.toLowerCase());
+    const texts = rows.map(
+      (row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
     function apply() {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;
@@ -93,14 +105,27 @@
         if (!row.hidden) shown += 1;
       });
       count.textContent = words.length ? shown + " of " + rows.length + " rows" : "";
+      stops(table);
     }
-    // textContent joins cells without a space; put one between them.
-    rows.forEach((row, index) => {
-      texts[index] = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-    });
     input.addEventListener("input", apply);
     tools.append(input, count);
-    table.parentNode.before(tools);
+  }
+  function addTools(table) {
+    const box = table.parentNode;
+    const tools = document.createElement("div");
+    const more = document.createElement("span");
+    tools.className = "tools";
+    const filtered = table.tBodies[0].rows.length > 4;
+    if (filtered) addFilter(table, tools);
+    more.className = "more";
+    more.textContent = "Scroll sideways for more columns \u2192";
+    tools.append(more);
+    box.before(tools);
+    function look() {
+      more.hidden = box.scrollWidth <= box.clientWidth;
+      tools.hidden = !filtered && more.hidden;
+    }
+    new ResizeObserver(look).observe(box);
   }
   for (const table of document.querySelectorAll("table")) {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
@@ -111,9 +136,11 @@
       head.setAttribute("aria-sort", "none");
       name.addEventListener("click", () => sort(table, head, column));
     });
-    if (table.tBodies[0].rows.length > 12) addFilter(table);
-    const first = table.tBodies[0].querySelector("tr[data-key]");
-    if (first) first.tabIndex = 0;
+    addTools(table);
+    stops(table);
+    for (const row of table.tBodies[0].querySelectorAll("tr[data-key]")) {
+      if (!names.has(row.dataset.key)) names.set(row.dataset.key, row.cells[0].textContent);
+    }
     table.tBodies[0].addEventListener("click", (event) => {
       const row = event.target.closest("tr[data-key]");
       if (row && !String(window.getSelection())) pick(row.dataset.key);
@@ -137,8 +164,14 @@
   // Figures: the nearest mark tells its values, by pointer or by arrow keys.
   for (const plot of plots) {
     const marks = [];
+    // Until here an image; now it answers to keys, whose values are said as they are shown.
+    plot.setAttribute("role", "application");
+    plot.setAttribute("aria-roledescription", "plot");
+    plot.setAttribute("aria-describedby", "help");
+    plot.tabIndex = 0;
     for (const group of plot.querySelectorAll("g.mark[data-x]")) {
       const title = group.querySelector("title");
+      if (group.dataset.key) names.set(group.dataset.key, title.textContent.split("\n")[0]);
       marks.push({
         group, x: Number(group.dataset.x), y: Number(group.dataset.y), text: title.textContent,
       });
@@ -152,7 +185,7 @@
       tip.hidden = true;
     }
     function show(index) {
-      if (index === at) return;
+      if (index === at && !tip.hidden) return; // a scroll may have hidden it
       leave();
       at = index;
       const mark = marks[index];

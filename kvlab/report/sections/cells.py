@@ -3,14 +3,19 @@
 from kvlab.report.numbers import (
     PLUS_MINUS,
     counted,
-    difference,
     difference_unit,
     mebibytes,
     megabytes,
     short,
-    shown,
     times,
-    unit_of,
+)
+from kvlab.report.quantities import (
+    difference_cell,
+    headed,
+    interval_column,
+    mean_cell,
+    mean_column,
+    range_cell,
 )
 from kvlab.report.rows import Levels
 from kvlab.report.section import EMPTY, Cell, Column, Row, Section, Table, cell, paragraph
@@ -30,20 +35,26 @@ def cells(study: Study) -> Section | None:
         " the effects below, which use all matched pairs.",
     )
     columns = [Column(factor) for factor in study.factors]
-    unit, delta = unit_of(metric), difference_unit(metric)
     columns += [
         Column("n", True, "trials measured"),
         Column("KV MB", True, "10^6 bytes, one sequence at block size"),
         Column("KV MiB", True, "2^20 bytes, one sequence at block size"),
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
-        Column(f"{short(metric)} ({unit})", True, METRICS[metric].title),
-        *([Column(short(study.one_shot), True)] if metric != study.one_shot else []),
-        Column(f"against baseline ({delta})", True, "paired by seed"),
-        Column("95% CI", True),
+        mean_column(headed(metric, short(metric)), hint=METRICS[metric].title),
+        *_one_shot(study),
+        Column(f"against baseline ({difference_unit(metric)})", True, "paired by seed"),
+        interval_column(metric, "of the difference, over seeds"),
     ]
     rows = tuple(_row(study, levels, metric) for levels in study.cells)
     caption = f"{counted(len(rows), 'cell')}; the baseline is the first."
     return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
+
+
+def _one_shot(study: Study) -> list[Column]:
+    """A column for the loss without the serving cache, where the primary is with it."""
+    metric = study.one_shot
+    title, whole = short(metric), METRICS[metric]
+    return [mean_column(title, whole.unit, whole.title)] if metric != study.primary else []
 
 
 def _row(study: Study, levels: Levels, metric: str) -> Row:
@@ -63,27 +74,18 @@ def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
     if stored is None:
         return EMPTY, EMPTY, EMPTY
     ratio = cell(times(base / stored), base / stored) if base else EMPTY
-    return cell(megabytes(stored), stored), cell(mebibytes(stored), stored), ratio
+    return cell(megabytes(stored), stored / 10**6), cell(mebibytes(stored), stored / 2**20), ratio
 
 
 def _mean(study: Study, levels: Levels, metric: str) -> Cell:
-    values = list(study.values(levels, metric).values())
-    if not values:
-        return EMPTY
-    mean = sum(values) / len(values)
-    text = shown(metric, mean)
-    if len(values) > 1:
-        variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-        text += f" {PLUS_MINUS} {shown(metric, variance**0.5)}"
-    return cell(text, mean)
+    return mean_cell(metric, list(study.values(levels, metric).values()))
 
 
 def _change(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
     found = study.paired(levels, study.baseline, metric)
     if levels == study.baseline or found is None:
         return EMPTY, EMPTY
-    value = cell(difference(metric, found.value), found.value)
+    value = difference_cell(metric, found.value)
     if found.kind != "tested":
         return value, EMPTY
-    low, high = difference(metric, found.low), difference(metric, found.high)
-    return value, cell(f"{low} to {high}", found.high - found.low)
+    return value, range_cell(metric, found.low, found.high)

@@ -25,10 +25,27 @@ def curves(study: Study) -> Section | None:
         "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
         " baseline, the cells that differ from it in one factor, then those on the front:"
         f" {counted(len(drawn), 'curve')} of {counted(curved, 'cell')}. Cells that share a"
-        " training share a curve.",
+        f" training share a curve.{_other_text(study)}",
     )
     caption = "Validation loss against training tokens."
     return Section("Loss curves", (note, Figure("curves", caption, f"{caption} {last}.", plot)))
+
+
+def _other_text(study: Study) -> str:
+    """A note where a curve's losses and the final one are not over the same tokens."""
+    asked = [(row.facts["experiment"], row.measurements.get("loss_tokens")) for row in study.done]
+    pairs = {
+        (during, int(final))
+        for experiment, final in asked
+        if (during := experiment.get("training", {}).get("evaluate_tokens")) and final
+    }
+    listed = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
+    if all(during == final for during, final in pairs):
+        return ""
+    return (
+        " During training the loss is over fewer or more validation tokens than the final loss of"
+        f" the tables ({listed}), so a curve does not end at its cell's loss there."
+    )
 
 
 def _chosen(study: Study) -> dict[Levels, tuple[Point, ...]]:

@@ -64,12 +64,14 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
     full = prod(len(levels) for levels in study.factors.values())
     absent_cells = full - len(study.cells)
     if absent_cells and study.sweep.get("design", "full") == "full":
-        combinations = _absent_pairs(study)
-        absent = f": {'; '.join(combinations)} never occur" if combinations else ""
-        yield (
-            f"{absent_cells} of {full} combinations are not in the design{absent}. A level is"
-            " compared only where its partner exists.",
-        )
+        partner = "A level is compared only where its partner exists."
+        if study.sweep.get("rules"):  # they say already what is not there
+            yield (partner,)
+        else:
+            combinations = _absent_pairs(study)
+            absent = f": {'; '.join(combinations)} never occur" if combinations else ""
+            text = f"{absent_cells} of {full} combinations are not in the design{absent}."
+            yield (f"{text} {partner}",)
     for effect in study.effects(study.primary):
         yield from _limits(effect)
     yield from _sizes(study)

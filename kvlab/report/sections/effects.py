@@ -1,20 +1,33 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
 from kvlab.report.alias_column import with_aliases
+from kvlab.report.effect_cells import (
+    detectable_cell,
+    detectable_column,
+    groups_cell,
+    groups_column,
+    interval_cell,
+    p_cell,
+    pairs_cell,
+    pairs_column,
+    seeds_cell,
+    seeds_column,
+    settings_cell,
+)
 from kvlab.report.effects import ALPHA, Effect, corrected
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.numbers import (
-    TIMES,
     counted,
     difference,
     difference_unit,
     fixed,
+    in_unit,
     p_value,
     short,
-    shown,
     significant,
     times,
 )
+from kvlab.report.quantities import difference_cell, interval_column, range_column
 from kvlab.report.section import (
     EMPTY,
     Cell,
@@ -31,6 +44,7 @@ from kvlab.report.section import (
 )
 from kvlab.report.statistics.paired import spread_factors
 from kvlab.report.study import Study
+from kvlab.report.timings import timed_beside_others
 from kvlab.trial.metrics import METRICS
 
 OTHERS = (
@@ -41,8 +55,6 @@ OTHERS = (
     "tpot_ms_p50",
     "training_tokens_per_second",
 )
-MOST_SEEDS = 4
-"""Differences are listed seed by seed up to this many seeds."""
 
 
 def effects(study: Study) -> Section | None:
@@ -56,16 +68,16 @@ def effects(study: Study) -> Section | None:
         Column("level"),
         Column("against"),
         Column(f"difference ({unit})", True),
-        Column("95% CI", True),
-        Column("p", True, "two-sided t-test, uncorrected"),
-        Column("p (Holm)", True, "corrected for all levels of this table"),
+        interval_column(metric, "of the difference, over seeds"),
         Column("verdict"),
-        Column("KV smaller", True, "baseline level's KV bytes divided by the level's"),
-        Column("pairs", True, "matched pairs used, of those in the design"),
-        Column(f"groups {TIMES} seeds", True, "independent conditions, and seeds"),
-        Column("over settings", True, "smallest and largest mean difference of a setting"),
-        Column("by seed", True, "mean difference at each seed"),
-        Column("detectable", True, "true difference called with 80% power"),
+        Column("p (Holm)", True, "corrected for all levels of this table"),
+        Column("p", True, "two-sided t-test, uncorrected"),
+        range_column("KV smaller", hint=_SMALLER, ends=("least", "most")),
+        pairs_column(),
+        groups_column(),
+        range_column("over settings", unit, _SETTINGS),
+        seeds_column(study.seeds, unit),
+        detectable_column(unit, "true difference called with 80% power"),
     )
     everything = study.effects(metric)
     rows = tuple(_row(study, effect) for effect in everything)
@@ -74,8 +86,23 @@ def effects(study: Study) -> Section | None:
     contents: list[Content] = [*_method(study, found), table, _figure(study, found)]
     others = _others(study)
     if others:
-        contents += [Heading("Effects on other measurements"), others]
+        contents += [Heading("Effects on other measurements"), *_timings(study), others]
     return Section("What each level does", tuple(contents))
+
+
+_SMALLER = "baseline level's KV bytes divided by the level's"
+_SETTINGS = "smallest and largest mean difference of a setting"
+
+
+def _timings(study: Study) -> list[Content]:
+    """A warning beside verdicts on times that were not taken alone."""
+    beside = timed_beside_others(study)
+    if not beside or not _TIMED & set(study.measured):
+        return []
+    return [paragraph(f"{beside}: a verdict on a time below may be that work's, not the level's.")]
+
+
+_TIMED = frozenset(name for name, metric in METRICS.items() if metric.unit in ("ms", "tokens/s"))
 
 
 def _method(study: Study, found: list[Effect]) -> list[Content]:
@@ -135,65 +162,33 @@ _BY_CONTRAST = (
 def _row(study: Study, effect: Effect) -> Row:
     factor, level = effect.change[0]
     names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
-    unit = " seeds" if effect.by_contrast else ""
-    pairs = cell(f"{effect.comparisons} of {effect.designed}{unit}", effect.comparisons)
+    pairs, key = pairs_cell(effect), study.change_key(effect.change)
     if effect.estimate is None:
-        tail = (cell(effect.verdict, tone="muted"), EMPTY, pairs, *(EMPTY,) * 4)
-        return Row((*names, *(EMPTY,) * 4, *tail), tone="muted")
-    groups = f"{effect.groups} {TIMES} {len(effect.seeds)}"
-    size = cell(groups, effect.groups * len(effect.seeds))
-    metric, value = effect.metric, effect.estimate.value
-    detectable = effect.detectable
+        verdict = cell(effect.verdict, tone="muted")
+        nothing = (*names, EMPTY, EMPTY, verdict, *(EMPTY,) * 3, pairs, *(EMPTY,) * 4)
+        return Row(nothing, key, tone="muted")
     return Row(
         (
             *names,
-            cell(difference(metric, value), value),
-            *_test(effect),
+            difference_cell(effect.metric, effect.estimate.value),
+            interval_cell(effect),
             cell(effect.verdict, tone=_tone(effect)),
+            p_cell(effect, effect.corrected),
+            p_cell(effect, effect.estimate.p),
             _smaller(study, effect),
             pairs,
-            size,
-            _range(effect),
-            _by_seed(effect),
-            EMPTY if detectable is None else cell(shown(metric, detectable), detectable),
-        )
-    )
-
-
-def _test(effect: Effect) -> tuple[Cell, Cell, Cell]:
-    if effect.estimate is None or not effect.tested:
-        return EMPTY, EMPTY, EMPTY
-    low = difference(effect.metric, effect.estimate.low)
-    high = difference(effect.metric, effect.estimate.high)
-    width = effect.estimate.high - effect.estimate.low
-    return (
-        cell(f"{low} to {high}", width),
-        cell(p_value(effect.estimate.p), effect.estimate.p),
-        cell(p_value(effect.corrected), effect.corrected),
+            groups_cell(effect),
+            settings_cell(effect),
+            seeds_cell(effect, study.seeds),
+            detectable_cell(effect),
+        ),
+        key,
     )
 
 
 def _tone(effect: Effect) -> Tone:
     tones: dict[str, Tone] = {"worse": "bad", "better": "good", "within noise": "muted"}
     return tones.get(effect.verdict, "")
-
-
-def _range(effect: Effect) -> Cell:
-    values = [value for _, value in effect.by_setting]
-    if len(values) < 2:
-        return EMPTY
-    low, high = min(values), max(values)
-    low_text, high_text = difference(effect.metric, low), difference(effect.metric, high)
-    return cell(f"{low_text} to {high_text}", high - low)
-
-
-def _by_seed(effect: Effect) -> Cell:
-    values = [value for _, value in effect.by_seed]
-    if len(values) <= MOST_SEEDS:
-        listed = ", ".join(difference(effect.metric, value) for value in values)
-        return cell(listed, max(values))
-    up = sum(value > 0 for value in values)
-    return cell(f"{up} of {len(values)} above 0", up)
 
 
 def _smaller(study: Study, effect: Effect) -> Cell:
@@ -211,7 +206,7 @@ def _smaller(study: Study, effect: Effect) -> Cell:
         return EMPTY
     low, high = min(ratios), max(ratios)
     both = times(low) if high / low < 1.005 else f"{significant(low)} to {times(high)}"
-    return cell(both, high)
+    return Cell(both, low, csv=(low, high))
 
 
 def _figure(study: Study, found: list[Effect]) -> Figure:
@@ -228,7 +223,8 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
             tip.append(f"95% CI {difference(metric, low)} to {difference(metric, high)}")
             tip.append(f"p (Holm) {p_value(effect.corrected)}")
         bars = (low, high) if effect.tested else None
-        point = Point(effect.estimate.value, place, (*tip, effect.verdict), x_range=bars)
+        lines, key = (*tip, effect.verdict), study.change_key(effect.change)
+        point = Point(effect.estimate.value, place, lines, key, x_range=bars)
         (called if effect.called else quiet).append(point)
     claimed = "within noise" if any(e.tested for e in found) else "not tested"
     plot = Plot(
@@ -256,21 +252,22 @@ def _others(study: Study) -> Table | None:
             continue
         factor, level = effect.change[0]
         metric, value = effect.metric, effect.estimate.value
-        interval, _, p_corrected = _test(effect)
         pairs = cell(fixed(effect.comparisons, 0), effect.comparisons)
         names = (cell(short(metric)), cell(factor), cell(level))
-        change = cell(f"{difference(metric, value)} {difference_unit(metric)}".strip(), value)
+        unit, number = difference_unit(metric), in_unit(metric, value)
+        change = Cell(f"{difference(metric, value)} {unit}".strip(), number, csv=(number, unit))
         verdict = cell(effect.verdict, tone=_tone(effect))
-        rows.append(Row((*names, change, interval, p_corrected, verdict, pairs)))
+        entries = (change, interval_cell(effect), verdict, p_cell(effect, effect.corrected), pairs)
+        rows.append(Row((*names, *entries), study.change_key(effect.change)))
     columns = (
         Column("measurement"),
         Column("factor"),
         Column("level"),
-        Column("difference", True),
-        Column("95% CI", True),
-        Column("p (Holm)", True, "corrected for all rows of this table"),
+        Column("difference", True, csv=("difference", "unit")),
+        range_column("95% CI", hint="in the unit of the difference"),
         Column("verdict"),
-        Column("pairs", True),
+        Column("p (Holm)", True, "corrected for all rows of this table"),
+        Column("pairs", True, "matched pairs, or seeds where there are none"),
     )
     caption = (
         "The same comparison for other measurements. HellaSwag's error here is over seeds; its"

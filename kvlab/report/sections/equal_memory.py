@@ -1,8 +1,15 @@
 """At equal memory: the best cell in every budget, and whether the next best is told apart."""
 
 from kvlab.report.effects import ALPHA
-from kvlab.report.numbers import difference, difference_unit, mebibytes, short, shown, unit_of
+from kvlab.report.numbers import difference_unit, mebibytes, short, shown, unit_of
 from kvlab.report.pareto import CONTEXT, BudgetBest, binary, budget_bests, bytes_per_context
+from kvlab.report.quantities import (
+    difference_cell,
+    headed,
+    interval_column,
+    range_cell,
+    value_cell,
+)
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
@@ -54,17 +61,18 @@ def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
 
 
 def _table(study: Study, bests: list[BudgetBest]) -> Table:
-    metric = study.primary
+    metric, budget = study.primary, f"budget per {CONTEXT:,} tokens"
+    delta = difference_unit(metric)
     columns = (
-        Column(f"budget per {CONTEXT:,} tokens", True),
+        Column(budget, True, csv=(f"{budget} (bytes)",)),
         Column("cells that fit", True),
         Column("best cell"),
         Column("its MiB", True, f"2^20 bytes per {CONTEXT:,} tokens"),
-        Column(f"{short(metric)} ({unit_of(metric)})", True),
-        Column("against baseline", True, "paired by seed"),
+        Column(headed(metric, short(metric)), True),
+        Column("against baseline", True, "paired by seed", (f"against baseline ({delta})",)),
         Column("next best"),
-        Column(f"next minus best ({difference_unit(metric)})", True, "paired by seed"),
-        Column("95% CI", True),
+        Column(f"next minus best ({delta})", True, "paired by seed"),
+        interval_column(metric, "of next minus best"),
         Column("verdict"),
     )
     rows = tuple(_row(study, best) for best in bests)
@@ -80,8 +88,8 @@ def _row(study: Study, best: BudgetBest) -> Row:
             cell(binary(best.budget), best.budget),
             cell(f"{best.fitting:,}", best.fitting),
             cell(study.label(point.levels)),
-            cell(mebibytes(point.cost), point.cost),
-            cell(shown(metric, point.mean), point.mean),
+            cell(mebibytes(point.cost), point.cost / 2**20),
+            value_cell(metric, point.mean),
             _against(study, point.levels),
             second,
             value,
@@ -96,7 +104,7 @@ def _against(study: Study, levels: Levels) -> Cell:
     found = study.paired(levels, study.baseline, study.primary)
     if found is None or levels == study.baseline:
         return EMPTY
-    return cell(difference(study.primary, found.value), found.value)
+    return difference_cell(study.primary, found.value)
 
 
 def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
@@ -107,12 +115,11 @@ def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
     found = study.paired(best.second.levels, best.point.levels, metric)
     if found is None:
         return EMPTY, EMPTY, "no shared seed"
-    value = cell(difference(metric, found.value), found.value)
+    value = difference_cell(metric, found.value)
     if found.kind != "tested":
         words = {"one seed": "one seed: not tested", "identical": "identical"}
         return value, EMPTY, words.get(found.kind, "told apart")
-    low, high = difference(metric, found.low), difference(metric, found.high)
     ranked = len(study.means(metric))
     pairs = ranked * (ranked - 1) // 2  # any two of them could have come out as the best
     told = "told apart" if found.p * pairs < ALPHA else "within noise"
-    return value, cell(f"{low} to {high}", found.high - found.low), told
+    return value, range_cell(metric, found.low, found.high), told

@@ -1,5 +1,6 @@
 """HellaSwag: accuracy with its error over items, and cells compared item by item."""
 
+from kvlab.report.accuracy import all_at_chance, item_error, largest_error
 from kvlab.report.numbers import PLUS_MINUS, counted, fixed, p_value, shown, signed
 from kvlab.report.outcomes import (
     MOST_ITEMS,
@@ -9,6 +10,7 @@ from kvlab.report.outcomes import (
     read_outcomes,
     too_many,
 )
+from kvlab.report.quantities import range_cell, range_column
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
@@ -46,7 +48,7 @@ def hellaswag(study: Study) -> Section | None:
     metrics = [metric for metric in ACCURACIES if metric in study.measured]
     if not metrics:
         return None
-    contents: list[Content] = [paragraph(_note(study)), _accuracies(study, metrics)]
+    contents: list[Content] = [paragraph(_note(study, metrics)), _accuracies(study, metrics)]
     if too_many(study):
         contents.append(paragraph(_TOO_MANY))
     bits = read_outcomes(study)
@@ -71,13 +73,14 @@ _TOO_MANY = (
 )
 
 
-def _note(study: Study) -> str:
+_CHANCE = (
+    " No accuracy here is above chance by more than two of its standard errors: these models have"
+    " not learned the task, so an order among them, or a front drawn through them, is no finding."
+)
+
+
+def _note(study: Study, metrics: list[str]) -> str:
     items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done} - {0})
-    errors = [
-        row.measurements["hellaswag_acc_norm_stderr"]
-        for row in study.done
-        if "hellaswag_acc_norm_stderr" in row.measurements
-    ]
     text = "Completion style scores the context alone; lm-eval style adds the activity label."
     if items:
         sizes = " or ".join(f"{size:,}" for size in items)
@@ -85,18 +88,21 @@ def _note(study: Study) -> str:
     cut = max((r.measurements.get("hellaswag_shortened", 0) for r in study.done), default=0)
     if cut:
         text += f" Up to {counted(int(cut), 'context')} had to be cut to fit the model."
-    if errors:
-        worst = 100 * max(errors)
+    largest = largest_error(study, metrics)
+    if largest is not None:
+        worst = 100 * largest
         text += (
             f" One accuracy has a standard error of up to {fixed(worst, 2)} points over items, so"
             f" two cells that are not compared item by item must differ by about"
             f" {fixed(2 * 2**0.5 * worst, 1)} points before that means anything."
         )
+    if all_at_chance(study, metrics):
+        text += _CHANCE
     return text
 
 
 def _accuracies(study: Study, metrics: list[str]) -> Table:
-    columns = (Column("cell"), *(Column(f"{ACCURACIES[m]} (%)", True) for m in metrics))
+    columns = (Column("cell"), *(_column(ACCURACIES[m]) for m in metrics))
     rows = []
     for levels in study.cells:
         entries = [_accuracy(study, levels, metric) for metric in metrics]
@@ -106,17 +112,22 @@ def _accuracies(study: Study, metrics: list[str]) -> Table:
     return Table("hellaswag", caption, columns, tuple(rows))
 
 
+def _column(title: str) -> Column:
+    return Column(f"{title} (%)", True, csv=(f"{title} (%)", f"{title} {_ERROR}"))
+
+
 def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
-    values = list(study.values(levels, metric).values())
-    if not values:
+    mean, error = study.mean(levels, metric), item_error(study, levels, metric)
+    if mean is None:
         return EMPTY
-    mean = sum(values) / len(values)
-    counts = study.values(levels, "hellaswag_items").values()
     text = shown(metric, mean)
-    if counts and max(counts) > 1:
-        error = (max(0.0, mean * (1 - mean)) / (max(counts) - 1)) ** 0.5
-        text += f" {PLUS_MINUS} {shown(metric, error)}"
-    return cell(text, mean)
+    if error is None:
+        return Cell(text, 100 * mean, csv=(100 * mean, None))
+    text += f" {PLUS_MINUS} {shown(metric, error)}"
+    return Cell(text, 100 * mean, csv=(100 * mean, 100 * error))
+
+
+_ERROR = "error over items (points)"
 
 
 def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
@@ -136,8 +147,8 @@ def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
     columns = (
         Column("cell"),
         Column("difference (points)", True),
-        Column("error over items", True, "standard error, in points"),
-        Column("95% CI", True, "over items"),
+        Column("error over items", True, "standard error, in points", (_ERROR,)),
+        range_column("95% CI", "points", "over items"),
         Column("gained", True, "items that only this cell gets right, over all seeds"),
         Column("lost", True, "items that only the baseline gets right, over all seeds"),
         Column("p", True),
@@ -160,7 +171,7 @@ def _compared(study: Study, levels: Levels, found: ItemComparison, corrected: fl
             cell(study.label(levels)),
             cell(signed(100 * found.difference, 2), 100 * found.difference),
             cell(fixed(100 * found.error, 2), 100 * found.error),
-            cell(f"{signed(100 * low, 2)} to {signed(100 * high, 2)}", 100 * (high - low)),
+            range_cell("hellaswag_acc_norm", low, high),
             cell(f"{found.gained:,}", found.gained),
             cell(f"{found.lost:,}", found.lost),
             cell(p_value(found.p), found.p),

@@ -1,9 +1,18 @@
 """Two-way interactions: whether two reductions together cost the sum of what each costs alone."""
 
 from kvlab.report.alias_column import with_aliases
+from kvlab.report.effect_cells import (
+    detectable_cell,
+    detectable_column,
+    groups_cell,
+    groups_column,
+    interval_cell,
+    p_cell,
+)
 from kvlab.report.effects import Effect
-from kvlab.report.numbers import TIMES, counted, difference, difference_unit, p_value, shown
-from kvlab.report.section import EMPTY, Column, Row, Section, Table, cell, paragraph
+from kvlab.report.numbers import counted, difference_unit
+from kvlab.report.quantities import difference_cell, interval_column
+from kvlab.report.section import Column, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
 from kvlab.trial.metrics import METRICS
 
@@ -27,16 +36,16 @@ def interactions(study: Study) -> Section | None:
     # In units of the standard error; without one, what is largest.
     strongest = sorted(found, key=lambda e: (e.corrected, -abs(_value(e))))
     shown_effects = strongest[:MOST]
-    rows = tuple(_row(effect) for effect in shown_effects)
+    rows = tuple(_row(study, effect) for effect in shown_effects)
     columns = (
         Column("level"),
         Column("with"),
         Column(f"beyond the sum ({unit})", True),
-        Column("95% CI", True),
-        Column("p (Holm)", True, "corrected for all interactions"),
+        interval_column(metric, "over seeds"),
         Column("verdict"),
-        Column(f"groups {TIMES} seeds", True),
-        Column("detectable", True, "true interaction called with 80% power"),
+        Column("p (Holm)", True, "corrected for all interactions"),
+        groups_column(),
+        detectable_column(unit, "true interaction called with 80% power"),
     )
     heads, rows = with_aliases(columns, rows, shown_effects)
     cut = f" The {MOST} strongest." if len(found) > MOST else ""
@@ -48,27 +57,21 @@ def _value(effect: Effect) -> float:
     return effect.estimate.value if effect.estimate else 0.0
 
 
-def _row(effect: Effect) -> Row:
+def _row(study: Study, effect: Effect) -> Row:
     assert effect.estimate is not None, "only interactions with an estimate are shown"
-    metric, estimate = effect.metric, effect.estimate
     one, other = (f"{factor}={level}" for factor, level in effect.change)
-    groups = f"{effect.groups} {TIMES} {len(effect.seeds)}"
-    names = (cell(one), cell(other), cell(difference(metric, estimate.value), estimate.value))
-    size = cell(groups, effect.groups * len(effect.seeds))
-    verdict = _verdict(effect)
-    if not effect.tested:
-        return Row((*names, EMPTY, EMPTY, cell(verdict), size, EMPTY))
-    interval = f"{difference(metric, estimate.low)} to {difference(metric, estimate.high)}"
-    detectable = effect.detectable or 0.0
     return Row(
         (
-            *names,
-            cell(interval, estimate.high - estimate.low),
-            cell(p_value(effect.corrected), effect.corrected),
-            cell(verdict, tone="" if effect.called else "muted"),
-            size,
-            cell(shown(metric, detectable), detectable),
-        )
+            cell(one),
+            cell(other),
+            difference_cell(effect.metric, effect.estimate.value),
+            interval_cell(effect),
+            cell(_verdict(effect), tone="" if effect.called or not effect.tested else "muted"),
+            p_cell(effect, effect.corrected),
+            groups_cell(effect),
+            detectable_cell(effect),
+        ),
+        study.change_key(effect.change),
     )
 
 

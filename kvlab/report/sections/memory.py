@@ -1,6 +1,7 @@
 """Memory: what the formula says, what the cache's storages hold, and peaks."""
 
 from kvlab.report.numbers import bytes_text, counted, mebibytes, megabytes
+from kvlab.report.quantities import range_column
 from kvlab.report.rows import TrialRow
 from kvlab.report.section import (
     EMPTY,
@@ -42,14 +43,14 @@ def memory(study: Study) -> Section | None:
     columns = (
         Column("cell"),
         Column("formula (bytes)", True),
-        Column("storages (bytes)", True),
+        range_column("storages (bytes)", ends=("least", "most")),
         Column("agree"),
-        Column("MB", True),
-        Column("MiB", True),
+        Column("MB", True, "10^6 bytes, by the formula"),
+        Column("MiB", True, "2^20 bytes, by the formula"),
         Column("read per token (bytes)", True),
-        Column("peak with cache", True, "MiB, largest over seeds"),
-        Column("peak without", True, "MiB, largest over seeds"),
-        Column("activations", True, "MiB of the peak with cache, beside weights, cache and logits"),
+        Column("peak with cache (MiB)", True, "largest over seeds"),
+        Column("peak without (MiB)", True, "largest over seeds"),
+        Column("activations (MiB)", True, "of the peak with cache, beside weights, cache, logits"),
     )
     rows = tuple(_row(study, list(by_seed.values())) for by_seed in study.cells.values())
     table = Table("memory", "Theory against measured memory.", columns, tuple(filter(None, rows)))
@@ -73,15 +74,16 @@ def _row(study: Study, rows: list[TrialRow]) -> Row | None:
     levels = known[0].levels
     formula = int(known[0].facts["kv"]["bytes_at_block_size"])
     stored = sorted({int(row.measurements["kv_bytes_storage"]) for row in known})
+    listed = ", ".join(f"{count:,}" for count in stored)
     agree = all(map(_agrees, known))
     return Row(
         (
             cell(study.label(levels)),
             cell(f"{formula:,}", formula),
-            cell(", ".join(f"{count:,}" for count in stored), stored[-1]),
+            Cell(listed, stored[0], csv=(stored[0], stored[-1])),
             cell("yes" if agree else "no", tone="" if agree else "bad"),
-            cell(megabytes(formula), formula),
-            cell(mebibytes(formula), formula),
+            cell(megabytes(formula), formula / 10**6),
+            cell(mebibytes(formula), formula / 2**20),
             _largest(known, "kv_bytes_read", whole=True),
             *(_largest(known, peak) for peak in PEAKS),
         ),
@@ -94,4 +96,4 @@ def _largest(rows: list[TrialRow], metric: str, whole: bool = False) -> Cell:
     if not values:
         return EMPTY
     value = max(values)
-    return cell(f"{value:,.0f}" if whole else mebibytes(value), value)
+    return cell(f"{value:,.0f}", value) if whole else cell(mebibytes(value), value / 2**20)

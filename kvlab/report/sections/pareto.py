@@ -1,10 +1,12 @@
 """Pareto fronts: quality against stored bytes, read bytes and time per token."""
 
+from kvlab.report.accuracy import all_at_chance
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.numbers import (
     PLUS_MINUS,
     counted,
-    difference,
+    difference_unit,
+    in_unit,
     mebibytes,
     megabytes,
     short,
@@ -13,6 +15,7 @@ from kvlab.report.numbers import (
     unit_of,
 )
 from kvlab.report.pareto import COSTS, CellPoint, Cost, mark_front, points
+from kvlab.report.quantities import difference_cell, headed, mean_and_spread, value_cell
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
@@ -43,9 +46,9 @@ def pareto(study: Study) -> Section | None:
     note = paragraph(
         f"A cell is on the front if no other cell stores as few bytes with a better {title};"
         f" {len(front)} of {counted(len(known), 'cell')} are. The front is drawn through means"
-        " over seeds: neighbours whose difference is within noise could change places. Bars are"
-        " standard deviations over seeds; they contain what all cells share at a seed, which"
-        " paired differences do not.",
+        " over seeds: neighbours whose difference is within noise could change places. Bars of"
+        " standard deviations over seeds contain what all cells share at a seed, which paired"
+        " differences do not.",
     )
     figure = _figure(study, study.primary, "stored", known)
     contents: list[Content] = [note, figure, _table(study, front)]
@@ -94,7 +97,7 @@ def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Fig
         Axis(f"{short(metric)} ({unit_of(metric)})"),
         (
             Points("dominated", marks(dominated), "muted", "ring"),
-            Line("", tuple(Point(p.cost, _scaled(metric, p.mean)) for p in front), "c0", True),
+            Line("", _steps(metric, front), "c0", True),
             Points("on the front", marks(front, True), "c0", "dot"),
             Points("baseline", marks(base, True), "c1", "diamond"),
         ),
@@ -103,39 +106,52 @@ def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Fig
         f"{study.label(point.levels)}: {cost.text(point.cost)}, {shown(metric, point.mean)}"
         for point in front
     )
+    several = any(len(study.values(p.levels, metric)) > 1 for p in [*front, *base])
+    bars = " Bars are standard deviations over seeds, of the front and the baseline alone."
+    bars = bars if several else ""
     title = cost.short[:1].upper() + cost.short[1:]
-    caption = f"{title} against {short(metric)}: means, with the standard deviation over seeds."
+    steps = " The dashed steps are what a budget buys: between two cells there is none."
+    steps = steps if len(front) > 1 else ""
+    caption = f"{title} against {short(metric)}: means over seeds.{steps}{bars}"
     file = "pareto" if (metric, name) == (study.primary, "stored") else f"pareto-{name}"
     if metric != study.primary:
         file = f"pareto-hellaswag-{name}"
+        if all_at_chance(study, [metric]):
+            caption += " No accuracy is above chance within its error: this front is no finding."
     return Figure(file, caption, f"{caption} The front: {listed}.", plot)
 
 
-def _scaled(metric: str, value: float) -> float:
-    """As the axis shows it: shares in percent."""
-    return 100 * value if unit_of(metric) == "%" else value
+def _steps(metric: str, front: list[CellPoint]) -> tuple[Point, ...]:
+    """The best that each cost can reach: level to the next cell, then to its quality."""
+    places: list[Point] = []
+    for point in front:
+        quality = in_unit(metric, point.mean)
+        if places:
+            places.append(Point(point.cost, places[-1].y))
+        places.append(Point(point.cost, quality))
+    return tuple(places)
 
 
 def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool) -> Point:
     values = list(study.values(point.levels, metric).values())
-    spread = 0.0
-    if len(values) > 1:
-        spread = (sum((v - point.mean) ** 2 for v in values) / (len(values) - 1)) ** 0.5
+    _, spread = mean_and_spread(values)
+    deviation = "" if spread is None else f" {PLUS_MINUS} {shown(metric, spread)}"
     tip = (
         study.label(point.levels),
         cost.text(point.cost),
-        f"{shown(metric, point.mean)} {PLUS_MINUS} {shown(metric, spread)} {unit_of(metric)}"
-        f" (n = {len(values)})",
+        f"{shown(metric, point.mean)}{deviation} {unit_of(metric)} (n = {len(values)})",
         "on the front" if point.front else "dominated",
     )
-    mean, half = _scaled(metric, point.mean), _scaled(metric, spread)
-    ends = (mean - half, mean + half) if named and spread else None
+    mean = in_unit(metric, point.mean)
     label = study.label(point.levels) if named else ""
+    ends = None
+    if named and spread:
+        ends = (mean - in_unit(metric, spread), mean + in_unit(metric, spread))
     return Point(point.cost, mean, tip, study.key(point.levels), label, y_range=ends)
 
 
 def _table(study: Study, front: list[CellPoint]) -> Table:
-    metric = study.primary
+    metric, delta = study.primary, difference_unit(study.primary)
     base = study.kv_bytes(study.baseline)
     rows = []
     for point in front:
@@ -144,10 +160,10 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
                 (
                     cell(study.label(point.levels)),
                     cell(f"{point.cost:,.0f}", point.cost),
-                    cell(megabytes(point.cost), point.cost),
-                    cell(mebibytes(point.cost), point.cost),
+                    cell(megabytes(point.cost), point.cost / 10**6),
+                    cell(mebibytes(point.cost), point.cost / 2**20),
                     cell(times(base / point.cost), base / point.cost) if base else EMPTY,
-                    cell(shown(metric, point.mean), point.mean),
+                    value_cell(metric, point.mean),
                     _against(study, point.levels),
                 ),
                 study.key(point.levels),
@@ -156,11 +172,11 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
     columns = (
         Column("cell"),
         Column("KV bytes", True),
-        Column("MB", True),
-        Column("MiB", True),
-        Column("smaller", True),
-        Column(f"{short(metric)} ({unit_of(metric)})", True),
-        Column("against baseline", True),
+        Column("MB", True, "10^6 bytes"),
+        Column("MiB", True, "2^20 bytes"),
+        Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
+        Column(headed(metric, short(metric)), True, "mean over seeds"),
+        Column("against baseline", True, "paired by seed", (f"against baseline ({delta})",)),
     )
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
 
@@ -169,7 +185,7 @@ def _against(study: Study, levels: Levels) -> Cell:
     found = study.paired(levels, study.baseline, study.primary)
     if found is None or levels == study.baseline:
         return EMPTY
-    return cell(difference(study.primary, found.value), found.value)
+    return difference_cell(study.primary, found.value)
 
 
 def _members(study: Study, fronts: Fronts) -> Table:

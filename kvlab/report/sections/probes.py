@@ -1,7 +1,8 @@
 """Probes that average loss hides: associative recall, and loss by position in the context."""
 
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
-from kvlab.report.numbers import PLUS_MINUS, counted, shown
+from kvlab.report.numbers import PLUS_MINUS, counted, shown, unit_of
+from kvlab.report.quantities import mean_cell, mean_column
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
@@ -106,7 +107,7 @@ def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Tabl
     columns = (
         Column("cell"),
         Column("scored"),
-        *(Column(head, True) for head in heads.values()),
+        *(mean_column(head, unit_of(metric)) for metric, head in heads.items()),
     )
     rows = []
     for levels in study.cells:
@@ -121,12 +122,4 @@ def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Tabl
 
 
 def _entry(study: Study, levels: Levels, metric: str) -> Cell:
-    values = list(study.values(levels, metric).values())
-    if not values:
-        return EMPTY
-    mean = sum(values) / len(values)
-    text = shown(metric, mean)
-    if len(values) > 1:
-        spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-        text += f" {PLUS_MINUS} {shown(metric, spread)}"
-    return cell(text, mean)
+    return mean_cell(metric, list(study.values(levels, metric).values()))

@@ -119,7 +119,7 @@ def _projected(study: Study, levels: Levels, ceilings: Ceilings) -> list[Project
 
 def _row(study: Study, levels: Levels, one: Projected, shares: list[float]) -> Row:
     def giga(count: float) -> Cell:
-        return cell(significant(count / 1e9), count)
+        return cell(significant(count / 1e9), count / 1e9)
 
     soonest, latest = one.seconds / max(shares), one.seconds / min(shares)
     return Row(

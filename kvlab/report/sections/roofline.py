@@ -37,13 +37,13 @@ def roofline(study: Study) -> Section | None:
         Column("cell"),
         Column("batch", True),
         Column("context", True),
-        Column("GFLOPs", True),
+        Column("GFLOPs", True, "10^9 floating-point operations"),
         Column("weights (MB)", True),
         Column("K/V read (MB)", True),
         Column("predicted (ms)", True),
         Column("measured (ms)", True),
-        Column("MBU", True, "weights and K/V read each second, of the bandwidth"),
-        Column("MFU", True, "FLOPs each second, of the matrix rate"),
+        Column("MBU", True, "weights and K/V read each second, of the bandwidth", ("MBU (%)",)),
+        Column("MFU", True, "FLOPs each second, of the matrix rate", ("MFU (%)",)),
         Column("bound by"),
     )
     rows = tuple(_row(place, found, keys) for place, found in places.items())
@@ -85,7 +85,7 @@ def _row(place: Place, found: dict[str, dict[str, Any]], keys: dict[str, str]) -
         return cell(significant(value), value)
 
     def share(metric: str) -> Cell:
-        return cell(percent(found[metric]["value"]), found[metric]["value"])
+        return cell(percent(found[metric]["value"]), 100 * found[metric]["value"])
 
     return Row(
         (

@@ -1,6 +1,13 @@
 """The serving gap: what the serving cache changes that one-shot scoring cannot see."""
 
+from dataclasses import replace
+
 from kvlab.report.numbers import PLUS_MINUS, counted, difference, shown, significant
+from kvlab.report.quantities import (
+    mean_and_spread,
+    mean_column,
+    range_cell,
+)
 from kvlab.report.rows import Levels, TrialRow
 from kvlab.report.section import (
     EMPTY,
@@ -60,14 +67,17 @@ def _texts(study: Study) -> list[Content]:
     return [paragraph(text)]
 
 
+_ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
+
+
 def _table(study: Study, real: list[Levels], quiet: int) -> Table:
     columns = (
         Column("cell"),
         Column("n", True),
-        Column("one-shot loss", True),
-        Column("served loss", True),
-        Column("gap (nats/token)", True),
-        Column("smallest and largest", True, "over seeds"),
+        mean_column("one-shot loss", "nats/token"),
+        mean_column("served loss", "nats/token"),
+        mean_column("gap (nats/token)"),
+        Column("smallest and largest", True, "gap over seeds", _ENDS),
     )
     left_out = f"; the other {counted(quiet, 'cell')} have none beyond rounding" if quiet else ""
     caption = f"Cells whose serving cache changes the loss{left_out}."
@@ -76,14 +86,16 @@ def _table(study: Study, real: list[Levels], quiet: int) -> Table:
 
 def _row(study: Study, levels: Levels) -> Row:
     values = list(study.values(levels, "serving_gap").values())
-    mean = sum(values) / len(values)
-    text = difference("serving_gap", mean) + _spread("serving_gap", values)
-    ends = [difference("serving_gap", value) for value in (min(values), max(values))]
-    extent = cell(" to ".join(ends), max(values)) if len(values) > 1 else EMPTY
+    mean, spread = mean_and_spread(values)
+    text = difference("serving_gap", mean)
+    text += f" {PLUS_MINUS} {shown('serving_gap', spread)}" if spread is not None else ""
+    gap = Cell(text, mean, csv=(mean, spread))
+    ends = min(values), max(values)
+    extent = range_cell("serving_gap", *ends) if len(values) > 1 else EMPTY
     losses = (_mean(study, levels, "loss"), _mean(study, levels, "loss_served"))
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
-    return Row((name, count, *losses, cell(text, mean), extent), study.key(levels))
+    return Row((name, count, *losses, gap, extent), study.key(levels))
 
 
 def _storage(study: Study) -> list[Content]:
@@ -100,8 +112,8 @@ def _storage(study: Study) -> list[Content]:
         Column("cell"),
         Column("kept as"),
         Column("logit error, rms (nats)", True),
-        Column("largest", True),
-        Column("loss change (nats/token)", True),
+        Column("largest", True, "logit error", ("logit error, largest (nats)",)),
+        mean_column("loss change (nats/token)"),
     )
     rows = tuple(_storage_row(study, levels) for levels in coarse)
     caption = "Cells by the dtype of their cache, against the model's dtype; mean over seeds."
@@ -115,10 +127,11 @@ def _storage(study: Study) -> list[Content]:
 def _storage_row(study: Study, levels: Levels) -> Row:
     kinds = {row.facts["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
-    text, mean = _small(changes), sum(changes) / len(changes)
-    errors = (_mean(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
+    numbers = mean_and_spread(changes)
+    change = Cell(_small(changes), numbers[0], csv=numbers)
+    errors = (_only_mean(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
     name, kind = cell(study.label(levels)), cell(", ".join(sorted(kinds)))
-    return Row((name, kind, *errors, cell(text, mean)), study.key(levels))
+    return Row((name, kind, *errors, change), study.key(levels))
 
 
 def _rows(study: Study, levels: Levels) -> list[TrialRow]:
@@ -128,23 +141,18 @@ def _rows(study: Study, levels: Levels) -> list[TrialRow]:
 def _small(values: list[float]) -> str:
     """Mean and standard deviation, by significant digits: such changes are far below the four
     decimals that losses are shown with."""
-    mean = sum(values) / len(values)
-    sign = "+" if mean > 0 else ""
-    if len(values) < 2:
-        return f"{sign}{significant(mean, 2)}"
-    spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-    return f"{sign}{significant(mean, 2)} {PLUS_MINUS} {significant(spread, 2)}"
-
-
-def _spread(metric: str, values: list[float]) -> str:
-    """The standard deviation over seeds; nothing for a single one."""
-    if len(values) < 2:
-        return ""
-    mean = sum(values) / len(values)
-    spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-    return f" {PLUS_MINUS} {shown(metric, spread)}"
+    mean, spread = mean_and_spread(values)
+    text = f"{'+' if mean > 0 else ''}{significant(mean, 2)}"
+    return text if spread is None else f"{text} {PLUS_MINUS} {significant(spread, 2)}"
 
 
 def _mean(study: Study, levels: Levels, metric: str) -> Cell:
+    """Only the mean is shown; the CSV has its spread."""
+    values = list(study.values(levels, metric).values())
+    mean = _only_mean(study, levels, metric)
+    return replace(mean, csv=mean_and_spread(values)) if values else mean
+
+
+def _only_mean(study: Study, levels: Levels, metric: str) -> Cell:
     mean = study.mean(levels, metric)
     return EMPTY if mean is None else cell(shown(metric, mean), mean)

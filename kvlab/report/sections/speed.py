@@ -2,6 +2,7 @@
 
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.numbers import PLUS_MINUS, bytes_text, shown, unit_of
+from kvlab.report.quantities import mean_cell, mean_column
 from kvlab.report.rows import Levels
 from kvlab.report.section import (
     EMPTY,
@@ -16,6 +17,7 @@ from kvlab.report.section import (
     paragraph,
 )
 from kvlab.report.study import Study
+from kvlab.report.timings import timed_beside_others
 
 METRICS_SHOWN = {
     "ttft_ms": "first token (ms)",
@@ -37,7 +39,7 @@ def speed(study: Study) -> Section | None:
         f"Measured on {'; '.join(devices)}.{differ}{_shared(study)} On a small model the work"
         " beside attention dominates, so saved K/V reads need not show in the time per token.",
     )
-    columns = (Column("cell"), *(Column(METRICS_SHOWN[metric], True) for metric in metrics))
+    columns = (Column("cell"), *(mean_column(METRICS_SHOWN[metric]) for metric in metrics))
     rows = []
     for levels in study.cells:
         entries = [_entry(study, levels, metric) for metric in metrics]
@@ -53,26 +55,16 @@ def speed(study: Study) -> Section | None:
 def _shared(study: Study) -> str:
     """How many trials were timed while something else ran; older results do not say."""
     said = [row.facts["provenance"].get("timings") for row in study.done]
-    count = said.count("shared")
-    if count:
-        which = "All" if count == len(said) else f"{count} of {len(said)}"
-        text = "trials were timed while something else used their device or its machine's cores"
-        return f" {which} {text}: compare their times with care."
+    beside = timed_beside_others(study)
+    if beside:
+        return f" {beside}: compare their times with care."
     if None in said:
         return " Trials that ran side by side on one machine disturb each other's times."
     return " Nothing else used a device while it was timed."
 
 
 def _entry(study: Study, levels: Levels, metric: str) -> Cell:
-    values = list(study.values(levels, metric).values())
-    if not values:
-        return EMPTY
-    mean = sum(values) / len(values)
-    text = shown(metric, mean)
-    if len(values) > 1:
-        spread = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-        text += f" {PLUS_MINUS} {shown(metric, spread)}"
-    return cell(text, mean)
+    return mean_cell(metric, list(study.values(levels, metric).values()))
 
 
 def _figure(study: Study) -> Figure:

@@ -1,0 +1,118 @@
+"""A made-up record that every section of a report has something to say about."""
+
+from statistics import mean
+
+from scipy import stats
+
+from kvlab.spec import ServingConfig, load_shape
+from tests.report.factory import Record
+from tests.report.test_benchmark_sections import lines
+
+FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained", "tied")}
+SEEDS = (0, 1, 2, 3, 4)
+ITEMS = 30
+FAILED = ({"heads": "mqa", "sharing": "trained"}, 2)
+PRUNED = ({"heads": "mqa", "sharing": "trained"}, 3)
+
+
+def status(levels, seed):
+    failed, pruned = (levels, seed) == FAILED, (levels, seed) == PRUNED
+    return "failed" if failed else "pruned" if pruned else "done"
+
+
+class FullRecord(Record):
+    """Curves, roofline, probes, starting weights, a cache of another dtype, failures."""
+
+    def __init__(self, **changes):
+        made = {"factors": FACTORS, "seeds": SEEDS, "items": ITEMS, "status": status}
+        super().__init__(**made, **changes)
+
+    def seconds(self, levels, seed):
+        return (1e-3 if levels["heads"] == "mha" else 5e-4) * (1 + 0.1 * seed)
+
+    def measurements(self, levels, seed):
+        found = super().measurements(levels, seed)
+        loss = found["loss"]
+        for ending, less in (("", 0.0), ("_served", 0.125)):
+            found |= {f"recall_acc{ending}": 0.5 - less + 0.01 * seed}
+            found |= {f"recall_acc_near{ending}": 0.75 - less, f"recall_acc_far{ending}": 0.25}
+            found |= {f"loss_part{i}{ending}": loss - i / 10 + less for i in range(1, 9)}
+            found |= {f"loss_beyond{ending}": loss + less}
+        for index, name in enumerate(("acc_norm", "acc_norm_served")):
+            found[f"hellaswag_lmeval_{name}"] = 0.3 + 0.1 * index
+        found |= {"peak_bytes_activations": 10**6 + seed, "tpot_ms_p99": 2.0 + seed}
+        found |= {"tpot_ms_uncached_p50": 3.0 + seed, "training_tokens_per_second": 1000.0 + seed}
+        found |= {"kv_dtype_loss_change": 1e-3 + 1e-4 * seed, "kv_dtype_logit_rms": 0.01}
+        found |= {"kv_dtype_logit_largest": 0.1, "loss_tokens": 16_384, "served_tokens": 16_384}
+        return found | {"recall_rows": 32, "recall_pairs": 64}
+
+    def result(self, levels, seed, status):
+        result = super().result(levels, seed, status)
+        shape = load_shape("gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {})
+        result["experiment"] |= {
+            "model": shape.model.model_dump(mode="json"),
+            "serving": ServingConfig().model_dump(mode="json"),
+            "training": {"tokens": 614_400, "batch_tokens": 4096, "evaluate_tokens": 8192},
+        }
+        result["provenance"]["timings"] = "shared" if seed == 0 else "exclusive"
+        if status == "done":
+            result["benchmark"] = list(lines(self.seconds(levels, seed)))
+            names = {"copied": ["a", "b"], "pooled": ["c"], "averaged": [], "unused": ["d"]}
+            result["training_record"]["start"] = {
+                "source": "made", **names, "fresh": {"e": "another shape"},
+            }  # fmt: skip
+        if status == "pruned":
+            result["pruned"] = {"step": 30, "steps": 150, "loss": 5.5}
+            result["error"] = None
+        return result
+
+
+RECORD = FullRecord()
+BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
+
+TEXTS = {
+    "factors": ("factor", "level", "role", "what it sets"),
+    "cells": tuple(FACTORS),
+    "effects": ("factor", "level", "against", "verdict"),
+    "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
+    "interactions": ("level", "with", "verdict"),
+    "pareto": ("cell",), "memory": ("cell", "agree"), "speed": ("cell",),
+    "equal-memory": ("best cell", "next best", "verdict"),
+    "serving-gap": ("cell",), "kv-dtype": ("cell", "kept as"), "hellaswag": ("cell",),
+    "hellaswag-one-shot": ("cell", "verdict"), "hellaswag-cache": ("cell", "verdict"),
+    "recall": ("cell", "scored"), "positions": ("cell", "scored"),
+    "roofline": ("cell", "bound by"), "projection": ("cell", "size"),
+    "starts": ("cell", "starts from"), "provenance": ("what", "value"),
+    "failures": ("cell", "trial", "status", "class", "error", "traceback"),
+    "pruned": ("cell", "trial"),
+}  # fmt: skip
+"""Table -> its columns that are no numbers."""
+
+
+def levels_of(label):
+    """A cell's levels from its label."""
+    names = set(label.split("+"))
+    return {
+        factor: next((level for level in levels if level in names), levels[0])
+        for factor, levels in FACTORS.items()
+    }
+
+
+def values(levels, metric):
+    """Of one cell, straight from the record, by seed."""
+    done = [seed for seed in RECORD.seeds if status(levels, seed) == "done"]
+    return {seed: RECORD.measurements(levels, seed)[metric] for seed in done}
+
+
+def average(levels, metric):
+    return mean(values(levels, metric).values())
+
+
+def against(levels, other, metric):
+    """Mean and 95% interval of a paired difference, by scipy."""
+    one, two = values(levels, metric), values(other, metric)
+    differences = [one[seed] - two[seed] for seed in one.keys() & two.keys()]
+    if max(differences) - min(differences) < 1e-12:
+        return mean(differences), None, None  # exact, or at one seed
+    interval = stats.ttest_1samp(differences, 0.0).confidence_interval(0.95)
+    return mean(differences), interval.low, interval.high

@@ -1,0 +1,146 @@
+"""What sections say beside their tables: units, what a curve's end is, how times were taken."""
+
+import csv
+import re
+
+import pytest
+
+from kvlab.report import write_report
+from kvlab.report.document import make_document
+from kvlab.report.figures.plot import Line
+from kvlab.report.markdown import to_markdown
+from kvlab.report.section import Figure
+from kvlab.report.study import Study
+from tests.report.factory import Record, no_learned_hybrid
+
+SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
+
+
+def markdown(record, folder, *sections):
+    study = Study.load(record.write(folder), "made")
+    study.sections = sections
+    return to_markdown(make_document(study))
+
+
+class Scored(Record):
+    """A record whose accuracies are given."""
+
+    shares: dict[str, float] = {}  # noqa: RUF012
+
+    def measurements(self, levels, seed):
+        found = super().measurements(levels, seed)
+        return {**found, "hellaswag_items": 50, "hellaswag_acc_norm_stderr": 0.01, **self.shares}
+
+
+def test_the_error_of_accuracies_is_the_largest_of_the_table(tmp_path):
+    class Wide(Scored):
+        shares = {"hellaswag_acc": 0.5, "hellaswag_acc_norm": 0.3, "hellaswag_acc_norm_served": 0.2}  # noqa: RUF012
+
+    text = markdown(Wide(factors=SMALL), tmp_path, "hellaswag")
+    shown = [float(error) for error in re.findall("\N{PLUS-MINUS SIGN} ([0-9.]+)", text)]
+    said = re.search(r"standard error of up to ([0-9.]+) points", text)
+    assert float(said[1]) == max(shown) == 7.14
+    differ = re.search(r"must differ by about ([0-9.]+) points", text)
+    assert float(differ[1]) == pytest.approx(2 * 2**0.5 * max(shown), abs=0.06)
+
+
+@pytest.mark.parametrize(("best", "learned"), [(0.25, False), (0.37, False), (0.6, True)])
+def test_accuracies_at_chance_are_said_to_be_no_finding(tmp_path, best, learned):
+    class Made(Scored):
+        def measurements(self, levels, seed):
+            one = best if levels["heads"] == "mqa" else 0.22
+            names = ("hellaswag_acc", "hellaswag_acc_norm", "hellaswag_acc_norm_served")
+            return super().measurements(levels, seed) | dict.fromkeys(names, one)
+
+    text = markdown(Made(factors=SMALL), tmp_path, "hellaswag", "pareto")
+    assert ("No accuracy here is above chance" in text) != learned
+    assert ("this front is no finding" in text) != learned
+
+
+def test_curves_say_where_they_end_at_other_tokens_than_the_tables(tmp_path):
+    class Curved(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            found["experiment"]["training"] |= {"evaluate_tokens": 8192}
+            found["measurements"] |= {"loss_tokens": self.scored}
+            return found
+
+    words = "(8,192 and 16,384), so a curve does not end at its cell's loss there"
+    for tokens, said in ((16_384, True), (8192, False)):
+        Curved.scored = tokens
+        folder = tmp_path / str(tokens)
+        assert (words in markdown(Curved(factors=SMALL), folder, "curves")) == said
+
+
+def test_times_taken_beside_others_are_said_beside_their_verdicts(tmp_path):
+    class Timed(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            found["provenance"]["timings"] = self.said if seed == 0 else "exclusive"
+            return found
+
+    for said in ("shared", "exclusive"):
+        Timed.said = said
+        text = markdown(Timed(factors=SMALL), tmp_path / said, "effects")
+        other = text.split("### Effects on other measurements")[1]
+        assert ("4 of 12 trials were timed while something else" in other) == (said == "shared")
+
+
+def test_absent_combinations_are_said_once(tmp_path):
+    record = Record(exclude=no_learned_hybrid)
+    store = record.write(tmp_path)
+    plain = to_markdown(make_document(Study.load(store, "made")))
+    assert "6 of 24 combinations are not in the design: position=learned with" in plain
+    rule = "exclude 1 removed 6 of 24: position: learned, horizon: hybrid"
+    store.write_sweep({**store.sweep("made"), "rules": [rule]})
+    ruled = to_markdown(make_document(Study.load(store, "made")))
+    assert ruled.count("6 of 24") == 1
+    assert "- A level is compared only where its partner exists." in ruled
+
+
+def test_heads_are_explained_in_every_form(tmp_path):
+    folder = write_report(Record(seeds=(0, 1, 2)).write(tmp_path / "s"), "made", tmp_path)
+    text, page = ((folder / name).read_text() for name in ("report.md", "report.html"))
+    for name, head, hint in (
+        ("effects", "detectable", "true difference called with 80% power"),
+        ("effects", "KV smaller", "KV bytes divided by the level"),
+        ("effects", "over settings", "smallest and largest mean difference"),
+        ("memory", "peak with cache (MiB)", "largest over seeds"),
+    ):
+        latex = (folder / "tables" / f"{name}.tex").read_text().replace("\\", "")
+        assert f"*{head}*: " in text
+        assert f"<i>{head}</i>: " in page
+        assert f"emph{{{head}}}: " in latex
+        for form in (text, page, latex):
+            assert hint in form, (head, form[:50])
+    with (folder / "tables" / "memory.csv").open() as file:
+        heads = next(csv.reader(file))
+    assert {"peak with cache (MiB)", "peak without (MiB)"} <= set(heads)
+    assert "| peak with cache (MiB) |" in text
+
+
+def test_tables_and_figures_are_numbered(tmp_path):
+    text = markdown(Record(factors=SMALL), tmp_path, "cells", "pareto", "memory")
+    assert re.findall(r"^\*(Table \d+)\.", text, re.M) == [f"Table {n}" for n in (1, 2, 3, 4)]
+    figures = re.findall(r"^\*(Figure \d+)\.", text, re.M)
+    assert figures == [f"Figure {n}" for n in range(1, len(figures) + 1)]
+    assert figures
+
+
+def test_the_front_is_drawn_in_steps_and_its_bars_are_as_said(tmp_path):
+    study = Study.load(Record(exclude=no_learned_hybrid).write(tmp_path), "made")
+    (figure,) = (f for f in make_document(study).figures if f.name == "pareto")
+    assert isinstance(figure, Figure)
+    dominated, steps, front, baseline = figure.plot.layers
+    assert isinstance(steps, Line)
+    for one, other in zip(steps.points, steps.points[1:], strict=False):
+        assert one.x == other.x or one.y == other.y, "no sloping line"
+    corners = {(point.x, point.y) for point in steps.points}
+    assert corners >= {(point.x, point.y) for point in front.points}
+    assert len(steps.points) == 2 * len(front.points) - 1
+    assert all(point.y_range for point in (*front.points, *baseline.points))
+    assert not any(point.y_range for point in dominated.points)
+    assert (
+        "Bars are standard deviations over seeds, of the front and the baseline" in figure.caption
+    )
+    assert all(point.label for point in front.points)

@@ -1,0 +1,119 @@
+"""HellaSwag outcomes from trials' lines: read fast where all are alike, and the same either way."""
+
+import json
+import random
+
+import pytest
+
+from kvlab.errors import StoreError
+from kvlab.report import outcomes
+from kvlab.report.outcomes import STYLES, outcomes_of, read_outcomes
+from kvlab.report.study import Study
+from tests.report.factory import Record
+
+WAYS = dict(zip(STYLES, ("one_shot", "served"), strict=True))
+
+
+def lines(items):
+    return "".join(json.dumps(item) + "\n" for item in items).encode()
+
+
+def made(count, seed=0, ways=("one_shot", "served"), parts=("completion", "lmeval")):
+    chance = random.Random(seed)
+
+    def scored():
+        prediction = {"prediction": chance.randrange(4), "prediction_norm": chance.randrange(4)}
+        return {"scores": [chance.uniform(-90, -10) for _ in range(4)], **prediction}
+
+    return [
+        {"ind": index, "label": chance.randrange(4),
+         **{part: {way: scored() for way in ways} for part in parts}}
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def expected(items):
+    """One by one, from the items themselves."""
+    found = {
+        style: bytes(
+            item["completion"][way]["prediction_norm"] == item["label"]
+            for item in items
+            if way in item["completion"]
+        )
+        for style, way in WAYS.items()
+    }
+    return {style: bits for style, bits in found.items() if bits}
+
+
+@pytest.mark.parametrize("ways", [("one_shot",), ("one_shot", "served"), ("served", "one_shot")])
+@pytest.mark.parametrize("parts", [("completion",), ("lmeval", "completion")])
+def test_lines_that_are_alike(monkeypatch, ways, parts):
+    items = made(500, ways=ways, parts=parts)
+    monkeypatch.setattr(outcomes, "_predictions", once(outcomes._predictions))
+    assert outcomes_of(lines(items)) == expected(items)
+    assert 0 < sum(expected(items)[STYLES[0]]) < 500
+
+
+def once(function):
+    """Fails at the second call: lines that are alike are not decoded one by one."""
+    calls = []
+
+    def counted(item):
+        calls.append(item)
+        assert len(calls) == 1
+        return function(item)
+
+    return counted
+
+
+def unlike():
+    """Records that differ from line to line in every way that JSON allows."""
+    half = made(20)
+    for item in half[::2]:
+        del item["completion"]["served"]
+    turned = made(20)
+    for item in turned[::3]:
+        item["completion"] = dict(reversed(item["completion"].items()))
+    text = made(20)
+    text[3]["note"] = '"label": 1, "prediction_norm": 2}'
+    large = made(20)
+    large[5]["label"] = 12
+    other = [dict(reversed(item.items())) for item in made(20)]
+    return {"half": half, "turned": turned, "text": text, "large": large, "other": other}
+
+
+@pytest.mark.parametrize("name", list(unlike()))
+def test_lines_that_are_not_alike_are_read_one_by_one(name):
+    items = unlike()[name]
+    assert outcomes_of(lines(items)) == expected(items)
+
+
+def test_without_the_last_lines_end_and_with_other_spacing():
+    items = made(30)
+    assert outcomes_of(lines(items).rstrip()) == expected(items)
+    assert outcomes_of(lines(items).replace(b": ", b":")) == expected(items)
+    assert outcomes_of(b"") == {}
+
+
+def test_of_a_whole_study_each_trial_once(tmp_path):
+    record = Record(items=20, seeds=(0, 1), status=lambda _l, seed: "failed" if seed else "done")
+    study = Study.load(record.write(tmp_path), "made")
+    bits = read_outcomes(study)
+    assert bits[STYLES[0]].keys() == {row.trial for row in study.done}
+    for row in study.done:
+        levels = dict(zip(study.factors, row.levels, strict=True))
+        right = expected(record.outcomes(levels, row.seed))
+        assert {style: bits[style][row.trial] for style in STYLES} == right
+
+
+@pytest.mark.parametrize("damage", [b"no gzip", b"\x1f\x8b\x08", None])
+def test_a_damaged_file_is_named_with_its_way_out(tmp_path, damage):
+    import gzip
+
+    record = Record(items=5, seeds=(0,))
+    store = record.write(tmp_path)
+    trial = record.trial(record.cells()[0], 0)
+    content = gzip.compress(b'{"label": 1}\n[]\n') if damage is None else damage
+    (store.trial_directory(trial) / "items.jsonl.gz").write_bytes(content)
+    with pytest.raises(StoreError, match=rf"{trial}.*submit again"):
+        read_outcomes(Study.load(store, "made"))

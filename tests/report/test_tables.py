@@ -1,0 +1,297 @@
+"""Every column of every CSV of a full report, compared with what its head says that it holds."""
+
+import csv
+import io
+import re
+from statistics import mean, stdev
+
+import pytest
+
+from kvlab.layout.projection import project
+from kvlab.layout.roofline import Ceilings
+from kvlab.report.document import make_document
+from kvlab.report.section import EMPTY, Cell, Column, Row, Table, cell
+from kvlab.report.sections import SECTIONS
+from kvlab.report.study import Study
+from kvlab.report.tables import to_csv
+from kvlab.spec import ServingConfig, Shape, load_shape
+from kvlab.trial.metrics import METRICS
+from tests.report.full_record import (
+    BASE,
+    FACTORS,
+    FAILED,
+    ITEMS,
+    PRUNED,
+    RECORD,
+    TEXTS,
+    against,
+    average,
+    levels_of,
+    values,
+)
+
+MIB, MB, GB = 2**20, 10**6, 10**9
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return Study.load(RECORD.write(tmp_path_factory.mktemp("store")), "made")
+
+
+@pytest.fixture(scope="module")
+def tables(study):
+    """Name -> rows, each a mapping of heads to texts."""
+    document = make_document(study)
+    assert document.sections.keys() == SECTIONS.keys(), "a section has nothing to check"
+    return {t.name: list(csv.DictReader(io.StringIO(to_csv(t)))) for t in document.tables}
+
+
+def near(text, expected):
+    assert float(text) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+# Columns that hold a cell's mean over seeds of a metric, times a factor; with their spreads.
+MEANS = {
+    ("cells", "served loss", "nats/token"): ("loss_served", 1),
+    ("cells", "one-shot loss", "nats/token"): ("loss", 1),
+    ("serving-gap", "one-shot loss", "nats/token"): ("loss", 1),
+    ("serving-gap", "served loss", "nats/token"): ("loss_served", 1),
+    ("serving-gap", "gap", "nats/token"): ("serving_gap", 1),
+    ("kv-dtype", "loss change", "nats/token"): ("kv_dtype_loss_change", 1),
+    ("speed", "first token", "ms"): ("ttft_ms", 1),
+    ("speed", "per token p50", "ms"): ("tpot_ms_p50", 1),
+    ("speed", "per token p95", "ms"): ("tpot_ms_p95", 1),
+    ("speed", "per token p99", "ms"): ("tpot_ms_p99", 1),
+    ("speed", "per token, no cache", "ms"): ("tpot_ms_uncached_p50", 1),
+    ("speed", "tokens/s, largest batch", ""): ("tokens_per_second", 1),
+    **{("recall", head, "%"): (f"recall_acc{end}", 100)
+       for head, end in (("all", ""), ("near", "_near"), ("far", "_far"))},
+    **{("positions", f"{i}/8", "nats/token"): (f"loss_part{i}", 1) for i in range(1, 9)},
+    ("positions", "beyond", "nats/token"): ("loss_beyond", 1),
+}  # fmt: skip
+
+# Others that are a number of the row's cell.
+CELLS = {
+    ("cells", "n"): lambda c: len(values(c, "loss")),
+    ("cells", "KV MB"): lambda c: RECORD.bytes(c) / MB,
+    ("cells", "KV MiB"): lambda c: RECORD.bytes(c) / MIB,
+    ("cells", "smaller"): lambda c: RECORD.bytes(BASE) / RECORD.bytes(c),
+    ("cells", "against baseline (nats/token)"): lambda c: against(c, BASE, "loss_served")[0],
+    ("cells", "95% CI low (nats/token)"): lambda c: against(c, BASE, "loss_served")[1],
+    ("cells", "95% CI high (nats/token)"): lambda c: against(c, BASE, "loss_served")[2],
+    ("pareto", "KV bytes"): RECORD.bytes,
+    ("pareto", "MB"): lambda c: RECORD.bytes(c) / MB,
+    ("pareto", "MiB"): lambda c: RECORD.bytes(c) / MIB,
+    ("pareto", "smaller"): lambda c: RECORD.bytes(BASE) / RECORD.bytes(c),
+    ("pareto", "served loss (nats/token)"): lambda c: average(c, "loss_served"),
+    ("pareto", "against baseline (nats/token)"): lambda c: against(c, BASE, "loss_served")[0],
+    ("serving-gap", "n"): lambda c: len(values(c, "loss")),
+    ("serving-gap", "smallest gap (nats/token)"): lambda c: min(values(c, "serving_gap").values()),
+    ("serving-gap", "largest gap (nats/token)"): lambda c: max(values(c, "serving_gap").values()),
+    ("kv-dtype", "logit error, rms (nats)"): lambda c: average(c, "kv_dtype_logit_rms"),
+    ("kv-dtype", "logit error, largest (nats)"): lambda c: average(c, "kv_dtype_logit_largest"),
+    ("memory", "formula (bytes)"): RECORD.bytes,
+    ("memory", "storages least (bytes)"): RECORD.bytes,
+    ("memory", "storages most (bytes)"): RECORD.bytes,
+    ("memory", "MB"): lambda c: RECORD.bytes(c) / MB,
+    ("memory", "MiB"): lambda c: RECORD.bytes(c) / MIB,
+    ("memory", "read per token (bytes)"): lambda c: average(c, "kv_bytes_read"),
+    ("memory", "peak with cache (MiB)"): lambda c: average(c, "peak_bytes_cached") / MIB,
+    ("memory", "peak without (MiB)"): lambda c: average(c, "peak_bytes_uncached") / MIB,
+    ("memory", "activations (MiB)"):
+        lambda c: max(values(c, "peak_bytes_activations").values()) / MIB,
+    ("roofline", "batch"): lambda _: 1,
+    ("roofline", "context"): lambda _: 64,
+    ("roofline", "GFLOPs"): lambda _: 10**7 / GB,
+    ("roofline", "weights (MB)"): lambda _: 10**6 / MB,
+    ("roofline", "K/V read (MB)"): lambda _: 10**5 / MB,
+    ("roofline", "predicted (ms)"): lambda _: 0.5,
+    ("roofline", "measured (ms)"):
+        lambda c: 1000 * mean(RECORD.seconds(c, seed) for seed in values(c, "loss")),
+    ("roofline", "MBU (%)"): lambda _: 40.0,
+    ("roofline", "MFU (%)"): lambda _: 10.0,
+    ("starts", "copied"): lambda _: 2,
+    ("starts", "pooled"): lambda _: 1,
+    ("starts", "averaged"): lambda _: 0,
+    ("starts", "own first values"): lambda _: 1,
+    ("starts", "left over"): lambda _: 1,
+    ("failures", "seed"): lambda _: FAILED[1],
+    ("failures", "attempts"): lambda _: 1,
+    ("pruned", "seed"): lambda _: PRUNED[1],
+    ("pruned", "steps"): lambda _: 30,
+    ("pruned", "of"): lambda _: 150,
+    ("pruned", "validation loss there (nats/token)"): lambda _: 5.5,
+}  # fmt: skip
+
+OWN_TESTS = {"effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
+             "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance"}  # fmt: skip
+"""Tables whose numbers have a test of their own below."""
+
+RANGE = re.compile(r"[\d.]\s*(to|of|[\u00b1\u00d7\u2013])\s*[-+\u2212]?\d|\u2212\d")
+
+
+def test_every_column_is_text_or_numbers_alone(tables):
+    for name, rows in tables.items():
+        assert rows, name
+        for head in rows[0]:
+            found = [row[head] for row in rows if row[head]]
+            if head in TEXTS.get(name, ()) or (name == "fronts" and head != "fronts"):
+                assert not [text for text in found if RANGE.search(text)], (name, head)
+            else:
+                assert [float(text) for text in found], (name, head)
+
+
+def test_every_number_of_a_cell_is_in_its_heads_unit(tables):
+    checked = set()
+    for name, rows in tables.items():
+        if name in OWN_TESTS | {"factors"}:
+            continue
+        for row in rows:
+            levels = {f: row[f] for f in FACTORS} if name == "cells" else levels_of(row["cell"])
+            ending = "_served" if row.get("scored") == "served" else ""
+            for head in row.keys() - set(TEXTS[name]):
+                plain, _, unit = head.rstrip(")").partition(" (")
+                key = (name, plain.removesuffix(" sd"), unit)
+                if (name, head) in CELLS:
+                    expected = CELLS[name, head](levels)
+                else:
+                    metric, factor = MEANS[key]
+                    seen = [factor * v for v in values(levels, metric + ending).values()]
+                    expected = stdev(seen) if plain.endswith(" sd") else mean(seen)
+                if (name == "cells" and levels == BASE and ("CI" in head or "against" in head)) or (
+                    name == "pareto" and levels == BASE and "against" in head
+                ):
+                    assert row[head] == ""
+                elif row[head]:  # an exact difference has no interval
+                    near(row[head], expected)
+                    checked.add((name, head))
+    assert {key for key in CELLS if key not in checked} == set()
+    assert {(n, f"{p} ({u})" if u else p) for n, p, u in MEANS} <= checked
+
+
+def test_effects_are_in_their_unit_and_whole(tables, study):
+    found = {effect.change[0][1]: effect for effect in study.effects("loss_served")}
+    for row in tables["effects"]:
+        effect = found[row["level"]]
+        near(row["difference (nats/token)"], effect.estimate.value)
+        seeds = [row[f"difference at seed {seed} (nats/token)"] for seed in RECORD.seeds]
+        near(row["difference (nats/token)"], mean(float(text) for text in seeds if text))
+        low, high = (row[f"95% CI {end} (nats/token)"] for end in ("low", "high"))
+        if effect.tested:
+            near((float(low) + float(high)) / 2, effect.estimate.value)
+            assert 0 <= float(row["p"]) <= float(row["p (Holm)"]) <= 1
+        settings = [value for _, value in effect.by_setting]
+        if len(settings) > 1:
+            near(row["over settings low (nats/token)"], min(settings))
+            near(row["over settings high (nats/token)"], max(settings))
+        assert int(row["pairs used"]) == effect.comparisons <= int(row["pairs designed"])
+        assert (int(row["groups"]), int(row["seeds"])) == (effect.groups, len(effect.seeds))
+        smaller = {"mqa": 4, "trained": 2, "tied": 2}[row["level"]]
+        near(row["KV smaller least"], smaller)
+        near(row["KV smaller most"], smaller)
+        if row["detectable (nats/token)"]:
+            near(row["detectable (nats/token)"], effect.detectable)
+    for row in tables["interactions"]:
+        ends = [row[f"95% CI {end} (nats/token)"] for end in ("low", "high")]
+        if all(ends):
+            near(row["beyond the sum (nats/token)"], mean(map(float, ends)))
+            assert float(ends[0]) < float(ends[1])
+        assert int(row["groups"]) * int(row["seeds"]) >= 2
+        assert not row["p (Holm)"] or 0 <= float(row["p (Holm)"]) <= 1
+
+
+def test_effects_on_other_measurements_say_their_unit(tables, study):
+    from kvlab.report.numbers import short
+
+    named = {short(metric): metric for metric in reversed(METRICS)}
+    units = set()
+    for row in tables["effects-other"]:
+        metric, unit = named[row["measurement"]], row["unit"]
+        effect = next(e for e in study.effects(metric) if e.change[0][1] == row["level"])
+        factor = 100 if metric.startswith("hellaswag") else 1
+        assert unit == ("points" if factor == 100 else METRICS[metric].unit)
+        units.add(unit)
+        near(row["difference"], factor * effect.estimate.value)
+        if row["95% CI low"]:
+            near(row["95% CI low"], factor * effect.estimate.low)
+            near(row["95% CI high"], factor * effect.estimate.high)
+        assert int(row["pairs"]) == effect.comparisons
+    assert {"points", "nats/token", "ms", "tokens/s", "times"} <= units
+
+
+def test_budgets_are_bytes_and_cells_mib(tables):
+    per_context = 1024 / load_shape("gpt2", {}).model.block_size
+    for row in tables["equal-memory"]:
+        best = levels_of(row["best cell"])
+        taken = RECORD.bytes(best) * per_context
+        near(row["its MiB"], taken / MIB)
+        assert taken <= float(row["budget per 1,024 tokens (bytes)"]) < RECORD.bytes(BASE)
+        near(row["served loss (nats/token)"], average(best, "loss_served"))
+        near(row["against baseline (nats/token)"], against(best, BASE, "loss_served")[0])
+        assert int(row["cells that fit"]) >= 1
+        ends = [f"95% CI {end} (nats/token)" for end in ("low", "high")]
+        if row["next best"]:
+            expected = against(levels_of(row["next best"]), best, "loss_served")
+            near(row["next minus best (nats/token)"], expected[0])
+            if all(row[end] for end in ends):
+                near(row[ends[0]], expected[1])
+                near(row[ends[1]], expected[2])
+    assert sum(bool(row["95% CI low (nats/token)"]) for row in tables["equal-memory"]) > 0
+    for row in tables["fronts"]:
+        assert int(row["fronts"]) == list(row.values()).count("on the front")
+
+
+def test_accuracies_are_percent_and_their_differences_points(tables):
+    metrics = {"acc": "acc", "acc_norm": "acc_norm", "acc_norm served": "acc_norm_served",
+               "lm-eval acc_norm": "lmeval_acc_norm",
+               "lm-eval acc_norm served": "lmeval_acc_norm_served"}  # fmt: skip
+    for row in tables["hellaswag"]:
+        assert len(row) == 1 + 2 * len(metrics)
+        for head, metric in metrics.items():
+            share = average(levels_of(row["cell"]), f"hellaswag_{metric}")
+            near(row[f"{head} (%)"], 100 * share)
+            error = 100 * (share * (1 - share) / (ITEMS - 1)) ** 0.5
+            near(row[f"{head} error over items (points)"], error)
+    for name, metric in (("one-shot", "acc_norm"), ("cache", "acc_norm_served")):
+        for row in tables[f"hellaswag-{name}"]:
+            difference = against(levels_of(row["cell"]), BASE, f"hellaswag_{metric}")[0]
+            near(row["difference (points)"], 100 * difference)
+            ends = [float(row[f"95% CI {end} (points)"]) for end in ("low", "high")]
+            near(sum(ends) / 2, 100 * difference)
+            near(
+                (ends[1] - ends[0]) / 2 / 1.959963984540054, float(row["error over items (points)"])
+            )
+            net = int(row["gained"]) - int(row["lost"])
+            seeds = len(values(levels_of(row["cell"]), "loss"))
+            near(100 * net / ITEMS / seeds, 100 * difference)
+            assert 0 <= float(row["p"]) <= float(row["p (Holm)"]) <= 1
+
+
+def test_projections_are_gigabytes_and_seconds(tables):
+    ceilings = Ceilings("made", "float32", 0, 1e9, 1e11, 1e9)
+    for row in tables["projection"]:
+        levels = levels_of(row["cell"])
+        model = load_shape("gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}).model
+        shape = Shape(name="made", model=model, serving=ServingConfig())
+        place = (int(row["batch"]), int(row["context"]))
+        one = next(p for p in project(shape, row["size"], ceilings)
+                   if (p.batch_size, p.context_length) == place)  # fmt: skip
+        near(row["KV stored (GB)"], one.kv_bytes / GB)
+        near(row["KV read per token (GB)"], one.cost.kv_read_bytes / GB)
+        near(row["weights (GB)"], one.weight_bytes / GB)
+        shares = float(row["step, to (s)"]), float(row["step, from (s)"])
+        assert 0 < one.seconds / shares[0] <= one.seconds / shares[1] <= 1.01
+
+
+def test_provenance_counts_trials(tables):
+    assert {int(row["trials"]) for row in tables["provenance"]} == {
+        len(RECORD.cells()) * len(RECORD.seeds)
+    }
+
+
+def test_a_cells_numbers_fill_its_columns():
+    columns = (Column("a (ms)", True, csv=("a (ms)", "a sd (ms)")), Column("b", True))
+    rows = (Row((Cell("1 ± 2", 1.0, csv=(1.0, None)), cell("3", 3))), Row((EMPTY, EMPTY)))
+    assert to_csv(Table("made", "Made.", columns, rows)) == "a (ms),a sd (ms),b\n1.0,,3\n,,\n"
+    with pytest.raises(AssertionError, match="a"):
+        to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY)),)))
