@@ -63,7 +63,8 @@ _METHOD = (
     "Both cells answer the same items, so the items that only one of them gets right decide:"
     " McNemar's exact test with one seed, its form with items as the unit with several. The"
     " interval says how another draw of items would move the difference, not another draw of"
-    " seeds; verdicts are Holm-corrected within the table."
+    " seeds. So a verdict is of these weights, Holm-corrected within the table: whether the"
+    " architecture does better, the effects over seeds say."
 )
 
 
@@ -153,7 +154,7 @@ def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
         Column("lost", True, "items that only the baseline gets right, over all seeds"),
         Column("p", True),
         Column("p (Holm)", True),
-        Column("verdict"),
+        Column("these weights"),
     )
     sizes = {(compared.items, compared.seeds) for _, compared in found}
     listed = " or ".join(f"{i:,} items at {counted(s, 'seed')}" for i, s in sorted(sizes))
@@ -164,8 +165,10 @@ def _comparison(study: Study, bits: Bits, style: str) -> Table | None:
 def _compared(study: Study, levels: Levels, found: ItemComparison, corrected: float) -> Row:
     low, high = found.interval
     called = corrected < ALPHA
-    verdict = ("better" if found.difference > 0 else "worse") if called else "within noise"
-    tone: Tone = ("good" if verdict == "better" else "bad") if called else "muted"
+    verdict = (
+        ("more right" if found.difference > 0 else "fewer right") if called else "within noise"
+    )
+    tone: Tone = ("good" if found.difference > 0 else "bad") if called else "muted"
     return Row(
         (
             cell(study.label(levels)),
