@@ -306,4 +306,5 @@ class Driver:
         again = statuses(self._store, failed, False)
         states = Counter(filter(None, {**self._states, **again}.values()))
         states["missing"] = len(self._planned) - states.total()
-        return Summary(states, self._ran, seconds, self.stopping, self._halted)
+        more = self._feed is not None and not self._feed.ended_because
+        return Summary(states, self._ran, seconds, self.stopping, self._halted, more)

@@ -35,7 +35,8 @@ class Summary:
     """How a sweep stands after a driver's run.
 
     ``states`` counts trials by how they ended: done, failed, diverged, pruned, or ``missing``.
-    ``halted`` says why the driver gave up before the end, if it did.
+    ``halted`` says why the driver gave up before the end, if it did; ``more`` that a search was
+    to go on.
     """
 
     states: Counter[str] = field(default_factory=Counter)
@@ -43,10 +44,11 @@ class Summary:
     seconds: float = 0.0
     stopped: bool = False
     halted: str = ""
+    more: bool = False
 
     @property
     def exit_code(self) -> int:
         """0 all ended without a failure, 1 some failed, 130 stopped before the end."""
-        if self.stopped and self.states["missing"]:
+        if self.stopped and (self.states["missing"] or self.more):
             return 130
         return 1 if self.states["failed"] or self.states["missing"] else 0

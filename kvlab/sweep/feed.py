@@ -6,7 +6,13 @@ from kvlab.sweep.plan import PlannedTrial
 
 
 class Feed(Protocol):
-    """Asked for trials and told how they end, by the driver's thread alone."""
+    """Asked for trials and told how they end, by the driver's thread alone.
+
+    Attributes:
+        ended_because: why there will be no more; empty as long as there may.
+    """
+
+    ended_because: str
 
     def next(self) -> PlannedTrial | None:
         """One more trial, which may have ended before; None if there is none for now."""

@@ -3,10 +3,7 @@
 import itertools
 import json
 import math
-import multiprocessing
-import os
 import random
-import signal
 
 import pytest
 
@@ -23,6 +20,7 @@ from kvlab.sweep.suggest import Past, suggest
 from kvlab.train.record import write_rung
 from kvlab.trial import Store
 from kvlab.trial.result import Measured
+from tests.sweep.deadly import deaths_until_done
 from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
 
 SEARCH = """\
@@ -79,7 +77,8 @@ class RisingRun(StubRun):
         return Rising(trial, report, flag=self.flag, **self.stages)
 
 
-def searching(folder, text=SEARCH, promote=(), **stages):
+def searching(folder, text=SEARCH, promote=(), stop_at=0, **stages):
+    """``stop_at``: the driver is asked to stop at its so many-th event."""
     folder.mkdir(exist_ok=True)
     store = Store(folder / "runs")
     base = plan(load_sweep(write_sweep(folder, text)), store, identify=identify)
@@ -92,9 +91,15 @@ def searching(folder, text=SEARCH, promote=(), **stages):
     search = Search(base, store, describe, identify)
     for trial in promote:
         search.promote(trial)
+    told = itertools.count(1)
+
+    def tell(_event):
+        if next(told) == stop_at:
+            driver.stop()
+
     driver = Driver(
         search.plan, store, InlineExecutor(RisingRun(store.path, **stages)),
-        description=describe(search.plan), feed=search,
+        description=describe(search.plan), feed=search, on_event=tell,
     )  # fmt: skip
     return store, search, driver
 
@@ -260,20 +265,18 @@ def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sam
     calm, search, driver = searching(tmp_path / "calm", text)
     driver.run()
     assert {p.past.state for p in search.points} == {"ok", "pruned"}
-    for stop_after in (2, 3, 5, 7, 99):
-        rough, _, driver = searching(tmp_path / "rough", text)
-        told = []
-
-        def count(event, told=told, driver=driver, stop_after=stop_after):
-            told.append(event.status)
-            if len([one for one in told if one]) == stop_after:
-                driver._stopping = True  # as a signal does, with no training to wait for
-
-        driver._on_event = count
-        driver.run()
+    for stop_at in (2, 3, 5, 8, 11):  # starts, rungs and ends: in a training and between two
+        rough, _, driver = searching(tmp_path / "rough", text, stop_at=stop_at)
+        summary = driver.run()
+        assert (summary.stopped, summary.exit_code) == (True, 130)
+        assert history(rough) != history(calm)
+    rough, search, driver = searching(tmp_path / "rough", text)
+    assert driver.run().exit_code == 0
     assert history(rough) == history(calm)
     for *_, trial in history(rough):
         assert rough.status(trial) == calm.status(trial)
+    for point in search.points:
+        assert steps_of(rough, point) == [str(n + 1) for n in range(len(steps_of(rough, point)))]
 
 
 @pytest.mark.parametrize("lost", ["the history", "the result"])
@@ -349,36 +352,12 @@ def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampl
         past.append(one)
 
 
-def drive_until(folder, writes):
-    """Runs the search in this process, which dies by SIGKILL at its so many-th written file."""
-    count = itertools.count(1)
-
-    def deadly(place):
-        def place_and_die(*paths):
-            place(*paths)
-            if next(count) == writes:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return place_and_die
-
-    os.replace, os.link = deadly(os.replace), deadly(os.link)  # results are linked
-    searching(folder)[2].run()
-
-
 def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_same(tmp_path):
     calm, _, driver = searching(tmp_path / "calm")
     driver.run()
-    rng, deaths, code = random.Random(5), 0, -9
-    fork = multiprocessing.get_context("fork")
-    while code == -signal.SIGKILL:
-        child = fork.Process(target=drive_until, args=(tmp_path / "rough", rng.randint(5, 45)))
-        child.start()
-        child.join()
-        code = child.exitcode
-        deaths += code == -signal.SIGKILL
-    assert code == 0
-    assert deaths > 5
-    rough = Store(tmp_path / "rough" / "runs")
+    rough = tmp_path / "rough"
+    assert deaths_until_done(lambda: searching(rough)[2].run(), random.Random(5)) > 5
+    rough = Store(rough / "runs")
     assert history(rough) == history(calm)
     assert {t: rough.status(t) for t in rough.trial_ids()} == {
         t: calm.status(t) for t in calm.trial_ids()

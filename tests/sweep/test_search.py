@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import random
 
 import pytest
 
@@ -16,6 +17,7 @@ from kvlab.sweep.search import Search
 from kvlab.sweep.suggest import Past, suggest
 from kvlab.trial import Store
 from kvlab.trial.result import Measured
+from tests.sweep.deadly import deaths_until_done
 from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
 
 SEARCH = """\
@@ -49,7 +51,9 @@ class BowlRun(StubRun):
         return Bowl(trial, report, flag=self.flag, **self.stages)
 
 
-def searching(folder, text=SEARCH, **stages):
+def searching(folder, text=SEARCH, stop_at=0, **stages):
+    """``stop_at``: the driver is asked to stop at its so many-th start or end of a trial."""
+    folder.mkdir(exist_ok=True)
     store = Store(folder / "runs")
     sweep = load_sweep(write_sweep(folder, text))
     base = plan(sweep, store, identify=identify)
@@ -58,9 +62,15 @@ def searching(folder, text=SEARCH, **stages):
         return sweep_description(planned, yaml=text, experiment_yaml="", command="kvlab submit")
 
     search = Search(base, store, describe, identify)
+    told = itertools.count(1)
+
+    def tell(_event):
+        if next(told) == stop_at:
+            driver.stop()
+
     driver = Driver(
         search.plan, store, InlineExecutor(BowlRun(store.path, **stages)),
-        description=describe(search.plan), feed=search,
+        description=describe(search.plan), feed=search, on_event=tell,
     )  # fmt: skip
     return store, search, driver
 
@@ -87,23 +97,30 @@ def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 def test_a_search_that_is_stopped_again_and_again_finds_the_same(tmp_path, sampler):
     text = SEARCH.replace("seed: 3", f"seed: 3\n  sampler: {sampler}")
-    (tmp_path / "calm").mkdir()
-    (tmp_path / "rough").mkdir()
     calm, _, driver = searching(tmp_path / "calm", text)
     driver.run()
-    for stop_after in (1, 4, 5, 99):
-        rough, _, driver = searching(tmp_path / "rough", text)
-        ended = []
-
-        def count(_trial, ended=ended, driver=driver, stop_after=stop_after):
-            ended.append(1)
-            if len(ended) == stop_after:
-                driver._stopping = True  # as a signal does, with no training to wait for
-
-        driver._on_result = count
-        driver.run()
+    for stop_at in (1, 2, 4, 5, 7):  # at a start, inside a training; at an end, between two
+        rough, search, driver = searching(tmp_path / "rough", text, stop_at=stop_at)
+        summary = driver.run()
+        assert (summary.stopped, summary.exit_code) == (True, 130)
+        assert not search.ended_because
+        assert len(search.points) < 12
+    rough, _, driver = searching(tmp_path / "rough", text)
+    assert driver.run().exit_code == 0
     assert history(rough) == history(calm)
-    assert all(rough.attempts(trial) == [1] for *_, trial in history(rough))
+    for path in rough.path.glob("trainings/*/steps.log"):
+        assert path.read_text().split() == [str(step) for step in range(1, 21)]
+
+
+def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_same(tmp_path):
+    calm, _, driver = searching(tmp_path / "calm")
+    driver.run()
+    rough = tmp_path / "rough"
+    assert deaths_until_done(lambda: searching(rough)[2].run(), random.Random(2)) > 5
+    rough = Store(rough / "runs")
+    assert history(rough) == history(calm)
+    assert [rough.status(trial) for *_, trial in history(rough)] == ["done"] * 12
+    assert rough.trial_ids() == calm.trial_ids()
 
 
 def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
