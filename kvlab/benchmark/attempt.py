@@ -7,16 +7,12 @@ from pathlib import Path
 import torch
 
 from kvlab.benchmark.decode import Decoder
+from kvlab.memory_errors import memory_gone
 from kvlab.model import GPT
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
 
 _TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
-
-_SAYS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",
-                "could not create a primitive")  # fmt: skip
-"""What libraries say when memory is gone; the last is oneDNN's word for it, which the tiny model
-that runs first shows to be no want of support."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,8 @@ class DecodeAttempt:
             _limit(self.memory)
         try:
             self._decode(self.model, batch, self.prompt_tokens, self.new_tokens)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise MemoryError from None
-        except RuntimeError as error:
-            if any(words in str(error).lower() for words in _SAYS_MEMORY):
+        except (MemoryError, RuntimeError, OSError) as error:
+            if memory_gone(error):
                 raise MemoryError from None
             raise
 

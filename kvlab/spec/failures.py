@@ -24,8 +24,8 @@ class FailuresConfig(SpecModel):
     )
     out_of_memory: Literal["shrink", "fail"] = Field(
         default="shrink",
-        description="shrink: again with a smaller microbatch (same mathematics), then alone on"
-        " its GPU.",
+        description="Of the device or of the host. shrink: again with a smaller microbatch (same"
+        " mathematics), then alone on its GPU.",
     )
     same_error: CountOrZero = Field(
         default=3, description="Stop when this many trials fail at the same place; 0 never."

@@ -16,7 +16,7 @@ from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executor import Executor, WorkerKilled
 from kvlab.sweep.plan import PlannedTrial
-from kvlab.trial.failure import Failure
+from kvlab.trial.failure import OUT_OF_MEMORY, Failure
 from kvlab.trial.record import Store
 
 LONGEST_BACKOFF = 300.0
@@ -72,18 +72,23 @@ class Failures:
         return Failure("killed", type(error).__name__, text)
 
     def failed(self, planned: PlannedTrial) -> Again | None:
-        """After a recorded failure: again with less memory, if memory was the matter."""
+        """After a recorded failure: again with less memory, if memory was the matter.
+
+        A microbatch lies in the device's memory. Of a trial on a GPU it saves the host nothing:
+        there only fewer trials at once do.
+        """
         error = self._error(planned)
         if (
             error is None
-            or error["class"] != "out_of_memory"
+            or error["class"] not in OUT_OF_MEMORY
             or self._config.out_of_memory == "fail"
         ):
             return None
         experiment = planned.trial.experiment
         trained = self._store.training_done(planned.trial.training_id)
-        tokens = None if trained else smaller_microbatch(experiment)
         resources = experiment.resources
+        beside = resources.devices > 0 and error["class"] == "host_memory"
+        tokens = None if trained or beside else smaller_microbatch(experiment)
         if tokens is not None:
             changed = resources.model_copy(update={"microbatch_tokens": tokens})
             how = f"microbatch_tokens = {tokens:,}"
@@ -97,7 +102,8 @@ class Failures:
         trial = replace(
             planned.trial, experiment=experiment.model_copy(update={"resources": changed})
         )
-        why = f"memory ran out ({error['type']}); again with {how}"
+        whose = str(error["class"]).removesuffix("_memory")
+        why = f"{whose} memory ran out ({error['type']}); again with {how}"
         return Again(replace(planned, trial=trial), 0.0, why)
 
     def hopeless(self, planned: PlannedTrial) -> str | None:

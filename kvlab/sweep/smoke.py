@@ -18,7 +18,7 @@ from kvlab.layout.packing import device_share, trials_per_device
 from kvlab.sweep.executor import Ended, Executor
 from kvlab.sweep.order import architecture
 from kvlab.sweep.plan import PlannedTrial
-from kvlab.trial.failure import Failure
+from kvlab.trial.failure import OUT_OF_MEMORY, Failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.origin import Origin
 from kvlab.trial.record import Store
@@ -34,7 +34,7 @@ training takes at least its FLOPs divided by these."""
 
 WAIT_SECONDS = 0.5
 
-_LEFT_TO_THE_TRIAL = ("out_of_memory", "diverged")
+_LEFT_TO_THE_TRIAL = (*OUT_OF_MEMORY, "diverged")
 """A trial has its own way with these: a smaller microbatch, and a finding."""
 
 

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvlab.errors import DataError, Diverged, PretrainedError, ResourceError, SourceMissing
+from kvlab.memory_errors import memory_gone
 from kvlab.trial.origin import neutral_text
 
-FailureClass = Literal["bug", "diverged", "out_of_memory", "data", "resources", "source", "killed"]
-"""``source``: the weights that the training starts from cannot be had or do not fit."""
+FailureClass = Literal[
+    "bug", "diverged", "device_memory", "host_memory", "data", "resources", "source", "killed"
+]
+"""``device_memory`` and ``host_memory``: there was not enough of it. ``source``: the weights that
+the training starts from cannot be had or do not fit."""
 
-# By name, so that classifying needs neither torch nor ray.
-_OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
-_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "CUDA out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+OUT_OF_MEMORY: tuple[FailureClass, ...] = ("device_memory", "host_memory")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ def classify(error: BaseException) -> FailureClass:
         return "resources"
     if isinstance(error, SourceMissing | PretrainedError):
         return "source"
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if names & _OUT_OF_MEMORY or any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS):
-        return "out_of_memory"
+    match memory_gone(error):
+        case "device":
+            return "device_memory"
+        case "host":
+            return "host_memory"
     return "bug"

@@ -1,5 +1,6 @@
 """Failure policies through the real driver and record: shrink, back off, give up."""
 
+import errno
 import json
 
 import pytest
@@ -17,6 +18,13 @@ from tests.sweep.stub import SWEEP, StubRun, StubStages, tiny_plan
 ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
     '    tied: {serving.tie: "adjacent:2"}\n', ""
 )
+
+
+class Anywhere(InlineExecutor):
+    """Has all that anybody asks for."""
+
+    def check(self, requests):
+        pass
 
 
 class Hungry(StubStages):
@@ -58,9 +66,9 @@ def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
         assert result["experiment"]["resources"]["microbatch_tokens"] == 8
         assert store.attempts(one.trial.id) == [1, 2]
         first = json.loads((store.attempt_directory(one.trial.id, 1) / "result.json").read_text())
-        assert first["error"]["class"] == "out_of_memory"
+        assert first["error"]["class"] == "host_memory"
     told = [event.message for event in events if event.kind == "retried"]
-    assert told == ["memory ran out (MemoryError); again with microbatch_tokens = 8"] * 2
+    assert told == ["host memory ran out (MemoryError); again with microbatch_tokens = 8"] * 2
 
 
 def test_what_no_microbatch_fits_is_recorded_as_failed(tmp_path):
@@ -100,10 +108,6 @@ def test_the_next_smaller_microbatch_divides_the_step(tmp_path, resources, wante
 
 
 def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path):
-    class Cluster(InlineExecutor):
-        def check(self, requests):
-            pass
-
     store = Store(tmp_path / "runs")
     text = ONE.replace("mha: {}", "mha: {resources.gpus: 0.5}").replace(
         "mqa: {", "mqa: {resources.gpus: 0.5, "
@@ -117,9 +121,38 @@ def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path
             )
             return StubStages(trial, report, flag=self.flag, script=script)
 
-    assert Driver(planned, store, Cluster(Crowded(store.path))).run().states["done"] == 2
+    assert Driver(planned, store, Anywhere(Crowded(store.path))).run().states["done"] == 2
     resources = [store.result(p.trial.id)["experiment"]["resources"] for p in planned.trials]
     assert [asked["gpus"] for asked in resources] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (RuntimeError("CUDA error: out of memory"), (0.5, 8)),  # the device: half of the rows
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), (1.0, 16)),  # the host: fewer at once
+    ],
+)
+def test_on_a_gpu_a_smaller_microbatch_is_for_the_devices_memory_alone(tmp_path, error, wanted):
+    store = Store(tmp_path / "runs")
+    text = "question: q\nexperiment: e.yaml\nfactors:\n  heads:\n    mha: {resources.gpus: 0.5, resources.microbatch_tokens: 16}\n"
+    planned = tiny_plan(tmp_path, text=text)
+
+    class Once(StubStages):
+        def act(self, stage, step):
+            if stage == "train" and step == 0 and asked(self.trial.experiment) == (0.5, 16):
+                raise error
+
+    class OnceRun(StubRun):
+        def make(self, trial, report):
+            return Once(trial, report, flag=self.flag)
+
+    def asked(experiment):
+        return experiment.resources.gpus, experiment.resources.microbatch_tokens
+
+    assert Driver(planned, store, Anywhere(OnceRun(store.path))).run().exit_code == 0
+    used = store.result(planned.trials[0].trial.id)["experiment"]["resources"]
+    assert (used["gpus"], used["microbatch_tokens"]) == wanted
 
 
 def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):

@@ -100,10 +100,8 @@ class OutOfMemoryError(RuntimeError):
         (PermissionError(errno.EACCES, "Permission denied"), "bug"),
         (DataError("text is gone"), "data"),
         (ResourceError("no GPU"), "resources"),
-        (MemoryError(), "out_of_memory"),
-        (OutOfMemoryError("on the device"), "out_of_memory"),
-        (RuntimeError("CUDA out of memory. Tried to allocate"), "out_of_memory"),
-        (RuntimeError("[enforce fail] can't allocate memory: you tried"), "out_of_memory"),
+        (MemoryError(), "host_memory"),
+        (OutOfMemoryError("on the device"), "device_memory"),
     ],
 )
 def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
