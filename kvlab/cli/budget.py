@@ -16,7 +16,11 @@ def budget_lines(costs: Budget) -> Iterator[str]:
     sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     work = f"{short_number(costs.flops)} FLOPs, {short_number(costs.tokens)} tokens"
     counts = f"{_count(costs.trials, 'trial')}, {_count(costs.trainings, 'training')}"
-    yield f"Still to run: {counts} of {sizes} parameters; training takes {work}."
+    at_most = "at most " if costs.suggestions else ""
+    yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
+    if costs.suggestions:
+        some = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
+        yield f"{costs.suggestions:,} of them {some} to come, each taken to cost what the base does."
     yield _memory(costs)
     yield _time(costs)
     if costs.money is not None:
@@ -40,13 +44,17 @@ def why_lines(planned: PlannedTrial, nearest: Nearest | None) -> Iterator[str]:
 
 def _memory(costs: Budget) -> str:
     text = f"Predicted peak memory of a training: {short_bytes(costs.peak_bytes)}"
-    of = f" ({costs.peak_trial[:8]})"
+    text += f" ({costs.peak_trial[:8]})"
     if costs.memory is None:
-        return f"{text}{of}; state the GPU's with --memory to compare."
+        return f"{text}; state the GPU's with --memory to compare."
+    together, there = short_bytes(costs.peak_bytes * costs.at_once), short_bytes(costs.memory)
+    beside = f"; {costs.at_once} at once take {together}" if costs.at_once > 1 else ""
     if costs.fits:
-        return f"{text} of {short_bytes(costs.memory)}{of}."
+        return f"{text}{beside} of {there}."
     way_out = "lower resources.microbatch_tokens or the model"
-    return f"{text}{of} is more than the {short_bytes(costs.memory)} there are; {way_out}."
+    if beside:
+        way_out += ", or give each more cores or more of a GPU, so that fewer run at once"
+    return f"{text}{beside}{',' if beside else ' is'} more than the {there} there are; {way_out}."
 
 
 def _time(costs: Budget) -> str:

@@ -96,6 +96,8 @@ class Live:
                 self.say(f"started {_label(planned)}")
         elif event.kind == "retried":
             self.say(f"again   {_label(planned)}: {event.message}")
+        elif event.kind == "waiting":
+            self.say(f"waiting {_label(planned)}: {event.message}")
         elif event.kind == "halted":
             self.say(f"giving up: {event.message}")
         elif event.status in ("stopped", "paused", "elsewhere"):

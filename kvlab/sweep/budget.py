@@ -9,6 +9,7 @@ from typing import Any, Literal
 from kvlab.errors import StoreError, UsageError
 from kvlab.layout import training_peak_bytes
 from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.outstanding import outstanding
 from kvlab.sweep.plan import Plan, PlannedTrial
 from kvlab.trial.record import Store
 
@@ -36,7 +37,9 @@ class Budget:
     """What running a plan's missing trials takes.
 
     Attributes:
-        trials, trainings: to run.
+        trials, trainings: to run, with the most that a search may suggest.
+        suggestions: those of them that are a search's to come, costed as its base experiment.
+        at_once: trials that share the memory.
         parameters: smallest and largest model among them.
         flops, tokens: of the trainings.
         peak_bytes: predicted, of the trial that takes most; ``peak_trial`` is its id.
@@ -54,14 +57,16 @@ class Budget:
     peak_trial: str
     device: str
     memory: int | None
+    at_once: int
+    suggestions: int
     rate: Rate | None
     hours: float | None
     money: float | None
 
     @property
     def fits(self) -> bool | None:
-        """Whether the largest trial fits the memory; None if that is not known."""
-        return None if self.memory is None else self.peak_bytes <= self.memory
+        """Whether as many of the largest trial as run at once fit; None if that is not known."""
+        return None if self.memory is None else self.peak_bytes * self.at_once <= self.memory
 
 
 def budget(
@@ -71,6 +76,7 @@ def budget(
     rate: float | None = None,
     price: float | None = None,
     memory: int | None = None,
+    at_once: int = 1,
 ) -> Budget | None:
     """The budget of a plan; None if nothing is left to run.
 
@@ -79,11 +85,13 @@ def budget(
             trials with the same resources.
         price: of one device for one hour.
         memory: bytes of the device.
+        at_once: trials that run side by side in that memory, if there are as many.
 
     Raises:
         UsageError: a price without any rate.
+        StoreError: the history of a search is damaged, or another search's.
     """
-    missing = [planned for planned in plan.trials if not planned.ended]
+    missing, suggestions = outstanding(plan, store)
     if not missing:
         return None
     known = Rate(rate, "stated") if rate else _measured(plan, store, missing)
@@ -99,12 +107,14 @@ def budget(
         trials=len(missing),
         trainings=sum(planned.trains for planned in missing),
         parameters=(min(sizes), max(sizes)),
-        flops=plan.flops,
-        tokens=plan.tokens,
+        flops=sum(planned.flops for planned in missing if planned.trains),
+        tokens=sum(planned.tokens for planned in missing if planned.trains),
         peak_bytes=peaks[largest],
         peak_trial=largest,
         device="GPU" if gpus else "CPU core",
         memory=memory,
+        at_once=min(at_once, len(missing)),
+        suggestions=suggestions,
         rate=known,
         hours=hours,
         money=None if price is None or hours is None else hours * price,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvlab.errors import SourceMissing, Stopped, StoreError
+from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
 from kvlab.sweep.company import joined
 from kvlab.sweep.elsewhere import Elsewhere
 from kvlab.sweep.events import Before, Event, Summary
@@ -22,6 +22,7 @@ from kvlab.sweep.pausing import settle_pause
 from kvlab.sweep.plan import Plan, PlannedTrial, prunes, to_run
 from kvlab.sweep.queues import Queues, Trainings
 from kvlab.sweep.recorded import ended_status, forget_failure, statuses
+from kvlab.sweep.room import Room
 from kvlab.sweep.starts import needs_source
 from kvlab.sweep.stopping import Stop
 from kvlab.trial.ending import record_failure
@@ -75,6 +76,7 @@ class Driver:
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._failures = Failures(plan.sweep.failures, store, executor)
         self._halted, self._ran = "", 0
+        self._room = Room(executor, self._tell)
         self._states: dict[str, str] = {}
 
     @property
@@ -103,16 +105,14 @@ class Driver:
             StoreError: the store cannot be written; everything started has been stopped.
         """
         started, name = time.monotonic(), self._plan.sweep.name
-        self._executor.check(
-            {p.trial.experiment.resources for p in to_run(self._plan, self._retry_failed)}
-        )
+        self._room.check(*to_run(self._plan, self._retry_failed))
         with joined(self._store, name, self._description, alone=self._feed is not None):
             try:
                 self._prepare()
                 self._loop()
             except Stopped:
                 pass  # while preparing: nothing runs
-            except StoreError:
+            except (StoreError, ResourceError):
                 self._abort()
                 raise
             finally:
@@ -143,14 +143,21 @@ class Driver:
                     self._take_more()
                     self._take_back()
                     self._start_ready()
-            pause = WAIT_SECONDS if len(self.elsewhere) else self._queues.pause
             if self._running:
                 for ended, seconds in self._wait():
                     self._handle(ended, seconds)
-            elif pause is not None and not self.stopping and not self._halted:
+            elif not self.stopping and not self._halted and (pause := self._pause()) is not None:
                 time.sleep(min(WAIT_SECONDS, pause))
             else:
                 return
+
+    def _pause(self) -> float | None:
+        """Seconds to wait while nothing runs here; None if there is nothing to wait for."""
+        if self._queues.first is not None:
+            self._room.tell_waiting(self._queues.first)
+        elif not len(self.elsewhere):
+            return self._queues.pause
+        return WAIT_SECONDS
 
     def _wait(self) -> list[tuple[Ended, float]]:
         """What has ended, and how long it ran; none of it runs any more."""
@@ -171,6 +178,7 @@ class Driver:
                 self._states[planned.trial.id] = status
                 self._feed.ended(planned, status)
             elif not known:
+                self._room.check(planned)
                 self._queues.add(planned)
 
     def _go_on(self, planned: PlannedTrial) -> None:

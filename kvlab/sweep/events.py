@@ -16,13 +16,13 @@ Stopped if it must end. Gives the trials as they are to be run."""
 class Event:
     """Something that people watching would like to know.
 
-    ``seconds`` is how long the trial ran; ``message`` says why it is started again, or, of a
-    ``halted`` sweep, why no more trials are started. ``status`` is how one ended, also
+    ``seconds`` is how long the trial ran; ``message`` says why it is started again, of a
+    ``halted`` sweep why no more trials are started, or what one that is ``waiting`` waits for. ``status`` is how one ended, also
     ``stopped``, ``paused`` at a rung from which it goes on, or ``elsewhere``: left to another
     process. ``elsewhere`` is true of one that another process has ended.
     """
 
-    kind: Literal["started", "ended", "retried", "halted"]
+    kind: Literal["started", "ended", "retried", "halted", "waiting"]
     planned: PlannedTrial
     status: str = ""
     seconds: float = 0.0

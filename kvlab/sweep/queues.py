@@ -42,6 +42,11 @@ class Queues:
                     yield queue.popleft()
 
     @property
+    def first(self) -> PlannedTrial | None:
+        """One that could start if there were room; None if none waits for that."""
+        return next((queue[0] for queue in self._queues.values() if queue), None)
+
+    @property
     def pause(self) -> float | None:
         """Seconds until one that starts later may; None if there is none."""
         return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None

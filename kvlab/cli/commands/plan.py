@@ -46,7 +46,10 @@ def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
     planned = plan(read_sweep(options.sweep), store, provisional=True)
     memory = options.memory or _this_memory(planned)
-    costs = budget(planned, store, rate=options.rate, price=options.price, memory=memory)
+    costs = budget(
+        planned, store, rate=options.rate, price=options.price, memory=memory,
+        at_once=_at_once(planned),
+    )  # fmt: skip
     why = None if options.why is None else _why(planned, store, options.why)
     if options.json:
         facts = {**_facts(planned), "budget": None if costs is None else asdict(costs)}
@@ -64,9 +67,20 @@ def _this_memory(planned: Plan) -> int | None:
     """Of this machine, where the trials run on CPU; a cluster's GPUs are not known here."""
     if any(one.trial.experiment.resources.devices for one in planned.trials):
         return None
-    import psutil
+    from kvlab.sweep.memory import host_memory
 
-    return int(psutil.virtual_memory().total)
+    return host_memory()
+
+
+def _at_once(planned: Plan) -> int:
+    """Trials that share this machine's memory, or that of one GPU, as Ray would run them here."""
+    from kvlab.sweep.executors.machine import cpu_count
+    from kvlab.sweep.memory import MachineMemory
+
+    here = MachineMemory(0, 0, cpu_count())
+    most = max(here.at_once(one.trial.experiment.resources) for one in planned.trials)
+    search = planned.sweep.search
+    return most if search is None else min(most, search.parallel)
 
 
 def _why(planned: Plan, store: Store, prefix: str) -> tuple[PlannedTrial, Nearest | None]:

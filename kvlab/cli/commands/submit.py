@@ -154,10 +154,10 @@ def _drive(
     executor = _executor(options, store, origin, bool(missing) or search is not None)
     forced = True
     try:
-        if options.address and missing:
+        if options.address and (missing or search is not None):
             folder = store.sweep_directory(sweep.name)
             check_shared(store.path, folder, executor.on_every_machine)
-        where = f" on {executor.describe()}" if missing else ""
+        where = f" on {executor.describe()}" if missing or search is not None else ""
         live.say(f"{_counts(planned, len(missing))}{where}; record in {options.store}")
         driver = Driver(
             planned,
@@ -198,6 +198,8 @@ def _executor(options: argparse.Namespace, store: Store, origin: Origin, needed:
 
 def _counts(planned: Plan, missing: int) -> str:
     ended = len(planned.trials) - missing
+    if planned.sweep.search is not None:
+        return f"{ended} ended before, {missing} to run and what the search suggests"
     return f"{ended} ended before, {missing} to run" if missing else "nothing is missing"
 
 

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executor import Ended, Run, WorkerKilled
+from kvlab.sweep.executors.capacity import Capacity
 from kvlab.sweep.executors.machine import cpu_count
 from kvlab.sweep.executors.reaper import Reaper
 from kvlab.trial.run import Outcome
@@ -80,10 +81,7 @@ class RayExecutor:
             if address and "RAY_AUTH_MODE" not in os.environ:
                 text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
             raise ResourceError(f"{text}, or use --executor inline") from error
-        machines = _machines()
-        self._cpus = sum(machine.get("CPU", 0.0) for machine in machines)
-        self._gpus = sum(machine.get("GPU", 0.0) for machine in machines)
-        self._free: list[float] = [self._cpus, self._gpus]
+        self._capacity = Capacity(_machines)
         self._running: dict[Any, Trial] = {}
 
         def kvlab_trial(trial: Trial) -> Outcome:
@@ -95,25 +93,14 @@ class RayExecutor:
 
     def describe(self) -> str:
         where = f"Ray at {self._address}" if self._address else "a local Ray cluster"
-        gpus = f", {self._gpus:g} GPUs" if self._gpus else ""
-        return f"{where}, {self._cpus:g} CPUs{gpus}"
+        gpus = f", {self._capacity.gpus:g} GPUs" if self._capacity.gpus else ""
+        return f"{where}, {self._capacity.cpus:g} CPUs{gpus}"
 
     def check(self, requests: Iterable[ResourcesConfig]) -> None:
-        machines = _machines()
-        for request in requests:
-            for key, name, wanted in (
-                ("CPU", "cpus", request.cpus),
-                ("GPU", "gpus", request.devices),
-            ):
-                most = max((machine.get(key, 0.0) for machine in machines), default=0.0)
-                if wanted > most:
-                    text = f"resources.{name} = {wanted:g}, and no machine here has more than"
-                    raise ResourceError(f"{text} {most:g}; lower it or use a larger cluster")
+        self._capacity.check(requests)
 
     def has_room(self, resources: ResourcesConfig) -> bool:
-        # One cluster-wide sum: what does not fit one machine yet waits in Ray's own queue.
-        free_cpus, free_gpus = self._free
-        return resources.cpus <= free_cpus + 1e-6 and resources.devices <= free_gpus + 1e-6
+        return self._capacity.has_room(resources)
 
     def start(self, trial: Trial) -> None:
         resources = trial.experiment.resources
@@ -122,11 +109,11 @@ class RayExecutor:
             "num_gpus": resources.devices,
             "name": f"kvlab trial {trial.id}",
         }
-        if self._gpus and not resources.devices:  # Ray would show it every GPU of the machine
+        if self._capacity.gpus and not resources.devices:  # Ray would show it every GPU of the machine
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
         task = self._on_gpu if resources.devices else self._on_cpu
         self._running[task.options(**options).remote(trial)] = trial
-        self._take(resources, 1)
+        self._capacity.take(resources)
 
     def wait(self, seconds: float) -> list[Ended]:
         if not self._running:
@@ -203,7 +190,7 @@ class RayExecutor:
             for trial in self._running.values()
         ]
         for trial in self._running.values():
-            self._take(trial.experiment.resources, -1)
+            self._capacity.give_back(trial.experiment.resources)
         self._running.clear()
         try:
             self._connect()
@@ -232,7 +219,7 @@ class RayExecutor:
 
     def _ended(self, reference: Any) -> Ended:
         trial = self._running.pop(reference)
-        self._take(trial.experiment.resources, -1)
+        self._capacity.give_back(trial.experiment.resources)
         try:
             return Ended(trial.id, outcome=ray.get(reference))
         except ray.exceptions.OutOfMemoryError:
@@ -248,11 +235,6 @@ class RayExecutor:
             return Ended(trial.id, error=cause)
         except ray.exceptions.RayError as error:
             return Ended(trial.id, error=error)
-
-    def _take(self, resources: ResourcesConfig, sign: int) -> None:
-        self._free[0] -= sign * resources.cpus
-        self._free[1] -= sign * resources.devices
-
 
 class _WithoutRay:
     """Standard output without what Ray's threads print over it: a dead worker is told once, by us.
