@@ -8,14 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
-from kvlab.cli.health import JOB_SERVER
 from kvlab.sweep.executors.reaper import reap
 
 ROOT = Path(__file__).parent.parent
-JOB_SERVER_LACKS = [name for name in JOB_SERVER if find_spec(name) is None]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from kvlab.cli.main import main
 from kvlab.sweep.detached import detached_driver, driver_log, new_driver, recorded
 from kvlab.trial import Store
 from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
-from tests.ray_head import JOB_SERVER_LACKS, ROOT, ray_head
+from tests.ray_head import ROOT, ray_head
 
 DRIVER = """
 import sys, time
@@ -157,9 +157,6 @@ def cluster(tmp_path_factory):
         yield head.jobs
 
 
-@pytest.mark.skipif(
-    bool(JOB_SERVER_LACKS), reason=f"Ray's job server needs {', '.join(JOB_SERVER_LACKS)}"
-)
 class TestJob:
     def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, capsys, cluster):
         (place / "sweeps").mkdir()
@@ -189,6 +186,7 @@ class TestJob:
         assert call(capsys, "logs", trial[:6], *there)[1].rstrip().endswith("done")
         assert job in call(capsys, "status", *there)[1]
 
+    @pytest.mark.faults
     def test_it_is_stopped_through_the_cluster(self, place, capsys, cluster):
         text = LONG.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
         write_tiny(place, experiment=text)

@@ -83,6 +83,15 @@ def test_the_memory_of_the_largest_trial_is_compared(tmp_path):
     assert not budget(planned, None, memory=costs.peak_bytes - 1).fits
 
 
+def test_trials_that_run_at_once_share_the_memory(tmp_path):
+    planned = tiny_plan(tmp_path)
+    peak = budget(planned, None).peak_bytes
+    assert budget(planned, None, memory=3 * peak, at_once=3).fits
+    assert not budget(planned, None, memory=3 * peak, at_once=4).fits
+    few = budget(planned, None, memory=8 * peak, at_once=100)  # there are only eight
+    assert (few.at_once, few.fits) == (8, True)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "wanted"),
     [
@@ -115,7 +124,7 @@ def test_the_command_prints_the_budget_and_the_differences(tmp_path, capsys):
     assert main([*command, "--rate", "1e9", "--price", "2", "--memory", "1kB", "--why"]) == 0
     text = capsys.readouterr().out
     assert "Still to run: 8 trials, 4 trainings of" in text
-    assert "is more than the 1 kB there are; lower resources.microbatch_tokens" in text
+    assert "more than the 1 kB there are; lower resources.microbatch_tokens" in text
     assert "has no result: the store has no finished trial at all" in text
     assert main([*command, "--json", "--rate", "1e9"]) == 0
     assert json.loads(capsys.readouterr().out)["budget"]["trials"] == 8

@@ -1,0 +1,85 @@
+"""What is asked of a cluster and what it offers; the cluster's answer is a list here."""
+
+import pytest
+
+from kvlab.errors import ResourceError
+from kvlab.spec.parts import ResourcesConfig
+from kvlab.sweep.executors.capacity import REFRESH_SECONDS, Capacity
+
+CPU_MACHINE, GPU_MACHINE = {"CPU": 64.0}, {"CPU": 4.0, "GPU": 1.0}
+
+
+class Cluster:
+    """Machines that come and go, and the seconds that pass."""
+
+    def __init__(self, *machines):
+        self.machines, self.seconds, self.away = list(machines), 0.0, False
+
+    def __call__(self):
+        if self.away:
+            raise ConnectionError("the cluster does not answer")
+        return self.machines
+
+    def capacity(self):
+        return Capacity(self, lambda: self.seconds)
+
+
+def asks(cpus, gpus=0.0):
+    return ResourcesConfig(cpus=cpus, gpus=gpus)
+
+
+@pytest.mark.parametrize("request_", [asks(64), asks(4, 1), asks(0.5, 0.25), asks(1)])
+def test_what_one_machine_holds_passes(request_):
+    Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check([request_])
+
+
+@pytest.mark.parametrize(
+    ("request_", "wanted"),
+    [
+        (asks(65), "resources.cpus = 65, and no machine here has more than 64; lower it"),
+        (asks(1, 2), "resources.gpus = 2, and no machine here has more than 1; lower it"),
+        (asks(8, 1), "resources.cpus = 8 with gpus = 1, and no single machine here has both"
+                     " (4 CPUs and 1 GPUs; 64 CPUs and 0 GPUs); lower one of them"),
+    ],
+)  # fmt: skip
+def test_what_no_single_machine_holds_is_refused(request_, wanted):
+    with pytest.raises(ResourceError) as caught:
+        Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check([asks(1), request_])
+    assert wanted in str(caught.value)
+
+
+def test_a_machine_that_joins_or_leaves_counts_after_a_while():
+    cluster = Cluster({"CPU": 1.0})
+    capacity = cluster.capacity()
+    capacity.take(asks(1))
+    cluster.machines.append({"CPU": 2.0, "GPU": 1.0})
+    assert not capacity.has_room(asks(1))  # asked for a moment ago
+    cluster.seconds += REFRESH_SECONDS
+    assert capacity.has_room(asks(2, 1))
+    assert not capacity.has_room(asks(2.5))
+    assert (capacity.cpus, capacity.gpus) == (3.0, 1.0)
+    capacity.give_back(asks(1))
+    assert capacity.has_room(asks(2.5))
+    cluster.machines.pop()
+    cluster.seconds += REFRESH_SECONDS
+    assert not capacity.has_room(asks(1.5))
+
+
+@pytest.mark.parametrize("lost", ["no answer", "no machine"])
+def test_a_cluster_that_is_cut_off_keeps_the_room_it_had(lost):
+    cluster = Cluster({"CPU": 1.0})
+    capacity = cluster.capacity()
+    if lost == "no answer":
+        cluster.away = True
+    else:
+        cluster.machines.clear()
+    cluster.seconds += REFRESH_SECONDS
+    assert capacity.has_room(asks(1))
+
+
+def test_fractions_fill_a_device_exactly():
+    capacity = Cluster({"CPU": 1.0, "GPU": 1.0}).capacity()
+    for _ in range(10):
+        assert capacity.has_room(asks(0.1, 0.1))
+        capacity.take(asks(0.1, 0.1))
+    assert not capacity.has_room(asks(0.1, 0.1))

@@ -1,0 +1,55 @@
+"""A cluster to which a machine comes while a driver is at work: real raylets, one after another."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kvlab.sweep.executors import EXECUTORS
+from tests.contracts.executor_contract import Scripted, some_trial, until_ended, wait_for
+from tests.ray_head import ROOT
+
+
+@pytest.mark.faults
+def test_a_machine_that_joins_is_used():
+    # in a process of its own: Ray keeps for good how the first cluster wanted its token
+    module = "tests.sweep.executors.test_growth"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # short, for Ray's sockets
+        subprocess.run([sys.executable, "-m", module, folder], cwd=ROOT, check=True, timeout=250)
+
+
+def grow(folder):
+    from tests.chaos_processes import TwoNodes, set_environment
+
+    class Growing(TwoNodes):
+        """The second node comes when it is called."""
+
+        def _add(self):
+            return None
+
+        def grow(self):
+            self._second = TwoNodes._add(self)
+
+    set_environment(folder)
+    run, cluster = Scripted(folder), Growing()
+    executor = EXECUTORS["ray"](run, cluster.address)
+    try:
+        assert executor.describe() == f"Ray at {cluster.address}, 1 CPUs"
+        one, two = some_trial(1), some_trial(2)
+        wanted = two.experiment.resources
+        executor.start(run.ask(one, "meet", other=two.id))
+        assert not executor.has_room(wanted)
+        cluster.grow()
+        wait_for(lambda: executor.has_room(wanted))
+        executor.start(run.ask(two, "meet", other=one.id))  # both end only if both run at once
+        assert {ended.outcome for ended in until_ended(executor, 2).values()} == {"done"}
+        assert executor.describe() == f"Ray at {cluster.address}, 2 CPUs"
+    finally:
+        executor.close(force=True)
+        cluster.close()
+
+
+if __name__ == "__main__":
+    grow(Path(sys.argv[1]))

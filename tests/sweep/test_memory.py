@@ -1,0 +1,98 @@
+"""Memory of machines against predictions; machines are numbers here."""
+
+import json
+import os
+
+import psutil
+import pytest
+
+from kvlab.errors import ResourceError
+from kvlab.layout import training_peak_bytes
+from kvlab.layout.packing import CONTEXT_BYTES
+from kvlab.sweep.memory import SURE, MachineMemory, check_memory, host_memory, this_memory
+from tests.sweep.stub import tiny_plan
+
+ONE = """\
+question: q
+experiment: e.yaml
+factors:
+  width:
+    base: {model.n_embd: 64, model.block_size: 16, training.batch_tokens: 256, training.tokens: 512%s}
+"""
+
+
+def planned(tmp_path, resources="cpus: 1.0, resources.microbatch_tokens: 256"):
+    return tiny_plan(tmp_path, text=ONE % f", resources.{resources}").trials
+
+
+def peaks(trials):
+    """Predicted bytes as asked for, and at one row."""
+    experiment = trials[0].trial.experiment
+    smallest = experiment.resources.model_copy(update={"microbatch_tokens": 16})
+    least = experiment.model_copy(update={"resources": smallest})
+    return training_peak_bytes(experiment), training_peak_bytes(least)
+
+
+def test_what_cannot_fit_at_any_microbatch_is_refused_and_what_might_is_warned_of(tmp_path):
+    trials = planned(tmp_path)
+    asked, least = peaks(trials)
+    assert asked > 1.5 * least
+
+    def lines(host):
+        return list(check_memory(trials, [MachineMemory(host, 0, 1)], True))
+
+    assert lines(asked) == []
+    [line] = lines(asked - 1)
+    assert "memory may run out" in line
+    assert "lower resources.microbatch_tokens" in line
+    assert len(lines(int(SURE * least) + 1)) == 1
+    with pytest.raises(ResourceError, match=r"cannot be trained here.*one row of 16 tokens"):
+        lines(int(SURE * least) - 1)
+
+
+def test_trials_that_run_at_once_share_the_memory(tmp_path):
+    trials = planned(tmp_path)
+    asked, _ = peaks(trials)
+    machine = MachineMemory(3 * asked, 0, 4)
+    [line] = check_memory(trials, [machine], False)
+    assert "4 such trials at once" in line
+    assert "raise resources.cpus so that fewer run at once" in line
+    assert list(check_memory(trials, [machine], True)) == []
+    wider = planned(tmp_path, "cpus: 2.0, resources.microbatch_tokens: 256")
+    assert list(check_memory(wider, [machine], False)) == []
+
+
+def test_the_largest_machine_decides_and_trials_without_training_do_not_count(tmp_path):
+    trials = planned(tmp_path)
+    small, large = MachineMemory(1000, 0, 1), MachineMemory(2 * peaks(trials)[0], 0, 1)
+    assert list(check_memory(trials, [small, large], False)) == []
+    assert list(check_memory(trials, [], False)) == []  # none has answered
+    trained = [one for one in trials if not one.trains]
+    assert list(check_memory(trained, [small], False)) == []
+
+
+def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
+    trials = planned(tmp_path, "gpus: 1.0, resources.microbatch_tokens: 256")
+    asked, least = peaks(trials)
+    fits = MachineMemory(1, asked + CONTEXT_BYTES, 1)
+    assert list(check_memory(trials, [fits], False)) == []
+    with pytest.raises(ResourceError, match="and a GPU has"):
+        list(check_memory(trials, [MachineMemory(10**15, int(SURE * least) + CONTEXT_BYTES - 1, 1)], True))
+    assert list(check_memory(trials, [MachineMemory(1, 0, 1)], False)) == []  # not known
+    shared = planned(tmp_path, "gpus: 0.25, resources.microbatch_tokens: 256")
+    [line] = check_memory(shared, [fits], False)
+    assert "4 such trials at once" in line
+    assert "raise resources.gpus" in line
+
+
+def test_a_machine_says_what_it_has(tmp_path, monkeypatch):
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\necho 81559\necho 143771\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    found = MachineMemory(**json.loads(this_memory()))
+    assert found.device == 143771 * 2**20
+    assert 0 < found.host == host_memory() <= psutil.virtual_memory().total
+    assert found.cores >= 1
+    command.write_text("#!/bin/sh\necho no driver; exit 9\n")
+    assert MachineMemory(**json.loads(this_memory())).device == 0

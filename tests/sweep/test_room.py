@@ -1,0 +1,74 @@
+"""Room for trials: refused before anything starts, or waited for and said."""
+
+import pytest
+
+from kvlab.errors import ResourceError
+from kvlab.spec import load_sweep
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from tests.sweep import stub
+from tests.sweep.stub import StubRun, identify, tiny_plan, write_sweep
+from tests.sweep.test_search import SEARCH, searching
+
+
+class Crowded(InlineExecutor):
+    """Has no room when it is asked for the first times."""
+
+    refusals = 3
+
+    def has_room(self, resources):
+        self.refusals -= 1
+        return self.refusals < 0 and super().has_room(resources)
+
+
+def test_a_driver_waits_for_room_and_says_so_once(tmp_path):
+    store, told = Store(tmp_path / "runs"), []
+    planned = tiny_plan(tmp_path)
+    driver = Driver(planned, store, Crowded(StubRun(store.path)), on_event=told.append)
+    summary = driver.run()
+    assert (summary.exit_code, summary.states["done"]) == (0, 8)
+    waiting = [event.message for event in told if event.kind == "waiting"]
+    assert waiting == ["others have what it asks for; it starts when there is room"]
+
+
+def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
+    class Shrunk(Crowded):
+        refusals = 10**9
+        has = True
+
+        def check(self, requests):
+            if not self.has:
+                raise ResourceError("resources.cpus = 1, and no machine here has more than 0")
+            self.has = False
+
+    store, told = Store(tmp_path / "runs"), []
+
+    def tell(event):
+        told.append(event)
+        driver.stop()
+
+    driver = Driver(tiny_plan(tmp_path), store, Shrunk(StubRun(store.path)), on_event=tell)
+    assert driver.run().exit_code == 130
+    assert [event.kind for event in told] == ["waiting"]
+    assert told[0].message.startswith("resources.cpus = 1, and no machine here has more than 0;")
+
+
+def test_a_search_is_refused_before_it_starts_though_its_base_is_done(tmp_path, monkeypatch):
+    store = Store(tmp_path / "runs")
+    base = plan(load_sweep(write_sweep(tmp_path, SEARCH)), store, identify=identify)
+    StubRun(store.path)(base.trials[0].trial)
+    monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
+    _, search, driver = searching(tmp_path)
+    assert search.plan.trials[0].state == "done"
+    with pytest.raises(ResourceError, match=r"resources.cpus = 4000, and this machine has"):
+        driver.run()
+    assert store.trial_ids() == [base.trials[0].trial.id]
+    assert not store.stop_flag("s").exists()
+
+
+def test_a_search_that_is_over_needs_no_room(tmp_path, monkeypatch):
+    searching(tmp_path)[2].run()
+    monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
+    summary = searching(tmp_path)[2].run()
+    assert (summary.exit_code, summary.ran) == (0, 0)
