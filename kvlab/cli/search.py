@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from kvlab.cli.table import short_number
 from kvlab.spec import Sweep
 from kvlab.spec.problems import show_value
+from kvlab.spec.samplers import sampler_parts
 from kvlab.sweep.objectives import check_numbers, direction
 from kvlab.sweep.search import Search
 from kvlab.trial import Store
@@ -34,7 +35,9 @@ def space_lines(sweep: Sweep) -> Iterator[str]:
         at = ", ".join(f"{fraction:.3g}" for fraction in search.pruning.rungs or ())
         rule = f"{search.pruning.rule} at {at} of the steps"
         yield f"Pruned by validation loss, whatever the objectives: {rule}."
-    yield f"{search.sampler}: {aims}; until {' or '.join(budget)}, {search.parallel} at once."
+    name, told = sampler_parts(search.sampler)
+    name += _list([f"{key}: {show_value(value)}" for key, value in told.items()])
+    yield f"{name}: {aims}; until {' or '.join(budget)}, {search.parallel} at once."
 
 
 def search_lines(search: Search) -> Iterator[str]:

@@ -65,7 +65,7 @@ def find_problems(error: ValidationError, root: type[BaseModel], data: Any) -> l
         context: dict[str, Any] = dict(item.get("ctx", {}))
         if "rules" in context:
             for name, message in context["rules"]:
-                full = path + tuple(int(k) if k.isdecimal() else k for k in name.split("."))
+                full = path + tuple(int(k) if k.isdecimal() else k for k in name.split(".") if name)
                 found.append((full, f"{_shown(full, data)} {message}", False))
             continue
         kind = item["type"]

@@ -1,11 +1,14 @@
 """`search` of a sweep: a space that is too big for a grid, and what to look for in it."""
 
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from kvlab.spec.base import Count, Positive, SpecModel, refuse
 from kvlab.spec.pruning import PruningConfig, pruning_problems
+from kvlab.spec.samplers import FINITE, MOST_POINTS, read_sampler, sampler_parts, sampler_schema
 
 
 def _tuple(value: Any) -> Any:
@@ -13,6 +16,9 @@ def _tuple(value: Any) -> Any:
 
 
 Values = Annotated[tuple[Any, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=1000)]
+Sampler = Annotated[
+    str | dict[str, Any], BeforeValidator(read_sampler), WithJsonSchema(sampler_schema())
+]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -37,6 +43,14 @@ class Range(SpecModel):
             problems.append(("whole", "needs whole low, high and step; round them"))
         refuse(problems)
         return self
+
+    def points(self) -> list[float] | None:
+        """Every number of the range, None if they cannot be counted."""
+        if not self.whole and self.step is None:
+            return None
+        step = self.step or 1.0
+        found = (self.low + step * n for n in range(int((self.high - self.low) / step + 1e-8) + 1))
+        return [round(number) if self.whole else number for number in found]
 
 
 class Limit(SpecModel):
@@ -73,8 +87,9 @@ class SearchConfig(SpecModel):
     limits: dict[str, Limit] = Field(
         default_factory=dict, description="number -> at_most, at_least."
     )
-    sampler: Literal["tpe", "random", "nsga2", "gp"] = Field(
-        default="tpe", description="Optuna's sampler."
+    sampler: Sampler = Field(
+        default="tpe",
+        description="Optuna's sampler, by name or as {name: tpe, multivariate: true}.",
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Of the sampler.")
     parallel: Count = Field(default=1, le=1000, description="Suggestions in flight at once.")
@@ -116,6 +131,22 @@ class SearchConfig(SpecModel):
             problems.append(("objectives", "names a number twice; name each once"))
         if self.trials is None and self.flops is None and self.hours is None:
             problems.append(("trials", "is missing, as are flops and hours; give one of them"))
+        problems += self._too_many_points()
         problems += pruning_problems(self.pruning, [*self.choices, *self.ranges])
         refuse(problems)
         return self
+
+    def _too_many_points(self) -> Iterator[tuple[str, str]]:
+        """Of a sampler that goes through all points of the space."""
+        name, _ = sampler_parts(self.sampler)
+        if name not in FINITE:
+            return
+        count = math.prod(map(len, self.choices.values()))
+        for key, asked in self.ranges.items():
+            if not asked.whole and asked.step is None:
+                yield "sampler", f"goes through every point, and {key} has no step; give it one"
+                return
+            count *= int((asked.high - asked.low) / (asked.step or 1.0) + 1e-8) + 1
+        if count > MOST_POINTS:
+            text = f"goes through every point, and there are {count:,}, over {MOST_POINTS:,}"
+            yield "sampler", f"{text}; use another sampler or a smaller space"

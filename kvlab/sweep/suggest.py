@@ -12,9 +12,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kvlab.spec.samplers import SHORT, sampler_parts
 from kvlab.spec.search import Range, SearchConfig
 
 Direction = Literal["minimize", "maximize"]
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "tpe": {"constant_liar": True},
+    "nsga2": {"population_size": 20},  # Optuna's 50 would draw most of a small budget by chance
+    "nsga3": {"population_size": 20},
+    "gp": {"deterministic_objective": True},
+}
+"""Where ours differ from Optuna's."""
+
+_ONE_SEED = ("qmc", "grid")
+"""Their seed shuffles a sequence that is gone through, so it stays."""
+
+_OF_THE_STUDY = "qmc:"
+"""How far a sequence has been gone through, which Optuna keeps with the study."""
 
 Params = dict[str, Any]
 """Dotted key -> index into its choices, or a number of its range."""
@@ -49,29 +64,44 @@ def suggest(config: SearchConfig, directions: Sequence[Direction], history: Sequ
     optuna.logging.set_verbosity(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental samplers say so each time
+        storage = optuna.storages.InMemoryStorage()
         study = optuna.create_study(
-            sampler=_sampler(optuna, config, len(history)), directions=list(directions)
+            storage=storage,
+            sampler=_sampler(optuna, config, len(history)),
+            directions=list(directions),
         )
+        number = storage.get_study_id_from_name(study.study_name)
+        for key, value in (history[-1].notes if history else {}).items():
+            if key.startswith(_OF_THE_STUDY):
+                storage.set_study_system_attr(number, key, value)
         space = _space(optuna, config)
         for past in history:
             study.add_trial(_frozen(optuna, past, space, directions))
         trial = study.ask(space)
-    notes = study.trials[-1].system_attrs
+    kept = storage.get_study_system_attrs(number).items()
+    notes = {key: value for key, value in kept if key.startswith(_OF_THE_STUDY)}
+    notes |= study.trials[-1].system_attrs
     return Past(dict(trial.params), notes={k: v for k, v in notes.items() if _plain(v)})
 
 
 def _sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
-    seed = (config.seed * 1_000_003 + number) % 2**32
-    samplers = optuna.samplers
-    match config.sampler:
-        case "tpe":
-            return samplers.TPESampler(seed=seed, constant_liar=True)
-        case "random":
-            return samplers.RandomSampler(seed=seed)
-        case "nsga2":
-            return samplers.NSGAIISampler(seed=seed, population_size=20)
-        case "gp":
-            return samplers.GPSampler(seed=seed, deterministic_objective=True)
+    name, told = sampler_parts(config.sampler)
+    arguments = {**_DEFAULTS.get(name, {}), **told}
+    for kind in ("crossover", "mutation"):
+        if kind in arguments:
+            arguments[kind] = getattr(optuna.samplers.nsgaii, arguments[kind])()
+    if name == "grid":
+        arguments["search_space"] = _grid(config)
+    changing = name not in _ONE_SEED
+    arguments["seed"] = (config.seed * 1_000_003 + number * changing) % 2**32
+    return getattr(optuna.samplers, SHORT[name])(**arguments)
+
+
+def _grid(config: SearchConfig) -> dict[str, list[Any]]:
+    points: dict[str, list[Any]] = {
+        key: list(range(len(values))) for key, values in config.choices.items()
+    }
+    return points | {key: asked.points() or [] for key, asked in config.ranges.items()}
 
 
 def _space(optuna: Any, config: SearchConfig) -> dict[str, Any]:

@@ -77,7 +77,11 @@ def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
     fits = MachineMemory(1, asked + CONTEXT_BYTES, 1)
     assert list(check_memory(trials, [fits], False)) == []
     with pytest.raises(ResourceError, match="and a GPU has"):
-        list(check_memory(trials, [MachineMemory(10**15, int(SURE * least) + CONTEXT_BYTES - 1, 1)], True))
+        list(
+            check_memory(
+                trials, [MachineMemory(10**15, int(SURE * least) + CONTEXT_BYTES - 1, 1)], True
+            )
+        )
     assert list(check_memory(trials, [MachineMemory(1, 0, 1)], False)) == []  # not known
     shared = planned(tmp_path, "gpus: 0.25, resources.microbatch_tokens: 256")
     [line] = check_memory(shared, [fits], False)

@@ -109,7 +109,9 @@ class RayExecutor:
             "num_gpus": resources.devices,
             "name": f"kvlab trial {trial.id}",
         }
-        if self._capacity.gpus and not resources.devices:  # Ray would show it every GPU of the machine
+        if (
+            self._capacity.gpus and not resources.devices
+        ):  # Ray would show it every GPU of the machine
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
         task = self._on_gpu if resources.devices else self._on_cpu
         self._running[task.options(**options).remote(trial)] = trial
@@ -235,6 +237,7 @@ class RayExecutor:
             return Ended(trial.id, error=cause)
         except ray.exceptions.RayError as error:
             return Ended(trial.id, error=error)
+
 
 class _WithoutRay:
     """Standard output without what Ray's threads print over it: a dead worker is told once, by us.

@@ -1,0 +1,134 @@
+"""Every sampler of Optuna that a search may name: what it takes, and that it goes on the same."""
+
+import inspect
+import math
+import random
+
+import optuna
+import pytest
+
+from kvlab.errors import SpecError
+from kvlab.spec.samplers import ARGUMENTS, LEFT_OUT, SHORT
+from kvlab.spec.search import SearchConfig
+from kvlab.sweep.suggest import Past, suggest
+from tests.sweep.test_search import SEARCH, history, searching
+
+CHOSEN = {
+    "tpe": "{name: TPESampler, multivariate: true, group: true, n_startup_trials: 3, n_ei_candidates: 8}",
+    "nsga2": "{name: nsga2, population_size: 4, crossover: SBXCrossover, mutation: PolynomialMutation, mutation_prob: 0.5}",
+    "nsga3": "{name: NSGAIIISampler, population_size: 4, dividing_parameter: 4, crossover_prob: 0.8, swapping_prob: 0.4}",
+    "gp": "{name: gp, n_startup_trials: 3, deterministic_objective: false}",
+    "qmc": "{name: qmc, qmc_type: halton, scramble: true}",
+    "random": "RandomSampler",
+    "grid": "GridSampler",
+    "brute_force": "{name: brute_force, avoid_premature_stop: true}",
+}
+STEPS = SEARCH.replace("log: true", "step: 0.02").replace("low: 1e-4", "low: 0.02")
+
+
+def test_all_of_optunas_are_known_or_left_out_for_a_reason():
+    there = {
+        name
+        for name in optuna.samplers.__all__
+        if inspect.isclass(kind := getattr(optuna.samplers, name))
+        and issubclass(kind, optuna.samplers.BaseSampler)
+        and not name.startswith("Base")
+    }
+    assert there == {*SHORT.values(), *LEFT_OUT}
+    assert set(ARGUMENTS) == set(SHORT) == set(CHOSEN)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_every_argument_is_one_of_optunas(name):
+    takes = inspect.signature(getattr(optuna.samplers, SHORT[name])).parameters
+    assert set(ARGUMENTS[name]) <= set(takes)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_stopped_and_resumed_it_suggests_the_same(tmp_path, name):
+    text = (STEPS if name in ("grid", "brute_force") else SEARCH).replace(
+        "trials: 12", f"trials: 8\n  sampler: {CHOSEN[name]}"
+    )
+    calm, search, driver = searching(tmp_path / "calm", text)
+    assert driver.run().exit_code == 0
+    assert len({point.trial for point in search.points if point.trained}) == 8
+    for stop_at in (3, 4, 5):
+        assert searching(tmp_path / "rough", text, stop_at=stop_at)[2].run().stopped
+    rough, _, driver = searching(tmp_path / "rough", text)
+    driver.run()
+    assert history(rough) == history(calm)
+
+
+@pytest.mark.parametrize("name", ["grid", "brute_force"])
+def test_a_space_that_is_gone_through_is_gone_through_whole(tmp_path, name):
+    text = STEPS.replace("trials: 12", f"trials: 10\n  sampler: {name}")
+    _, search, driver = searching(tmp_path, text)
+    driver.run()
+    found = {tuple(point.patch.values()) for point in search.points if point.trained}
+    rates = {round(0.02 * n, 6) for n in range(1, 6)}
+    assert {(heads, round(rate, 6)) for heads, rate in found} == {
+        (h, r) for h in (1, 2) for r in rates
+    }
+
+
+def test_a_low_discrepancy_sequence_goes_on_where_it_was():
+    """Suggestions one by one, each from the history alone, are those of one study of Optuna's."""
+    config = SearchConfig.model_validate(
+        {"ranges": {f"training.x{n}": {"low": 0.0, "high": 1.0} for n in range(2)},
+         "objectives": ["loss"], "sampler": "qmc", "seed": 1, "trials": 99}
+    )  # fmt: skip
+    past = []
+    for _ in range(17):
+        one = suggest(config, ["minimize"], past)
+        past.append(Past(one.params, "ok", [0.0], notes=one.notes))
+    points = [tuple(one.params.values()) for one in past[1:]]  # the first is drawn by chance
+    assert len(set(points)) == 16
+    cells = {(math.floor(4 * x), math.floor(4 * y)) for x, y in points}
+    assert len(cells) == 16  # a (0, 4, 2)-net: one of 16 in each of 16 squares
+    drawn = random.Random(0)
+    chance = {(math.floor(4 * drawn.random()), math.floor(4 * drawn.random())) for _ in range(16)}
+    assert len(chance) < 16
+
+
+@pytest.mark.parametrize(
+    ("sampler", "wanted"),
+    [
+        ("TPESampelr", "s.yaml:10:12: search.sampler = TPESampelr is not one of tpe, random,"),
+        ("TPESampelr", "did you mean TPESampler?"),
+        ("nsgaii", "did you mean"),
+        ("cma", "is not one of tpe, random, nsga2"),
+        ("CmaEsSampler", "needs the package cmaes"),
+        ("[tpe]", "names no sampler; write one of tpe"),
+        ("{multivariate: true}", "names no sampler"),
+        ("{name: tpee}", "s.yaml:10:19: search.sampler.name = tpee is not one of"),
+        ("{name: tpe, multivariat: true}", "s.yaml:10:37: search.sampler.multivariat = true is no argument of TPESampler that a file can hold; did you mean multivariate?"),
+        ("{name: tpe, multivariate: 1}", "search.sampler.multivariate = 1 is not true or false"),
+        ("{name: tpe, group: true}", "search.sampler.group = true needs multivariate: true"),
+        ("{name: tpe, n_startup_trials: -1}", "n_startup_trials = -1 is below 0; use 0 or more"),
+        ("{name: tpe, n_startup_trials: 1.5}", "n_startup_trials = 1.5 is not a whole number"),
+        ("{name: tpe, seed: 3}", "seed = 3 is no argument of TPESampler"),
+        ("{name: random, x: 1}", "is no argument of RandomSampler that a file can hold; leave it out"),
+        ("{name: nsga2, population_size: 2}", "population_size = 2 is below 3"),
+        ("{name: nsga2, crossover: SBX}", "crossover = SBX is not one of UniformCrossover"),
+        ("{name: nsga2, mutation_prob: 1.5}", "mutation_prob = 1.5 is above 1; use 1 or less"),
+        ("grid", "goes through every point, and training.learning_rate has no step"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, sampler, wanted):
+    with pytest.raises(SpecError) as caught:
+        searching(tmp_path, SEARCH.replace("seed: 3", f"sampler: {sampler}"))
+    assert wanted in str(caught.value)
+
+
+def test_a_space_too_large_to_go_through_is_refused(tmp_path):
+    text = STEPS.replace("step: 0.02", "step: 1e-6").replace("seed: 3", "sampler: grid")
+    with pytest.raises(SpecError, match="there are 160,002, over 10,000"):
+        searching(tmp_path, text)
+
+
+def test_optunas_name_and_the_short_one_are_the_same_search(tmp_path):
+    searching(tmp_path, SEARCH.replace("seed: 3", "sampler: tpe"))[2].run()
+    longer = SEARCH.replace("trials: 12", "trials: 13").replace(
+        "seed: 3", "sampler: {name: TPESampler}"
+    )
+    assert searching(tmp_path, longer)[2].run().ran == 1
