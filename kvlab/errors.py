@@ -42,7 +42,7 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return f"{place}: {self.message}"
+        return " ".join(f"{place}: {self.message}".splitlines())  # a value may hold line ends
 
 
 class SpecError(KvlabError, ValueError):

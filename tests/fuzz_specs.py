@@ -4,28 +4,43 @@
 
 A case takes a valid experiment and sweep, damages one of them in one to four places (values,
 keys, structure, or bytes), and plans it. Every case must end with exit code 0, or with 2 and
-text in which each line says where: never a traceback, never a file that was not there before.
+text in which each line says where by file, line and column. What is accepted and small is also
+submitted, with stages that only write files, into a store. Never a traceback, and never a file
+outside the store: not in the working folder, HOME, the specs' folder or the one above.
 A case follows from its number alone.
 """
 
 import argparse
 import copy
 import io
+import json
+import multiprocessing
+import os
 import random
+import re
+import shutil
 import sys
 import tempfile
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from kvlab.cli.commands import submit
 from kvlab.cli.main import main as kvlab
+from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.executors.machine import cpu_count
+from kvlab.trial import Store
+from tests.sweep.stub import StubRun
 
 EXPERIMENT: dict[str, Any] = {
     "name": "tiny",
     "model": {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 4, "n_embd": 16},
-    "data": {"source": "files", "paths": ["text.txt"], "tokenizer": "bytes"},
+    "data": {"source": "files", "paths": ["texts"], "tokenizer": "bytes",
+             "validation_fraction": 0.4},
     "training": {"tokens": 320, "batch_tokens": 16, "learning_rate": 1e-3},
     "serving": {"kv_dtype": "model"},
     "evaluation": {"loss_tokens": 64, "hellaswag": 0},
@@ -82,7 +97,7 @@ def files(number: int) -> dict[str, bytes]:
     """The two files of case ``number``."""
     rng = random.Random(number)
     specs = {"e.yaml": EXPERIMENT, "s.yaml": SEARCH if rng.random() < 0.2 else SWEEP}
-    copies = {name: yaml.safe_load(yaml.safe_dump(data)) for name, data in specs.items()}
+    copies = copy.deepcopy(specs)
     victim = "e.yaml" if rng.random() < 0.3 else "s.yaml"
     for _ in range(rng.randint(1, 4)):
         _damage(rng, copies[victim])
@@ -139,45 +154,176 @@ def _bytes(rng: random.Random, raw: bytes) -> bytes:
     return bytes(changed)
 
 
-def check(number: int, folder: Path) -> str | None:
-    """What is wrong with case ``number``, None if nothing. ``folder`` holds text.txt alone."""
-    written = files(number)
-    for name, raw in written.items():
-        (folder / name).write_bytes(raw)
-    out, err = io.StringIO(), io.StringIO()
-    command = ["plan", str(folder / "s.yaml"), "--store", str(folder / "runs"), "--json"]
+WHERE = re.compile(r".*[es]\.yaml:\d+:\d+: \S")
+"""How every line of a refusal begins."""
+
+MOST_TRIALS, MOST_STEPS = 20, 40
+"""Of an accepted sweep that is run, with stages that only write files."""
+
+
+class Place:
+    """A folder to work in, watched as a whole: specs, a store, HOME and the working folder."""
+
+    def __init__(self, root: Path):
+        self.root, self.specs = root.resolve(), root.resolve() / "specs"
+        self.store = self.root / "runs"
+        for name in ("specs", "home", "work", "data"):
+            (self.root / name).mkdir()
+        (self.specs / "texts").mkdir()
+        for number in range(4):
+            (self.specs / "texts" / f"{number}.txt").write_text(f"text {number}\n" * 90)
+        for name in ("e.yaml", "s.yaml"):
+            (self.specs / name).touch()
+        self._there = self._paths()
+
+    @contextmanager
+    def entered(self) -> Iterator["Place"]:
+        """Works there, with nothing set from outside."""
+        before, environment = os.getcwd(), dict(os.environ)
+        os.chdir(self.root / "work")
+        os.environ.update(HOME=str(self.root / "home"), KVLAB_DATA=str(self.root / "data"))
+        for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI", "KVLAB_COPY_TO", "KVLAB_NOTIFY"):
+            os.environ.pop(name, None)
+        try:
+            yield self
+        finally:
+            os.chdir(before)
+            os.environ.clear()
+            os.environ.update(environment)
+
+    def stray(self, *, store: bool) -> list[str]:
+        """Files and folders that should not be there; the store's may be if it was used."""
+        found = self._paths() - self._there
+        if store:
+            found = {path for path in found if not f"{path}{os.sep}".startswith(f"{self.store}/")}
+        return sorted(found)
+
+    def _paths(self) -> set[str]:
+        """All but prepared texts, whose folder is where they belong."""
+        found = set()
+        for folder, folders, names in os.walk(self.root):
+            found |= {f"{folder}{os.sep}{name}" for name in (*folders, *names)}
+            folders[:] = [name for name in folders if name != "data"]
+        return found
+
+
+def check(number: int, place: Place) -> str | None:
+    """What is wrong with case ``number``, None if nothing."""
+    for name, raw in files(number).items():
+        (place.specs / name).write_bytes(raw)
+    said = _call("plan", place, "--json")
+    if isinstance(said, str):
+        return said
+    code, out, error = said
+    if stray := place.stray(store=False):
+        return f"plan left files behind: {stray}"
+    if code == 2:
+        lines = error.splitlines()
+        unplaced = [line for line in lines if not WHERE.match(line)]
+        if not lines or unplaced:
+            return f"says not where: {unplaced[:3] or error}"
+        return None
+    if code != 0 or error:
+        return f"exit code {code}: {error[:300]}"
+    return _submitted(json.loads(out), place)
+
+
+def _submitted(facts: dict[str, Any], place: Place) -> str | None:
+    """Runs an accepted sweep that is small, to its end."""
+    trials = facts["trials"]
+    if facts["text_absent"] or len(trials) > MOST_TRIALS or not _short(place, trials):
+        return None
     try:
-        with redirect_stdout(out), redirect_stderr(err):
-            code = kvlab(command)
-    except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}"
-    there = sorted(path.name for path in folder.iterdir())
-    if there != ["e.yaml", "s.yaml", "text.txt"]:
-        return f"left files behind: {there}"
-    text = err.getvalue()
-    if code == 0:
-        return None if out.getvalue().startswith("{") else "says nothing"
-    if code != 2 or not text.strip() or "Traceback" in text:
-        return f"exit code {code}: {text[:300]}"
-    return None
+        said = _call("submit", place, "--executor", "inline", "--no-report", "--no-smoke")
+        if isinstance(said, str):
+            return f"submit: {said}"
+        code, out, error = said
+        if stray := place.stray(store=True):
+            return f"submit left files behind: {stray}"
+        if code == 2:
+            return None if error.strip() else "submit refuses without a word"
+        if code == 1 and len(error.splitlines()) == 1 and "missing" not in out:
+            return None  # of the data, such as too little held-out text
+        if code != 0 or error:
+            return f"submit: exit code {code}: {error[:300]}{out[-300:]}"
+        ended = Store(place.store).trial_ids()
+        wrong = {one["trial"] for one in trials} - set(ended)
+        return f"submit: not recorded: {sorted(wrong)}" if wrong else None
+    finally:
+        shutil.rmtree(place.store, ignore_errors=True)
+
+
+def _short(place: Place, trials: list[dict[str, Any]]) -> bool:
+    tokens = max((trial["training_tokens"] for trial in trials), default=0)
+    experiment = yaml.safe_load((place.specs / "e.yaml").read_bytes())
+    return bool(tokens <= MOST_STEPS * min(16, experiment["training"]["batch_tokens"]))
+
+
+def _call(command: str, place: Place, *options: str) -> tuple[int, str, str] | str:
+    """Exit code, standard output and standard error; or the exception that came through."""
+    out, error = io.StringIO(), io.StringIO()
+    words = [command, str(place.specs / "s.yaml"), "--store", str(place.store), *options]
+    try:
+        with redirect_stdout(out), redirect_stderr(error):
+            code = kvlab(words)
+    except (Exception, SystemExit) as caught:
+        return f"{type(caught).__name__}: {caught}"
+    if "Traceback" in error.getvalue():
+        return error.getvalue()
+    return code, out.getvalue(), error.getvalue()
+
+
+@contextmanager
+def stub_stages() -> Iterator[None]:
+    """Lets ``--executor inline`` record real trials around stages that only write files, and
+    tells MLflow nothing: that would be most of the time."""
+    real, mirror = EXECUTORS["inline"], submit.Mirror
+
+    class Silent(mirror):  # type: ignore[valid-type, misc]
+        def result(self, trial: str) -> None: ...
+
+        def finish(self, report: Path | None) -> None: ...
+
+    def stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
+        return InlineExecutor(StubRun(run.keywords["store"]))
+
+    EXECUTORS["inline"], submit.Mirror = stub, Silent  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        EXECUTORS["inline"], submit.Mirror = real, mirror  # type: ignore[misc]
+
+
+def problems(numbers: range) -> dict[int, str]:
+    """What is wrong with these cases; in a folder of its own, which is taken away."""
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Place(Path(name)).entered() as place,
+        stub_stages(),
+    ):
+        found = {number: check(number, place) for number in numbers}
+    return {number: text for number, text in found.items() if text is not None}
+
+
+def search(first: int, cases: int) -> dict[int, str]:
+    """What is wrong with ``cases`` cases from ``first`` on, on every core."""
+    count = cpu_count()
+    parts = [range(first + part, first + cases, count) for part in range(count)]
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        found = pool.map(problems, parts)
+    return {number: text for part in found for number, text in sorted(part.items())}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    wrong = 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "text.txt").write_text("some text\n" * 100)
-        for number in range(options.first, options.first + options.cases):
-            problem = check(number, folder)
-            if problem is not None:
-                wrong += 1
-                print(f"case {number}: {problem}", flush=True)
-    print(f"{options.cases:,} mutated specs, {wrong} problems")
-    return int(wrong > 0)
+    found = search(options.first, options.cases)
+    for number, problem in found.items():
+        print(f"case {number}: {problem}")
+    print(f"{options.cases:,} mutated specs, {len(found)} problems")
+    return int(bool(found))
 
 
 if __name__ == "__main__":

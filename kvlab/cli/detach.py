@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvlab.cli.copier import VARIABLE
 from kvlab.cli.sweep_file import read_sweep
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep
 from kvlab.spec.paths import resolve
-from kvlab.spec.yaml_reader import Document
+from kvlab.spec.yaml_reader import Document, Key
 from kvlab.sweep import plan
 from kvlab.sweep.detached import driver_folder, driver_log, new_driver
 from kvlab.trial import Store
@@ -78,6 +79,7 @@ def _as_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     if not os.path.isabs(shared):
         text = f"store = {shared} is a folder of this machine"
         raise UsageError(f"{text}; name one that the cluster shares, such as --store /shared/runs")
+    _check_copy(options)
     if options.executor != "ray":
         raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
     problems = list(_left_behind(sweep))
@@ -135,9 +137,25 @@ def _left_behind(sweep: Sweep) -> Iterator[Problem]:
         for level, patch in levels.items():
             for key, value in (patch or {}).items():
                 yield from _own(source.document, ("factors", factor, level, key), key, value)
+    for key, values in (sweep.search.choices if sweep.search else {}).items():
+        for number, value in enumerate(values):
+            yield from _own(source.document, ("search", "choices", key, number), key, value)
 
 
-def _own(document: Document, path: tuple[str, ...], key: str, value: Any) -> Iterator[Problem]:
+def _check_copy(options: argparse.Namespace) -> None:
+    """A folder to copy to is one of the cluster's; what the environment here says stays here.
+
+    Raises:
+        UsageError: it is relative.
+    """
+    url = options.copy_to
+    typed = url and url != os.environ.get(VARIABLE)
+    if typed and "://" not in url and not os.path.isabs(url):
+        text = f"--copy-to = {url} is a folder of this machine, which a job does not run in"
+        raise UsageError(f"{text}; write an absolute path that its machines share, or a URL")
+
+
+def _own(document: Document, path: tuple[Key, ...], key: str, value: Any) -> Iterator[Problem]:
     if resolve(key, value, Path(os.path.abspath(document.file)).parent) == value:
         return
     text = f"{key} = {value} lies on this machine and does not travel to the cluster"

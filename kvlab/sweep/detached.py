@@ -144,8 +144,11 @@ def end_driver(store: Store, sweep: str, driver: Detached) -> None:
     """
     if driver.host != socket.gethostname():
         text = f"the driver of {sweep} is {driver.place}, and this is {socket.gethostname()}"
-        way_out = f"kvlab stop {sweep} --force --address" if driver.job else "ask it there"
-        raise UsageError(f"{text}; end it there, or with `{way_out}`")
+        way_out = f"run `kvlab stop {sweep} --force` on {driver.host}"
+        if driver.job:
+            way_out = f"run `kvlab stop {sweep} --force --address ADDRESS` with its cluster's"
+        asked = f"`kvlab stop {sweep}` without --force asks it from here, to stop at a checkpoint"
+        raise UsageError(f"{text}; {way_out} ({asked})")
     lock = driver_folder(store, sweep, driver.number) / "lock"
     # its lock is held, so the process is still the one that wrote its number down
     kills = ((signal.SIGTERM, 1.0), (signal.SIGTERM, PATIENCE_SECONDS), (signal.SIGKILL, 5.0))

@@ -1,6 +1,7 @@
 """`kvlab submit --detach`: a driver without a terminal, here and as a job of a cluster."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -116,6 +117,28 @@ def test_forced_it_ends_and_says_so(place, capsys, driver):
     assert "no detached driver that runs" in error
 
 
+def test_what_force_cannot_end_is_told_with_what_does(place, capsys, monkeypatch):
+    store = Store(place / "runs")
+    with store.driver_lock("s").hold():
+        code, _, error = call(capsys, "stop", "s", "--force")
+    assert code == 2
+    assert f"process {os.getpid()}" in error
+    assert "press Ctrl-C twice in its terminal, or run `kill PROCESS` twice" in error
+    code, _, error = call(capsys, "stop", "s", "--force")
+    assert (code, "nor any other; see `kvlab status s`" in error) == (2, True)
+    for job, way_out in ((None, "run `kvlab stop s --force` on far"),
+                         ("j", "run `kvlab stop s --force --address ADDRESS`")):  # fmt: skip
+        with monkeypatch.context() as there:
+            there.setattr("socket.gethostname", lambda: "far")
+            driver = recorded(store, "s", new_driver(store, "s"), job)
+            driver.__enter__()
+        code, _, error = call(capsys, "stop", "s", "--force")
+        assert code == 2
+        assert f"process {os.getpid()} on far, and this is" in error
+        assert way_out in error
+        driver.__exit__(None, None, None)
+
+
 def test_every_driver_keeps_a_log_of_its_own(place, capsys):
     store = Store(place / "runs")
     for text, code in (("one", 0), ("two", 1)):
@@ -138,6 +161,32 @@ def test_a_cluster_needs_a_store_and_paths_that_its_machines_share(place, capsys
     code, _, error = call(capsys, *submit, "--store", "/shared/runs")
     assert code == 2
     assert "e.yaml:3:48: data.paths = ['texts'] lies on this machine" in error
+    shared = ("--store", "/shared/runs", "--copy-to")
+    code, _, error = call(capsys, *submit, *shared, "copies")
+    assert code == 2
+    assert "--copy-to = copies is a folder of this machine" in error
+    for way in ("/shared/copies", "s3://bucket/copies"):
+        assert "data.paths" in call(capsys, *submit, *shared, way)[2]  # the next thing refused
+
+
+def test_paths_among_the_choices_of_a_search_must_be_shared_too(place, capsys):
+    search = """\
+question: q
+experiment: e.yaml
+search:
+  choices:
+    data.paths: [[/shared/texts], [texts]]
+    training.init_from: [null, ./weights]
+  objectives: [loss]
+  trials: 2
+"""
+    write_tiny(place, search, EXPERIMENT.replace("paths: [texts]", "paths: [/shared/texts]"))
+    submit = ("submit", "s.yaml", "--detach", "--address", "http://127.0.0.1:1")
+    code, _, error = call(capsys, *submit, "--store", "/shared/runs")
+    assert code == 2
+    first, second = error.splitlines()
+    assert "s.yaml:5:35: data.paths = ['texts'] lies on this machine" in first
+    assert "s.yaml:6:32: training.init_from = ./weights lies on this machine" in second
 
 
 def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place, capsys):

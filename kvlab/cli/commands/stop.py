@@ -6,6 +6,7 @@ import json
 from kvlab.cli.options import add_cluster, add_json, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.files import write_atomic
+from kvlab.lock import seems_held
 from kvlab.sweep.detached import end_driver, last_driver
 from kvlab.trial import Store
 
@@ -44,11 +45,22 @@ def run(options: argparse.Namespace) -> int:
 def _end(store: Store, name: str, *, as_json: bool) -> int:
     found = last_driver(store, name)
     if found is None or found[1] != "running":
-        text = f"sweep = {name} has no detached driver that runs"
-        raise UsageError(f"{text}; one in a terminal ends with Ctrl-C twice")
+        raise UsageError(_no_detached(store, name))
     end_driver(store, name, found[0])
     if as_json:
         print(json.dumps({"sweep": name, "ended": True}))
     else:
         print(f"{name} was ended; submit it again to go on from the last checkpoints")
     return 0
+
+
+def _no_detached(store: Store, name: str) -> str:
+    """Why ``--force`` ends nothing, and what does."""
+    found = [lock.holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
+    if not found:
+        text = f"sweep = {name} has no detached driver that runs, nor any other"
+        return f"{text}; see `kvlab status {name}`"
+    text = f"sweep = {name} has no detached driver that runs, but {' and '.join(found)}"
+    text = f"{text}, which --force does not end: press Ctrl-C twice in its terminal, or run"
+    asked = f"`kvlab stop {name}` without --force asks it to stop at a checkpoint"
+    return f"{text} `kill PROCESS` twice on its machine ({asked})"
