@@ -54,7 +54,7 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
         found[trial.id] = {
             "trial": {key: result[key] for key in ("status", "seed", "kv", "model", "curves")},
             "measurements": {
-                name: value for name, value in result["measurements"].items() if _same(name)
+                name: value for name, value in result["measurements"].items() if computed(name)
             },
             "items": _sha256(items) if items.exists() else None,
         }
@@ -67,8 +67,10 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _same(name: str) -> bool:
-    return METRICS[name].unit not in _CLOCK_UNITS and name not in _OF_THE_PROCESS
+def computed(name: str) -> bool:
+    """Whether a measurement is the same in every run, and not of a clock or of the process."""
+    clocked = name in METRICS and METRICS[name].unit in _CLOCK_UNITS
+    return not clocked and name not in _OF_THE_PROCESS
 
 
 def _sha256(path: Path) -> str:

@@ -30,6 +30,7 @@ import yaml
 
 from kvlab.cli.commands import submit
 from kvlab.cli.main import main as kvlab
+from kvlab.spec import load_sweep
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.executors.machine import cpu_count
@@ -39,8 +40,12 @@ from tests.sweep.stub import StubRun
 EXPERIMENT: dict[str, Any] = {
     "name": "tiny",
     "model": {"vocab_size": 257, "block_size": 16, "n_layer": 4, "n_head": 4, "n_embd": 16},
-    "data": {"source": "files", "paths": ["texts"], "tokenizer": "bytes",
-             "validation_fraction": 0.4},
+    "data": {
+        "source": "files",
+        "paths": ["texts"],
+        "tokenizer": "bytes",
+        "validation_fraction": 0.4,
+    },
     "training": {"tokens": 320, "batch_tokens": 16, "learning_rate": 1e-3},
     "serving": {"kv_dtype": "model"},
     "evaluation": {"loss_tokens": 64, "hellaswag": 0},
@@ -231,7 +236,9 @@ def check(number: int, place: Place) -> str | None:
 def _submitted(facts: dict[str, Any], place: Place) -> str | None:
     """Runs an accepted sweep that is small, to its end."""
     trials = facts["trials"]
-    if facts["text_absent"] or len(trials) > MOST_TRIALS or not _short(place, trials):
+    cells = load_sweep(place.specs / "s.yaml").cells()
+    steps = max(cell.experiment.training.steps for cell in cells)
+    if facts["text_absent"] or len(trials) > MOST_TRIALS or steps > MOST_STEPS:
         return None
     try:
         said = _call("submit", place, "--executor", "inline", "--no-report", "--no-smoke")
@@ -251,12 +258,6 @@ def _submitted(facts: dict[str, Any], place: Place) -> str | None:
         return f"submit: not recorded: {sorted(wrong)}" if wrong else None
     finally:
         shutil.rmtree(place.store, ignore_errors=True)
-
-
-def _short(place: Place, trials: list[dict[str, Any]]) -> bool:
-    tokens = max((trial["training_tokens"] for trial in trials), default=0)
-    experiment = yaml.safe_load((place.specs / "e.yaml").read_bytes())
-    return bool(tokens <= MOST_STEPS * min(16, experiment["training"]["batch_tokens"]))
 
 
 def _call(command: str, place: Place, *options: str) -> tuple[int, str, str] | str:

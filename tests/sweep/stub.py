@@ -44,6 +44,18 @@ def write_sweep(folder: Path, text: str = SWEEP, name: str = "s.yaml") -> Path:
     return folder / name
 
 
+def write_many(folder: Path, count: int) -> Path:
+    """A sweep of ``count`` trials that train one step each, ten seeds of every cell."""
+    rates = "".join(
+        f"    r{n}: {{training.learning_rate: {1e-4 * (n + 1):.6f}}}\n" for n in range(count // 10)
+    )
+    text = f"question: q\nexperiment: e.yaml\nfactors:\n  rate:\n{rates}seeds: {list(range(10))}\n"
+    (folder / "e.yaml").write_text(EXPERIMENT.replace("tokens: 320", "tokens: 16"))
+    path = folder / f"s{count}.yaml"
+    path.write_text(text)
+    return path
+
+
 def identify(data) -> str:
     return "text of " + data.source
 

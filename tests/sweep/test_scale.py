@@ -1,0 +1,43 @@
+"""Ten thousand trials planned, and a thousand driven without remembering them."""
+
+import gc
+import time
+
+import psutil
+
+from kvlab.spec import load_sweep
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.trial import Store
+from tests.sweep.stub import StubRun, identify, write_many
+
+PLAN_SECONDS = 8.0
+"""Of processor time; `python -m tests.benchmarks driver` holds 3 seconds on a quiet machine, where
+it takes 1.2, and cores that two processes share count double."""
+
+GROWTH_BYTES = 4e6
+"""Of the driver over 500 trials. Their results would be 8 MB as Python's objects."""
+
+
+def test_ten_thousand_trials_are_planned_in_seconds(tmp_path):
+    began = time.process_time()
+    planned = plan(
+        load_sweep(write_many(tmp_path, 10_000)), Store(tmp_path / "runs"), identify=identify
+    )
+    assert time.process_time() - began < PLAN_SECONDS
+    assert len({one.trial.id for one in planned.trials}) == 10_000
+
+
+def test_the_drivers_memory_does_not_grow_with_finished_trials(tmp_path):
+    store, process, memory = Store(tmp_path / "runs"), psutil.Process(), []
+    planned = plan(load_sweep(write_many(tmp_path, 1000)), store, identify=identify)
+
+    def look(_):
+        if len(memory) in (499, 999):
+            gc.collect()
+        memory.append(process.memory_info().rss)
+
+    run = StubRun(store.path, name=planned.sweep.name)
+    summary = Driver(planned, store, InlineExecutor(run), on_result=look).run()
+    assert summary.states["done"] == 1000
+    assert memory[999] - memory[499] < GROWTH_BYTES, f"{memory[499]:,} to {memory[999]:,}"

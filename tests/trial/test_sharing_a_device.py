@@ -1,0 +1,132 @@
+"""A part of a device: what is asked of torch.cuda, faked where there is none, and what a result
+says about its timings."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kvlab.benchmark.measure import Benchmarked
+from kvlab.data import identity
+from kvlab.errors import ResourceError
+from kvlab.layout.packing import CONTEXT_BYTES
+from kvlab.spec import Experiment
+from kvlab.trial import Trial
+from kvlab.trial.stages import TorchStages, set_up
+from kvlab.trial.turns import Turns
+from tests.trial.test_turns import Worker
+
+MEMORY = 80 * 10**9
+
+
+def experiment(**resources):
+    return Experiment.model_validate(
+        {"name": "x", "model": {"vocab_size": 257, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4},
+         "data": {"tokenizer": "bytes"}, "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
+         "resources": resources}
+    )  # fmt: skip
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """A device that is not there, and the limits that were set on it."""
+    found = []
+    facts = SimpleNamespace(total_memory=MEMORY, uuid="GPU-1")
+    for name, fake in {
+        "is_available": lambda: True,
+        "get_device_properties": lambda _: facts,
+        "get_device_name": lambda: "a device",
+        "set_per_process_memory_fraction": found.append,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    return found
+
+
+@pytest.mark.parametrize("gpus", [0.5, 0.25, 0.1])
+def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus):
+    device, machine = set_up(Trial.of(experiment(gpus=gpus), "text", 0))
+    assert (device, machine.device) == ("cuda", "a device")
+    assert limits == [pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
+
+
+@pytest.mark.parametrize("gpus", [0.0, 1.0])
+def test_a_device_of_its_own_has_no_limit(limits, gpus):
+    set_up(Trial.of(experiment(gpus=gpus), "text", 0))
+    assert limits == []
+
+
+def test_a_part_that_no_process_fits_is_refused(limits):
+    with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
+        set_up(Trial.of(experiment(gpus=0.005), "text", 0))
+    assert limits == []
+
+
+ENFORCED = """
+import sys
+import torch
+from kvlab.layout.packing import allocator_share
+from kvlab.trial import Trial
+from kvlab.trial.stages import set_up
+from tests.trial.test_sharing_a_device import experiment
+set_up(Trial.of(experiment(gpus=0.1), "text", 0))
+total = torch.cuda.get_device_properties(0).total_memory
+part = int(total * allocator_share(0.1, total))
+held = torch.empty(part * 9 // 10, dtype=torch.uint8, device="cuda")
+del held
+torch.cuda.empty_cache()
+try:
+    torch.empty(part * 11 // 10, dtype=torch.uint8, device="cuda")
+except torch.OutOfMemoryError:
+    print("refused")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_real_device_gives_no_more_than_the_part():
+    done = subprocess.run([sys.executable, "-c", ENFORCED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+class Impatient(Turns):
+    def alone(self, check=lambda: None, patience=0.2):
+        return super().alone(check, patience)
+
+
+@pytest.fixture
+def stages(tmp_path, monkeypatch):
+    """The stages of a trial on CPU, with the turns of one that shares a device."""
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(8):
+        (texts / f"{number}.txt").write_text(f"text {number}\n" * 50)
+    chosen = experiment()
+    data = chosen.data.model_copy(
+        update={"source": "files", "paths": (str(texts),), "validation_fraction": 0.4}
+    )
+    chosen = chosen.model_copy(update={"data": data})
+    monkeypatch.setattr("kvlab.trial.stages._turns", lambda _: Impatient("GPU-1", tmp_path))
+    made = TorchStages(Trial.of(chosen, identity(data), 0), lambda _: None)
+    yield made
+    made._turns.close()
+
+
+@pytest.mark.parametrize("beside", ["nobody", "another trial", "other processes"])
+def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
+    stages, tmp_path, monkeypatch, beside
+):
+    speed = Benchmarked({"tpot_ms_p50": 1.0}, [], disturbed=beside == "other processes")
+    monkeypatch.setattr("kvlab.trial.stages.benchmark", lambda *_, **__: speed)
+    other = Worker(tmp_path) if beside == "another trial" else None
+    try:
+        assert other is None or other.hears() == "in"  # in the midst of a long step
+        found, machine = stages._benchmark(stages._model())
+    finally:
+        if other is not None:
+            other.process.kill()
+            other.process.communicate()
+    assert found is speed
+    assert machine.timings == ("exclusive" if beside == "nobody" else "shared")
