@@ -1,6 +1,6 @@
 # make demo    set up, run the quickstart sweep, write its report
 # make test    set up, run the tests
-# make faults  set up, kill processes and machines under real sweeps (minutes)
+# make faults  set up, kill processes and machines under real sweeps, fuzz specs (minutes)
 # make check   set up, lint, types, import contracts, specs, documentation
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
 # make clean   remove what these made: .venv and runs
@@ -33,7 +33,7 @@ test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 faults: $(READY)
-	@echo "== killing processes and machines under real sweeps"
+	@echo "== killing processes and machines under real sweeps, mutating specs"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m faults
 
 check: $(READY)

@@ -20,7 +20,8 @@ def budget_lines(costs: Budget) -> Iterator[str]:
     yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
     if costs.suggestions:
         some = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
-        yield f"{costs.suggestions:,} of them {some} to come, each taken to cost what the base does."
+        number = f"{costs.suggestions:,} of them {some} to come"
+        yield f"{number}, each taken to cost what the base does."
     yield _memory(costs)
     yield _time(costs)
     if costs.money is not None:

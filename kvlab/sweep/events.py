@@ -17,9 +17,10 @@ class Event:
     """Something that people watching would like to know.
 
     ``seconds`` is how long the trial ran; ``message`` says why it is started again, of a
-    ``halted`` sweep why no more trials are started, or what one that is ``waiting`` waits for. ``status`` is how one ended, also
-    ``stopped``, ``paused`` at a rung from which it goes on, or ``elsewhere``: left to another
-    process. ``elsewhere`` is true of one that another process has ended.
+    ``halted`` sweep why no more trials are started, or what one that is ``waiting`` waits for.
+    ``status`` is how one ended, also ``stopped``, ``paused`` at a rung from which it goes on, or
+    ``elsewhere``: left to another process. ``elsewhere`` is true of one that another process has
+    ended.
     """
 
     kind: Literal["started", "ended", "retried", "halted", "waiting"]

@@ -11,7 +11,7 @@ from tests.sweep.test_search import SEARCH, searching
 
 
 def left(folder, text=SEARCH, **options):
-    store, search, driver = searching(folder, text, **options)
+    store, search, _ = searching(folder, text, **options)
     return outstanding(search.plan, store)
 
 
@@ -27,7 +27,7 @@ def test_a_search_counts_as_many_suggestions_as_its_budgets_allow(tmp_path):
 def test_what_has_been_trained_is_not_counted_again(tmp_path):
     stopped = searching(tmp_path, stop_at=7)  # in the midst of the fourth trial
     stopped[2].run()
-    missing, suggestions = left(tmp_path)
+    _, suggestions = left(tmp_path)
     ended = sum(point.past.state == "ok" for point in stopped[1].points)
     assert 0 < ended < 12
     assert suggestions == 12 - ended

@@ -37,7 +37,7 @@ def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
         refusals = 10**9
         has = True
 
-        def check(self, requests):
+        def check(self, requests):  # noqa: ARG002 (the contract's)
             if not self.has:
                 raise ResourceError("resources.cpus = 1, and no machine here has more than 0")
             self.has = False

@@ -57,7 +57,7 @@ class Capacity:
         self._change(resources, -1)
 
     def check(self, requests: Iterable[ResourcesConfig]) -> None:
-        """Raises ResourceError if a request fits no single machine, whatever they offer together."""
+        """Raises ResourceError if a request fits no single machine, whatever all offer."""
         machines = self._machines()
         for request in requests:
             wanted = {"CPU": request.cpus, "GPU": request.devices}
