@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from kvlab.benchmark.interleave import StopRule
 from kvlab.benchmark.measurement import Measurement
 from kvlab.benchmark.parts import latency, memory, roofline, throughput
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.session import Session, Settings, Variant
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment

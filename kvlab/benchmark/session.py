@@ -1,8 +1,8 @@
 """One benchmark: the variants that are compared, how, and what they share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 
 from kvlab.benchmark.ceilings import better_ceilings, ceilings, device_name
 from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.interleave import StopRule, Timed, Work, interleave
+from kvlab.benchmark.interleave import Timed, Work, interleave
 from kvlab.benchmark.measurement import Measurement, PartName
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.samples import Samples
 from kvlab.cache import KVCache
 from kvlab.layout import KVLayout
@@ -81,6 +82,9 @@ class Session:
     on_tick: Callable[[str], None] = lambda _note: None
     say: Callable[[str], None] = lambda _text: None
     fresh_ceilings: bool = False
+    largest: dict[str, int] = field(default_factory=dict)
+    """Variant -> the largest batch that fits, once the part ``limit`` has found it."""
+
     _ceilings: dict[str, Ceilings] = field(default_factory=dict)
     _timed: list[Timed[str]] = field(default_factory=list)
 
@@ -125,7 +129,7 @@ class Session:
                 return {"first": [timing.first], "steps": timing.steps, "again": [again]}
 
             works[variant.name] = turn
-        return self._interleaved(works, f"prompt {length}")
+        return self.take_turns(works, f"prompt {length}", compared=("steps",))
 
     @cached_property
     def throughputs(self) -> dict[int, Timed[str]]:
@@ -144,10 +148,18 @@ class Session:
                 return {"steps": variant.decoder.decode(cache, count).steps}
 
             works[variant.name] = turn
-        return self._interleaved(works, f"batch {batch}")
+        return self.take_turns(works, f"batch {batch}")
 
-    def _interleaved(self, works: Mapping[str, Work], note: str) -> Timed[str]:
-        timed = interleave(works, self.settings.rule, lambda: self.on_tick(note))
+    def take_turns(
+        self, works: Mapping[str, Work], note: str, compared: Collection[str] | None = None
+    ) -> Timed[str]:
+        """Runs a work of each variant in turns, by the session's rule.
+
+        Args:
+            compared: the series whose comparisons must be settled; None: all.
+        """
+        tick = partial(self.on_tick, note)
+        timed = interleave(works, self.settings.rule, tick, compared)
         self._timed.append(timed)
         return timed
 

@@ -39,11 +39,14 @@ FORMS: dict[str, tuple[Form, ...]] = {
         }),
     ),
     "throughput": (
-        Form("throughput", ("prompt_tokens", "batch_size"), {"tokens_per_second": "tokens/s"}),
+        Form("throughput", ("prompt_tokens", "batch_size"), {
+            "tokens_per_second": "tokens/s", "tpot_ratio": "a token, of the first",
+        }),
     ),
     "task": (
         Form("256 tokens of Moby Dick + 256 sampled", ("batch_size", "cached"), {
             "tasks_per_second": "tasks/s", "best_tasks_per_second": "best",
+            "task_ratio": "time of the first's",
         }),
     ),
     "limit": (
@@ -130,8 +133,8 @@ def _value(line: Measurement) -> str:
     text = _quantity(line.value, line.unit)
     if line.metric in ("mbu", "mfu", "efficiency"):
         text = f"{line.value:.1%}"
-    elif line.metric == "tpot_ratio" and line.low is not None and line.high is not None:
-        text = f"{line.value:.2f} [{line.low:.2f}, {line.high:.2f}] {line.verdict}"
+    elif line.verdict and line.low is not None and line.high is not None:
+        text = f"{line.value:.2f} [{line.low:.2f}, {line.high:.2f}] {_verdict(line)}"
     elif line.metric == "projected_step" and line.low is not None and line.high is not None:
         text = f"{_quantity(line.low, 's')} to {_quantity(line.high, 's')}"
     elif line.metric == "step_predicted":
@@ -139,6 +142,12 @@ def _value(line: Measurement) -> str:
     elif line.relative_error is not None:
         text += f" \N{PLUS-MINUS SIGN}{line.relative_error:.0%}"
     return text + ("!" if line.noisy else "")
+
+
+def _verdict(line: Measurement) -> str:
+    if line.verdict == "undecided" and line.least_found is not None:
+        return f"not told apart (would have found {line.least_found:.0%})"
+    return str(line.verdict)
 
 
 def _quantity(value: float, unit: str) -> str:

@@ -10,12 +10,12 @@ import torch
 
 from kvlab.benchmark import ceilings as ceilings_module
 from kvlab.benchmark.ceilings import ceilings
-from kvlab.benchmark.interleave import StopRule
 from kvlab.benchmark.measurement import PartName
 from kvlab.benchmark.noise import Noise, NoiseWatch
 from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.parts import PARTS, limit, memory, projection, roofline, task
 from kvlab.benchmark.parts.task import book_tokens
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.session import Session, Settings, Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline import Ceilings

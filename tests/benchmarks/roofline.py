@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
-from kvlab.benchmark.interleave import StopRule, interleave
+from kvlab.benchmark.interleave import interleave
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.samples import compare
 from kvlab.benchmark.session import Variant
 from kvlab.benchmark.timing import Clock

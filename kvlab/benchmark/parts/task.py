@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from kvlab.benchmark.interleave import Work, interleave
+from kvlab.benchmark.interleave import Work
 from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.parts.comparison import comparisons
 from kvlab.benchmark.session import Session, Variant
 from kvlab.data.tokenizers import tokenizer
 from kvlab.errors import DataError
@@ -64,11 +66,27 @@ def _tasks(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
     for batch in session.settings.batches:
         for line in _measured(session, variants, texts, batch, cached=True):
             yield line
+            if line.metric != "tasks_per_second":
+                continue
             rate = float(line.value or 0.0)
             if line.variant not in best or rate > best[line.variant][0]:
                 best[line.variant] = rate, line
     for _, line in best.values():
-        yield line.model_copy(update={"metric": "best_tasks_per_second"})
+        note = "; ".join(filter(None, [_best_of(session, line), line.note]))
+        yield line.model_copy(update={"metric": "best_tasks_per_second", "note": note})
+
+
+def _best_of(session: Session, line: Measurement) -> str:
+    """What the best batch is the best of."""
+    batches = session.settings.batches
+    text = f"best of the batches {', '.join(map(str, batches))}"
+    if line.batch_size == batches[-1] and len(batches) > 1:
+        text += ", and the largest of them: a larger one may be better"
+    if line.variant in session.largest:
+        settings = session.settings
+        at = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
+        text += f"; of {at} the largest that fits is {session.largest[line.variant]}"
+    return text
 
 
 def _measured(
@@ -81,8 +99,14 @@ def _measured(
 ) -> Iterator[Measurement]:
     make = _cached if cached else _uncached
     works: dict[str, Work] = {v.name: partial(make, v, texts[v.name], batch) for v in variants}
-    tick = partial(session.on_tick, f"task, batch {batch}")
-    timed = interleave(works, session.settings.rule, tick)
+    timed = session.take_turns(works, f"task, batch {batch}")
+    place: dict[str, Any] = {
+        "batch_size": batch,
+        "prompt_tokens": PROMPT,
+        "new_tokens": NEW,
+        "context_length": PROMPT + NEW,
+        "cached": cached,
+    }
     for variant in variants:
         samples = timed.samples[variant.name, "task"]
         middle = samples.quantile(0.5)
@@ -92,10 +116,9 @@ def _measured(
             trust["note"] = "; ".join(filter(None, [sampled, trust["note"]]))
         yield session.line(
             "task", "tasks_per_second", variant, batch / middle.value, "tasks/s",
-            batch_size=batch, prompt_tokens=PROMPT, new_tokens=NEW,
-            context_length=PROMPT + NEW, cached=cached,
-            low=batch / middle.high, high=batch / middle.low, **trust,
+            low=batch / middle.high, high=batch / middle.low, **place, **trust,
         )  # fmt: skip
+    yield from comparisons(session, "task", "task_ratio", "task", timed, **place)
 
 
 def book_tokens(path: Path | None, name: str) -> list[int]:

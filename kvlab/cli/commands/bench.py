@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.benchmark.measurement import Measurement
 from kvlab.benchmark.parts import DEFAULT, PARTS
+from kvlab.benchmark.rule import StopRule
 from kvlab.cli.bench_tables import tables
 from kvlab.cli.options import add_store
 from kvlab.cli.sizes import count, memory_size
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from kvlab.benchmark.session import Session, Variant
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+RULE = StopRule()
 
 EPILOG = (
     """\
@@ -68,16 +71,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 4], metavar="N")
     parser.add_argument(
-        "--relative-error", type=_share, default=0.05, metavar="X",
-        help="measure until every median is known to this (default 0.05)",
+        "--relative-error", type=_share, default=RULE.relative_error, metavar="X",
+        help="measure until every median is known to this, and every ratio of variants to 0.02"
+        f" (default {RULE.relative_error})",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=count, nargs=2, default=[5, 30], metavar=("LEAST", "MOST"),
-        help="turns of every variant (default 5 30)",
+        "--rounds", type=count, nargs=2, default=[RULE.least, RULE.most],
+        metavar=("LEAST", "MOST"),
+        help=f"turns of every variant (default {RULE.least} {RULE.most})",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=count, default=60, help="begin no round after (default 60)"
-    )
+        "--seconds", type=count, default=RULE.seconds,
+        help=f"at one context or batch begin no round after (default {RULE.seconds:.0f})",
+    )  # fmt: skip
     parser.add_argument("--memory", type=memory_size, help="what the batch limit may use on CPU")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the task")
     parser.add_argument("--remeasure", action="store_true", help="measure the ceilings again")
@@ -158,7 +164,6 @@ def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
 
 
 def _settings(options: argparse.Namespace, block: int) -> Any:
-    from kvlab.benchmark.interleave import StopRule
     from kvlab.benchmark.session import Settings
 
     new = options.new_tokens
@@ -170,18 +175,23 @@ def _settings(options: argparse.Namespace, block: int) -> Any:
         if length + new > block:
             text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block}"
             raise UsageError(f"{text}; shorten one")
-    least, most = options.rounds
-    if most < least:
-        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
     return Settings(
         prompt_tokens=prompt,
         new_tokens=new,
         contexts=tuple(sorted(set(contexts))),
         batches=tuple(sorted(set(options.batches))),
-        rule=StopRule(options.relative_error, least, most, options.seconds),
+        rule=stop_rule(options),
         text=options.text,
         memory=options.memory,
     )
+
+
+def stop_rule(options: argparse.Namespace) -> StopRule:
+    """When a time is known well enough, by what was asked for."""
+    least, most = options.rounds
+    if most < least:
+        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
+    return StopRule(options.relative_error, least, most, options.seconds)
 
 
 def _progress(options: argparse.Namespace) -> Any:
