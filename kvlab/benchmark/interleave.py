@@ -33,6 +33,11 @@ class Timed(Generic[Key]):
     samples: dict[tuple[Key, str], Samples]
     noise: Noise
 
+    @property
+    def rounds(self) -> int:
+        """Of every series."""
+        return len(next(iter(self.samples.values())).rounds)
+
 
 Rounds = dict[tuple[Key, str], list[list[float]]]
 
