@@ -1,22 +1,22 @@
 """One try of a batch size: weights, cache, prefill and one step, in as much memory as is given."""
 
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from kvlab.benchmark.decode import Decoder
+from kvlab.benchmark.exhausted import wants_memory
 from kvlab.model import GPT
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
 
 _TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
 
-_SAYS_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc",
-                "could not create a primitive")  # fmt: skip
-"""What libraries say when memory is gone; the last is oneDNN's word for it, which the tiny model
-that runs first shows to be no want of support."""
+_NO_PRIMITIVE = "could not create a primitive"
+"""oneDNN's word for want of memory, which the tiny model that runs first shows to be no want of
+support."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class DecodeAttempt:
     The cache is made at its full length, so nothing grows later.
 
     Attributes:
-        memory: on CPU the bytes that this may add to the process, a hard limit of the system
-            on its private memory; None on CUDA: the device's own.
+        memory: bytes that this may add to the process. On CPU a hard limit of the system on its
+            private memory, on CUDA one of the allocator; None: all that the device has.
     """
 
     model: ModelConfig
@@ -44,15 +44,20 @@ class DecodeAttempt:
         torch.set_num_threads(self.threads)
         if self.memory is not None:
             self._decode(_TINY, 1, 1, 1)  # so that all libraries are loaded before the limit holds
-            _limit(self.memory)
+            if self.device == "cpu":
+                _limit(self.memory)
+            else:
+                _limit_on_cuda(self.memory)
         try:
             self._decode(self.model, batch, self.prompt_tokens, self.new_tokens)
-        except (torch.OutOfMemoryError, MemoryError):
-            raise MemoryError from None
-        except RuntimeError as error:
-            if any(words in str(error).lower() for words in _SAYS_MEMORY):
+        except (RuntimeError, MemoryError) as error:
+            if wants_memory(error) or _NO_PRIMITIVE in str(error):
                 raise MemoryError from None
             raise
+
+    def without_limit(self) -> "_Unlimited":
+        """The same try in all memory that there is."""
+        return _Unlimited(replace(self, memory=None))
 
     def _decode(self, config: ModelConfig, batch: int, prompt_tokens: int, new_tokens: int) -> None:
         dtype = getattr(torch, self.dtype)
@@ -70,6 +75,14 @@ class DecodeAttempt:
             torch.cuda.synchronize()
 
 
+@dataclass(frozen=True)
+class _Unlimited:
+    attempt: DecodeAttempt
+
+    def __call__(self, batch: int) -> None:
+        self.attempt(batch)
+
+
 def _limit(more: int) -> None:
     """Lets this process take ``more`` bytes of private memory beyond what it has now."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -79,3 +92,10 @@ def _limit(more: int) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             return
     raise OSError("this system does not say how much memory a process has")
+
+
+def _limit_on_cuda(most: int) -> None:
+    """Lets this process's allocator hold ``most`` bytes of the device's memory."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))

@@ -85,10 +85,13 @@ class Session:
     largest: dict[str, int] = field(default_factory=dict)
     """Variant -> the largest batch that fits, once the part ``limit`` has found it."""
 
+    doing: str = ""
+    """What is being measured, in words: named where it does not fit in memory."""
+
     _ceilings: dict[str, Ceilings] = field(default_factory=dict)
     _timed: list[Timed[str]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return self.variants[0].model.device
 
@@ -119,6 +122,7 @@ class Session:
 
     def _latency(self, length: int) -> Timed[str]:
         count = self.settings.new_tokens
+        self.doing = f"prompt {length}"
         works = {}
         for variant in self.variants:
             cache = variant.decoder.new_cache(1, length + count)
@@ -129,7 +133,7 @@ class Session:
                 return {"first": [timing.first], "steps": timing.steps, "again": [again]}
 
             works[variant.name] = turn
-        return self.take_turns(works, f"prompt {length}", compared=("steps",))
+        return self.take_turns(works, compared=("steps",))
 
     @cached_property
     def throughputs(self) -> dict[int, Timed[str]]:
@@ -140,6 +144,7 @@ class Session:
         prompt, count = self.settings.prompt_tokens, self.settings.new_tokens
         if batch == 1 and prompt in self.settings.contexts:
             return self.latencies[prompt]
+        self.doing = f"batch {batch}"
         works = {}
         for variant in self.variants:
             cache = variant.decoder.new_cache(batch, prompt + count)
@@ -148,17 +153,17 @@ class Session:
                 return {"steps": variant.decoder.decode(cache, count).steps}
 
             works[variant.name] = turn
-        return self.take_turns(works, f"batch {batch}")
+        return self.take_turns(works)
 
     def take_turns(
-        self, works: Mapping[str, Work], note: str, compared: Collection[str] | None = None
+        self, works: Mapping[str, Work], compared: Collection[str] | None = None
     ) -> Timed[str]:
-        """Runs a work of each variant in turns, by the session's rule.
+        """Runs a work of each variant in turns, by the session's rule; ``doing`` names it.
 
         Args:
             compared: the series whose comparisons must be settled; None: all.
         """
-        tick = partial(self.on_tick, note)
+        tick = partial(self.on_tick, self.doing)
         timed = interleave(works, self.settings.rule, tick, compared)
         self._timed.append(timed)
         return timed

@@ -184,6 +184,7 @@ def test_weights_that_do_not_fit_leave_room_for_no_batch():
     tried, formula = limit.measure(made)
     assert (tried.value, formula.value) == (0, 0), "the weights alone are over 6 MB"
     assert tried.note == "2,000,000 bytes given"
+    assert made.largest == {"wide": 0}, "for the task"
 
 
 def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kvlab.benchmark import exhausted
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
 
@@ -88,6 +89,8 @@ def test_the_schema_of_a_line_is_printed(capsys):
         (["small.yaml", "--new-tokens", "64"], "leaves no prompt"),
         (["small.yaml", "small.yaml"], "is named twice"),
         (["small.yaml", "--rounds", "3", "2"], "the most is below the least"),
+        (["small.yaml", "--only", "memory", "--text", "x"], "add task to --only"),
+        (["small.yaml", "--only", "latency", "--memory", "1GiB"], "add limit to --only"),
     ],
 )
 def test_wrong_input_exits_with_2(small, words, wanted, capsys):
@@ -104,3 +107,20 @@ def test_wrong_arguments_exit_with_2(small, words, capsys):
     with pytest.raises(SystemExit) as stop:
         run(capsys, small, *words)
     assert stop.value.code == 2
+
+
+def test_a_batch_that_cannot_fit_is_named(small, capsys):
+    words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
+    code, out, err = run(capsys, small, *words, "--batches", "1", "1000000000000")
+    assert (code, out) == (2, "")
+    assert "batch 1000000000000 does not fit" in err
+    assert "use smaller --batches" in err
+
+
+def test_memory_that_runs_out_meanwhile_is_named_too(small, capsys, monkeypatch):
+    """As where the look before saw enough, and another process took it."""
+    monkeypatch.setattr(exhausted, "check_room", lambda _session: None)
+    words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
+    code, _, err = run(capsys, small, *words, "--batches", str(10**12))
+    assert code == 2
+    assert f"batch {10**12} does not fit on this cpu; use smaller --batches" in err

@@ -99,7 +99,8 @@ def _measured(
 ) -> Iterator[Measurement]:
     make = _cached if cached else _uncached
     works: dict[str, Work] = {v.name: partial(make, v, texts[v.name], batch) for v in variants}
-    timed = session.take_turns(works, f"task, batch {batch}")
+    session.doing = f"task, batch {batch}"
+    timed = session.take_turns(works)
     place: dict[str, Any] = {
         "batch_size": batch,
         "prompt_tokens": PROMPT,

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=count, default=RULE.seconds,
         help=f"at one context or batch begin no round after (default {RULE.seconds:.0f})",
     )  # fmt: skip
-    parser.add_argument("--memory", type=memory_size, help="what the batch limit may use on CPU")
+    parser.add_argument("--memory", type=memory_size, help="what the batch limit may use")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the task")
     parser.add_argument("--remeasure", action="store_true", help="measure the ceilings again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
@@ -93,11 +94,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    parts = _parts(options)
     session = _session(options)
+    _check_room(session, parts)
     lines: list[Measurement] = []
-    for name in _parts(options):
+    for name in parts:
         found = []
-        for line in import_module(PARTS[name][0]).measure(session):
+        for line in _measured(session, name):
             found.append(line)
             if options.json:
                 print(line.model_dump_json(), flush=True)
@@ -110,8 +113,35 @@ def run(options: argparse.Namespace) -> int:
     return 0 if lines else 1  # all that was asked for was left out, which is said
 
 
+BATCHED = {"throughput", "task", "roofline", "energy", "projection"}
+"""The parts that measure at every batch size."""
+
+
+def _check_room(session: "Session", parts: list[str]) -> None:
+    from kvlab.benchmark.exhausted import check_room
+
+    if BATCHED.intersection(parts):
+        check_room(session)
+
+
+def _measured(session: "Session", part: str) -> Iterator[Measurement]:
+    from kvlab.benchmark.exhausted import naming_what_did_not_fit
+
+    session.doing = part
+    with naming_what_did_not_fit(session):
+        yield from import_module(PARTS[part][0]).measure(session)
+
+
+NEEDED_BY = {"memory": "limit", "text": "task"}
+"""An option -> the one part that reads it."""
+
+
 def _parts(options: argparse.Namespace) -> list[str]:
     chosen = set(options.only or DEFAULT)
+    for option, part in NEEDED_BY.items():
+        if options.only and getattr(options, option) and part not in chosen:
+            text = f"--{option} is read by the part {part}, which --only leaves out"
+            raise UsageError(f"{text}; add {part} to --only, or remove --{option}")
     if not options.only:
         chosen |= {"limit"} if options.memory else set()
         chosen |= {"task"} if options.text else set()
