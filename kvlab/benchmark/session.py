@@ -1,6 +1,6 @@
 """One benchmark: the variants that are compared, how, and what they share."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -54,6 +54,7 @@ class Settings:
         rule: when a time is known well enough.
         text: a file of Moby Dick for the task; None leaves the task out.
         memory: bytes that the batch limit may use; needed on CPU.
+        tokens: what the task reads in place of a text.
     """
 
     prompt_tokens: int
@@ -63,6 +64,7 @@ class Settings:
     rule: StopRule
     text: Path | None = None
     memory: int | None = None
+    tokens: Sequence[int] = ()
 
 
 Times = dict[tuple[str, int], Timed[str]]

@@ -36,13 +36,13 @@ def measure(session: Session) -> Iterator[Measurement]:
     Raises:
         DataError: the text cannot be read or is too short.
     """
-    if session.settings.text is None:
+    if session.settings.text is None and not session.settings.tokens:
         text = "task is left out: it reads Moby Dick; save its plain text"
         session.say(f"{text} from {WHERE} and name it with --text PATH")
         return
     able = []
     for variant in session.variants:
-        reason = _unable(variant)
+        reason = _unable(session, variant)
         if reason:
             session.say(f"task of {variant.name} is left out: {reason}")
         else:
@@ -51,8 +51,8 @@ def measure(session: Session) -> Iterator[Measurement]:
         yield from _tasks(session, able)
 
 
-def _unable(variant: Variant) -> str:
-    if variant.tokenizer is None:
+def _unable(session: Session, variant: Variant) -> str:
+    if variant.tokenizer is None and not session.settings.tokens:
         return "it has a tokenizer that kvlab does not have"
     if variant.model.config.block_size < PROMPT + NEW:
         return f"its block_size is below {PROMPT + NEW}"
@@ -60,7 +60,10 @@ def _unable(variant: Variant) -> str:
 
 
 def _tasks(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
-    texts = {v.name: book_tokens(session.settings.text, v.tokenizer or "") for v in variants}
+    settings = session.settings
+    own = list(settings.tokens)
+    assert not own or len(own) > PROMPT, "a trial's text has more than a prompt"
+    texts = {v.name: own or book_tokens(settings.text, v.tokenizer or "") for v in variants}
     yield from _measured(session, variants, texts, 1, cached=False)
     best: dict[str, tuple[float, Measurement]] = {}
     for batch in session.settings.batches:
