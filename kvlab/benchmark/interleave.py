@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvlab.benchmark.noise import Noise, NoiseWatch
+from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.samples import Samples, compare
 
@@ -47,6 +48,7 @@ def interleave(
     rule: StopRule,
     tick: Callable[[], None] = lambda: None,
     compared: Collection[str] | None = None,
+    nvml: Nvml | None = None,
 ) -> Timed[Key]:
     """Runs every work once to warm up, then all of them in turns.
 
@@ -54,12 +56,13 @@ def interleave(
         works: variant -> one turn of it. The others are compared with the first.
         tick: called after every turn; what it raises ends the measurement.
         compared: the series whose comparisons must be settled; None: all.
+        nvml: the GPU on which it runs, to see whether others use it.
     """
     for work in works.values():
         work()
         tick()
     rounds: Rounds[Key] = {}
-    watch, began = NoiseWatch(), time.monotonic()
+    watch, began = NoiseWatch(nvml), time.monotonic()
     count, look = 0, rule.least
     while count < rule.most:
         order = list(works)[:: -1 if count % 2 else 1]

@@ -12,6 +12,7 @@ from kvlab.benchmark.ceilings import better_ceilings, ceilings, device_name
 from kvlab.benchmark.decode import Decoder
 from kvlab.benchmark.interleave import Timed, Work, interleave
 from kvlab.benchmark.measurement import Measurement, PartName
+from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.samples import Samples
 from kvlab.cache import KVCache
@@ -101,6 +102,13 @@ class Session:
     def device_name(self) -> str:
         return device_name(self.device)
 
+    @cached_property
+    def nvml(self) -> Nvml | None:
+        """NVIDIA's library on this GPU; None on CPU, or where it is not installed."""
+        if self.device.type != "cuda":
+            return None
+        return Nvml.open(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
+
     def ceilings(self, dtype: str) -> Ceilings:
         """The device's ceilings, measured at the first call if they are not known yet."""
         if dtype not in self._ceilings:
@@ -166,7 +174,7 @@ class Session:
             compared: the series whose comparisons must be settled; None: all.
         """
         tick = partial(self.on_tick, self.doing)
-        timed = interleave(works, self.settings.rule, tick, compared)
+        timed = interleave(works, self.settings.rule, tick, compared, self.nvml)
         self._timed.append(timed)
         return timed
 

@@ -38,8 +38,9 @@ class BenchmarkConfig(SpecModel):
     parts: Annotated[tuple[Literal["limit", "task", "energy"], ...], BeforeValidator(_tuple)] = (
         Field(
             default=(),
-            description="Further parts: limit, the largest batch that fits, by trying; task, 256 tokens"
-            " of the trial's own text and 256 sampled, by batch; energy, where the device counts it.",
+            description="Further parts: limit, the largest batch that fits, by trying; task, 256"
+            " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
+            " counts it.",
         )
     )
     memory: Count | None = Field(

@@ -1,10 +1,11 @@
 """`kvlab bench`: variants, JSON lines, plots, and refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from kvlab.benchmark import exhausted
+from kvlab.benchmark import exhausted, measurement
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
 
@@ -78,6 +79,47 @@ def test_the_schema_of_a_line_is_printed(capsys):
     assert main(["schema", "measurement"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert set(schema["properties"]) == set(Measurement.model_fields)
+
+
+COMMITTED = Path(measurement.__file__).with_name("measurement.schema.json")
+
+
+def narrowed(old, new, place="") -> list[str]:
+    """Where a schema accepts less, or says less, than it did; additions are no loss."""
+    if isinstance(old, dict):
+        if not isinstance(new, dict):
+            return [place]
+        lost = [f"{place}/{key}" for key in old if key not in new]
+        kept = [key for key in old if key in new and key != "description"]
+        return lost + [x for key in kept for x in narrowed(old[key], new[key], f"{place}/{key}")]
+    if isinstance(old, list):
+        found = (any(not narrowed(item, other) for other in new) for item in old)
+        return [] if all(found) else [place]
+    return [] if old == new else [place]
+
+
+def test_the_schema_only_grows():
+    """Every field, type and value that a line may have stays; nothing more becomes required."""
+    old, new = json.loads(COMMITTED.read_text()), Measurement.model_json_schema()
+    del old["$schema"]
+    assert narrowed(old, new) == []
+    assert set(new["required"]) == set(old["required"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["properties"].pop("noisy"),
+        lambda s: s["properties"]["unit"].update(type="integer"),
+        lambda s: s["properties"]["part"]["enum"].remove("limit"),
+        lambda s: s["properties"]["low"]["anyOf"].pop(0),
+        lambda s: s["$defs"]["Quantile"]["properties"].pop("low"),
+    ],
+)
+def test_a_narrower_schema_is_seen(change):
+    new = json.loads(COMMITTED.read_text())
+    change(new)
+    assert narrowed(json.loads(COMMITTED.read_text()), new) != []
 
 
 @pytest.mark.parametrize(
