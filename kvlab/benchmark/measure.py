@@ -17,9 +17,6 @@ from kvlab.spec.experiment import Experiment
 MORE_REPEATS = 5
 """Rounds at most, as a multiple of ``repeats``, where a median is not known well enough."""
 
-MORE_SECONDS = 2.0
-"""No further round is begun after this long at one context or batch."""
-
 Part = Callable[[Session], Iterator[Measurement]]
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -65,7 +62,7 @@ def benchmark(
         contexts=tuple(sorted({config.prompt_tokens, *config.context_lengths})),
         batches=tuple(sorted(set(config.batch_sizes))),
         rule=StopRule(
-            least=config.repeats, most=MORE_REPEATS * config.repeats, seconds=MORE_SECONDS
+            least=config.repeats, most=MORE_REPEATS * config.repeats, seconds=config.seconds
         ),
         tokens=tokens,
         memory=config.memory,

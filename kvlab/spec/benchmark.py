@@ -1,6 +1,6 @@
 """`benchmark` of an experiment."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -8,6 +8,8 @@ from kvlab.spec.base import Count, SpecModel, refuse
 
 TASK_TOKENS = 512
 """Of the task: 256 are read and 256 sampled."""
+
+SECONDS = 0.5
 
 
 def _tuple(value: Any) -> Any:
@@ -17,9 +19,6 @@ def _tuple(value: Any) -> Any:
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
-    if_asked: ClassVar[frozenset[str]] = frozenset({"parts", "memory"})
-    """Fields that enter the identity only where they are set: results without them stay valid."""
-
     prompt_tokens: Count = 64
     new_tokens: Count = 32
     batch_sizes: Annotated[tuple[Count, ...], BeforeValidator(_tuple), Field(min_length=1)] = (1,)
@@ -27,7 +26,11 @@ class BenchmarkConfig(SpecModel):
         default=3,
         le=1000,
         description="Timed runs at least, after one warm-up. More follow, up to five times as"
-        " many within two seconds, where the median is not known to 5% yet.",
+        " many, where the median is not known to 5% yet and `seconds` are not over.",
+    )
+    seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
+        default=SECONDS,
+        description="At one context or batch: no run beyond `repeats` begins after this.",
     )
     context_lengths: Annotated[tuple[Count, ...], BeforeValidator(_tuple)] = Field(
         default=(), description="Further prompt lengths at which latency is measured."
@@ -58,7 +61,11 @@ class BenchmarkConfig(SpecModel):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """As of every part; further parts in one order, and only where they are asked for."""
+        """As of every part; but what came later enters only where it is asked for, so that the
+        ids of earlier results stay as they were."""
         data = super().identity()
         data["parts"] = sorted(self.parts)
-        return {k: value for k, value in data.items() if value or k not in self.if_asked}
+        for name, default in (("parts", []), ("memory", None), ("seconds", SECONDS)):
+            if data[name] == default:
+                del data[name]
+        return data

@@ -199,7 +199,7 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(ceilings_module, "SECONDS", 0.01)
     first = ceilings(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
-    assert first.flops > 1e8
+    assert first.flops > 1e6
     assert first.product_bandwidth > 1e7
     (kept,) = (tmp_path / "ceilings").iterdir()
     changed = json.loads(kept.read_text()) | {"bandwidth": 7.0}

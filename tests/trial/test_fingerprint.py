@@ -95,6 +95,7 @@ OTHER = {
     "benchmark.repeats": 5,
     "benchmark.context_lengths": [8],
     "benchmark.roofline": True,
+    "benchmark.seconds": 60.0,
     "benchmark.parts": ["energy"],
     "benchmark.memory": 10**9,
     "resources.cpus": 2.0,
@@ -191,7 +192,7 @@ def test_ids_are_the_fingerprints_first_digits():
         ({"serving.tie": "none"}, {"serving.tie": "none", "serving.tie_rule": "owner"}),
         ({"model.position": "none"}, {"model.position": "none", "model.rope_theta": 7.0}),
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
-        ({}, {"benchmark.parts": [], "benchmark.memory": None}),
+        ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
         (
             {"benchmark.parts": ["limit", "energy"], "benchmark.memory": 9},
             {"benchmark.parts": ["energy", "limit"], "benchmark.memory": 9},
