@@ -80,7 +80,7 @@ def test_an_independent_stopwatch_agrees():
         return {"first": [timing.first], "steps": timing.steps}
 
     works = {"stopwatch": lambda: stopwatch(model, text), "kvlab": measured}
-    timed = interleave(works, StopRule(least=8, most=60, seconds=15))
+    timed = interleave(works, StopRule(least=8, most=60, seconds=8))
     for series in ("first", "steps"):
         found = compare(timed.samples["kvlab", series], timed.samples["stopwatch", series])
         assert found.low <= 1.0 <= found.high or 0.9 < found.ratio < 1.1, (series, found)
