@@ -17,7 +17,8 @@ _DEVICE = re.compile(
 # a primitive descriptor".
 _HOST = re.compile(
     r"out of memory|not enough memory|can(no|')t allocate memory|bad_alloc"
-    r"|could not create a primitive(?! descriptor)",
+    r"|could not create a primitive(?! descriptor)"
+    r"|storage size calculation overflowed",
     re.IGNORECASE,
 )
 

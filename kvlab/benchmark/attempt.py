@@ -1,7 +1,7 @@
 """One try of a batch size: weights, cache, prefill and one step, in as much memory as is given."""
 
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,8 +22,8 @@ class DecodeAttempt:
     The cache is made at its full length, so nothing grows later.
 
     Attributes:
-        memory: on CPU the bytes that this may add to the process, a hard limit of the system
-            on its private memory; None on CUDA: the device's own.
+        memory: bytes that this may add to the process. On CPU a hard limit of the system on its
+            private memory, on CUDA one of the allocator; None: all that the device has.
     """
 
     model: ModelConfig
@@ -40,13 +40,20 @@ class DecodeAttempt:
         torch.set_num_threads(self.threads)
         if self.memory is not None:
             self._decode(_TINY, 1, 1, 1)  # so that all libraries are loaded before the limit holds
-            _limit(self.memory)
+            if self.device == "cpu":
+                _limit(self.memory)
+            else:
+                _limit_on_cuda(self.memory)
         try:
             self._decode(self.model, batch, self.prompt_tokens, self.new_tokens)
         except (MemoryError, RuntimeError, OSError) as error:
             if memory_gone(error):
                 raise MemoryError from None
             raise
+
+    def without_limit(self) -> "_Unlimited":
+        """The same try in all memory that there is."""
+        return _Unlimited(replace(self, memory=None))
 
     def _decode(self, config: ModelConfig, batch: int, prompt_tokens: int, new_tokens: int) -> None:
         dtype = getattr(torch, self.dtype)
@@ -64,6 +71,14 @@ class DecodeAttempt:
             torch.cuda.synchronize()
 
 
+@dataclass(frozen=True)
+class _Unlimited:
+    attempt: DecodeAttempt
+
+    def __call__(self, batch: int) -> None:
+        self.attempt(batch)
+
+
 def _limit(more: int) -> None:
     """Lets this process take ``more`` bytes of private memory beyond what it has now."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -73,3 +88,10 @@ def _limit(more: int) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
             return
     raise OSError("this system does not say how much memory a process has")
+
+
+def _limit_on_cuda(most: int) -> None:
+    """Lets this process's allocator hold ``most`` bytes of the device's memory."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))

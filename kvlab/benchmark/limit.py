@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from kvlab.errors import MeasurementError
 
@@ -18,8 +19,17 @@ LARGEST = 2**24
 NO_MEMORY = 3
 """Exit code of a try for which there was not enough."""
 
+CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+
 Attempt = Callable[[int], None]
 """Tries one batch size. MemoryError: it does not fit. Picklable."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """An attempt that a limit holds."""
+
+    def without_limit(self) -> Attempt: ...
 
 
 def largest_batch(attempt: Attempt, guess: int, tick: Callable[[int, bool], None]) -> int:
@@ -70,6 +80,9 @@ def run_apart(attempt: Attempt, batch: int) -> bool:
     # -9 is how Linux ends a process when all memory is gone
     if process.returncode in (NO_MEMORY, -signal.SIGKILL):
         return False
+    crashed = process.returncode in CRASHES
+    if crashed and isinstance(attempt, Limited) and run_apart(attempt.without_limit(), batch):
+        return False  # of a library that does not look whether it got the memory it asked for
     said = process.stderr.decode(errors="replace").strip().splitlines()
     reason = said[-1] if said else f"exit code {process.returncode}"
     raise MeasurementError(f"batch {batch} could not be tried: {reason}")

@@ -1,18 +1,23 @@
 """The benchmark stage of a trial."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kvlab.benchmark.interleave import StopRule
 from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.parts import latency, memory, roofline, throughput
+from kvlab.benchmark.parts import energy, latency, limit, memory, roofline, task, throughput
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.session import Session, Settings, Variant
 from kvlab.model import GPT
+from kvlab.spec.benchmark import BenchmarkConfig
 from kvlab.spec.experiment import Experiment
 
+MORE_REPEATS = 5
+"""Rounds at most, as a multiple of ``repeats``, where a median is not known well enough."""
+
+Part = Callable[[Session], Iterator[Measurement]]
 OnProgress = Callable[[dict[str, Any]], None]
 
 
@@ -34,6 +39,7 @@ def benchmark(
     *,
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
+    tokens: Sequence[int] = (),
 ) -> Benchmarked:
     """Memory and speed of decoding.
 
@@ -43,6 +49,7 @@ def benchmark(
 
     Args:
         on_progress: gets ``stage`` and ``note`` after every run. What it raises ends it.
+        tokens: of the trial's own text, for the part ``task``, which needs over 256.
 
     Raises:
         MeasurementError: byte counts that must agree do not.
@@ -54,19 +61,29 @@ def benchmark(
         new_tokens=config.new_tokens,
         contexts=tuple(sorted({config.prompt_tokens, *config.context_lengths})),
         batches=tuple(sorted(set(config.batch_sizes))),
-        rule=StopRule(least=config.repeats, most=config.repeats),
+        rule=StopRule(
+            least=config.repeats, most=MORE_REPEATS * config.repeats, seconds=config.seconds
+        ),
+        tokens=tokens,
+        memory=config.memory,
     )
 
     def tick(note: str) -> None:
         if on_progress is not None:
             on_progress({"stage": "benchmark", "note": note})
 
-    session = Session([variant], settings, tick)
-    parts = [memory.measure, latency.measure, throughput.measure]
-    if config.roofline:
-        parts.append(roofline.measure)
-    lines = [line for part in parts for line in part(session)]
+    session = Session([variant], settings, tick, say=tick)
+    lines = [line for part in _parts(config) for line in part(session)]
     return Benchmarked(_measurements(lines, experiment), lines, session.disturbed)
+
+
+def _parts(config: BenchmarkConfig) -> list[Part]:
+    parts: list[Part] = [memory.measure, latency.measure, throughput.measure]
+    further: dict[str, Part] = {
+        "limit": limit.measure, "task": task.measure, "energy": energy.measure,
+    }  # fmt: skip
+    parts += [part for name, part in further.items() if name in config.parts]
+    return [*parts, roofline.measure] if config.roofline else parts
 
 
 def _measurements(lines: list[Measurement], experiment: Experiment) -> dict[str, float | int]:

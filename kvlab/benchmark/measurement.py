@@ -57,7 +57,12 @@ class Measurement(SpecModel):
     )
     low: float | None = Field(default=None, description="Lower end of value's interval.")
     high: float | None = None
-    verdict: Literal["same", "faster", "slower", "memory", "compute"] | None = Field(
+    verdict: Literal["same", "faster", "slower", "undecided", "memory", "compute"] | None = Field(
         default=None, description="Of a comparison, or which ceiling bounds a step."
+    )
+    least_found: float | None = Field(
+        default=None,
+        description="Of a comparison: the smallest difference, as a share, that would have been"
+        " found in 95 of 100 cases.",
     )
     note: str = ""

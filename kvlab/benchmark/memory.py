@@ -1,6 +1,6 @@
 """Memory of decoding: the cache in exact bytes, and the peak with and without it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,10 @@ PEAK_RUNS = 2
 
 ALLOCATOR_BLOCK = 512
 """CUDA's caching allocator gives out multiples of this many bytes."""
+
+
+UNSPLIT = 2**20
+"""Tensors up to this get exactly their blocks; a rest of up to this stays with a larger one."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,22 @@ def kv_bytes(decoder: Decoder, batch_size: int, length: int) -> KVBytes:
     more_requested, more_allocated = _allocator_bytes(model.device)
     requested, allocated = (more_requested or 0) - requested, (more_allocated or 0) - allocated
     agree("KV bytes asked of the CUDA allocator", requested, formula)
-    rounded = sum(rounded_up(tensor.nbytes) for tensor in cache.tensors)
-    if allocated < rounded:
-        text = f"the CUDA allocator gave {allocated:,} bytes for {rounded:,} in whole blocks"
-        raise MeasurementError(f"{text}; one of them is wrong, so no result is kept")
+    least, most = in_blocks([tensor.nbytes for tensor in cache.tensors])
+    if not least <= allocated <= most:
+        text = f"the CUDA allocator gave {allocated:,} bytes where whole blocks are {least:,}"
+        raise MeasurementError(f"{text} to {most:,}; one of them is wrong, so no result is kept")
     return KVBytes(formula, read, requested, allocated)
+
+
+def in_blocks(sizes: Sequence[int]) -> tuple[int, int]:
+    """The least and the most that the CUDA allocator gives for tensors of these bytes.
+
+    They are equal, whole blocks of 512 bytes each, where none is above 1 MiB. With a larger one
+    may stay what is left of a free block, if that is 1 MiB at most (`should_split` in PyTorch's
+    `CUDACachingAllocator`).
+    """
+    least = sum(map(rounded_up, sizes))
+    return least, least + sum(UNSPLIT for size in sizes if rounded_up(size) > UNSPLIT)
 
 
 def rounded_up(count: int) -> int:

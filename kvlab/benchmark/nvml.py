@@ -1,9 +1,32 @@
-"""The energy that NVIDIA's management library counts; nothing to install for it."""
+"""What NVIDIA's management library knows: energy, and who uses a GPU. Nothing to install."""
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 LIBRARY = "libnvidia-ml.so.1"
+
+
+class _Use(ctypes.Structure):
+    """``nvmlProcessUtilizationSample_t``: a process's share of the GPU, in hundredths."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("moment", ctypes.c_ulonglong),
+        ("sm", ctypes.c_uint),
+        ("memory", ctypes.c_uint),
+        ("encoder", ctypes.c_uint),
+        ("decoder", ctypes.c_uint),
+    )
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """``moment`` is the library's, in microseconds."""
+
+    pid: int
+    moment: int
+    share: float
 
 
 class Nvml:
@@ -33,3 +56,16 @@ class Nvml:
             self._handle, ctypes.byref(millijoules)
         )
         return None if code != 0 else millijoules.value / 1000.0
+
+    def uses(self, since: int = 0) -> list[GpuUse]:
+        """Which processes used the GPU's cores after a moment of an earlier answer, sampled about
+        each sixth of a second; empty where the driver does not tell."""
+        query, count = self._library.nvmlDeviceGetProcessUtilization, ctypes.c_uint()
+        after = ctypes.c_ulonglong(since)
+        query(self._handle, None, ctypes.byref(count), after)  # answers how many there are
+        if not count.value:
+            return []
+        found = (_Use * count.value)()
+        if query(self._handle, found, ctypes.byref(count), after) != 0:
+            return []
+        return [GpuUse(use.pid, use.moment, use.sm / 100) for use in found[: count.value]]

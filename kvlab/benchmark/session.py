@@ -1,8 +1,8 @@
 """One benchmark: the variants that are compared, how, and what they share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 
 from kvlab.benchmark.ceilings import better_ceilings, ceilings, device_name
 from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.interleave import StopRule, Timed, Work, interleave
+from kvlab.benchmark.interleave import Timed, Work, interleave
 from kvlab.benchmark.measurement import Measurement, PartName
+from kvlab.benchmark.nvml import Nvml
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.samples import Samples
 from kvlab.cache import KVCache
 from kvlab.layout import KVLayout
@@ -53,6 +55,7 @@ class Settings:
         rule: when a time is known well enough.
         text: a file of Moby Dick for the task; None leaves the task out.
         memory: bytes that the batch limit may use; needed on CPU.
+        tokens: what the task reads in place of a text.
     """
 
     prompt_tokens: int
@@ -62,6 +65,7 @@ class Settings:
     rule: StopRule
     text: Path | None = None
     memory: int | None = None
+    tokens: Sequence[int] = ()
 
 
 Times = dict[tuple[str, int], Timed[str]]
@@ -81,16 +85,29 @@ class Session:
     on_tick: Callable[[str], None] = lambda _note: None
     say: Callable[[str], None] = lambda _text: None
     fresh_ceilings: bool = False
+    largest: dict[str, int] = field(default_factory=dict)
+    """Variant -> the largest batch that fits, once the part ``limit`` has found it."""
+
+    doing: str = ""
+    """What is being measured, in words: named where it does not fit in memory."""
+
     _ceilings: dict[str, Ceilings] = field(default_factory=dict)
     _timed: list[Timed[str]] = field(default_factory=list)
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return self.variants[0].model.device
 
     @cached_property
     def device_name(self) -> str:
         return device_name(self.device)
+
+    @cached_property
+    def nvml(self) -> Nvml | None:
+        """NVIDIA's library on this GPU; None on CPU, or where it is not installed."""
+        if self.device.type != "cuda":
+            return None
+        return Nvml.open(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
     def ceilings(self, dtype: str) -> Ceilings:
         """The device's ceilings, measured at the first call if they are not known yet."""
@@ -115,6 +132,7 @@ class Session:
 
     def _latency(self, length: int) -> Timed[str]:
         count = self.settings.new_tokens
+        self.doing = f"prompt {length}"
         works = {}
         for variant in self.variants:
             cache = variant.decoder.new_cache(1, length + count)
@@ -125,7 +143,7 @@ class Session:
                 return {"first": [timing.first], "steps": timing.steps, "again": [again]}
 
             works[variant.name] = turn
-        return self._interleaved(works, f"prompt {length}")
+        return self.take_turns(works, compared=("steps",))
 
     @cached_property
     def throughputs(self) -> dict[int, Timed[str]]:
@@ -136,6 +154,7 @@ class Session:
         prompt, count = self.settings.prompt_tokens, self.settings.new_tokens
         if batch == 1 and prompt in self.settings.contexts:
             return self.latencies[prompt]
+        self.doing = f"batch {batch}"
         works = {}
         for variant in self.variants:
             cache = variant.decoder.new_cache(batch, prompt + count)
@@ -144,10 +163,18 @@ class Session:
                 return {"steps": variant.decoder.decode(cache, count).steps}
 
             works[variant.name] = turn
-        return self._interleaved(works, f"batch {batch}")
+        return self.take_turns(works)
 
-    def _interleaved(self, works: Mapping[str, Work], note: str) -> Timed[str]:
-        timed = interleave(works, self.settings.rule, lambda: self.on_tick(note))
+    def take_turns(
+        self, works: Mapping[str, Work], compared: Collection[str] | None = None
+    ) -> Timed[str]:
+        """Runs a work of each variant in turns, by the session's rule; ``doing`` names it.
+
+        Args:
+            compared: the series whose comparisons must be settled; None: all.
+        """
+        tick = partial(self.on_tick, self.doing)
+        timed = interleave(works, self.settings.rule, tick, compared, self.nvml)
         self._timed.append(timed)
         return timed
 

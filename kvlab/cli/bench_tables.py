@@ -39,11 +39,14 @@ FORMS: dict[str, tuple[Form, ...]] = {
         }),
     ),
     "throughput": (
-        Form("throughput", ("prompt_tokens", "batch_size"), {"tokens_per_second": "tokens/s"}),
+        Form("throughput", ("prompt_tokens", "batch_size"), {
+            "tokens_per_second": "tokens/s", "tpot_ratio": "a token, of the first",
+        }),
     ),
     "task": (
         Form("256 tokens of Moby Dick + 256 sampled", ("batch_size", "cached"), {
             "tasks_per_second": "tasks/s", "best_tasks_per_second": "best",
+            "task_ratio": "time of the first's",
         }),
     ),
     "limit": (
@@ -64,7 +67,11 @@ FORMS: dict[str, tuple[Form, ...]] = {
             "break_even_context": "context, batch 1", "break_even_batch": "batch, block size",
         }),
     ),
-    "energy": (Form("energy", ("batch_size",), {"joules_per_token": "J/token"}),),
+    "energy": (
+        Form("energy", ("batch_size",), {
+            "joules_per_token": "J/token", "joules_ratio": "of the first's",
+        }),
+    ),
     "projection": (
         Form("the same layouts elsewhere", ("against", "context_length", "batch_size"), {
             "projected_kv_stored": "KV stored", "projected_kv_read": "KV read/token",
@@ -130,8 +137,8 @@ def _value(line: Measurement) -> str:
     text = _quantity(line.value, line.unit)
     if line.metric in ("mbu", "mfu", "efficiency"):
         text = f"{line.value:.1%}"
-    elif line.metric == "tpot_ratio" and line.low is not None and line.high is not None:
-        text = f"{line.value:.2f} [{line.low:.2f}, {line.high:.2f}] {line.verdict}"
+    elif line.metric.endswith("_ratio") and line.low is not None and line.high is not None:
+        text = f"{line.value:.2f} [{line.low:.2f}, {line.high:.2f}] {_verdict(line)}"
     elif line.metric == "projected_step" and line.low is not None and line.high is not None:
         text = f"{_quantity(line.low, 's')} to {_quantity(line.high, 's')}"
     elif line.metric == "step_predicted":
@@ -139,6 +146,12 @@ def _value(line: Measurement) -> str:
     elif line.relative_error is not None:
         text += f" \N{PLUS-MINUS SIGN}{line.relative_error:.0%}"
     return text + ("!" if line.noisy else "")
+
+
+def _verdict(line: Measurement) -> str:
+    if line.verdict == "undecided" and line.least_found is not None:
+        return f"not told apart (would have found {line.least_found:.0%})"
+    return line.verdict or line.note
 
 
 def _quantity(value: float, unit: str) -> str:

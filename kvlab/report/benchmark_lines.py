@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kvlab.layout.roofline import Ceilings
 from kvlab.report.rows import Levels
 from kvlab.report.study import Study
 
@@ -49,3 +50,16 @@ def _mean(label: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
         mean |= {"low": min(values), "high": max(values), "quantiles": []}
     mean["noisy"] = any(line.get("noisy") for line in lines)
     return mean
+
+
+def measured_ceilings(lines: list[dict[str, Any]]) -> Ceilings | None:
+    """The ceilings that the lines name first; None where no trial measured them."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        found.setdefault(line["metric"], line)
+    if not {"bandwidth", "matrix_rate"} <= found.keys():
+        return None
+    moving, computing = found["bandwidth"], found["matrix_rate"]
+    products = found.get("product_bandwidth", moving)["value"]
+    rates = moving["value"], computing["value"], products
+    return Ceilings(moving["device"], moving["dtype"], 0, *rates)

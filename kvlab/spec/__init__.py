@@ -1,11 +1,11 @@
 """What a person writes: experiments and sweeps, read from YAML and checked. No torch here."""
 
 from kvlab.errors import SpecError
+from kvlab.spec.benchmark import BenchmarkConfig
 from kvlab.spec.experiment import Experiment, Shape
 from kvlab.spec.load import load_experiment, load_shape, load_sweep, parse_override
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import (
-    BenchmarkConfig,
     DataConfig,
     EvaluationConfig,
     ResourcesConfig,

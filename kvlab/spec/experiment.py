@@ -4,9 +4,9 @@ from pydantic import Field, model_validator
 
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.base import NAME_PATTERN, SpecModel, refuse
+from kvlab.spec.benchmark import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import (
-    BenchmarkConfig,
     DataConfig,
     EvaluationConfig,
     ResourcesConfig,
@@ -73,6 +73,12 @@ def _size_problems(experiment: Experiment) -> list[tuple[str, str]]:
     if longest + bench.new_tokens > model.block_size:
         text = f"and new_tokens = {bench.new_tokens} exceed block_size = {model.block_size}"
         problems.append(("benchmark.context_lengths", f"{text}; shorten one"))
+    if "task" in bench.parts and model.block_size < TASK_TOKENS:
+        text = f"names task, whose {TASK_TOKENS} tokens exceed block_size = {model.block_size}"
+        problems.append(("benchmark.parts", f"{text}; leave it out"))
+    if "limit" in bench.parts and bench.memory is None and not experiment.resources.devices:
+        text = "is not given, and on CPU limit needs to know what it may use"
+        problems.append(("benchmark.memory", f"{text}; give bytes, such as 8e9"))
     return problems
 
 

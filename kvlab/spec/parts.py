@@ -1,4 +1,4 @@
-"""The other parts of an experiment: data, training, serving, evaluation, benchmark, resources."""
+"""The other parts of an experiment: data, training, serving, evaluation, resources."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -260,21 +260,6 @@ class EvaluationConfig(SpecModel):
         if isinstance(self.hellaswag, int):
             return self.hellaswag
         return None if self.hellaswag == "all" else 0
-
-
-class BenchmarkConfig(SpecModel):
-    """`benchmark`: memory and decode speed on random tokens."""
-
-    prompt_tokens: Count = 64
-    new_tokens: Count = 32
-    batch_sizes: Annotated[tuple[Count, ...], BeforeValidator(_tuple), Field(min_length=1)] = (1,)
-    repeats: Count = Field(default=3, le=1000, description="Timed runs, after one warm-up.")
-    context_lengths: Annotated[tuple[Count, ...], BeforeValidator(_tuple)] = Field(
-        default=(), description="Further prompt lengths at which latency is measured."
-    )
-    roofline: bool = Field(
-        default=False, description="Compare with this device's ceilings, measured once for it."
-    )
 
 
 class ResourcesConfig(SpecModel):

@@ -27,6 +27,9 @@ from kvlab.trial.together import train_together
 from kvlab.trial.trial import Trial
 from kvlab.trial.turns import Turns
 
+TASK_TEXT = 100_000
+"""Tokens of the training text that the benchmark's task takes its prompts from."""
+
 
 class TorchStages:
     """The stages of one trial on this machine.
@@ -127,7 +130,11 @@ class TorchStages:
 
         with nullcontext(True) if self._turns is None else self._turns.alone(waiting) as alone:
             speed = benchmark(
-                model, self._experiment, device=self._device, on_progress=self._report
+                model,
+                self._experiment,
+                device=self._device,
+                on_progress=self._report,
+                tokens=self._dataset.train[:TASK_TEXT].tolist(),
             )
         exclusive = alone and not speed.disturbed
         return speed, replace(self._machine, timings="exclusive" if exclusive else "shared")

@@ -28,3 +28,27 @@ class Broken:
 class Killed:
     def __call__(self, _batch):
         os.kill(os.getpid(), 9)
+
+
+@dataclass(frozen=True)
+class Crashing:
+    """Crashes where its limit is below what it needs, as a library that never looks; ``broken``:
+    without a limit too."""
+
+    limit: int | None
+    broken: bool = False
+
+    def __call__(self, batch):
+        if self.broken or (self.limit is not None and batch > self.limit):
+            os.kill(os.getpid(), 11)
+
+    def without_limit(self):
+        return Free(self.broken)
+
+
+@dataclass(frozen=True)
+class Free:
+    broken: bool
+
+    def __call__(self, batch):
+        Crashing(None, self.broken)(batch)

@@ -2,13 +2,21 @@
 
 import psutil
 import pytest
+import torch
 
 from kvlab.benchmark import limit
 from kvlab.benchmark.attempt import DecodeAttempt
 from kvlab.benchmark.limit import largest_batch, run_apart
-from kvlab.errors import MeasurementError
+from kvlab.benchmark.parts.limit import measure, room_for
+from kvlab.benchmark.rule import StopRule
+from kvlab.benchmark.session import Session, Settings, Variant
+from kvlab.errors import MeasurementError, UsageError
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmark.budget import Broken, Budget, Killed
+from tests.benchmark.budget import Broken, Budget, Crashing, Killed
+
+TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 32}
 
 
 @pytest.mark.parametrize("guess", [1, 37, 60])
@@ -37,6 +45,12 @@ def test_a_try_that_the_system_kills_did_not_fit():
     assert run_apart(Killed(), 1) is False
 
 
+def test_a_crash_for_want_of_memory_is_a_limit_and_another_is_not():
+    assert largest_batch(Crashing(5), 4, lambda _batch, _fits: None) == 5
+    with pytest.raises(MeasurementError, match="batch 1 could not be tried: exit code -11"):
+        run_apart(Crashing(5, broken=True), 1)
+
+
 def test_a_real_decode_obeys_its_limit():
     """A cache of 16 MiB a sequence, and 64 MiB: three at most, and room for one."""
     shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
@@ -44,3 +58,53 @@ def test_a_real_decode_obeys_its_limit():
     attempt = DecodeAttempt(model, ServingConfig(), "float32", "cpu", 8, 2040, 2**26, 1)
     assert run_apart(attempt, 1) is True
     assert run_apart(attempt, 4) is False
+
+
+def test_room_is_what_the_weights_leave():
+    """Of 100,000 bytes weights take 20,000: room for three caches of 24,576, and not for four."""
+    layout = KVLayout.of(ModelConfig(**TINY), ServingConfig())
+    assert layout.stored_bytes(1, 32, "float32") == 24_576
+    assert room_for(layout, 100_000, 20_000, 32, "float32") == 3
+    assert room_for(layout, 20_000 + 4 * 24_576, 20_000, 32, "float32") == 4
+    assert room_for(layout, 10_000, 20_000, 32, "float32") == 0
+
+
+def session(device, **settings):
+    """Two variants, so that each search has another's weights to send away."""
+    asked = {"prompt_tokens": 8, "new_tokens": 2040, "contexts": (8,), "batches": (1,), **settings}
+    shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
+    variants = [
+        Variant(name, GPT(ModelConfig(**shape)).to(device).eval(), ServingConfig())
+        for name in ("one", "other")
+    ]
+    return Session(variants, Settings(**asked, rule=StopRule()))
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_cuda_the_search_has_the_whole_device():
+    """Weights and kept blocks of this process would leave less than is free without them."""
+    kept = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    del kept  # the allocator keeps the 2 GiB
+    made = session("cuda")
+    held = []
+    made.on_tick = lambda _note: held.append(torch.cuda.memory_reserved())
+    lines = {line.metric: line.value for line in measure(made) if line.variant == "other"}
+    assert set(held) == {0}, "nothing of this process is on the device while others try"
+    assert {variant.model.device.type for variant in made.variants} == {"cuda"}
+    assert lines["largest_batch"] >= 0.9 * lines["largest_batch_formula"]
+
+
+@pytest.mark.gpu
+@gpu
+def test_on_cuda_given_memory_is_a_limit():
+    """A cache of 16 MiB a sequence: three at most in 64 MiB."""
+    lines = list(measure(session("cuda", memory=2**26)))
+    found = {line.value for line in lines if line.metric == "largest_batch"}
+    assert found <= {1, 2, 3}
+    total = torch.cuda.get_device_properties(0).total_memory
+    with pytest.raises(UsageError, match="is over the device's"):
+        list(measure(session("cuda", memory=2 * total)))

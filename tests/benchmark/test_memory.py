@@ -7,7 +7,7 @@ import torch
 
 from kvlab.benchmark import resident
 from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.memory import kv_bytes, peaks, rounded_up
+from kvlab.benchmark.memory import in_blocks, kv_bytes, peaks, rounded_up
 from kvlab.benchmark.resident import resident_growth
 from kvlab.errors import MeasurementError
 from kvlab.model import GPT
@@ -98,12 +98,36 @@ def test_the_allocator_rounds_up_to_blocks(count, rounded):
     assert rounded_up(count) == rounded
 
 
+@pytest.mark.parametrize(
+    ("sizes", "least", "most"),
+    [
+        ([1, 512, 513], 512 + 512 + 1024, 512 + 512 + 1024),
+        ([2**20], 2**20, 2**20),
+        ([2**20 + 1, 100], 2**20 + 512 + 512, 2 * 2**20 + 512 + 512),
+    ],
+)
+def test_small_tensors_have_exactly_their_blocks(sizes, least, most):
+    assert in_blocks(sizes) == (least, most)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
-def test_on_cuda_the_allocator_agrees_too():
+def test_on_cuda_the_allocator_agrees_to_the_byte():
+    """None of its tensors above 1 MiB: whole blocks of 512 bytes, and not one more."""
     model = GPT(ModelConfig(**SHAPE)).to("cuda")
     found = kv_bytes(Decoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
     assert found.stored == found.requested == 6 * 32 * 2 * 4 * 10
-    assert found.allocated >= 6 * 2 * (rounded_up(32 * 4 * 8) + rounded_up(32 * 4 * 2))
+    assert found.allocated == 6 * 2 * (rounded_up(32 * 4 * 8) + rounded_up(32 * 4 * 2))
     peak = peaks(Decoder(model, ServingConfig()), 8, 8, lambda: None)[True]
     assert peak.total >= sum(p.nbytes for p in model.parameters()) + peak.cache
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("length", [1000, 4000])
+def test_on_cuda_large_tensors_have_their_blocks_and_a_rest(length):
+    shape = {**SHAPE, "block_size": 4096, "n_embd": 256}
+    found = kv_bytes(Decoder(GPT(ModelConfig(**shape)).to("cuda"), ServingConfig()), 4, length)
+    each = rounded_up(4 * length * 256 * 4)
+    assert found.requested == found.stored == 12 * 4 * length * 256 * 4
+    assert 12 * each <= found.allocated <= 12 * (each + 2**20)

@@ -1,8 +1,6 @@
 """The parts of `kvlab bench` on small models: what they count, and what they leave out."""
 
 import json
-import shutil
-import subprocess
 from importlib import import_module
 
 import pytest
@@ -10,12 +8,10 @@ import torch
 
 from kvlab.benchmark import ceilings as ceilings_module
 from kvlab.benchmark.ceilings import ceilings
-from kvlab.benchmark.interleave import StopRule
 from kvlab.benchmark.measurement import PartName
-from kvlab.benchmark.noise import Noise, NoiseWatch
-from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.parts import PARTS, limit, memory, projection, roofline, task
 from kvlab.benchmark.parts.task import book_tokens
+from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.session import Session, Settings, Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline import Ceilings
@@ -37,7 +33,7 @@ def session(text=None, **settings):
             Variant("wide", model, ServingConfig(), "bytes"),
             Variant("narrow", narrow, ServingConfig(tie="adjacent:2"), "bytes"),
         ],
-        Settings(**asked, rule=StopRule(least=2, most=2), text=text),
+        Settings(**({"rule": StopRule(least=2, most=2)} | asked), text=text),
         say=said.append,
         _ceilings={"float32": DEVICE},
     )
@@ -184,6 +180,7 @@ def test_weights_that_do_not_fit_leave_room_for_no_batch():
     tried, formula = limit.measure(made)
     assert (tried.value, formula.value) == (0, 0), "the weights alone are over 6 MB"
     assert tried.note == "2,000,000 bytes given"
+    assert made.largest == {"wide": 0}, "for the task"
 
 
 def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
@@ -193,7 +190,7 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(ceilings_module, "SECONDS", 0.01)
     first = ceilings(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
-    assert first.flops > 1e8
+    assert first.flops > 1e6
     assert first.product_bandwidth > 1e7
     (kept,) = (tmp_path / "ceilings").iterdir()
     changed = json.loads(kept.read_text()) | {"bandwidth": 7.0}
@@ -203,34 +200,3 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert ceilings(torch.device("cpu"), "float32").bandwidth > 1e8, "a damaged file is made again"
     kept.write_text(json.dumps(changed))
     assert ceilings(torch.device("cpu"), "float32", again=True).bandwidth > 1e8
-
-
-def test_noise_counts_what_others_use():
-    assert Noise(0.05).note == ""
-    assert Noise(0.5).note == "other processes used 50% of this machine's cores"
-    assert 0.0 <= NoiseWatch().noise().others <= 1.0
-
-
-FAKE_NVML = """
-#include <string.h>
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
-    *device = (void *)0x123456789abc;
-    return strcmp(uuid, "GPU-1") ? 6 : 0;
-}
-int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *energy) {
-    if (device != (void *)0x123456789abc) return 2;
-    *energy = 5000000000123ULL;
-    return 0;
-}
-"""
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
-def test_energy_is_read_from_the_library(tmp_path):
-    source, library = tmp_path / "nvml.c", tmp_path / "libfake.so"
-    source.write_text(FAKE_NVML)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    assert Nvml.open("GPU-1", str(library)).joules() == 5000000000.123
-    assert Nvml.open("GPU-2", str(library)) is None
-    assert Nvml.open("GPU-1", str(tmp_path / "none.so")) is None

@@ -1,9 +1,11 @@
 """`kvlab bench`: variants, JSON lines, plots, and refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from kvlab.benchmark import exhausted, measurement
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
 
@@ -79,6 +81,47 @@ def test_the_schema_of_a_line_is_printed(capsys):
     assert set(schema["properties"]) == set(Measurement.model_fields)
 
 
+COMMITTED = Path(measurement.__file__).with_name("measurement.schema.json")
+
+
+def narrowed(old, new, place="") -> list[str]:
+    """Where a schema accepts less, or says less, than it did; additions are no loss."""
+    if isinstance(old, dict):
+        if not isinstance(new, dict):
+            return [place]
+        lost = [f"{place}/{key}" for key in old if key not in new]
+        kept = [key for key in old if key in new and key != "description"]
+        return lost + [x for key in kept for x in narrowed(old[key], new[key], f"{place}/{key}")]
+    if isinstance(old, list):
+        found = (any(not narrowed(item, other) for other in new) for item in old)
+        return [] if all(found) else [place]
+    return [] if old == new else [place]
+
+
+def test_the_schema_only_grows():
+    """Every field, type and value that a line may have stays; nothing more becomes required."""
+    old, new = json.loads(COMMITTED.read_text()), Measurement.model_json_schema()
+    del old["$schema"]
+    assert narrowed(old, new) == []
+    assert set(new["required"]) == set(old["required"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s["properties"].pop("noisy"),
+        lambda s: s["properties"]["unit"].update(type="integer"),
+        lambda s: s["properties"]["part"]["enum"].remove("limit"),
+        lambda s: s["properties"]["low"]["anyOf"].pop(0),
+        lambda s: s["$defs"]["Quantile"]["properties"].pop("low"),
+    ],
+)
+def test_a_narrower_schema_is_seen(change):
+    new = json.loads(COMMITTED.read_text())
+    change(new)
+    assert narrowed(json.loads(COMMITTED.read_text()), new) != []
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
@@ -88,6 +131,8 @@ def test_the_schema_of_a_line_is_printed(capsys):
         (["small.yaml", "--new-tokens", "64"], "leaves no prompt"),
         (["small.yaml", "small.yaml"], "is named twice"),
         (["small.yaml", "--rounds", "3", "2"], "the most is below the least"),
+        (["small.yaml", "--only", "memory", "--text", "x"], "add task to --only"),
+        (["small.yaml", "--only", "latency", "--memory", "1GiB"], "add limit to --only"),
     ],
 )
 def test_wrong_input_exits_with_2(small, words, wanted, capsys):
@@ -104,3 +149,20 @@ def test_wrong_arguments_exit_with_2(small, words, capsys):
     with pytest.raises(SystemExit) as stop:
         run(capsys, small, *words)
     assert stop.value.code == 2
+
+
+def test_a_batch_that_cannot_fit_is_named(small, capsys):
+    words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
+    code, out, err = run(capsys, small, *words, "--batches", "1", "1000000000000")
+    assert (code, out) == (2, "")
+    assert "batch 1000000000000 does not fit" in err
+    assert "use smaller --batches" in err
+
+
+def test_memory_that_runs_out_meanwhile_is_named_too(small, capsys, monkeypatch):
+    """As where the look before saw enough, and another process took it."""
+    monkeypatch.setattr(exhausted, "check_room", lambda _session: None)
+    words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
+    code, _, err = run(capsys, small, *words, "--batches", str(10**12))
+    assert code == 2
+    assert f"batch {10**12} does not fit on this cpu; use smaller --batches" in err

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvlab.layout.roofline import Ceilings, step_cost
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import curves, roofline_figure
 from kvlab.report.document import make_document
@@ -106,6 +107,30 @@ def test_the_roofline_names_its_ceilings_and_shares(study):
     assert rows[0]["measured (ms)"] == pytest.approx(1.05)
     assert (rows[0]["MBU"], rows[0]["bound by"]) == (pytest.approx(40.0), "memory")
     assert "1.00 GB/s" in roofline(study).contents[0].spans[0]
+
+
+def test_the_roofline_says_from_where_on_a_layout_pays(study):
+    """MQA reads a twelfth of the K/V; its K and V weights are a twelfth, too, and save nearly a
+    tenth of all bytes at any context: found by hand at the two neighbours of each limit."""
+    rows = {row["cell"]: row for row in table(roofline(study), "break-even")}
+    assert set(rows) == {"trained", "mqa"}
+    never = rows["trained"]  # the same layout as the baseline's, in this record
+    assert never["context at batch 1 (tokens)"] == 2**20 + 1
+    mqa, mha = load_shape("gpt2", {"model.n_kv_head": 1}), load_shape("gpt2")
+    device = Ceilings("made", "float32", 0, 1e9, 1e11)
+
+    def share(batch, context):
+        mine, base = (
+            step_cost(x.model, ServingConfig(), batch, context, "float32") for x in (mqa, mha)
+        )
+        return mine.seconds(device) / base.seconds(device)
+
+    context = rows["mqa"]["context at batch 1 (tokens)"]
+    assert share(1, context) <= 0.9
+    assert context == 1 or share(1, context - 1) > 0.9
+    batch = rows["mqa"]["batch at the block size (sequences)"]
+    assert share(batch, 1024) <= 0.9
+    assert batch == 1 or share(batch - 1, 1024) > 0.9
 
 
 def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):

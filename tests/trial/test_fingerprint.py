@@ -95,6 +95,9 @@ OTHER = {
     "benchmark.repeats": 5,
     "benchmark.context_lengths": [8],
     "benchmark.roofline": True,
+    "benchmark.seconds": 60.0,
+    "benchmark.parts": ["energy"],
+    "benchmark.memory": 10**9,
     "resources.cpus": 2.0,
     "resources.gpus": 1.0,
     "resources.workers": 2,
@@ -145,14 +148,15 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
         patch["data.source"] = "fineweb-edu-crawl"
     if key == "training.decay_tokens":
         patch["training.schedule"] = "wsd"
-    changed = experiment(patch)
+    needed = {}
+    if key == "benchmark.memory":
+        needed = {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9}
+    plain, changed = experiment(needed), experiment(needed | patch)
     section, _, name = key.rpartition(".")
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(
-        getattr(experiment(), section) if section else experiment(), name
+        getattr(plain, section) if section else plain, name
     )
-    same_training, same_trial = (
-        a == b for a, b in zip(both(changed), both(experiment()), strict=True)
-    )
+    same_training, same_trial = (a == b for a, b in zip(both(changed), both(plain), strict=True))
     if key in NEVER or section == "resources":
         assert (same_training, same_trial) == (True, True)
     elif section in ("serving", "evaluation", "benchmark"):
@@ -188,6 +192,11 @@ def test_ids_are_the_fingerprints_first_digits():
         ({"serving.tie": "none"}, {"serving.tie": "none", "serving.tie_rule": "owner"}),
         ({"model.position": "none"}, {"model.position": "none", "model.rope_theta": 7.0}),
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
+        ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
+        (
+            {"benchmark.parts": ["limit", "energy"], "benchmark.memory": 9},
+            {"benchmark.parts": ["energy", "limit"], "benchmark.memory": 9},
+        ),
         ({"evaluation.served_tokens": 1000}, {"evaluation.served_tokens": None}),
         (
             {"evaluation.served": False, "evaluation.served_tokens": 9},
@@ -197,6 +206,12 @@ def test_ids_are_the_fingerprints_first_digits():
 )
 def test_spellings_of_one_computation_are_equal(one, same):
     assert both(experiment(one)) == both(experiment(same))
+
+
+def test_further_parts_of_the_benchmark_leave_the_ids_of_others_as_they_were():
+    assert set(experiment().benchmark.identity()) == {
+        "prompt_tokens", "new_tokens", "batch_sizes", "repeats", "context_lengths", "roofline",
+    }  # fmt: skip
 
 
 def test_a_preset_is_its_spelled_out_model():

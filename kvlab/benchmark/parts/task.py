@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from kvlab.benchmark.interleave import Work, interleave
+from kvlab.benchmark.interleave import Work
 from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.parts.comparison import comparisons
 from kvlab.benchmark.session import Session, Variant
 from kvlab.data.tokenizers import tokenizer
 from kvlab.errors import DataError
@@ -34,13 +36,13 @@ def measure(session: Session) -> Iterator[Measurement]:
     Raises:
         DataError: the text cannot be read or is too short.
     """
-    if session.settings.text is None:
+    if session.settings.text is None and not session.settings.tokens:
         text = "task is left out: it reads Moby Dick; save its plain text"
         session.say(f"{text} from {WHERE} and name it with --text PATH")
         return
     able = []
     for variant in session.variants:
-        reason = _unable(variant)
+        reason = _unable(session, variant)
         if reason:
             session.say(f"task of {variant.name} is left out: {reason}")
         else:
@@ -49,8 +51,8 @@ def measure(session: Session) -> Iterator[Measurement]:
         yield from _tasks(session, able)
 
 
-def _unable(variant: Variant) -> str:
-    if variant.tokenizer is None:
+def _unable(session: Session, variant: Variant) -> str:
+    if variant.tokenizer is None and not session.settings.tokens:
         return "it has a tokenizer that kvlab does not have"
     if variant.model.config.block_size < PROMPT + NEW:
         return f"its block_size is below {PROMPT + NEW}"
@@ -58,17 +60,36 @@ def _unable(variant: Variant) -> str:
 
 
 def _tasks(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
-    texts = {v.name: book_tokens(session.settings.text, v.tokenizer or "") for v in variants}
+    settings = session.settings
+    own = list(settings.tokens)
+    assert not own or len(own) > PROMPT, "a trial's text has more than a prompt"
+    texts = {v.name: own or book_tokens(settings.text, v.tokenizer or "") for v in variants}
     yield from _measured(session, variants, texts, 1, cached=False)
     best: dict[str, tuple[float, Measurement]] = {}
     for batch in session.settings.batches:
         for line in _measured(session, variants, texts, batch, cached=True):
             yield line
+            if line.metric != "tasks_per_second":
+                continue
             rate = float(line.value or 0.0)
             if line.variant not in best or rate > best[line.variant][0]:
                 best[line.variant] = rate, line
     for _, line in best.values():
-        yield line.model_copy(update={"metric": "best_tasks_per_second"})
+        note = "; ".join(filter(None, [_best_of(session, line), line.note]))
+        yield line.model_copy(update={"metric": "best_tasks_per_second", "note": note})
+
+
+def _best_of(session: Session, line: Measurement) -> str:
+    """What the best batch is the best of."""
+    batches = session.settings.batches
+    text = f"best of the batches {', '.join(map(str, batches))}"
+    if line.batch_size == batches[-1] and len(batches) > 1:
+        text += ", and the largest of them: a larger one may be better"
+    if line.variant in session.largest:
+        settings = session.settings
+        at = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
+        text += f"; of {at} the largest that fits is {session.largest[line.variant]}"
+    return text
 
 
 def _measured(
@@ -81,8 +102,15 @@ def _measured(
 ) -> Iterator[Measurement]:
     make = _cached if cached else _uncached
     works: dict[str, Work] = {v.name: partial(make, v, texts[v.name], batch) for v in variants}
-    tick = partial(session.on_tick, f"task, batch {batch}")
-    timed = interleave(works, session.settings.rule, tick)
+    session.doing = f"task, batch {batch}"
+    timed = session.take_turns(works)
+    place: dict[str, Any] = {
+        "batch_size": batch,
+        "prompt_tokens": PROMPT,
+        "new_tokens": NEW,
+        "context_length": PROMPT + NEW,
+        "cached": cached,
+    }
     for variant in variants:
         samples = timed.samples[variant.name, "task"]
         middle = samples.quantile(0.5)
@@ -92,10 +120,9 @@ def _measured(
             trust["note"] = "; ".join(filter(None, [sampled, trust["note"]]))
         yield session.line(
             "task", "tasks_per_second", variant, batch / middle.value, "tasks/s",
-            batch_size=batch, prompt_tokens=PROMPT, new_tokens=NEW,
-            context_length=PROMPT + NEW, cached=cached,
-            low=batch / middle.high, high=batch / middle.low, **trust,
+            low=batch / middle.high, high=batch / middle.low, **place, **trust,
         )  # fmt: skip
+    yield from comparisons(session, "task", "task_ratio", "task", timed, **place)
 
 
 def book_tokens(path: Path | None, name: str) -> list[int]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.parts.comparison import comparisons
 from kvlab.benchmark.session import Session
 
 
@@ -10,6 +11,13 @@ def measure(session: Session) -> Iterator[Measurement]:
     """All tokens of a run over the time of its steps, the prompt's left out: the median run."""
     prompt, new = session.settings.prompt_tokens, session.settings.new_tokens
     for batch, timed in session.throughputs.items():
+        place = {
+            "batch_size": batch,
+            "prompt_tokens": prompt,
+            "new_tokens": new,
+            "context_length": prompt + new,
+            "cached": True,
+        }
         for variant in session.variants:
             runs = timed.samples[variant.name, "steps"].totals
             middle = runs.quantile(0.5)
@@ -19,12 +27,9 @@ def measure(session: Session) -> Iterator[Measurement]:
                 variant,
                 batch * new / middle.value,
                 "tokens/s",
-                batch_size=batch,
-                prompt_tokens=prompt,
-                new_tokens=new,
-                context_length=prompt + new,
-                cached=True,
                 low=batch * new / middle.high,
                 high=batch * new / middle.low,
+                **place,
                 **session.trust(timed, runs),
             )
+        yield from comparisons(session, "throughput", "tpot_ratio", "steps", timed, **place)

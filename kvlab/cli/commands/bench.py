@@ -2,12 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.benchmark.measurement import Measurement
 from kvlab.benchmark.parts import DEFAULT, PARTS
+from kvlab.benchmark.rule import StopRule
 from kvlab.cli.bench_tables import tables
 from kvlab.cli.options import add_store
 from kvlab.cli.sizes import count, memory_size
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from kvlab.benchmark.session import Session, Variant
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+RULE = StopRule()
 
 EPILOG = (
     """\
@@ -68,17 +72,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batches", type=count, nargs="+", default=[1, 4], metavar="N")
     parser.add_argument(
-        "--relative-error", type=_share, default=0.05, metavar="X",
-        help="measure until every median is known to this (default 0.05)",
+        "--relative-error", type=_share, default=RULE.relative_error, metavar="X",
+        help="measure until every median is known to this, and every ratio of variants to 0.02"
+        f" (default {RULE.relative_error})",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=count, nargs=2, default=[5, 30], metavar=("LEAST", "MOST"),
-        help="turns of every variant (default 5 30)",
+        "--rounds", type=count, nargs=2, default=[RULE.least, RULE.most],
+        metavar=("LEAST", "MOST"),
+        help=f"turns of every variant (default {RULE.least} {RULE.most})",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=count, default=60, help="begin no round after (default 60)"
-    )
-    parser.add_argument("--memory", type=memory_size, help="what the batch limit may use on CPU")
+        "--seconds", type=count, default=RULE.seconds,
+        help=f"at one context or batch begin no round after (default {RULE.seconds:.0f})",
+    )  # fmt: skip
+    parser.add_argument("--memory", type=memory_size, help="what the batch limit may use")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the task")
     parser.add_argument("--remeasure", action="store_true", help="measure the ceilings again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
@@ -87,11 +94,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    parts = _parts(options)
     session = _session(options)
+    _check_room(session, parts)
     lines: list[Measurement] = []
-    for name in _parts(options):
+    for name in parts:
         found = []
-        for line in import_module(PARTS[name][0]).measure(session):
+        for line in _measured(session, name):
             found.append(line)
             if options.json:
                 print(line.model_dump_json(), flush=True)
@@ -104,8 +113,35 @@ def run(options: argparse.Namespace) -> int:
     return 0 if lines else 1  # all that was asked for was left out, which is said
 
 
+BATCHED = {"throughput", "task", "roofline", "energy", "projection"}
+"""The parts that measure at every batch size."""
+
+
+def _check_room(session: "Session", parts: list[str]) -> None:
+    from kvlab.benchmark.exhausted import check_room
+
+    if BATCHED.intersection(parts):
+        check_room(session)
+
+
+def _measured(session: "Session", part: str) -> Iterator[Measurement]:
+    from kvlab.benchmark.exhausted import naming_what_did_not_fit
+
+    session.doing = part
+    with naming_what_did_not_fit(session):
+        yield from import_module(PARTS[part][0]).measure(session)
+
+
+NEEDED_BY = {"memory": "limit", "text": "task"}
+"""An option -> the one part that reads it."""
+
+
 def _parts(options: argparse.Namespace) -> list[str]:
     chosen = set(options.only or DEFAULT)
+    for option, part in NEEDED_BY.items():
+        if options.only and getattr(options, option) and part not in chosen:
+            text = f"--{option} is read by the part {part}, which --only leaves out"
+            raise UsageError(f"{text}; add {part} to --only, or remove --{option}")
     if not options.only:
         chosen |= {"limit"} if options.memory else set()
         chosen |= {"task"} if options.text else set()
@@ -158,7 +194,6 @@ def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
 
 
 def _settings(options: argparse.Namespace, block: int) -> Any:
-    from kvlab.benchmark.interleave import StopRule
     from kvlab.benchmark.session import Settings
 
     new = options.new_tokens
@@ -170,18 +205,23 @@ def _settings(options: argparse.Namespace, block: int) -> Any:
         if length + new > block:
             text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block}"
             raise UsageError(f"{text}; shorten one")
-    least, most = options.rounds
-    if most < least:
-        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
     return Settings(
         prompt_tokens=prompt,
         new_tokens=new,
         contexts=tuple(sorted(set(contexts))),
         batches=tuple(sorted(set(options.batches))),
-        rule=StopRule(options.relative_error, least, most, options.seconds),
+        rule=stop_rule(options),
         text=options.text,
         memory=options.memory,
     )
+
+
+def stop_rule(options: argparse.Namespace) -> StopRule:
+    """When a time is known well enough, by what was asked for."""
+    least, most = options.rounds
+    if most < least:
+        raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
+    return StopRule(options.relative_error, least, most, options.seconds)
 
 
 def _progress(options: argparse.Namespace) -> Any:

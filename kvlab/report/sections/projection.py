@@ -1,11 +1,9 @@
 """The cells' layouts at other sizes: bytes exact, times from the roofline as measured here."""
 
-from typing import Any
-
 from kvlab.layout import TransferError
 from kvlab.layout.projection import BATCHES, CONTEXTS, SCALES, Projected, project
 from kvlab.layout.roofline import Ceilings
-from kvlab.report.benchmark_lines import benchmark_lines
+from kvlab.report.benchmark_lines import benchmark_lines, measured_ceilings
 from kvlab.report.benchmark_plots import MOST
 from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
 from kvlab.report.numbers import percent, significant
@@ -18,7 +16,7 @@ from kvlab.spec.experiment import Experiment, Shape
 def projection(study: Study) -> Section | None:
     """Shown if trials measured the roofline: its ceilings and efficiencies are used."""
     lines, keys = benchmark_lines(study, MOST)
-    ceilings = _ceilings(lines)
+    ceilings = measured_ceilings(lines)
     shares = [line["value"] for line in lines if line["metric"] == "efficiency"]
     if ceilings is None or not shares:
         return None
@@ -89,18 +87,6 @@ def _figure(study: Study, found: dict[Levels, list[Projected]]) -> Figure:
 
 def _gigabytes(count: float) -> str:
     return f"{significant(count / 1e9)} GB"
-
-
-def _ceilings(lines: list[dict[str, Any]]) -> Ceilings | None:
-    found: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        found.setdefault(line["metric"], line)
-    if not {"bandwidth", "matrix_rate"} <= found.keys():
-        return None
-    moving, computing = found["bandwidth"], found["matrix_rate"]
-    products = found.get("product_bandwidth", moving)["value"]
-    rates = moving["value"], computing["value"], products
-    return Ceilings(moving["device"], moving["dtype"], 0, *rates)
 
 
 def _projected(study: Study, levels: Levels, ceilings: Ceilings) -> list[Projected]:

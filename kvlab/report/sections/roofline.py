@@ -4,6 +4,7 @@ from typing import Any
 
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import MOST, roofline_figure
+from kvlab.report.break_even import break_even_table
 from kvlab.report.numbers import percent, significant
 from kvlab.report.section import (
     EMPTY,
@@ -49,6 +50,9 @@ def roofline(study: Study) -> Section | None:
     rows = tuple(_row(place, found, keys) for place, found in places.items())
     contents: list[Content] = [paragraph(_ceilings(lines))]
     contents.append(Table("roofline", "One decode step of the whole batch.", columns, rows))
+    pays = break_even_table(study, lines, keys)
+    if pays is not None:
+        contents.append(pays)
     contents.append(Figure(figure.name, figure.caption, figure.alt, figure.plot))
     return Section("Roofline", tuple(contents))
 

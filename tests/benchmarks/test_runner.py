@@ -1,0 +1,23 @@
+"""What `python -m tests.benchmarks` answers with when a benchmark misses its limit."""
+
+from tests.benchmarks import __main__ as runner
+from tests.benchmarks.missed import Missed
+
+
+def missing():
+    yield "three times"
+    raise Missed("three times is above twice")
+
+
+def test_a_missed_limit_fails_the_run_and_the_others_run(monkeypatch, capsys):
+    monkeypatch.setattr(runner, "BENCHMARKS", {"slow": missing, "fine": lambda: iter(["ok"])})
+    monkeypatch.setattr(runner.sys, "argv", ["benchmarks"])
+    assert runner.main() == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "== slow", "three times", "MISSED: three times is above twice", "== fine", "ok",
+    ]  # fmt: skip
+    monkeypatch.setattr(runner.sys, "argv", ["benchmarks", "fine"])
+    assert runner.main() == 0
+    monkeypatch.setattr(runner.sys, "argv", ["benchmarks", "none"])
+    assert runner.main() == 2
