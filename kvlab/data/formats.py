@@ -19,6 +19,9 @@ WHOLE_TEXT = 1_000_000
 
 PART_CHARACTERS = (4_000, 16_000)
 UNIT_BYTES = 64_000_000
+TEXT_PER_BYTE = {".gz": 2.7, ".xz": 3.5, ".zst": 3.0, ".parquet": 1.7}
+"""Bytes of English prose in one on disk, about; 1 in a file that is not compressed."""
+
 _DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -26,6 +29,11 @@ def file_format(path: str | Path) -> str | None:
     """The suffix in `SUFFIXES` that ``path`` ends with, or None."""
     name = Path(path).name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def text_bytes(path: str | Path, size: int) -> int:
+    """UTF-8 bytes of text, about, in a file of ``size`` bytes."""
+    return int(size * TEXT_PER_BYTE.get(Path(path).suffix.lower(), 1.0))
 
 
 def divide(path: Path) -> list[tuple[int, int]]:

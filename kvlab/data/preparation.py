@@ -11,6 +11,7 @@ from kvlab.data.assembly import chosen, placed, write_dataset
 from kvlab.data.folder import Progress, data_folder, exclusive, silent
 from kvlab.data.meter import Meter
 from kvlab.data.pieces import Job, read_table
+from kvlab.data.room import check_room
 from kvlab.data.shards import Dataset, open_dataset, read_manifest
 from kvlab.data.sources import SOURCES
 from kvlab.data.text_identity import identity
@@ -73,6 +74,7 @@ def _make(data: DataConfig, name: str, folder: Path, report: Progress, workers: 
     work = _work_folder(folder)
     whole = work / "whole"
     shutil.rmtree(whole, ignore_errors=True)
+    check_room(data, folder.parent, work / "pieces")
     whole.mkdir(parents=True)
     started = time.monotonic()
     with Workers(workers) as pool:

@@ -43,6 +43,22 @@ class Source(ABC):
         """
         return None
 
+    def text_bytes(self, data: DataConfig) -> int | None:  # noqa: ARG002
+        """UTF-8 bytes of all documents, about; None where nobody knows.
+
+        Raises:
+            DataError: the text is not there.
+        """
+        return None
+
+    def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:  # noqa: ARG002
+        """Bytes to download for the first ``text_bytes`` of text, about.
+
+        Raises:
+            DataError: the text is not there.
+        """
+        return 0
+
     @abstractmethod
     def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:
         """The units, in an order that depends on `identity` alone where ``shuffled``.

@@ -36,3 +36,16 @@ def test_gpt2_124m_is_the_published_recipe():
         assert (t.learning_rate, t.final_learning_rate, t.schedule) == (6e-4, 6e-5, "cosine")
         assert (t.beta1, t.beta2, t.weight_decay, t.clip) == (0.9, 0.95, 0.1, 1.0)
         assert (t.precision, t.compile, of.model.vocab_size % 128) == ("bfloat16", True, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2-10m", "gpt2-30m", "gpt2-60m", "gpt2-124m", "gpt2-124m-30b"]
+)
+def test_held_out_text_suffices_however_the_documents_fall(name):
+    """The split is by document. FineWeb-Edu's have about 1,000 tokens, and spread about twice
+    that, so the sum of n of them lies within 5 x 2,000 x sqrt(n) of its mean."""
+    of = load_experiment(FOLDER / f"{name}.yaml")
+    mean = (of.data.max_tokens or 9.9e9) * of.data.validation_fraction
+    least = mean - 5 * 2000 * math.sqrt(mean / 1000)
+    asked = (of.evaluation.loss_tokens, of.evaluation.served_tokens, of.training.evaluate_tokens)
+    assert least > max(asked) + of.model.block_size

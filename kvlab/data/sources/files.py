@@ -7,7 +7,7 @@ from typing import Any, final
 
 from kvlab.data.digests import file_stamp, remembered_sha256
 from kvlab.data.folder import Progress
-from kvlab.data.formats import SUFFIXES, divide, file_format, read_documents
+from kvlab.data.formats import SUFFIXES, divide, file_format, read_documents, text_bytes
 from kvlab.data.source import Source, Unit
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -28,6 +28,9 @@ class Files(Source):
     def size(self, data: DataConfig) -> int:
         """A file's copies are read once, and counted once each: close enough for a time."""
         return sum(path.stat().st_size for path in _find(data)[0])
+
+    def text_bytes(self, data: DataConfig) -> int:
+        return sum(text_bytes(path, path.stat().st_size) for path in _find(data)[0])
 
     def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:
         paths, left_out = _find(data)

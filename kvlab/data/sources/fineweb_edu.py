@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
+from kvlab.data import formats
 from kvlab.data.folder import Progress, data_folder
 from kvlab.data.formats import divide, read_documents
 from kvlab.data.source import Source, Unit
@@ -43,6 +44,19 @@ class FineWebEdu(Source):
 
     def size(self, data: DataConfig) -> int:
         return sum(size for _, size in self._listing(self._place(data))["files"])
+
+    def text_bytes(self, data: DataConfig) -> int:
+        files = self._listing(self._place(data))["files"]
+        return sum(formats.text_bytes(name, size) for name, size in files)
+
+    def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:
+        place, missing, held = self._place(data), 0, 0
+        for name, size in self._listing(place)["files"]:
+            if held >= text_bytes:
+                break
+            held += formats.text_bytes(name, size)
+            missing += 0 if (_folder(place) / name).exists() else size
+        return missing
 
     def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:
         place = self._place(data)
