@@ -42,6 +42,14 @@ def probe(
     return found
 
 
+def position_windows(experiment: Experiment) -> tuple[int, int]:
+    """Validation tokens of the loss by position, and the length of its windows."""
+    model, wanted = experiment.model, experiment.evaluation
+    tokens = (wanted.served and wanted.served_tokens) or wanted.loss_tokens
+    # learned positions end with the trained length
+    return tokens, model.block_size * (1 if model.position == "learned" else BEYOND)
+
+
 def _positions(
     model: GPT,
     validation: Tokens,
@@ -50,10 +58,7 @@ def _positions(
     progress: MakeTick,
 ) -> dict[str, float]:
     block = model.config.block_size
-    # learned positions end with the trained length
-    length = block * (1 if model.config.position == "learned" else BEYOND)
-    wanted = experiment.evaluation
-    tokens = (wanted.served and wanted.served_tokens) or wanted.loss_tokens
+    tokens, length = position_windows(experiment)
     tick = progress("loss by position", -(-tokens // length) * length * len(ways))
     found: dict[str, float] = {}
     for ending, serving in ways:

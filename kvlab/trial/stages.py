@@ -20,6 +20,7 @@ from kvlab.layout.packing import allocator_share
 from kvlab.model import GPT
 from kvlab.train import load_training, load_weights, train
 from kvlab.trial.beginning import Beginning, read_beginning
+from kvlab.trial.held_out import check_held_out
 from kvlab.trial.progress import Update
 from kvlab.trial.provenance import DataProvenance, Machine
 from kvlab.trial.result import Measured
@@ -36,7 +37,8 @@ class TorchStages:
 
     Raises:
         ResourceError: the trial wants a GPU and there is none.
-        DataError: the text here is not the text that was planned.
+        DataError: the text here is not the text that was planned, or too little of it is held
+            out for what is measured.
     """
 
     def __init__(self, trial: Trial, report: Callable[[Update], None]):
@@ -54,6 +56,7 @@ class TorchStages:
         if found != trial.data_identity:
             text = f"the text of data.source = {self._experiment.data.source} is not what was"
             raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
+        check_held_out(self._dataset.validation, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
         if self._experiment.resources.training_workers > 1:

@@ -1,0 +1,78 @@
+"""Too little held-out text is found before a training, not at its end."""
+
+import numpy as np
+import pytest
+
+from kvlab.data import prepare
+from kvlab.errors import DataError
+from kvlab.evaluate import evaluate
+from kvlab.model import GPT
+from kvlab.spec import load_experiment, load_sweep
+from kvlab.sweep import plan
+from kvlab.trial import Store
+from kvlab.trial.held_out import check_held_out
+from kvlab.trial.run import run_trial
+from tests.cli.tiny import EXPERIMENT, tiny_place
+
+
+@pytest.fixture
+def place(tmp_path):
+    with tiny_place(tmp_path) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        {"evaluation": "{loss_tokens: 1e6}"},
+        {"evaluation": "{loss_tokens: 64, served_tokens: 1e6}"},
+        {"training": "{tokens: 640, batch_tokens: 64, evaluate_tokens: 1e6}"},
+    ],
+)
+def test_a_trial_that_asks_for_too_much_fails_before_it_trains(place, patch):
+    kept = [line for line in EXPERIMENT.splitlines() if line.partition(":")[0] not in patch]
+    lines = [f"{section}: {value}" for section, value in patch.items()]
+    (place / "e.yaml").write_text("\n".join([*kept, *lines]))
+    trial, store = plan(load_sweep(place / "s.yaml")).trials[0].trial, Store(place / "runs")
+    assert run_trial(trial, store.path) == "failed"
+    error = store.result(trial.id)["error"]
+    assert (error["class"], error["type"]) == ("data", "DataError")
+    assert "held-out tokens, too few for 1,000,000 and their next" in error["message"]
+    assert "raise data.validation_fraction" in error["message"]
+    assert not store.training_directory(trial.training_id).exists(), "it had begun"
+
+
+def experiment(place, count, **changes):
+    text = EXPERIMENT.replace("evaluation: {", "evaluation: {hellaswag: none, ")
+    (place / "e.yaml").write_text(text)
+    patch = {"evaluation.loss_tokens": count, "training.tokens": 0}
+    return load_experiment(place / "e.yaml", {**patch, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"evaluation.served": False},
+        {"evaluation.served_tokens": 100},
+        {"evaluation.positions": True},
+        {"evaluation.positions": True, "model.position": "rope"},
+    ],
+)
+def test_the_check_refuses_exactly_what_the_evaluation_does(place, changes):
+    text = prepare(experiment(place, 64).data)
+    model = None
+    for there, count in [(97, 96), (96, 96), (101, 96), (113, 97), (112, 97), (129, 100)]:
+        of = experiment(place, count, **changes)
+        model = model or GPT(of.model, seed=0)
+        short = type("Text", (), {"validation": np.asarray(text.validation[:there]),
+                                  "bytes_per_token": 1.0})()  # fmt: skip
+        answers = []
+        for ask in (lambda: check_held_out(short.validation, of),
+                    lambda: evaluate(model, short, of)):  # fmt: skip
+            try:
+                ask()
+                answers.append("done")
+            except DataError:
+                answers.append("refused")
+        assert answers[0] == answers[1], (there, count)
