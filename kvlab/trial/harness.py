@@ -60,19 +60,27 @@ class Scorer:
         self._serving = opened.serving if served else None
 
     def continuations(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Nats of each continuation after its context, and whether greedy decoding says it."""
+        """Log-likelihood of each after its context, and whether greedy decoding says it.
+
+        Raises:
+            UsageError: a continuation is empty.
+        """
         pairs = [self._pair(context, ending) for context, ending in texts]
         scores = pair_scores(self._model, pairs, self._serving)
         return [(-score.nats, score.is_greedy) for score in scores]
 
     def whole(self, text: str) -> float:
-        """Nats of a text of any length: pieces of block_size, each token predicted once."""
+        """Log-likelihood of a text of any length, each token predicted once.
+
+        In windows of block_size as the harness has them: all but the first begin with the last
+        token of the one before, and the last is filled up with the tokens before it.
+        """
         block = self._model.config.block_size
         ids = [self._words.end_of_text, *self._words.encode(text)]
         pairs = []
         for start in range(0, len(ids) - 1, block):
-            piece = ids[start : start + block + 1]
-            pairs.append((piece[:1], piece[1:]))
+            end = min(start + block + 1, len(ids))
+            pairs.append((ids[max(0, end - block - 1) : start + 1], ids[start + 1 : end]))
         return -sum(score.nats for score in pair_scores(self._model, pairs, self._serving))
 
     @torch.inference_mode()
@@ -80,14 +88,17 @@ class Scorer:
         """Greedy text after ``context``, up to a stop text, ``max_gen_toks`` or the end of text.
 
         Raises:
-            UsageError: sampling is asked for.
+            UsageError: sampling is asked for, or more tokens than the model holds.
         """
         if options.get("do_sample") or options.get("temperature", 0.0):
             raise UsageError("do_sample is asked for, and tasks here are answered greedily only")
         stops = options.get("until", [])
         stops = [stops] if isinstance(stops, str) else stops
         block, most = self._model.config.block_size, int(options.get("max_gen_toks", 256))
-        most = min(most, block - 1)
+        if not 0 < most < block:
+            text = f"max_gen_toks = {most} is not from 1 to {block - 1}, which leave a context in"
+            way_out = "set it in the task's generation_kwargs"
+            raise UsageError(f"{text} model.block_size = {block}; {way_out}")
         ids = (self._words.encode(context) or [self._words.end_of_text])[-(block - most) :]
         cache = self._model.new_cache(1, block, self._serving)
         device = self._model.device
@@ -107,10 +118,16 @@ class Scorer:
 
     def _pair(self, context: str, ending: str) -> Pair:
         """As the harness has it: spaces at the context's end belong to the continuation, whose
-        tokens are what the whole text has beyond the context's."""
+        tokens are what the whole text has beyond the context's.
+
+        Raises:
+            UsageError: there are none.
+        """
         kept = context.rstrip()
-        ending = context[len(kept) :] + ending
-        if not kept:
-            return [self._words.end_of_text], self._words.encode(ending)
-        first = self._words.encode(kept)
-        return first, self._words.encode(kept + ending)[len(first) :]
+        said = context[len(kept) :] + ending
+        first = self._words.encode(kept) if kept else []
+        rest = self._words.encode(kept + said)[len(first) :]
+        if not rest:
+            text = f"continuation = {ending!r} has no tokens of its own after {context[-40:]!r}"
+            raise UsageError(f"{text}; give the task choices that are not empty")
+        return first or [self._words.end_of_text], rest

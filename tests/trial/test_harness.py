@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 
@@ -40,17 +38,31 @@ def test_continuations_own_the_space_before_them(opened, served):
     assert bare == pytest.approx(sum(float(rows[i - 1, ids[i]]) for i in (1, 2, 3)), abs=1e-4)
 
 
-def test_a_long_text_is_scored_once_all_over(opened):
-    text = "the quick brown fox jumps over the lazy dog " * 3
-    ids = [256, *text.encode()]
-    total = 0.0
-    for start in range(0, len(ids) - 1, 32):
-        piece = ids[start : start + 33]
-        rows = log_probabilities(opened, piece[:-1])
-        total += sum(float(rows[i, piece[i + 1]]) for i in range(len(piece) - 1))
+def rolling(tokens, prefix, longest):
+    """The harness's rule, in terms of inputs and what they predict: the first window as it is,
+    each next one from the last token seen, and one that ends the text slid left to full length.
+    Yields the inputs and how many of their last predictions count."""
+    first = min(longest, len(tokens))
+    yield [prefix, *tokens[: first - 1]], tokens[:first]
+    done = first
+    while done < len(tokens):
+        new = min(longest, len(tokens) - done)
+        done += new
+        yield tokens[done - longest - 1 : done - 1], tokens[done - new : done]
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 34, 63, 64, 65, 132])
+def test_a_long_text_is_scored_in_the_windows_of_the_harness(opened, length):
+    text = ("the quick brown fox jumps over the lazy dog " * 3)[:length]
+    total, scored = 0.0, 0
+    for inputs, targets in rolling(list(text.encode()), 256, 32):
+        assert len(inputs) == min(32, length)
+        rows = log_probabilities(opened, inputs)[-len(targets) :]
+        total += sum(float(row[token]) for row, token in zip(rows, targets, strict=True))
+        scored += len(targets)
+    assert scored == length
     scorer = Scorer(opened, tokenizer("bytes"), served=False)
     assert scorer.whole(text) == pytest.approx(total, abs=1e-3)
-    assert total < -math.log(2) * len(text)
 
 
 def test_generation_is_greedy_and_ends_where_it_should(opened):
@@ -67,6 +79,22 @@ def test_generation_is_greedy_and_ends_where_it_should(opened):
     )
     with pytest.raises(UsageError, match="greedily only"):
         scorer.generated("once", {"do_sample": True})
+
+
+@pytest.mark.parametrize("most", [32, 256, None, 0, -1])
+def test_more_tokens_than_the_model_holds_are_refused(opened, most):
+    scorer = Scorer(opened, tokenizer("bytes"), served=False)
+    options = {} if most is None else {"max_gen_toks": most}
+    with pytest.raises(UsageError, match=r"is not from 1 to 31, .*model.block_size = 32; set it"):
+        scorer.generated("once", options)
+    assert scorer.generated("once", {"max_gen_toks": 31})
+
+
+@pytest.mark.parametrize("pair", [("a cat", ""), ("", "")])
+def test_an_empty_continuation_is_refused(opened, pair):
+    scorer = Scorer(opened, tokenizer("bytes"), served=False)
+    with pytest.raises(UsageError, match="continuation = '' has no tokens of its own"):
+        scorer.continuations([("a", "b"), pair])
 
 
 def test_the_harness_takes_it(opened):
