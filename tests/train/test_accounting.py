@@ -1,0 +1,102 @@
+"""FLOPs of a training against a count over the model's own weights; peaks by exact names."""
+
+import pytest
+import torch
+
+from kvlab.layout import training_flops
+from kvlab.model import GPT
+from kvlab.train import accounting
+from tests.train.small import experiment
+
+
+def named(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
+    monkeypatch.setattr(accounting, "measured_rate", lambda *_: 1.0)
+    return lambda precision: accounting.find_peak(torch.device("cuda"), precision)
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989),
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA A100 80GB PCIe", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L40", 181),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA GeForce RTX 4090", 165),
+        ("NVIDIA GeForce RTX 3090", 71),
+    ],
+)
+def test_a_device_that_is_known_has_its_makers_figure(monkeypatch, name, tera):
+    find = named(monkeypatch, name)
+    assert find("bfloat16") == accounting.Peak(tera * 1e12, "stated")
+    assert find("float32") == accounting.Peak(1.0, "measured")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA H20",
+        "NVIDIA L400",
+        "NVIDIA A10",
+        "NVIDIA A1000",
+        "Tesla T4",
+        "",
+    ],
+)
+def test_a_device_whose_name_only_resembles_one_is_measured(monkeypatch, name):
+    assert named(monkeypatch, name)("bfloat16") == accounting.Peak(1.0, "measured")
+
+
+def test_the_rate_is_measured_on_random_numbers_and_changes_nobody_elses(monkeypatch):
+    seen = []
+    monkeypatch.setitem(accounting._SIZE, "cpu", 64)
+    real = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: (seen.append((a, b)), real(a, b, out=out)))
+    before = torch.get_rng_state()
+    assert accounting.measured_rate(torch.device("cpu"), torch.bfloat16) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    for operand in seen[0]:
+        assert operand.dtype == torch.bfloat16
+        assert operand.float().std() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"n_kv_head": 1},
+        {"mlp": "swiglu", "position": "rope", "head_dim": 12},
+        {"window": 5, "attention_pattern": "GL"},
+        {"kv_sharing": "adjacent:2"},
+        {"n_kv_head": 2, "n_head": 4, "n_layer": 4, "window": 3, "attention_pattern": "GLLL",
+         "kv_sharing": [0, 1, 1, 3], "position": "rope"},
+    ],
+)  # fmt: skip
+def test_flops_are_those_of_each_weight_and_each_pair(model, tied):
+    of = experiment({**model, "tie_embeddings": tied})
+    shape = of.model
+    matrices = {name: p for name, p in GPT(shape, seed=0).named_parameters() if p.dim() == 2}
+    weights = sum(p.numel() for p in matrices.values())
+    weights -= shape.block_size * shape.n_embd * (shape.position == "learned")
+    weights -= 0 if tied else shape.vocab_size * shape.n_embd  # looked up, not multiplied with
+    total = 0
+    for _ in range(shape.block_size):  # each token of one sequence
+        total += 2 * weights
+        for layer in range(shape.n_layer):
+            pattern = shape.attention_pattern or "G"
+            is_local = pattern[layer % len(pattern)] == "L"
+            seen = min(shape.window, shape.block_size) if is_local else shape.block_size
+            total += shape.n_head * seen * 2 * (2 * shape.head_dim)  # scores, then values
+    sequences = of.training.tokens // shape.block_size
+    assert training_flops(of) == 3 * total * sequences
