@@ -39,7 +39,7 @@ from pathlib import Path
 from kvlab.data import prepare, prepared, verify_dataset
 from kvlab.spec import DataConfig
 
-paths, home = json.loads(sys.argv[1])
+paths, home, workers, stride = json.loads(sys.argv[1])
 data = DataConfig(source="files", tokenizer="bytes", paths=tuple(paths), validation_fraction=0.3)
 
 def killed_at(moment):
@@ -59,14 +59,14 @@ def killed_at(moment):
         return call
     os.fsync, os.replace = wrap(os.fsync), wrap(os.replace)
 
-digests, moment = [], 0
+digests, moment = [], 1 - stride
 while True:
-    moment += 1
+    moment += stride
     os.environ["KVLAB_DATA"] = f"{home}/{moment}"
     child = os.fork()
     if child == 0:
         killed_at(moment)
-        prepare(data, workers=1)
+        prepare(data, workers=workers)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     for folder in prepared():
@@ -198,16 +198,26 @@ def test_the_digest_is_over_both_files(tmp_path):
     assert dataset.digest == hashlib.sha256(lines.encode()).hexdigest()
 
 
-def test_killed_at_any_durable_step_nothing_half_made_is_taken_for_whole(tmp_path):
+@pytest.mark.parametrize(
+    ("write", "suffix", "workers", "stride"),
+    [
+        (write_jsonl, ".jsonl", 1, 1),
+        (write_parquet, ".parquet", 1, 2),
+        # two processes write the pieces, and live on for a moment when the one that asks is killed
+        (write_parquet, ".parquet", 2, 5),
+    ],
+)
+def test_killed_at_any_durable_step_nothing_half_made_is_taken_for_whole(
+    tmp_path, write, suffix, workers, stride
+):
     paths = [
-        str(write_jsonl(tmp_path / f"{number}.jsonl", stories(10, seed=number)))
-        for number in range(3)
+        str(write(tmp_path / f"{number}{suffix}", stories(10, seed=number))) for number in range(3)
     ]
-    done = script(KILLS, paths, str(tmp_path / "homes"))
+    done = script(KILLS, paths, str(tmp_path / "homes"), workers, stride)
     out, _ = done.communicate(timeout=60)
     assert done.returncode == 0
     moments, digests = json.loads(out)
-    assert moments > 30
+    assert moments > (30 if workers == 1 else 10)
     assert len(set(digests)) == 1
 
 
