@@ -56,6 +56,16 @@ def chosen(
     return table
 
 
+def shortage(data: DataConfig, table: Table) -> str | None:
+    """What ``data`` asks for and what there is, where the latter is less."""
+    for column, asked in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):
+        there = int(table[column].sum(dtype=np.uint64))
+        if asked is not None and there < asked:
+            text = f"data.max_{column} = {asked:,} is more than there is: the whole text has"
+            return f"{text} {there:,} {column}, and all of them are taken"
+    return None
+
+
 def held_out(table: Table, fraction: float) -> npt.NDArray[np.bool_]:
     """Which documents are for validation: a property of each document's text alone."""
     held: npt.NDArray[np.bool_] = table["split"] < np.uint64(int(fraction * 2**64))
@@ -89,12 +99,13 @@ def write_dataset(
         "source": data.source,
         "tokenizer": data.tokenizer,
         "vocab_size": data.vocab_size,
-        "licence": SOURCES[data.source].licence,
+        "licence": data.licence or SOURCES[data.source].licence,
         "max_bytes": data.max_bytes,
         "max_tokens": data.max_tokens,
         "validation_fraction": data.validation_fraction,
         "dtype": dtype.str,
         "splits": splits,
+        "short": shortage(data, table),
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
     write_json(folder / "manifest.json", manifest)

@@ -17,7 +17,7 @@ from kvlab.data.sources import SOURCES
 from kvlab.data.text_identity import identity
 from kvlab.data.workers import Workers, available_cpus
 from kvlab.errors import DataError
-from kvlab.files import check_guards, replace
+from kvlab.files import check_guards, replace, write_json
 from kvlab.spec import DataConfig
 
 
@@ -48,12 +48,24 @@ def prepare(
     dataset = open_dataset(folder)
     if dataset.identity != name:
         raise DataError(f"{folder} holds another text; remove it, prepare again")
+    if dataset.short is not None:
+        report(f"warning: {dataset.short}")
+    if data.licence is not None and data.licence != dataset.licence:
+        dataset = _relicensed(folder, data.licence, report)
     return dataset
 
 
 def prepared() -> list[Path]:
     """The folders of all whole datasets, sorted."""
     return sorted(path.parent for path in _datasets().glob("[!.]*/manifest.json"))
+
+
+def _relicensed(folder: Path, licence: str, report: Progress) -> Dataset:
+    """The licence is no part of a text's identity: what was prepared before takes the new one."""
+    lock = folder.with_name(f".{folder.name}.lock")
+    with exclusive(lock, report, "another process holds this text; waiting"):
+        write_json(folder / "manifest.json", {**read_manifest(folder), "licence": licence})
+    return open_dataset(folder)
 
 
 def _datasets() -> Path:

@@ -59,9 +59,9 @@ def room(data: DataConfig, pieces: Path) -> Room | None:
     read = wanted if source.shuffled else text
     kept = wanted if source.shuffled or data.max_tokens is None else text
     item = np.dtype(token_dtype(data.vocab_size)).itemsize
-    sizes = [math.ceil((amount or 0) / a_token) * item for amount in (kept, wanted)]
+    of_pieces, of_all = (math.ceil((amount or 0) / a_token) * item for amount in (kept, wanted))
     there = sum(path.stat().st_size for path in pieces.glob("*.tokens"))
-    return Room(source.missing_bytes(data, math.ceil(read or 0)), *sizes, there)
+    return Room(source.missing_bytes(data, math.ceil(read or 0)), of_pieces, of_all, there)
 
 
 def bytes_per_token(ranks: int) -> float:

@@ -22,6 +22,7 @@ class Dataset:
     Attributes:
         train, validation: one-dimensional, read-only, mapped from disk, uint16 or uint32.
         digest: sha256 over both files.
+        short: in words, what was asked for and what there is, if that is less.
         bytes_per_token: validation text bytes per validation token, end-of-text included.
     """
 
@@ -36,6 +37,7 @@ class Dataset:
     train_documents: int
     validation_documents: int
     bytes_per_token: float
+    short: str | None = None
 
 
 def open_dataset(folder: Path) -> Dataset:
@@ -66,6 +68,7 @@ def open_dataset(folder: Path) -> Dataset:
         train_documents=splits["train"]["documents"],
         validation_documents=held_out["documents"],
         bytes_per_token=held_out["text_bytes"] / held_out["tokens"],
+        short=manifest.get("short"),
     )
 
 

@@ -52,6 +52,7 @@ class Workers:
             child.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for child in self._children:
+            child.kill()  # also one that a thread was about to start
             child.wait()
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None:

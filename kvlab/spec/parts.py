@@ -34,7 +34,7 @@ def _tuple(value: Any) -> Any:
 class DataConfig(SpecModel):
     """`data`: which text, and how it becomes tokens."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"paths"})  # their contents count
+    not_identity: ClassVar[frozenset[str]] = frozenset({"paths", "licence"})  # the contents count
 
     source: Literal[
         "docstrings",
@@ -55,6 +55,11 @@ class DataConfig(SpecModel):
     )
     paths: Annotated[tuple[str, ...], BeforeValidator(_tuple)] = Field(
         default=(), description="Files or folders of text, for source: files."
+    )
+    licence: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
+        default=None,
+        description="What the text may be used for, in words, for source: files; recorded with"
+        " the tokens and with every result.",
     )
     max_bytes: Count | None = Field(
         default=None, description="Stop after this many bytes of text (whole documents)."
@@ -80,6 +85,9 @@ class DataConfig(SpecModel):
         if self.source != "files" and self.paths:
             text = f"is read only by source: files, not {self.source}; remove one"
             problems.append(("paths", text))
+        if self.source != "files" and self.licence is not None:
+            text = f"is known to kvlab for {self.source}; say it only for source: files"
+            problems.append(("licence", text))
         is_crawl = self.source == "fineweb-edu-crawl"
         if is_crawl and self.subset is None:
             text = "needs data.subset; name a crawl, such as CC-MAIN-2024-10"

@@ -103,6 +103,8 @@ def test_the_json_of_an_empty_folder(capsys, data_home):
         (["prepare", "docstrings", "--max-bytes", "many"], 2, "max_bytes = many"),
         (["prepare", "docstrings", "--validation-fraction", "1"], 2, "validation_fraction = 1"),
         (["prepare", "docstrings", "--paths", "x"], 2, "paths"),
+        (["prepare", "docstrings", "--licence", "x"], 2, "licence = x is known to kvlab for docstr"),
+        (["prepare", "files", "--paths", "x", "--licence", ""], 2, "licence"),
         (["prepare", "docstrings", "--workers", "0"], 2, "0 is not"),
         (["prepare", "missing.yaml"], 2, "missing.yaml"),
         (["prepare", "files", "--paths", "/no/such/text"], 1, "/no/such/text does not exist"),
@@ -143,3 +145,35 @@ def test_bytes_and_tokens_both_are_refused(capsys, text):
     code, _, err = run(capsys, "prepare", "files", "--paths", text, *both)
     assert code == 2
     assert "max_tokens = 1000000 and max_bytes both say where to stop; remove one" in err
+
+
+def test_more_than_there_is_is_said_each_time_and_stays_in_the_manifest(capsys, text):
+    words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3", "--json"]
+    there = sum(len(story.encode()) + 1 for story in stories(100))
+    said = f"data.max_tokens = 1,000,000 is more than there is: the whole text has {there:,} tokens"
+    for _ in range(2):
+        code, out, err = run(capsys, "prepare", "files", *words, "--tokens", "1M")
+        made = json.loads(out)
+        assert code == 0
+        assert said in err
+        assert made["short"].startswith(said)
+        assert sum(split["tokens"] for split in made["splits"].values()) == there
+    size = there - 100
+    _, out, err = run(capsys, "prepare", "files", *words, "--max-bytes", size + 1)
+    assert f"data.max_bytes = {size + 1:,} is more than there is" in err
+    for enough in (["--max-bytes", size], ["--tokens", there], []):
+        _, out, err = run(capsys, "prepare", "files", *words, *enough)
+        assert "more than there is" not in err
+        assert json.loads(out)["short"] is None
+
+
+def test_the_licence_of_files_is_what_is_said_of_them(capsys, text):
+    words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3", "--json"]
+    found = []
+    for more in ([], ["--licence", "CC BY 4.0"], [], ["--licence", "CC0"]):
+        code, out, _ = run(capsys, "prepare", "files", *words, *more)
+        assert code == 0
+        found.append(json.loads(out))
+    licences = [made.pop("licence") for made in found]
+    assert licences == ["not stated; say it with data.licence", "CC BY 4.0", "CC BY 4.0", "CC0"]
+    assert all(made == found[0] for made in found), "one dataset, whatever its licence"

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,6 +21,9 @@ from kvlab.data import (
     tokenizer,
     verify_dataset,
 )
+from kvlab.data import workers as workers_module
+from kvlab.data.pieces import Job, token_dtype
+from kvlab.data.workers import Workers
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.data.writing import documents, stories, write_jsonl, write_parquet
@@ -292,6 +296,25 @@ def test_a_tokenising_process_that_dies_is_a_refusal(tmp_path):
     assert prepare(config(tmp_path / "text"), workers=2).train_documents > 14_000
 
 
+def test_a_process_that_starts_while_the_others_are_ended_is_ended_too(tmp_path, monkeypatch):
+    ending = threading.Event()
+    start = workers_module._start
+    monkeypatch.setattr(workers_module, "_start", lambda: (ending.wait(), start())[1])
+    job = Job("files", "bytes", str(tmp_path), {"key": "k"})
+    with ThreadPoolExecutor(1) as thread:
+        pool = Workers(2)
+        pool.submit(job)
+        closing = thread.submit(pool.__exit__, None, None, None)
+        time.sleep(0.1)
+        ending.set()
+        try:
+            closing.result(timeout=20)
+        finally:
+            for child in pool._children:
+                child.kill()
+    assert tokenising_children() == []
+
+
 def tokenising_children():
     found = []
     for child in psutil.Process().children():
@@ -341,6 +364,24 @@ def test_a_manifest_of_another_schema_is_refused(tmp_path):
     (folder / "manifest.json").write_text('{"schema": 0}')
     with pytest.raises(DataError, match="schema"):
         open_dataset(folder)
+
+
+def test_a_crawl_smaller_than_what_is_asked_of_it_says_so(data_home):
+    folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
+    write_parquet(folder / "1.parquet", stories(50))
+    said = []
+    data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", tokenizer="bytes",
+                      max_tokens=10**6, validation_fraction=0.3)  # fmt: skip
+    dataset = prepare(data, said.append, workers=1)
+    there = len(dataset.train) + len(dataset.validation)
+    assert f"the whole text has {there:,} tokens" in dataset.short
+    assert f"warning: {dataset.short}" in said
+
+
+@pytest.mark.parametrize(("vocabulary", "size"), [(2**16, 2), (2**16 + 1, 4)])
+def test_tokens_are_as_small_as_the_largest_id_allows(vocabulary, size):
+    dtype = np.dtype(token_dtype(vocabulary))
+    assert (dtype.itemsize, np.iinfo(dtype).max >= vocabulary - 1) == (size, True)
 
 
 def test_docstrings_make_a_dataset():

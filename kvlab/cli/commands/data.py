@@ -44,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
     made.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
     made.add_argument("--subset", help="the crawl, for source fineweb-edu-crawl")
+    made.add_argument("--licence", metavar="TEXT", help="of your files, for source files")
     made.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
     made.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 10B or 500M")
     made.add_argument("--validation-fraction", metavar="SHARE", help="of the documents, held out")
@@ -126,6 +127,8 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
         given["max_tokens"] = _tokens(options.tokens)
     if options.subset is not None:
         given["subset"] = options.subset
+    if options.licence is not None:
+        given["licence"] = options.licence
     for key in ("max_bytes", "validation_fraction"):
         value = getattr(options, key)
         if value is not None:

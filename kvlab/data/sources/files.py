@@ -17,7 +17,7 @@ from kvlab.spec import DataConfig
 class Files(Source):
     """Files by their content: names, places and order do not count, a second copy neither."""
 
-    licence = "of the files; not known to kvlab"
+    licence = "not stated; say it with data.licence"
     shuffled = False
 
     def identity(self, data: DataConfig) -> Any:
