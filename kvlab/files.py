@@ -115,7 +115,7 @@ def _writing(path: Path, once: bool = False) -> Iterator[None]:
         raise StoreError(reason) from None
 
 
-def write_atomic(path: str | Path, data: bytes | str, *, once: bool = False) -> None:
+def write_atomic(path: str | Path, data: bytes | bytearray | str, *, once: bool = False) -> None:
     """Writes ``data`` so that a reader, or a kill at any moment, sees the old file or the new.
 
     Args:

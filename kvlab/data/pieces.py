@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvlab.data.source import Unit
 from kvlab.data.sources import SOURCES
-from kvlab.data.tokenizers import Tokenizer, tokenizer, utf8
+from kvlab.data.tokenizers import tokenizer, utf8
 from kvlab.files import write_atomic
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
@@ -76,13 +76,18 @@ def write_piece(job: Job) -> None:
         return
     words = tokenizer(job.tokenizer)
     dtype = token_dtype(words.vocab_size)
-    rows, ids = [], []
-    for raw, numbers in _documents(job):
-        row_ids = [] if job.survey else _with_end_of_text(raw, words, dtype)
-        rows.append((*numbers, len(raw), sum(map(len, row_ids))))
-        ids += row_ids
+    rows, tokens = [], bytearray()
+    end_of_text = dtype(words.end_of_text).tobytes()
+    for text, size, numbers in _documents(job):
+        count = 0
+        if not job.survey:
+            ids = words.encode_array(text).astype(dtype)
+            count = 1 + len(ids)
+            tokens += end_of_text
+            tokens += ids.data
+        rows.append((*numbers, size, count))
     if not job.survey:
-        write_atomic(job.tokens_path, np.concatenate([np.empty(0, dtype), *ids]).tobytes())
+        write_atomic(job.tokens_path, tokens)
     table = io.BytesIO()
     np.save(table, np.array(rows, DOCUMENT))
     write_atomic(job.table_path, table.getvalue())
@@ -94,7 +99,8 @@ def read_table(job: Job) -> Table:
     return table
 
 
-def _documents(job: Job) -> Iterator[tuple[bytes, tuple[int, int, int]]]:
+def _documents(job: Job) -> Iterator[tuple[str, int, tuple[int, int, int]]]:
+    """Text, its bytes, and the three numbers of its digest."""
     for text in SOURCES[job.source].read(job.unit):
         if not text or text.isspace():
             continue
@@ -102,10 +108,4 @@ def _documents(job: Job) -> Iterator[tuple[bytes, tuple[int, int, int]]]:
         digest = hashlib.sha256(raw).digest()
         name, order, split = (int.from_bytes(digest[at : at + 8], "big") for at in (0, 8, 16))
         if job.order_limit is None or order <= job.order_limit:
-            yield raw, (name, order, split)
-
-
-def _with_end_of_text(
-    raw: bytes, words: Tokenizer, dtype: type[np.uint16] | type[np.uint32]
-) -> list[npt.NDArray[np.unsignedinteger]]:
-    return [np.array([words.end_of_text], dtype), words.encode_array(raw.decode()).astype(dtype)]
+            yield text, len(raw), (name, order, split)
