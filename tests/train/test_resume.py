@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import shutil
+import signal
 import time
 
 import pytest
@@ -122,28 +123,49 @@ def test_with_all_checkpoints_damaged_it_starts_again(tmp_path, whole):
     same_as(record, tmp_path, *whole)
 
 
-def child(directory, started):
+def child(directory, started, fatal_sync):
     torch.set_num_threads(1)
+    if fatal_sync:
+        die_before_sync(fatal_sync)
     run(directory, on_progress=lambda _: started.set())
 
 
+def die_before_sync(number):
+    """SIGKILLs this process before it makes something durable for the ``number``-th time."""
+    sync, left = os.fsync, number
+
+    def fsync(handle):
+        nonlocal left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        sync(handle)
+
+    os.fsync = fsync
+
+
 def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
-    """Real kills of real processes, many of them while one writes a checkpoint or the weights."""
+    """Real kills of real processes: half of them at any time, half while one writes a checkpoint
+    or the weights, whose files are synced one by one."""
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["kvlab.train", "torch._dynamo"])  # seconds each
-    rng, kills = random.Random(3), 0
+    rng, aims, kills, unfinished = random.Random(3), random.Random(4), 0, 0
     while load_training(tmp_path) is None or kills < 30:
         if load_training(tmp_path) is not None:  # whole too soon: the rest on a new training
             same_as(run(tmp_path), tmp_path, *whole)
             shutil.rmtree(tmp_path)
-        started = processes.Event()
-        process = processes.Process(target=child, args=(tmp_path, started))
+        started, aim = processes.Event(), aims.randint(1, 12) if kills % 2 else None
+        process = processes.Process(target=child, args=(tmp_path, started, aim))
         process.start()
-        assert started.wait(60), "the child failed"
-        time.sleep(rng.uniform(0.0, 0.08))
-        kills += process.is_alive()
-        process.kill()
-        process.join()
+        if aim is None:
+            assert started.wait(60), "the child failed"
+            time.sleep(rng.uniform(0.0, 0.08))
+            process.kill()
+        process.join(60)
+        assert process.exitcode in (0, -signal.SIGKILL), "the child failed"
+        kills += process.exitcode != 0
+        unfinished += any(tmp_path.glob("checkpoints/.step-*"))
+    assert unfinished >= 5
     same_as(run(tmp_path), tmp_path, *whole)
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
 
