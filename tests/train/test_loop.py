@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import pytest
 import torch
@@ -143,8 +144,11 @@ def test_bfloat16_trains_every_position_where_attention_has_its_own_kernel(
     assert last == pytest.approx(wanted, abs=0.05)
 
 
-def test_compiled_training_is_the_same_training(tmp_path):
-    training = {"tokens": 64 * 6, "evaluate_tokens": 80}
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_compiled_training_is_the_same_training(tmp_path, precision):
+    training = {"tokens": 64 * 6, "evaluate_tokens": 80, "precision": precision}
     shape = {"n_layer": 1}
     _, eager = run(experiment(shape, training), tmp_path / "a")
     _, compiled = run(experiment(shape, {**training, "compile": True}), tmp_path / "b")
