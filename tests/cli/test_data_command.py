@@ -103,7 +103,11 @@ def test_the_json_of_an_empty_folder(capsys, data_home):
         (["prepare", "docstrings", "--max-bytes", "many"], 2, "max_bytes = many"),
         (["prepare", "docstrings", "--validation-fraction", "1"], 2, "validation_fraction = 1"),
         (["prepare", "docstrings", "--paths", "x"], 2, "paths"),
-        (["prepare", "docstrings", "--licence", "x"], 2, "licence = x is known to kvlab for docstr"),
+        (
+            ["prepare", "docstrings", "--licence", "x"],
+            2,
+            "licence = x is known to kvlab for docstr",
+        ),
         (["prepare", "files", "--paths", "x", "--licence", ""], 2, "licence"),
         (["prepare", "docstrings", "--workers", "0"], 2, "0 is not"),
         (["prepare", "missing.yaml"], 2, "missing.yaml"),

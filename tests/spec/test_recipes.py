@@ -38,9 +38,7 @@ def test_gpt2_124m_is_the_published_recipe():
         assert (t.precision, t.compile, of.model.vocab_size % 128) == ("bfloat16", True, 0)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt2-10m", "gpt2-30m", "gpt2-60m", "gpt2-124m", "gpt2-124m-30b"]
-)
+@pytest.mark.parametrize("name", ["gpt2-10m", "gpt2-30m", "gpt2-60m", "gpt2-124m", "gpt2-124m-30b"])
 def test_held_out_text_suffices_however_the_documents_fall(name):
     """The split is by document. FineWeb-Edu's have about 1,000 tokens, and spread about twice
     that, so the sum of n of them lies within 5 x 2,000 x sqrt(n) of its mean."""
