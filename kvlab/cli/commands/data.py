@@ -25,7 +25,7 @@ examples:
   kvlab data prepare experiments/quickstart.yaml
   kvlab data prepare fineweb-edu-10b --tokens 2B
   kvlab data prepare fineweb-edu-crawl --subset CC-MAIN-2024-10 --tokens 2B
-  kvlab data prepare files --paths books/ notes.jsonl.zst --tokenizer gpt2:4096 --licence "CC BY 4.0"
+  kvlab data prepare files --paths books/ notes.jsonl.zst --tokenizer gpt2:4096 --licence CC0
   kvlab data list
 """
 
