@@ -32,11 +32,8 @@ def break_even_table(
         if levels != study.baseline and study.key(levels) in keys.values() and mine is not None:
             cells = (cell(study.label(levels)), *_cells(mine, base, ceilings))
             rows.append(Row(cells, study.key(levels)))
-    columns = (
-        Column("cell"),
-        Column("context at batch 1 (tokens)", True),
-        Column("batch at the block size (sequences)", True),
-    )
+    heads = ("context at batch 1 (tokens)", "batch at the block size (sequences)")
+    columns = (Column("cell"), *(Column(head, True, csv=(head,)) for head in heads))
     return Table("break-even", CAPTION, columns, tuple(rows)) if rows else None
 
 
@@ -49,7 +46,7 @@ def _cells(mine: Experiment, base: Experiment, ceilings: Ceilings) -> tuple[Cell
 
 def _cell(value: int | None) -> Cell:
     if value is None:
-        return cell("never", FURTHEST + 1)  # sorts last
+        return cell("never", FURTHEST + 1, csv=(None,))  # sorts last
     return cell(f"{value:,}", value)
 
 

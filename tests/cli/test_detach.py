@@ -47,6 +47,14 @@ def call(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
+def call_apart(*arguments):
+    """As `call`, in a process of its own: Ray reads the token of clusters once in a process."""
+    code = "import sys; from kvlab.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
 def wait_for(condition):
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -189,15 +197,15 @@ search:
     assert "s.yaml:6:32: training.init_from = ./weights lies on this machine" in second
 
 
-def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place, capsys):
+def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place):
     text = EXPERIMENT.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
     write_tiny(place, experiment=text)
     address = ("--address", "http://127.0.0.1:1")
-    code, _, error = call(capsys, "submit", "s.yaml", "--detach", "--store", place, *address)
+    code, _, error = call_apart("submit", "s.yaml", "--detach", "--store", place, *address)
     assert code == 2
     assert "gives no job server" in error
     assert "kvlab[cluster]" in error
-    assert call(capsys, "status", "s", *address)[0] == 2
+    assert call_apart("status", "s", *address)[0] == 2
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +214,9 @@ def cluster(tmp_path_factory):
         yield head.jobs
 
 
+@pytest.mark.faults
 class TestJob:
-    def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, capsys, cluster):
+    def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, cluster):
         (place / "sweeps").mkdir()
         (place / "experiments").mkdir()
         text = EXPERIMENT.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
@@ -216,46 +225,45 @@ class TestJob:
         sweep = (place / "s.yaml").read_text().replace("e.yaml", "../experiments/e.yaml")
         (place / "sweeps" / "s.yaml").write_text(sweep)
         there, store = ("--address", cluster), Store(place / "shared")
-        code, out, error = call(
-            capsys, "submit", "sweeps/s.yaml", "--detach", *there, "--store", store.path
+        code, out, error = call_apart(
+            "submit", "sweeps/s.yaml", "--detach", *there, "--store", store.path
         )
         assert (code, error) == (0, "")
         job = out.split("detached: job ")[1].split()[0]
-        code, out, _ = call(capsys, "logs", "s", "-f", *there)
+        code, out, _ = call_apart("logs", "s", "-f", *there)
         assert code == 0, out
         assert out.startswith("s: 2 trials, 2 trainings\n")
         assert "2 done, 0 failed" in out
         assert store.sweep("s")["command"] == "kvlab submit sweeps/s.yaml"
         assert (store.path / "reports" / "s" / "report.md").exists()
         assert driver_log(store, "s", 1).read_text() == out
-        facts = json.loads(call(capsys, "status", "s", "--json", *there)[1])
+        facts = json.loads(call_apart("status", "s", "--json", *there)[1])
         assert facts["states"] == {"done": 2}
         assert (facts["job"]["job"], facts["job"]["exit_code"]) == (job, 0)
         trial = store.trial_ids()[0]
-        assert call(capsys, "logs", trial[:6], *there)[1].rstrip().endswith("done")
-        assert job in call(capsys, "status", *there)[1]
+        assert call_apart("logs", trial[:6], *there)[1].rstrip().endswith("done")
+        assert job in call_apart("status", *there)[1]
 
-    @pytest.mark.faults
-    def test_it_is_stopped_through_the_cluster(self, place, capsys, cluster):
+    def test_it_is_stopped_through_the_cluster(self, place, cluster):
         text = LONG.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
         write_tiny(place, experiment=text)
         (place / "s.yaml").rename(place / "long.yaml")
         there, store = ("--address", cluster), Store(place / "shared")
-        call(capsys, "submit", "long.yaml", "--detach", *there, "--store", store.path)
+        call_apart("submit", "long.yaml", "--detach", *there, "--store", store.path)
         wait_for(lambda: any(map(store.is_running, store.trial_ids())))
-        assert call(capsys, "stop", "long", *there)[0] == 0
-        assert call(capsys, "logs", "long", "-f", *there)[0] == 130
-        code, _, error = call(capsys, "stop", "long", *there)
+        assert call_apart("stop", "long", *there)[0] == 0
+        assert call_apart("logs", "long", "-f", *there)[0] == 130
+        code, _, error = call_apart("stop", "long", *there)
         assert code == 2
         assert "its last driver ended with exit code 130" in error
-        call(capsys, "submit", "long.yaml", "--detach", *there, "--store", store.path)
+        call_apart("submit", "long.yaml", "--detach", *there, "--store", store.path)
         wait_for(lambda: any(map(store.is_running, store.trial_ids())))
-        assert call(capsys, "stop", "long", "--force", *there)[:2] == (
+        assert call_apart("stop", "long", "--force", *there)[:2] == (
             0,
             "long was ended; submit it again to go on from the last checkpoints\n",
         )
         wait_for(lambda: not any(map(store.is_running, store.trial_ids())))
-        assert "stopped" in call(capsys, "status", "long", *there)[1]
+        assert "stopped" in call_apart("status", "long", *there)[1]
 
 
 def test_the_driver_process_wants_its_words(tmp_path):

@@ -124,7 +124,8 @@ CELLS = {
 }  # fmt: skip
 
 OWN_TESTS = {"effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
-             "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance"}  # fmt: skip
+             "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance",
+             "break-even"}  # fmt: skip
 """Tables whose numbers have a test of their own below."""
 
 RANGE = re.compile(r"[\d.]\s*(to|of|[\u00b1\u00d7\u2013])\s*[-+\u2212]?\d|\u2212\d")

@@ -24,7 +24,7 @@ MEMORY = 80 * 10**9
 def experiment(**resources):
     return Experiment.model_validate(
         {"name": "x", "model": {"vocab_size": 257, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4},
-         "data": {"tokenizer": "bytes"}, "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
+         "data": {"tokenizer": "bytes"}, "evaluation": {"loss_tokens": 8, "served": False}, "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
          "resources": resources}
     )  # fmt: skip
 
