@@ -144,7 +144,8 @@ class Record:
                 way: {"scores": [0.0] * 4, "prediction": 1 - ok, "prediction_norm": 1 - ok}
                 for way, ok in (("one_shot", right), ("served", served))
             }
-            found.append({"ind": index, "label": 0, "completion": ways, "lmeval": ways})
+            part = {"shortened": False, "divisors": [12, 9, 14, 10], **ways}
+            found.append({"ind": index, "label": 0, "completion": part, "lmeval": part})
         return found
 
     def measurements(self, levels: Levels, seed: int) -> dict[str, float]:

@@ -27,7 +27,8 @@ def made(count, seed=0, ways=("one_shot", "served"), parts=("completion", "lmeva
 
     return [
         {"ind": index, "label": chance.randrange(4),
-         **{part: {way: scored() for way in ways} for part in parts}}
+         **{part: {"shortened": chance.random() < 0.1, "divisors": [12, 9, 14, 10],
+                   **{way: scored() for way in ways}} for part in parts}}
         for index in range(count)
     ]  # fmt: skip
 
@@ -49,21 +50,9 @@ def expected(items):
 @pytest.mark.parametrize("parts", [("completion",), ("lmeval", "completion")])
 def test_lines_that_are_alike(monkeypatch, ways, parts):
     items = made(500, ways=ways, parts=parts)
-    monkeypatch.setattr(outcomes, "_predictions", once(outcomes._predictions))
+    monkeypatch.setattr(outcomes, "_right", None)  # lines that are alike are not decoded
     assert outcomes_of(lines(items)) == expected(items)
     assert 0 < sum(expected(items)[STYLES[0]]) < 500
-
-
-def once(function):
-    """Fails at the second call: lines that are alike are not decoded one by one."""
-    calls = []
-
-    def counted(item):
-        calls.append(item)
-        assert len(calls) == 1
-        return function(item)
-
-    return counted
 
 
 def unlike():
@@ -80,6 +69,22 @@ def unlike():
     large[5]["label"] = 12
     other = [dict(reversed(item.items())) for item in made(20)]
     return {"half": half, "turned": turned, "text": text, "large": large, "other": other}
+
+
+def test_an_item_as_the_evaluation_writes_it(monkeypatch):
+    """A real line, so that what is read fast is what trials have."""
+    line = (
+        b'{"ind": 24, "label": 3, "completion": {"shortened": false, "divisors": [16, 11, 12, 14],'
+        b' "one_shot": {"scores": [-101.8, -71.9, -79.5, -9.1e-05], "prediction": 1,'
+        b' "prediction_norm": 3}, "served": {"scores": [-101.8, -71.9, -79.5, -93.7],'
+        b' "prediction": 1, "prediction_norm": 0}}, "lmeval": {"shortened": false, "divisors":'
+        b' [37, 27, 26, 36], "one_shot": {"scores": [-102.4, -72.8, -79.0, -94.7], "prediction":'
+        b' 1, "prediction_norm": 3}, "served": {"scores": [-102.4, -72.8, -79.0, -94.7],'
+        b' "prediction": 1, "prediction_norm": 3}}}\n'
+    )
+    monkeypatch.setattr(outcomes, "_right", None)
+    found = outcomes_of(line * 2)
+    assert found == dict(zip(STYLES, (b"\1\1", b"\0\0"), strict=True))
 
 
 @pytest.mark.parametrize("name", list(unlike()))
