@@ -60,14 +60,30 @@ def _round_ticks(low: float, high: float, wanted: int) -> tuple[Tick, ...]:
 
 
 def _bytes_scale(values: Sequence[float], start: float, end: float, wanted: int) -> Scale:
-    """Base-2 logarithms, ticks at powers of two, in MiB and below that in MB."""
+    """Base-2 logarithms, ticks at powers of two, in binary units and below that in decimal ones."""
     low = math.log2(min(values, default=1.0)) - 0.35
     high = math.log2(max(values, default=1.0)) + 0.35
     first, last = math.ceil(low), math.floor(high)
     step = max(1, math.ceil((last - first + 1) / wanted))
     ticks = tuple(
-        Tick(2.0**power, (f"{mebibytes(2**power)} MiB", f"{megabytes(2**power)} MB"))
+        Tick(2.0**power, (_binary(power), _decimal(2**power)))
         for power in range(first, last + 1)
         if (last - power) % step == 0
     )
     return Scale(low, high, start, end, True, ticks)
+
+
+def _binary(power: int) -> str:
+    """A power of two in MiB, or in the unit in which it has four digits at most."""
+    for unit, name in ((20, "MiB"), (30, "GiB")):
+        if power < unit + 10:
+            return f"{mebibytes(2.0 ** (power - unit + 20))} {name}"
+    return f"{mebibytes(2.0 ** (power - 20))} TiB"
+
+
+def _decimal(count: int) -> str:
+    """Bytes in MB, or in the unit in which they have four digits at most."""
+    for unit, name in ((10**6, "MB"), (10**9, "GB")):
+        if count < 1000 * unit:
+            return f"{megabytes(count / unit * 10**6)} {name}"
+    return f"{megabytes(count / 10**6)} TB"

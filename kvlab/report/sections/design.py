@@ -75,7 +75,7 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
     for effect in study.effects(study.primary):
         yield from _limits(effect)
     yield from _sizes(study)
-    if study.done:
+    if study.done and not study.untrained:
         yield (
             "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
             " level that would do better with another learning rate looks worse than it is.",

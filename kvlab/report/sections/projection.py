@@ -74,7 +74,7 @@ def _figure(study: Study, found: dict[Levels, list[Projected]]) -> Figure:
     )
     plot = Plot(
         Axis("bytes stored (logarithmic)", "bytes"),
-        Axis("size", "names", SCALES),
+        Axis("", "names", SCALES),
         (Points("weights of the first layout", rings, "muted", "ring"), *layers),
     )
     caption = f"Stored K/V at {batch} sequences of {context:,} tokens, against the weights."
