@@ -1,8 +1,8 @@
 """Columns and cells of effects that the tables of effects and interactions share."""
 
 from kvlab.report.effects import Effect
-from kvlab.report.numbers import TIMES, difference, in_unit, p_value
-from kvlab.report.quantities import range_cell, value_cell
+from kvlab.report.numbers import TIMES, difference, distance, in_unit, p_value
+from kvlab.report.quantities import range_cell
 from kvlab.report.section import EMPTY, Cell, Column
 
 MOST_SEEDS = 4
@@ -35,7 +35,10 @@ def detectable_column(unit: str, hint: str) -> Column:
 
 
 def detectable_cell(effect: Effect) -> Cell:
-    return EMPTY if effect.detectable is None else value_cell(effect.metric, effect.detectable)
+    size = effect.detectable
+    if size is None:
+        return EMPTY
+    return Cell(distance(effect.metric, size), in_unit(effect.metric, size))
 
 
 def settings_cell(effect: Effect) -> Cell:

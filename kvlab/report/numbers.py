@@ -76,6 +76,11 @@ def in_unit(metric: str, value: float) -> float:
     return 100 * value if is_share(metric) else value
 
 
+def distance(metric: str, value: float) -> str:
+    """The size of a difference, without a sign."""
+    return difference(metric, value).lstrip(f"+{MINUS}")
+
+
 def unit_of(metric: str) -> str:
     """The unit that stands behind `shown`."""
     return "%" if is_share(metric) else METRICS.get(metric, _OTHER).unit

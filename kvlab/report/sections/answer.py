@@ -1,7 +1,7 @@
 """The answer: the question, and three sentences written from the numbers."""
 
 from kvlab.report.effects import Effect
-from kvlab.report.numbers import bytes_text, counted, difference, shown, times
+from kvlab.report.numbers import bytes_text, counted, difference, distance, shown, times
 from kvlab.report.pareto import budget_bests, points
 from kvlab.report.section import Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.sections.untrained import untrained_answer
@@ -157,10 +157,10 @@ def _trust(study: Study) -> Paragraph:
     spans += _gap(study)
     detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
     if detectable:
-        low, high = shown(metric, detectable[0]), shown(metric, detectable[-1])
-        limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
+        low, high = distance(metric, detectable[0]), distance(metric, detectable[-1])
+        limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit} (by level)"
         spans.append(f"by the spread seen, this design of {counted(len(study.seeds), 'seed')}")
-        spans.append(f" calls a true difference of about {limit} with 80% power")
+        spans.append(f" calls with 80% power a true difference of about {limit}")
     elif len(study.seeds) == 1:
         spans.append("with one seed the spread between seeds is unknown, so no difference is")
         spans.append(" significant or within noise: add seeds before drawing a conclusion")
