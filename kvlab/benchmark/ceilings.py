@@ -2,9 +2,9 @@
 
 Bandwidth: the better of a matrix-vector product over a matrix far larger than the caches (the
 access of a decode step; bytes read) and a copy of it (bytes read and written). Product bandwidth:
-what the model's own one-row product reaches on matrices of a GPT-2 XL layer, in the dtype. Matrix
-rate: a square matrix product in the dtype. The best of several runs is taken: a ceiling is what
-the device can do, and whatever else goes on only takes from it.
+what the model's own one-row products reach on the matrices of GPT-2 XL's layers, in the dtype.
+Matrix rate: a square matrix product in the dtype. The best of several runs is taken: a ceiling is
+what the device can do, and whatever else goes on only takes from it.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ SECONDS = 2.0
 _MOST_RUNS = 200
 _COLUMNS = 4096
 _BYTES = {"cpu": 2**28, "cuda": 2**31}
-_LAYER = (6400, 1600)
-"""An MLP matrix of GPT-2 XL. In turn, so many of them that no cache holds them."""
+LAYER = ((4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400))
+"""The matrices of a layer of GPT-2 XL; so many layers in turn that no cache holds them."""
 
 _SIDE = {"cpu": 1536, "cuda": 8192}
 
@@ -83,7 +83,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _path(name: str, dtype: str, threads: int) -> Path:
-    key = json.dumps([name, dtype, threads, torch.__version__])
+    key = json.dumps([name, dtype, threads, torch.__version__, LAYER])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return data_folder() / "ceilings" / f"{digest}.json"
 
@@ -102,14 +102,14 @@ def bandwidth(device: torch.device) -> float:
 
 @torch.inference_mode()
 def product_bandwidth(device: torch.device, dtype: str) -> float:
-    """Bytes each second that one-row products read of a large layer's weights, at best."""
-    rows, columns = _LAYER
+    """Bytes each second that one-row products read of a large model's weights, at best."""
     kind = getattr(torch, dtype)
-    count = max(1, _BYTES[device.type] // (rows * columns * kind.itemsize))
-    weights = [torch.rand(rows, columns, device=device).to(kind) for _ in range(count)]
-    row = torch.rand(1, 1, columns, device=device).to(kind)
+    layer = sum(rows * columns for rows, columns in LAYER) * kind.itemsize
+    shapes = LAYER * max(1, _BYTES[device.type] // layer)
+    weights = [torch.rand(shape, device=device).to(kind) for shape in shapes]
+    rows = {n: torch.rand(1, 1, n, device=device).to(kind) for _, n in LAYER}
     size = sum(weight.nbytes for weight in weights)
-    return size / _best(device, lambda: [linear(row, weight, None) for weight in weights])
+    return size / _best(device, lambda: [linear(rows[w.shape[1]], w, None) for w in weights])
 
 
 @torch.inference_mode()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvlab.benchmark.ceilings import LAYER
 from kvlab.benchmark.rule import StopRule
 from kvlab.benchmark.samples import compare
 from kvlab.benchmark.session import Session, Settings, Variant
@@ -79,8 +80,9 @@ class Row:
 
 def _probed(session: Session, length: int) -> Row:
     (variant,), device = session.variants, session.device
-    weights = [torch.rand(6400, 1600, device=device) for _ in range(6)]
-    row, size = torch.rand(1, 1, 1600, device=device), sum(weight.nbytes for weight in weights)
+    weights = [torch.rand(shape, device=device) for shape in LAYER * 2]
+    rows = {inputs: torch.rand(1, 1, inputs, device=device) for _, inputs in LAYER}
+    size = sum(weight.nbytes for weight in weights)
     cache = variant.decoder.new_cache(1, length + STEPS)
 
     @torch.inference_mode()
@@ -89,7 +91,7 @@ def _probed(session: Session, length: int) -> Row:
         clock.mark()
         for _ in range(STEPS):
             for weight in weights:
-                linear(row, weight, None)
+                linear(rows[weight.shape[1]], weight, None)
             clock.mark()
         return {"steps": clock.intervals()}
 
