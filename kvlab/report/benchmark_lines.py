@@ -6,6 +6,7 @@ from typing import Any
 from kvlab.layout.roofline import Ceilings
 from kvlab.report.rows import Levels
 from kvlab.report.study import Study
+from kvlab.spec.experiment import Experiment
 
 _PLACE = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")
 
@@ -63,3 +64,11 @@ def measured_ceilings(lines: list[dict[str, Any]]) -> Ceilings | None:
     products = found.get("product_bandwidth", moving)["value"]
     rates = moving["value"], computing["value"], products
     return Ceilings(moving["device"], moving["dtype"], 0, *rates)
+
+
+def cell_experiment(study: Study, levels: Levels) -> Experiment | None:
+    """A cell's configuration as recorded; None where no trial of it has ended."""
+    for row in study.cells.get(levels, {}).values():
+        if "experiment" in row.facts:
+            return Experiment.model_validate(row.facts["experiment"])
+    return None

@@ -3,8 +3,7 @@
 from typing import Any
 
 from kvlab.layout.roofline import FURTHEST, Ceilings, break_even
-from kvlab.report.benchmark_lines import measured_ceilings
-from kvlab.report.rows import Levels
+from kvlab.report.benchmark_lines import cell_experiment, measured_ceilings
 from kvlab.report.section import Cell, Column, Row, Table, cell
 from kvlab.report.study import Study
 from kvlab.spec.experiment import Experiment
@@ -23,12 +22,12 @@ def break_even_table(
     Args:
         lines, keys: of `kvlab.report.benchmark_lines.benchmark_lines`.
     """
-    ceilings, base = measured_ceilings(lines), _experiment(study, study.baseline)
+    ceilings, base = measured_ceilings(lines), cell_experiment(study, study.baseline)
     if ceilings is None or base is None:
         return None
     rows = []
     for levels in study.cells:
-        mine = _experiment(study, levels)
+        mine = cell_experiment(study, levels)
         if levels != study.baseline and study.key(levels) in keys.values() and mine is not None:
             cells = (cell(study.label(levels)), *_cells(mine, base, ceilings))
             rows.append(Row(cells, study.key(levels)))
@@ -48,10 +47,3 @@ def _cell(value: int | None) -> Cell:
     if value is None:
         return cell("never", FURTHEST + 1, csv=(None,))  # sorts last
     return cell(f"{value:,}", value)
-
-
-def _experiment(study: Study, levels: Levels) -> Experiment | None:
-    for row in study.cells.get(levels, {}).values():
-        if "experiment" in row.facts:
-            return Experiment.model_validate(row.facts["experiment"])
-    return None

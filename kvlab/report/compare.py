@@ -108,14 +108,12 @@ Key = frozenset[tuple[str, str]]
 
 def _by_levels(study: Study) -> dict[Key, Levels]:
     """Cells by the levels that differ from the baseline, whatever the factors' order."""
-    return {
-        frozenset(
-            (factor, level)
-            for factor, level, base in zip(study.factors, cell, study.baseline, strict=True)
-            if level != base
-        ): cell
-        for cell in study.cells
-    }
+    return {_key(study, cell): cell for cell in study.cells}
+
+
+def _key(study: Study, levels: Levels) -> Key:
+    named = zip(study.factors, levels, study.baseline, strict=True)
+    return frozenset((factor, level) for factor, level, base in named if level != base)
 
 
 def _changes(
@@ -179,11 +177,8 @@ def _budgets(before: Study, after: Study) -> Iterator[Conclusion]:
 
 
 def _name(study: Study, levels: Levels) -> str:
-    """A cell by the levels that differ from the baseline, whatever the factors' order."""
-    changed = zip(study.factors, levels, study.baseline, strict=True)
-    return (
-        "+".join(sorted(f"{f}={level}" for f, level, base in changed if level != base)) or BASELINE
-    )
+    """A cell by the same levels, in an order that both studies share."""
+    return "+".join(sorted(f"{f}={level}" for f, level in _key(study, levels))) or BASELINE
 
 
 def _verdict(effect: Effect | None) -> str:

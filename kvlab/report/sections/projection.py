@@ -3,14 +3,14 @@
 from kvlab.layout import TransferError
 from kvlab.layout.projection import BATCHES, CONTEXTS, SCALES, Projected, project
 from kvlab.layout.roofline import Ceilings
-from kvlab.report.benchmark_lines import benchmark_lines, measured_ceilings
+from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_ceilings
 from kvlab.report.benchmark_plots import MOST
 from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
 from kvlab.report.numbers import percent, significant
 from kvlab.report.rows import Levels
 from kvlab.report.section import Cell, Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
-from kvlab.spec.experiment import Experiment, Shape
+from kvlab.spec.experiment import Shape
 
 
 def projection(study: Study) -> Section | None:
@@ -91,8 +91,9 @@ def _gigabytes(count: float) -> str:
 
 def _projected(study: Study, levels: Levels, ceilings: Ceilings) -> list[Projected]:
     """Nothing where the layout means nothing at a size, as owners that name layers by number."""
-    row = next(row for row in study.cells[levels].values() if "experiment" in row.facts)
-    experiment = Experiment.model_validate(row.facts["experiment"])
+    experiment = cell_experiment(study, levels)
+    if experiment is None:
+        return []
     shape = Shape(name=experiment.name, model=experiment.model, serving=experiment.serving)
     found: list[Projected] = []
     for size in SCALES:
