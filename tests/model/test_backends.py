@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kvlab.model import GPT
 from kvlab.model.backends import BACKENDS, pick_backend
+from kvlab.spec.model import ModelConfig
 
 
 def naive(q, k, v, window):
@@ -58,6 +60,30 @@ def test_flex_agrees_with_sdpa_forward(queries, keys, window):
     with torch.inference_mode():
         wanted = BACKENDS["sdpa"](q, k, v, window)
         assert (BACKENDS["flex"](q, k, v, window) - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.filterwarnings("error:Dynamo detected")  # a cache in the graph, which is none
+@pytest.mark.parametrize("document_start", [None, 3])
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, document_start):
+    config = ModelConfig(
+        n_layer=3, n_head=4, n_kv_head=1, n_embd=32, block_size=256, vocab_size=100,
+        position="rope", attention_pattern="GLL", window=40,
+    )  # fmt: skip
+    model = GPT(config)
+    text = torch.randint(0, 100, (2, 256), generator=torch.Generator().manual_seed(0))
+    reduced = torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16)
+    with torch.no_grad(), reduced:
+        wanted = model.hidden(text, document_start=document_start)
+
+        def as_on_cuda(q, keys, window, has_documents=False):
+            return "flex" if has_documents or (window or keys) < keys else "sdpa"
+
+        monkeypatch.setattr("kvlab.model.attention.pick_backend", as_on_cuda)
+        torch.compiler.reset()
+        compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")
+        found = compiled(text, document_start=document_start)
+    assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.02)
 
 
 @pytest.mark.gpu

@@ -52,3 +52,22 @@ def test_loss_by_tokens_seen_is_refused_with_it():
     facts["data"]["mask_documents"] = facts["evaluation"]["positions"] = True
     with pytest.raises((SpecError, ValueError), match="mask_documents hides some"):
         Experiment.model_validate(facts)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("masked", [False, True])
+def test_hybrid_training_compiled_in_bfloat16_on_cuda_is_the_cpus(tmp_path, masked):
+    shape = {
+        "block_size": 256, "n_layer": 4, "n_head": 4, "n_kv_head": 1, "n_embd": 64,
+        "position": "rope", "attention_pattern": "GLLL", "window": 40,
+    }  # fmt: skip
+    steps = {"tokens": 1024 * 24, "batch_tokens": 1024, "evaluate_tokens": 512}
+    curves = []
+    for device, fast in (("cpu", {}), ("cuda", {"precision": "bfloat16", "compile": True})):
+        of = experiment(shape, {**steps, **fast})
+        of = of.model_copy(update={"data": (MASKED if masked else OPEN).data})
+        record = train(model(of), DATA, of, seed=0, directory=tmp_path / device, device=device)
+        curves.append(record.validation_curve)
+    for a, b in zip(*curves, strict=True):
+        assert a == pytest.approx(b, abs=5e-2)

@@ -1,6 +1,9 @@
 """FlexAttention: windows compiled into one block-sparse kernel, forward and backward, on CUDA.
 
 On the CPU it has no backward pass (torch 2.13), so it serves there only to be compared with.
+
+A compiled model takes kernel and mask into its own graph, where a mask is a small kernel of each
+pass; otherwise the kernel is compiled alone, and a mask made once for each shape.
 """
 
 from functools import lru_cache
@@ -21,12 +24,15 @@ def attend(
     """See `kvlab.model.backends`."""
     queries, keys = q.shape[2], k.shape[2]
     window = window or keys
-    if documents is None:
+    inside = torch.compiler.is_compiling()
+    if documents is not None:
+        mask = documents.once(("flex", window), lambda: _parted(documents, window))
+    elif inside:
         mask = _block_mask(queries, keys, window, q.device)
     else:
-        mask = documents.once(("flex", window), lambda: _parted(documents, window))
+        mask = _kept_mask(queries, keys, window, q.device)
     grouped = q.shape[1] != k.shape[1]
-    kernel = _compiled() if q.device.type == "cuda" else flex_attention
+    kernel = flex_attention if inside or q.device.type != "cuda" else _compiled()
     out: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=grouped)
     return out
 
@@ -36,7 +42,11 @@ def _compiled() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
-@lru_cache(maxsize=64)  # once for each shape, not for each forward
+@lru_cache(maxsize=64)
+def _kept_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
+    return _block_mask(queries, keys, window, device)
+
+
 def _block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
     past = keys - queries
 
