@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-FEW_ROWS = 16
 TWO_COLUMNS_INPUTS = 1536
 """The largest K for the transposed product."""
 
@@ -51,13 +50,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if _trains(x, weight):
         trained: Tensor = _Trained.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return trained
-    if not _suits(x):
-        return F.linear(x, weight, bias)
     inputs = x.shape[-1]
+    if torch.is_grad_enabled() or _onednn is None or not _is_plain(x) or _is_elsewhere():
+        return F.linear(x, weight, bias)
     if _has_mkl and x.numel() <= 2 * inputs and inputs <= TWO_COLUMNS_INPUTS:
         return _two_columns(x, weight, bias)
-    if _onednn is None:
-        return F.linear(x, weight, bias)
     return _by_onednn(x, weight, bias)
 
 
@@ -96,18 +93,16 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _trains(x: Tensor, weight: Tensor) -> bool:
     wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     plain = _is_plain(x) and weight.dtype == x.dtype
-    other = torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
-    return wanted and plain and not other and _onednn is not None
+    return wanted and plain and not _is_elsewhere() and _onednn is not None
 
 
 def _is_plain(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
 
 
-def _suits(x: Tensor) -> bool:
-    few = x.numel() <= FEW_ROWS * x.shape[-1]
-    other = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
-    return few and _is_plain(x) and not other
+def _is_elsewhere() -> bool:
+    """Whether others choose the product: autocast by its dtype, the compiler by itself."""
+    return torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling()
 
 
 def _two_columns(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -52,9 +52,9 @@ def token_scores(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[
     with torch.no_grad(), _no_autocast(hidden):
         weight = head_weight.to(dtype)
         for part, wanted_part in _chunks(flat, wanted):
-            logs = _log_probabilities(part.to(dtype) @ weight.T)
-            losses.append(-logs.gather(1, wanted_part[:, None])[:, 0])
-            hits.append(logs.argmax(-1) == wanted_part)
+            logits = product(part.to(dtype), weight)
+            hits.append(_are_likeliest(logits, wanted_part))
+            losses.append(_losses(logits, wanted_part)[0])
     return torch.cat(losses).view(targets.shape), torch.cat(hits).view(targets.shape)
 
 
@@ -93,28 +93,39 @@ class _SummedLoss(torch.autograd.Function):
 def _softmax_step(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """The chunk's summed loss, and its gradient with respect to ``logits`` in their dtype.
 
-    ``logits`` may be overwritten: on CPU softmax in place takes half of the time of a log-softmax
-    and its exponential. The log of a probability that may have underflowed is not
-    taken: log p(target) is the target's logit less the largest, plus the log of the largest p.
+    ``logits`` may be overwritten.
     """
-    wanted = targets[:, None]
-    dtype = _softmax_dtype(logits.dtype)
-    distance = logits.amax(1).to(dtype) - logits.gather(1, wanted)[:, 0].to(dtype)
-    in_place = logits.device.type == "cpu" and logits.dtype == dtype
-    gradient = torch.softmax(logits, -1, dtype, out=logits if in_place else None)
-    loss = (distance - gradient.amax(1).log()).sum()
+    losses, gradient = _losses(logits, targets)
     minus_one = gradient.new_full((1, 1), -1.0).expand(len(targets), 1)
-    gradient.scatter_add_(1, wanted, minus_one)
-    return loss, gradient.to(logits.dtype)
+    gradient.scatter_add_(1, targets[:, None], minus_one)
+    return losses.sum(), gradient.to(logits.dtype)
+
+
+def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """-log p(target) of each row, and the probabilities.
+
+    ``logits`` may be overwritten: on CPU softmax in place takes a quarter of the time of a
+    log-softmax. The log of a probability that may have underflowed is not taken: log p(target)
+    is the target's logit less the largest, plus the log of the largest p.
+    """
+    dtype = _softmax_dtype(logits.dtype)
+    distance = logits.amax(1).to(dtype) - logits.gather(1, targets[:, None])[:, 0].to(dtype)
+    in_place = logits.device.type == "cpu" and logits.dtype == dtype
+    probabilities = torch.softmax(logits, -1, dtype, out=logits if in_place else None)
+    return distance - probabilities.amax(1).log(), probabilities
+
+
+def _are_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether each row's target has its largest logit, the first of equals counting. Where the
+    largest lies is looked for in such rows alone, since that takes longer than to find it."""
+    hits = logits.gather(1, targets[:, None])[:, 0] == logits.amax(1)
+    hits[hits.clone()] = logits[hits].argmax(1) == targets[hits]
+    return hits
 
 
 @lru_cache(maxsize=1)
 def _compiled_softmax_step() -> Any:
     return torch.compile(_softmax_step)
-
-
-def _log_probabilities(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits, -1, dtype=_softmax_dtype(logits.dtype))
 
 
 def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from kvlab.errors import Paused, Stopped
+from kvlab.heap import freed_memory_kept
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 from kvlab.train.accounting import Accountant
 from kvlab.train.beginning import Beginning
 from kvlab.train.checkpoint import Checkpoints, State, run_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
-from kvlab.train.heap import freed_memory_kept
 from kvlab.train.record import (
     CURVE_POINTS,
     TrainingRecord,

@@ -76,7 +76,7 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     with torch.no_grad(), reduced:
         wanted = model.hidden(text, document_start=document_start)
 
-        def as_on_cuda(q, keys, window, has_documents=False):
+        def as_on_cuda(_q, keys, window, has_documents=False):
             return "flex" if has_documents or (window or keys) < keys else "sdpa"
 
         monkeypatch.setattr("kvlab.model.attention.pick_backend", as_on_cuda)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.layout.training_memory import CHUNK_TOKENS
-from kvlab.model.loss import summed_loss, token_losses
+from kvlab.model.loss import summed_loss, token_losses, token_scores
 
 
 def case(count, dtype=torch.float64, width=7, vocabulary=31):
@@ -94,3 +94,13 @@ def test_compiled_equals_eager():
         results.append([loss, *torch.autograd.grad(loss, [hidden, weight])])
     for a, b in zip(*results, strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_of_equally_likely_tokens_only_the_first_is_the_likeliest():
+    head = torch.eye(6)[[0, 1, 2, 1, 2, 5]]  # tokens 1 and 3, and 2 and 4, have equal logits
+    hidden = torch.eye(6)[[1, 1, 2, 2, 5, 5, 0]].clone()
+    targets = torch.tensor([1, 3, 2, 4, 5, 0, 1])
+    losses, hits = token_scores(hidden, head, targets)
+    assert hits.tolist() == [True, False, True, False, True, False, False]
+    wanted = F.cross_entropy(hidden @ head.T, targets, reduction="none")
+    assert (losses - wanted).abs().max() < 1e-6

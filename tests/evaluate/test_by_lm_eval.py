@@ -1,0 +1,62 @@
+"""HellaSwag item by item against lm-eval with `transformers`, on the same weights."""
+
+import pytest
+import torch
+
+from kvlab.data import tokenizer
+from kvlab.evaluate.hellaswag import score_items
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.trial.harness import harness_model
+from kvlab.trial.models import OpenedModel
+from tests.benchmarks.decode import transformers_model
+from tests.evaluate import by_lm_eval
+from tests.evaluate.hellaswag_items import ITEMS
+
+huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval itself")
+
+
+@pytest.fixture(scope="module")
+def model():
+    """Weights so large that endings differ by nats and not by rounding."""
+    shape = {"vocab_size": 50304, "block_size": 256, "n_layer": 2, "n_head": 2, "n_embd": 32}
+    made = GPT(ModelConfig(**shape), seed=3).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(8)
+    return made
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("datasets")
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", folder)  # read at import, so not by env
+        yield by_lm_eval.hellaswag_task(folder / "items.jsonl", ITEMS)
+
+
+@pytest.fixture(scope="module")
+def theirs(model, task):
+    words = by_lm_eval.gpt2_words()
+    lm = huggingface.HFLM(pretrained=transformers_model(model), tokenizer=words, batch_size=4)
+    return by_lm_eval.samples(lm, task)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_our_evaluation_predicts_the_same(model, theirs):
+    records = score_items(model, ITEMS, tokenizer("gpt2"), ("lmeval",))
+    for record, sample in zip(records, theirs, strict=True):
+        found = record["lmeval"]["one_shot"]
+        assert found["scores"] == pytest.approx(by_lm_eval.scores(sample), abs=2e-3)
+        assert (found["prediction"], found["prediction_norm"]) == by_lm_eval.prediction(sample)
+    assert len({by_lm_eval.prediction(sample) for sample in theirs}) > 2, "not all alike"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("served", [False, True])
+def test_our_model_inside_lm_eval_predicts_the_same(model, task, theirs, served):
+    adapted = harness_model(OpenedModel("made", model, ServingConfig(), "gpt2"), served=served)
+    for ours, sample in zip(by_lm_eval.samples(adapted, task), theirs, strict=True):
+        assert by_lm_eval.scores(ours) == pytest.approx(by_lm_eval.scores(sample), abs=2e-3)
+        assert by_lm_eval.prediction(ours) == by_lm_eval.prediction(sample)
