@@ -1,9 +1,10 @@
-"""Memory that a training frees stays with the process, for the next step takes it again.
+"""Memory that a model's passes free stays with the process, for the next one takes it again.
 
 glibc gives a large buffer back to the system when it is freed, and every step then faults its
 pages in and has them cleared anew. Measured on one core, float32, GPT-2's width with 2 layers and
 its vocabulary, 1,024 tokens a step: 143,000 page faults and 4.9 s of CPU time a step without this,
 2 faults and 3.8 s with it, for 7% more peak memory (medians of 3 steps, on a busy machine).
+Scoring HellaSwag one-shot with GPT-2 124M on two cores: 5.4 s without, 4.9 s with it, for 16% more.
 """
 
 import ctypes

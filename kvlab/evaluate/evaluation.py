@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from kvlab.evaluate.loss import Tokens, bits_per_byte, served_window_losses, win
 from kvlab.evaluate.probes import probe
 from kvlab.evaluate.questions import CONVENTIONS
 from kvlab.evaluate.storage import compare_storage, is_coarse
+from kvlab.heap import freed_memory_kept
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 
@@ -64,6 +66,13 @@ def evaluate(
         DataError: too few validation tokens, or HellaSwag or a tokenizer cannot be had.
     """
     model = model.to(device).eval()
+    with freed_memory_kept() if model.device.type == "cpu" else nullcontext():
+        return _evaluate(model, dataset, experiment, on_progress)
+
+
+def _evaluate(
+    model: GPT, dataset: ValidationText, experiment: Experiment, on_progress: OnProgress | None
+) -> Evaluation:
     measurements = _losses(model, dataset, experiment, on_progress)
 
     def progress(note: str, tokens: int) -> Callable[[int], None]:

@@ -18,6 +18,11 @@ Measured weight bytes read a second on one core that sums at 19 GB/s, by gemv or
 two columns. K = 768, N = 2,304: one row 14, 18, 19 GB/s; two rows 8, 13, 19; eight rows 8, 10,
 5. K = 3,072, N = 768: one row 19, 19, 11. At K = 256 two columns take 56% of oneDNN's time for
 one row and half for two, at K = 1,600 as long and 68%, at K = 2,048 more.
+
+A call of oneDNN costs some ten microseconds more, which small products do not win back. MKL's
+time over oneDNN's on one core at 16, 64, 256 and 1,024 rows, warm: K = 64, N = 192: 0.41, 0.56,
+0.90, 1.05; K = N = 256: 0.74, 0.94, 1.04, 1.11; K = 768, N = 2,304: 1.28, 1.22, 1.08, 1.06;
+K = 768, N = 50,304: 1.79, 1.48, 1.20, 1.10.
 """
 
 from typing import Any
@@ -29,6 +34,9 @@ from torch.autograd.function import once_differentiable
 
 TWO_COLUMNS_INPUTS = 1536
 """The largest K for the transposed product."""
+
+LARGE_WEIGHT, LARGE_PRODUCT = 2**19, 2**23
+"""K N, which no longer fits a core's cache, and M K N from which oneDNN is the faster."""
 
 _onednn = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch.compile emits on CPU
@@ -55,6 +63,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     if _has_mkl and x.numel() <= 2 * inputs and inputs <= TWO_COLUMNS_INPUTS:
         return _two_columns(x, weight, bias)
+    if weight.numel() < LARGE_WEIGHT and x.numel() * len(weight) < LARGE_PRODUCT:
+        return F.linear(x, weight, bias)
     return _by_onednn(x, weight, bias)
 
 

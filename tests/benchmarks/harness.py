@@ -12,6 +12,7 @@ import torch
 from kvlab.data import HellaSwagItem, hellaswag, tokenizer
 from kvlab.errors import DataError
 from kvlab.evaluate.hellaswag import score_items
+from kvlab.heap import freed_memory_kept
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.harness import harness_model
@@ -90,7 +91,8 @@ def _by_lm_eval(lm: Any, task: Any) -> Callable[[], Predictions]:
 
 
 def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:
-    records = score_items(model, items, tokenizer("gpt2"), ("lmeval",))
+    with freed_memory_kept():  # as `kvlab.evaluate.evaluate` does
+        records = score_items(model, items, tokenizer("gpt2"), ("lmeval",))
     return [
         (found["prediction"], found["prediction_norm"])
         for found in (record["lmeval"]["one_shot"] for record in records)

@@ -19,6 +19,8 @@ def test_value_and_gradient_equal_float64(shape):
     assert found.shape == shape
     assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=1e-6)
     assert torch.allclose(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        assert torch.allclose(gelu(x).double(), wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_far_from_zero_it_is_the_identity_or_nothing():
@@ -26,6 +28,9 @@ def test_far_from_zero_it_is_the_identity_or_nothing():
     gelu(x).sum().backward()
     assert torch.equal(gelu(x).abs(), torch.tensor([0.0, 0.0, 50.0, 1e4]))
     assert torch.equal(x.grad, torch.tensor([0.0, 0.0, 1.0, 1.0]))
+    with torch.no_grad():
+        many = gelu(x.repeat(5000))
+    assert torch.equal(many.abs(), torch.tensor([0.0, 0.0, 50.0, 1e4]).repeat(5000))
 
 
 def test_a_transposed_input_keeps_its_places():
@@ -35,6 +40,12 @@ def test_a_transposed_input_keeps_its_places():
     y = x.detach().double().requires_grad_()
     F.gelu(y, approximate="tanh").square().sum().backward()
     assert torch.allclose(x.grad.double(), y.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_so_does_a_large_one_without_a_gradient():
+    x = torch.randn(200, 300).T
+    with torch.no_grad():
+        assert torch.allclose(gelu(x), F.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
 
 
 def test_bfloat16_is_rounded_once():

@@ -11,11 +11,12 @@ from kvlab.model.linear import TWO_COLUMNS_INPUTS, Linear, linear, product
 
 @pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMNS_INPUTS, TWO_COLUMNS_INPUTS + 1])
 @pytest.mark.parametrize("lead", [(1,), (2,), (1, 1), (2, 1), (1, 2), (3,), (17,), (5, 7), (0,)])
+@pytest.mark.parametrize("outputs", [37, 1000])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_equals_float64(lead, inputs, has_bias):
+def test_equals_float64(lead, inputs, outputs, has_bias):
     torch.manual_seed(0)
-    x, weight = torch.randn(*lead, inputs), torch.randn(37, inputs)
-    bias = torch.randn(37) if has_bias else None
+    x, weight = torch.randn(*lead, inputs), torch.randn(outputs, inputs)
+    bias = torch.randn(outputs) if has_bias else None
     wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     with torch.inference_mode():
         found = linear(x, weight, bias)
