@@ -53,6 +53,22 @@ def test_forward_and_gradient_agree_with_the_definition(name, queries, keys, win
         assert (left.grad - right.grad).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("window", [None, 40])
+def test_kept_computes_bfloat16_in_float32_also_under_autocast(window):
+    torch.manual_seed(0)
+    ours = [torch.randn(2, h, 300, 16).bfloat16().requires_grad_() for h in (4, 2, 2)]
+    theirs = [t.detach().float().requires_grad_() for t in ours]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = BACKENDS["kept"](*ours, window)
+    wanted = BACKENDS["kept"](*theirs, window)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, wanted.bfloat16())
+    out.sum().backward()
+    wanted.sum().backward()
+    for left, right in zip(ours, theirs, strict=True):
+        assert torch.equal(left.grad, right.grad.bfloat16())
+
+
 @pytest.mark.parametrize(("queries", "keys", "window"), [(256, 256, 40), (128, 256, 40)])
 def test_flex_agrees_with_sdpa_forward(queries, keys, window):
     torch.manual_seed(0)
@@ -117,8 +133,7 @@ def test_the_table_picks_by_device_and_shape():
         assert pick_backend(queries(512, 64), 512, window) != "kept", "nothing to keep it for"
         assert pick_backend(queries(512, 16, grad=True), 512, window) == "kept"
         assert pick_backend(queries(512, 8, grad=True), 512, window) != "kept"
-        assert (
-            pick_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window) != "kept"
-        )
+        reduced = pick_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window)
+        assert (reduced == "kept") != torch.cpu._is_amx_tile_supported()
     assert pick_backend(queries(8192, 64, grad=True), 8192, None) == "sdpa", "too much to keep"
     assert pick_backend(queries(8192, 64, grad=True), 8192, 256) == "kept"
