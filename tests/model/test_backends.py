@@ -102,6 +102,24 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.02)
 
 
+@pytest.mark.filterwarnings("error:Dynamo detected")
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_a_compiled_model_trains_as_one_graph(precision):
+    """The choice of a backend is made while it is traced, and leaves nothing in the graph."""
+    config = ModelConfig(
+        n_layer=2, n_head=4, n_kv_head=2, n_embd=64, block_size=256, vocab_size=100,
+        position="rope", attention_pattern="GL", window=40,
+    )  # fmt: skip
+    model = GPT(config)
+    text = torch.randint(0, 100, (1, 256), generator=torch.Generator().manual_seed(0))
+    torch.compiler.reset()
+    compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
+        found, wanted = compiled(text), model.hidden(text)
+    assert found.requires_grad
+    assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.05)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_flex_gradient_agrees_with_sdpa_on_cuda():

@@ -37,7 +37,7 @@ def suits(q: Tensor, keys: int, window: int | None) -> bool:
     """Whether this backend is the fastest for queries (B, H, C, D) of a training on CPU."""
     if q.device.type != "cpu" or not (torch.is_grad_enabled() and q.requires_grad):
         return False
-    if q.dtype not in _dtypes() or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or q.dtype not in _dtypes():
         return False
     rows, heads, queries, head_dim = q.shape
     if queries != keys or queries < SMALLEST_LENGTH or head_dim < SMALLEST_HEAD:
