@@ -67,11 +67,11 @@ def _rows(branches: Sequence[Branches]) -> Iterator[_Row]:
 
 def _same_pass(model: GPT, rows: Sequence[_Row], start: int) -> list[_Row]:
     """The rows from ``start`` on, sorted by length, that one pass takes, the longest deciding;
-    no more once a pass that is large enough for speed would be padding to a twentieth."""
+    no more once a pass that is large enough for speed would be padding to 3%."""
     end, real = start + 1, rows[start].length
     while end < len(rows) and end - start < pass_rows(model, rows[end].length):
         padded = (end - start + 1) * rows[end].length
-        if real >= FULL_SPEED_TOKENS and padded > 1.05 * (real + rows[end].length):
+        if real >= FULL_SPEED_TOKENS and padded > 1.03 * (real + rows[end].length):
             break
         real += rows[end].length
         end += 1

@@ -12,6 +12,7 @@ from kvlab.data import HellaSwagItem
 Predictions = list[tuple[int, int]]
 """Of each item, the likeliest ending, and the likeliest a character."""
 
+NAME = "hellaswag_file"
 KEYS = ("activity_label", "ctx_a", "ctx_b", "endings", "label")
 MEAN = {"aggregation": "mean", "higher_is_better": True}
 
@@ -40,7 +41,7 @@ def hellaswag_task(path: Path, items: Sequence[HellaSwagItem]) -> Any:
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return ConfigurableTask(
         config={
-            "task": "hellaswag_file",
+            "task": NAME,
             "dataset_path": "json",
             "dataset_kwargs": {"data_files": {"validation": str(path)}},
             "output_type": "multiple_choice",
@@ -55,11 +56,12 @@ def hellaswag_task(path: Path, items: Sequence[HellaSwagItem]) -> Any:
 
 
 def samples(lm: Any, task: Any) -> list[dict[str, Any]]:
-    """What lm-eval keeps of each item, in their order."""
-    import lm_eval
+    """What lm-eval keeps of each item, in their order. Its `simple_evaluate` would first look
+    through all of its tasks and describe the machine, six seconds without a single answer."""
+    from lm_eval.evaluator import evaluate
 
-    found = lm_eval.simple_evaluate(lm, tasks=[task], bootstrap_iters=0, verbosity="ERROR")
-    return sorted(found["samples"]["hellaswag_file"], key=lambda sample: sample["doc_id"])
+    found = evaluate(lm, {NAME: task}, bootstrap_iters=0, verbosity="ERROR")
+    return sorted(found["samples"][NAME], key=lambda sample: sample["doc_id"])
 
 
 def prediction(sample: dict[str, Any]) -> tuple[int, int]:

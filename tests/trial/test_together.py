@@ -51,19 +51,22 @@ def trial(text, tmp_path, monkeypatch):
     return of
 
 
+def in_ray(trial, store):
+    """How the trial ends there: the outcome and the error's class."""
+    executor = EXECUTORS["ray"](partial(run_trial, store=str(store)), None)
+    try:
+        executor.start(trial)
+        ended = until_ended(executor)[trial.id]
+    finally:
+        executor.close()
+    return ended.outcome, ended.error
+
+
 def test_two_workers_under_ray_lose_as_one_does(trial, tmp_path):
     alone, together = trial(1), trial(2)
     assert alone.id == together.id, "workers are where a trial runs, not what it computes"
     assert run_trial(alone, tmp_path / "one") == "done"
-    wild = trial(2, learning_rate=1e35, clip=1e30)
-    executor = EXECUTORS["ray"](partial(run_trial, store=str(tmp_path / "two")), None)
-    try:
-        for one, wanted in ((together, "done"), (wild, "diverged")):
-            executor.start(one)
-            ended = until_ended(executor)[one.id]
-            assert (ended.outcome, ended.error) == (wanted, None)
-    finally:
-        executor.close()
+    assert in_ray(together, tmp_path / "two") == ("done", None)
     one, two = (Store(tmp_path / name).result(alone.id) for name in ("one", "two"))
     assert two["training_record"]["workers"] == 2
     for name in ("train_loss", "validation_loss"):
@@ -73,8 +76,13 @@ def test_two_workers_under_ray_lose_as_one_does(trial, tmp_path):
     assert two["measurements"]["loss"] == pytest.approx(one["measurements"]["loss"], abs=1e-5)
     folder = Store(tmp_path / "two").training_directory(alone.training_id)
     assert not (folder / "together").exists()
-    error = Store(tmp_path / "two").result(wild.id)["error"]
-    assert error["type"] == Diverged.__name__
+
+
+@pytest.mark.faults
+def test_a_loss_that_diverges_on_two_workers_is_a_finding(trial, tmp_path):
+    wild = trial(2, learning_rate=1e35, clip=1e30)
+    assert in_ray(wild, tmp_path) == ("diverged", None)
+    assert Store(tmp_path).result(wild.id)["error"]["type"] == Diverged.__name__
 
 
 def training_workers():
