@@ -153,5 +153,7 @@ def test_the_table_picks_by_device_and_shape():
         assert pick_backend(queries(512, 8, grad=True), 512, window) != "kept"
         reduced = pick_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window)
         assert (reduced == "kept") != torch.cpu._is_amx_tile_supported()
+    long = queries(2048, 64, grad=True, dtype=torch.bfloat16)
+    assert pick_backend(long, 2048, None) == "sdpa"
     assert pick_backend(queries(8192, 64, grad=True), 8192, None) == "sdpa", "too much to keep"
     assert pick_backend(queries(8192, 64, grad=True), 8192, 256) == "kept"

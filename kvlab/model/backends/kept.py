@@ -11,7 +11,8 @@ tiles of 128 these take 103, 62 and 4.9 ms.
 bfloat16 is computed in float32, which a CPU without tiles (AMX) does faster than its fused kernel
 in bfloat16. On one core, fused and this: four rows of 256 tokens, 4 heads of 16: 8.7 and 5.3 ms;
 two rows of 512, 4 heads of 80: 33 and 21 ms; one row of 1,024, 12 heads of 64: 101 and 89 ms, and
-with a window of 256 in blocks of the fused kernel 83, here 49 ms.
+with a window of 256 in blocks of the fused kernel 83, here 49 ms; but one row of 2,048 without
+a window, 8 heads of 64: 220 and 232 ms.
 
 B rows, H heads, T tokens, D head_dim; N = B H.
 """
@@ -29,6 +30,9 @@ from kvlab.cache import Documents
 
 TILE = 64
 SMALLEST_HEAD, SMALLEST_LENGTH = 16, 256
+LONGEST_REDUCED = 1024
+"""The most tokens in bfloat16 that see all before them."""
+
 KEPT_BYTES = 128 * 2**20
 """The most that one layer keeps."""
 
@@ -41,6 +45,9 @@ def suits(q: Tensor, keys: int, window: int | None) -> bool:
         return False
     rows, heads, queries, head_dim = q.shape
     if queries != keys or queries < SMALLEST_LENGTH or head_dim < SMALLEST_HEAD:
+        return False
+    is_whole = window is None or window >= keys
+    if q.dtype == torch.bfloat16 and is_whole and queries > LONGEST_REDUCED:
         return False
     kept = sum((end - start) * (end - low) for start, end, low in _tiles(queries, window))
     return 4 * rows * heads * kept <= KEPT_BYTES
