@@ -23,12 +23,13 @@ _LARGE = 32 * 2**20
 
 
 @contextmanager
-def freed_memory_kept() -> Iterator[None]:
+def freed_memory_kept(device: str = "cpu") -> Iterator[None]:
     """Inside, on Linux with glibc, no freed memory goes back to the system; afterwards all does.
 
-    Where the environment sets malloc (``GLIBC_TUNABLES``, ``MALLOC_*_``) that stays as it is.
+    For a model on another device (``device`` is its kind) nothing changes, and
+    where the environment sets malloc (``GLIBC_TUNABLES``, ``MALLOC_*_``) that stays as it is.
     """
-    libc = _glibc()
+    libc = _glibc() if device == "cpu" else None
     if libc is None:
         yield
         return

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,7 +65,7 @@ def evaluate(
         DataError: too few validation tokens, or HellaSwag or a tokenizer cannot be had.
     """
     model = model.to(device).eval()
-    with freed_memory_kept() if model.device.type == "cpu" else nullcontext():
+    with freed_memory_kept(model.device.type):
         return _evaluate(model, dataset, experiment, on_progress)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from kvlab.evaluate.questions import Branches
 from kvlab.evaluate.score import Score
 from kvlab.evaluate.scoring import ending_scores
+from kvlab.heap import freed_memory_kept
 from kvlab.model import GPT
 from kvlab.spec.parts import ServingConfig
 
@@ -37,7 +38,8 @@ def pair_scores(
         for context, endings in places.items()
     ]
     found: dict[int, Score] = {}
-    scored = ending_scores(model, branches, serving, tick)
+    with freed_memory_kept(model.device.type):
+        scored = ending_scores(model, branches, serving, tick)
     for endings, scores in zip(places.values(), scored, strict=True):
         found.update((number, score) for (number, _), score in zip(endings, scores, strict=True))
     return [found[number] for number in range(len(pairs))]

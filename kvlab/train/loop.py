@@ -4,7 +4,6 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +83,7 @@ def train(
         load_weights(model, directory)
     else:
         run.until = until
-        with freed_memory_kept() if run.device.type == "cpu" else nullcontext():
+        with freed_memory_kept(run.device.type):
             record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.stepper.workers.leads:
         run.checkpoints.remove_all_but_best()

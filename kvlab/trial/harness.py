@@ -9,7 +9,6 @@ The only module that imports lm_eval.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ import torch
 from kvlab.data import Tokenizer, tokenizer
 from kvlab.errors import UsageError
 from kvlab.evaluate.likelihood import Pair, pair_scores
-from kvlab.heap import freed_memory_kept
 from kvlab.trial.models import OpenedModel
 
 
@@ -68,8 +66,7 @@ class Scorer:
             UsageError: a continuation is empty.
         """
         pairs = [self._pair(context, ending) for context, ending in texts]
-        with freed_memory_kept() if self._model.device.type == "cpu" else nullcontext():
-            scores = pair_scores(self._model, pairs, self._serving)
+        scores = pair_scores(self._model, pairs, self._serving)
         return [(-score.nats, score.is_greedy) for score in scores]
 
     def whole(self, text: str) -> float:

@@ -78,16 +78,20 @@ def test_flex_agrees_with_sdpa_forward(queries, keys, window):
         assert (BACKENDS["flex"](q, k, v, window) - wanted).abs().max() < 1e-5
 
 
+def hybrid_model():
+    """Multi-query and hybrid, with two rows as long as its context."""
+    config = ModelConfig(
+        n_layer=3, n_head=4, n_kv_head=1, n_embd=64, block_size=256, vocab_size=100,
+        position="rope", attention_pattern="GLL", window=40,
+    )  # fmt: skip
+    return GPT(config), torch.randint(0, 100, (2, 256), generator=torch.Generator().manual_seed(0))
+
+
 @pytest.mark.filterwarnings("error:Dynamo detected")  # a cache in the graph, which is none
 @pytest.mark.parametrize("document_start", [None, 3])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, document_start):
-    config = ModelConfig(
-        n_layer=3, n_head=4, n_kv_head=1, n_embd=32, block_size=256, vocab_size=100,
-        position="rope", attention_pattern="GLL", window=40,
-    )  # fmt: skip
-    model = GPT(config)
-    text = torch.randint(0, 100, (2, 256), generator=torch.Generator().manual_seed(0))
+    model, text = hybrid_model()
     reduced = torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16)
     with torch.no_grad(), reduced:
         wanted = model.hidden(text, document_start=document_start)
@@ -106,12 +110,7 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_a_compiled_model_trains_as_one_graph(precision):
     """The choice of a backend is made while it is traced, and leaves nothing in the graph."""
-    config = ModelConfig(
-        n_layer=2, n_head=4, n_kv_head=2, n_embd=64, block_size=256, vocab_size=100,
-        position="rope", attention_pattern="GL", window=40,
-    )  # fmt: skip
-    model = GPT(config)
-    text = torch.randint(0, 100, (1, 256), generator=torch.Generator().manual_seed(0))
+    model, text = hybrid_model()
     torch.compiler.reset()
     compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
