@@ -9,6 +9,7 @@ import torch
 from kvlab.benchmark.decode import Decoder
 from kvlab.memory_errors import memory_gone
 from kvlab.model import GPT
+from kvlab.model.generate import decode_step, prefill
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
 
@@ -65,8 +66,8 @@ class DecodeAttempt:
         cache = Decoder(model, serving).new_cache(batch, prompt_tokens + new_tokens)
         with torch.inference_mode():
             prompt = torch.zeros(batch, prompt_tokens, dtype=torch.int64, device=self.device)
-            model.head(model.hidden(prompt, cache=cache)[:, -1])
-            model.head(model.hidden(prompt[:, :1], cache=cache)[:, -1])
+            prefill(model, prompt, cache)
+            decode_step(model, prompt[:, 0], cache)
         if self.device.startswith("cuda"):
             torch.cuda.synchronize()
 

@@ -13,6 +13,7 @@ from kvlab.benchmark.timing import Clock
 from kvlab.cache import KVCache
 from kvlab.model import GPT
 from kvlab.model.decode import make_decoder
+from kvlab.model.generate import prefill
 from kvlab.spec.parts import ServingConfig
 
 PROMPT_SEED = 0
@@ -45,7 +46,7 @@ class Decoder:
         prompt = self._tokens(cache.batch_size, cache.max_length - new_tokens)
         clock = Clock(self.model.device)
         clock.mark()
-        token = self._last(self.model.hidden(prompt, cache=cache)).argmax(-1)
+        token = prefill(self.model, prompt, cache).argmax(-1)
         clock.mark()
         step = make_decoder(self.model, cache)
         clock.mark()
@@ -61,13 +62,9 @@ class Decoder:
         tokens = self._tokens(1, length)
         clock = Clock(self.model.device)
         clock.mark()
-        self._last(self.model.hidden(tokens)).argmax(-1)
+        prefill(self.model, tokens, None).argmax(-1)
         clock.mark()
         return clock.intervals()[0]
-
-    def _last(self, hidden: Tensor) -> Tensor:
-        """Logits (B, V) of the last position alone."""
-        return self.model.head(hidden[:, -1])
 
     def _tokens(self, batch_size: int, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(PROMPT_SEED)

@@ -102,16 +102,15 @@ def _score(
             predicting += [torch.tensor([last]), at * length + torch.arange(used, end)]
             targets.append(ending)
             used = end
-    hidden = _hidden(model, tokens, positions, kinds)
-    wanted = torch.cat(predicting).to(model.device)
-    scores = iter(summed_scores(model, hidden.flatten(0, 1)[wanted], targets))
+    hidden = _hidden(model, tokens, positions, kinds, torch.cat(predicting))
+    scores = iter(summed_scores(model, hidden, targets))
     return [(row.branch, i, next(scores)) for row in rows for i in row.endings]
 
 
-def _hidden(model: GPT, tokens: Tensor, positions: Tensor, kinds: Tensor) -> Tensor:
-    """The residual stream (R, T, E) of rows that branch."""
+def _hidden(model: GPT, tokens: Tensor, positions: Tensor, kinds: Tensor, wanted: Tensor) -> Tensor:
+    """The residual stream (P, E) of the tokens ``wanted``, in rows (R, T) that branch."""
     config, device = model.config, model.device
     windows = [config.window if kind == "L" else None for kind in config.layer_kinds]
     places, parts = positions.to(device), kinds.to(device)
     step = Branched(config.kv_owners, windows, places, parts, model.dtype)
-    return model.run(tokens.to(device), step)
+    return model.run(tokens.to(device), step, wanted.to(device))

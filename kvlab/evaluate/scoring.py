@@ -18,6 +18,7 @@ from kvlab.evaluate.one_shot import one_shot_scores
 from kvlab.evaluate.questions import Branches
 from kvlab.evaluate.score import Score, summed_scores
 from kvlab.model import GPT
+from kvlab.model.generate import last_tokens
 from kvlab.spec.parts import ServingConfig
 
 
@@ -92,8 +93,7 @@ def _score(
     length = _longest(branches, batch)
     cache = model.new_cache(len(batch), length, serving)
     tokens, lengths = _padded(model, [branches[i].context for i in batch])
-    hidden = model.hidden(tokens, cache=cache, lengths=lengths)
-    last = hidden[torch.arange(len(batch), device=model.device), lengths - 1]
+    last = model.hidden(tokens, cache, lengths, wanted=last_tokens(tokens, lengths))
     rows = [(at, n) for at, i in enumerate(batch) for n in range(len(branches[i].endings))]
     rows.sort(key=lambda row: len(branches[batch[row[0]]].endings[row[1]]))
     size = _most_rows(model, length, serving)

@@ -50,7 +50,17 @@ class Block(nn.Module):
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, step: Step, rotation: Rotation | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        step: Step,
+        rotation: Rotation | None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """(B, C, E) -> (B, C, E); or (N, E) of the tokens ``wanted``, as `GPT.hidden` has them,
+        for which alone the MLP is computed."""
         x = x + self.attention(self.norm1(x), step, rotation)
+        if wanted is not None:
+            x = x.flatten(0, 1)[wanted]
         out: Tensor = x + self.mlp(self.norm2(x))
         return out

@@ -19,17 +19,24 @@ CHECK_EVERY = 16
 
 
 def prefill(
-    model: GPT, tokens: Tensor, cache: KVCache, lengths: Sequence[int] | None = None
+    model: GPT, tokens: Tensor, cache: KVCache | None, lengths: Sequence[int] | None = None
 ) -> Tensor:
-    """Runs prompts (B, C), padded at the end to C, into an empty cache.
+    """Runs prompts (B, C), padded at the end to C, into an empty cache, or without one.
 
-    Returns the logits (B, V) of each row's last real token; the head runs on those alone.
+    Returns the logits (B, V) of each row's last real token; the last layer's MLP and the head
+    run on those alone.
     """
-    hidden = model.hidden(tokens, cache, lengths)
-    if lengths is None:
-        return model.head(hidden[:, -1])
-    last = torch.tensor(lengths, device=tokens.device) - 1
-    return model.head(hidden[torch.arange(len(last), device=tokens.device), last])
+    wanted = last_tokens(tokens, lengths)
+    in_cache = None if cache is None else lengths
+    return model.head(model.hidden(tokens, cache, in_cache, wanted=wanted))
+
+
+def last_tokens(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+    """(B,): the last token of each row of ``tokens`` (B, C), or the last of its ``lengths``
+    real ones, counted over all rows."""
+    rows, count = tokens.shape
+    ends = torch.as_tensor(count if lengths is None else lengths, device=tokens.device)
+    return torch.arange(rows, device=tokens.device) * count + ends - 1
 
 
 def decode_step(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
@@ -143,8 +150,6 @@ def _uncached(model: GPT, prompts: Sequence[Sequence[int]]) -> Step:
         if tokens is not None:
             for row, token in zip(rows, tokens.tolist(), strict=True):
                 row.append(token)
-        last = torch.tensor([len(row) - 1 for row in rows], device=model.device)
-        hidden = model.hidden(_padded(rows, model.device))
-        return model.head(hidden[torch.arange(len(rows), device=model.device), last])
+        return prefill(model, _padded(rows, model.device), None, [len(row) for row in rows])
 
     return step

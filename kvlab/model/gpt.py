@@ -107,6 +107,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         document_start: int | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         """The residual stream (B, C, E) after the final norm.
 
@@ -117,6 +118,9 @@ class GPT(nn.Module):
                 the row is padding. Rows may then hold different numbers of tokens.
             document_start: without a cache: the token that begins a document; each document is
                 then computed as if it stood alone. See `kvlab.cache.documents`.
+            wanted: (N,) of int64: the tokens, counted over all rows, whose stream is of use; the
+                result is theirs, (N, E). The last layer's MLP and the norm leave out the others,
+                of which later tokens need no more than K and V.
 
         Raises:
             CacheError: the tokens do not fit the cache.
@@ -134,9 +138,9 @@ class GPT(nn.Module):
         else:
             step = cache.step(count, lengths)
         self._check_positions(step.end)
-        return self.run(tokens, step)
+        return self.run(tokens, step, wanted)
 
-    def run(self, tokens: Tensor, step: Step) -> Tensor:
+    def run(self, tokens: Tensor, step: Step, wanted: Tensor | None = None) -> Tensor:
         """`hidden` over a step that is already made and checked; see `kvlab.cache.step`."""
         x = self.token_embedding(tokens)
         turn: Rotation | None = None
@@ -146,8 +150,10 @@ class GPT(nn.Module):
             x = x + self.position_embedding(inside)
         elif self.config.position == "rope":
             turn = rotation(step.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
-        for block in self.blocks:
+        *before, last = self.blocks
+        for block in before:
             x = block(x, step, turn)
+        x = last(x, step, turn, wanted)
         step.finish()
         out: Tensor = self.norm(x)
         return out

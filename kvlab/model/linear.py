@@ -38,6 +38,11 @@ TWO_COLUMNS_INPUTS = 1536
 LARGE_WEIGHT, LARGE_PRODUCT = 2**19, 2**23
 """K N, which no longer fits a core's cache, and M K N from which oneDNN is the faster."""
 
+LONGEST_INNER = 2**14
+"""The largest K at which oneDNN is the faster for many rows. GFLOPs a second of MKL and oneDNN on
+one core at M = 512: K = 2,304, N = 64: 73 and 99; K = 8,192, N = 384: 95 and 99; K = 50,304,
+N = 768: 100 and 87."""
+
 _onednn = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch.compile emits on CPU
     if torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch's, untyped
@@ -71,7 +76,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """(M, K) by (N, K) -> (M, N), as ``x @ weight.T``, by the faster library for many rows. Not
     differentiable."""
-    if _onednn is None or not _is_plain(x):
+    if _onednn is None or not _is_plain(x) or x.shape[-1] > LONGEST_INNER:
         return x @ weight.T
     return _by_onednn(x, weight, None)
 

@@ -73,7 +73,7 @@ class _SummedLoss(torch.autograd.Function):
                 rows = part.to(dtype)
                 loss, gradient = softmax_step(product(rows, cast), wanted)
                 total += loss
-                hidden_gradient[start : start + len(part)] = gradient @ cast
+                hidden_gradient[start : start + len(part)] = product(gradient, cast.T)
                 if dtype == weight.dtype:
                     weight_gradient.addmm_(gradient.T, rows)
                 else:  # chunks are summed in the weight's own precision

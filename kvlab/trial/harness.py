@@ -16,6 +16,7 @@ import torch
 from kvlab.data import Tokenizer, tokenizer
 from kvlab.errors import UsageError
 from kvlab.evaluate.likelihood import Pair, pair_scores
+from kvlab.model.generate import decode_step, prefill
 from kvlab.trial.models import OpenedModel
 
 
@@ -102,10 +103,10 @@ class Scorer:
         ids = (self._words.encode(context) or [self._words.end_of_text])[-(block - most) :]
         cache = self._model.new_cache(1, block, self._serving)
         device = self._model.device
-        hidden = self._model.hidden(torch.tensor([ids], device=device), cache=cache)
+        logits = prefill(self._model, torch.tensor([ids], device=device), cache)
         made: list[int] = []
         while len(made) < most:
-            token = int(self._model.head(hidden[0, -1])[: self._words.vocab_size].argmax())
+            token = int(logits[0, : self._words.vocab_size].argmax())
             if token == self._words.end_of_text:
                 break
             made.append(token)
@@ -113,7 +114,7 @@ class Scorer:
             ends = [text.index(stop) for stop in stops if stop and stop in text]
             if ends:
                 return text[: min(ends)]
-            hidden = self._model.hidden(torch.tensor([[token]], device=device), cache=cache)
+            logits = decode_step(self._model, torch.tensor([token], device=device), cache)
         return self._words.decode(made)
 
     def _pair(self, context: str, ending: str) -> Pair:

@@ -39,6 +39,22 @@ def test_rows_of_a_batch_are_what_they_are_alone(model):
     assert together == [generate(model, [prompt], 20)[0] for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("lengths", [None, [9, 4, 1]])
+def test_wanted_tokens_are_those_of_a_whole_pass(model, lengths):
+    tokens = torch.randint(0, 41, (3, 9), generator=torch.Generator().manual_seed(1))
+    ends = torch.tensor(lengths or [9, 9, 9])
+    wanted = torch.tensor([12, 0, 9, 18])
+    caches = [model.new_cache(3, 12) for _ in range(3)]
+    whole = model.hidden(tokens, caches[0], lengths)
+    some = model.hidden(tokens, caches[1], lengths, wanted=wanted)
+    assert (some - whole.flatten(0, 1)[wanted]).abs().max() < 1e-12
+    logits = model.head(whole[torch.arange(3), ends - 1])
+    assert (prefill(model, tokens, caches[2], lengths) - logits).abs().max() < 1e-12
+    assert (prefill(model, tokens, None, lengths) - logits).abs().max() < 1e-12
+    further = [model(tokens[:, :1], cache) for cache in caches]
+    assert all(torch.equal(further[0], each) for each in further), "the caches hold the same"
+
+
 def test_rows_end_with_their_stop_token(model):
     free = generate(model, PROMPTS, 30)
     stop = {free[0][4], free[1][9]}
