@@ -7,11 +7,14 @@ from typing import Any
 from kvlab.report.effects import Effect
 from kvlab.report.pareto import budget_bests, points
 from kvlab.report.rows import Levels
-from kvlab.report.statistics.paired import Estimate, estimate
+from kvlab.report.statistics.paired import UNTESTED, Estimate, estimate
 from kvlab.report.study import BASELINE, Study, told_apart
+from kvlab.trial.metrics import METRICS
 
 NOT_ASKED = "not asked"
-NO_CONCLUSION = frozenset({NOT_ASKED, "no matched pair", "one seed: not tested"})
+NO_CONCLUSION = frozenset(
+    {NOT_ASKED, "no matched pair", UNTESTED["one seed"], UNTESTED["unvaried"]}
+)
 """Verdicts that say nothing about a level."""
 
 
@@ -126,9 +129,9 @@ def _changes(
         common[one] = sorted(mine.keys() & theirs.keys())
         if common[one]:
             differences = [theirs[seed] - mine[seed] for seed in common[one]]
-            changes[one] = estimate(differences, max(map(abs, mine.values())))
+            scale = max(map(abs, mine.values()))
+            changes[one] = estimate(differences, scale, counted=METRICS[metric].counted)
     called = told_apart(changes)
-    words = {"one seed": "one seed: not tested", "identical": "identical"}
     for one, change in changes.items():
         mine, seeds = before.values(one, metric), common[one]
         mean = sum(mine[seed] for seed in seeds) / len(seeds)
@@ -140,7 +143,7 @@ def _changes(
             change.low,
             change.high,
             len(seeds),
-            "differs" if one in called else words.get(change.kind, "within noise"),
+            "differs" if one in called else UNTESTED.get(change.kind, "within noise"),
         )
 
 

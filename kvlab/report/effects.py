@@ -21,7 +21,7 @@ from kvlab.report.contrasts import Change, Contrast, Contrasts
 from kvlab.report.rows import Levels, TrialRow
 from kvlab.report.settings import Setting, averaged, complete, largest_block, mean, sharing_weights
 from kvlab.report.statistics.holm import holm
-from kvlab.report.statistics.paired import Estimate, estimate, smallest_detectable
+from kvlab.report.statistics.paired import UNTESTED, Estimate, estimate, smallest_detectable
 from kvlab.trial.metrics import METRICS
 
 ALPHA = 0.05
@@ -103,8 +103,7 @@ class Effect:
             return "no matched pair"
         if self.called:
             return self.direction
-        words = {"one seed": "one seed: not tested", "identical": "identical"}
-        return words.get(self.estimate.kind, "within noise")
+        return UNTESTED.get(self.estimate.kind, "within noise")
 
 
 def named(change: Change) -> str:
@@ -160,7 +159,7 @@ def _effect(
     scale = max((setting.scale for setting in settings), default=1.0)
     seeds = tuple(sorted(means[0])) if means else ()
     by_seed = tuple((seed, mean([one[seed] for one in means])) for seed in seeds)
-    found = estimate([value for _, value in by_seed], scale) if by_seed else None
+    found = _estimated([value for _, value in by_seed], scale, metric)
     return Effect(
         metric,
         change,
@@ -176,6 +175,10 @@ def _effect(
     )
 
 
+def _estimated(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
+    return estimate(by_seed, scale, counted=METRICS[metric].counted) if by_seed else None
+
+
 def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:
     """One weighted sum a seed; the seeds that all its cells have are what it is tested over."""
     by_cell = [(weight, cells[levels]) for levels, weight in contrast.weights.items()]
@@ -188,7 +191,7 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
             values = [weight * row.measurements[metric] for weight, row in rows]
             sums[seed] = sum(values)
             scale = max(scale, sum(map(abs, values)))
-    found = estimate(list(sums.values()), scale) if sums else None
+    found = _estimated(list(sums.values()), scale, metric)
     return Effect(
         metric,
         change,

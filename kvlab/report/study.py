@@ -156,7 +156,8 @@ class Study:
         if not seeds:
             return None
         scale = max(abs(mine[seed]) for seed in seeds)
-        return estimate([mine[seed] - theirs[seed] for seed in seeds], scale)
+        differences = [mine[seed] - theirs[seed] for seed in seeds]
+        return estimate(differences, scale, counted=METRICS[metric].counted)
 
     @cached_property
     def called_cells(self) -> frozenset[Levels]:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 from kvlab.trial.derived.cache_speedup import cache_speedup
 
+_COUNTED = frozenset({"bytes", "tokens", "items", "rows", "pairs"})
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -20,6 +22,11 @@ class Metric:
     unit: str
     better: Literal["lower", "higher", "neither"] = "neither"
     derive: Callable[[Mapping[str, float]], float | None] | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it counts what a design has, so that seeds that agree prove a difference."""
+        return self.unit in _COUNTED
 
 
 _PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}

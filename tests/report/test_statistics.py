@@ -9,6 +9,7 @@ from scipy import stats
 from kvlab.report.statistics.holm import holm
 from kvlab.report.statistics.items import compare_items, mcnemar
 from kvlab.report.statistics.paired import POWER, estimate, smallest_detectable, spread_factors
+from kvlab.trial.metrics import METRICS
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 
@@ -34,13 +35,23 @@ def test_it_is_the_paired_t_test():
         ([0.0], "identical", 0.0),
         ([0.0, 0.0], "identical", 0.0),
         ([1e-16, -1e-16], "identical", 0.0),
-        ([0.5, 0.5], "exact", 0.5),
+        ([0.5, 0.5], "unvaried", 0.5),
     ],
 )
 def test_what_cannot_be_tested_is_not(differences, kind, value):
     found = estimate(differences, 4.0)
     assert (found.kind, found.value) == (kind, pytest.approx(value))
     assert found.low == found.high == pytest.approx(value)
+    assert found.p == 1
+
+
+def test_seeds_that_agree_prove_a_difference_of_counts_alone():
+    """Of 40 items each, two models are by chance 1 item apart at both seeds once in a while."""
+    assert estimate([0.025, 0.025], 0.3).kind == "unvaried"
+    assert estimate([-8192, -8192], 1e6, counted=True).kind == "exact"
+    named = ("kv_bytes_storage", "training_peak_bytes", "served_tokens")
+    assert all(METRICS[name].counted for name in named)
+    assert not any(METRICS[name].counted for name in ("loss", "hellaswag_acc", "tpot_ms_p50"))
 
 
 @pytest.mark.parametrize("df", [1, 2, 4, 9])

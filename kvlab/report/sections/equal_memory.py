@@ -24,6 +24,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.statistics.paired import UNTESTED
 from kvlab.report.study import Study
 from kvlab.trial.metrics import METRICS
 
@@ -117,8 +118,7 @@ def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
         return EMPTY, EMPTY, "no shared seed"
     value = difference_cell(metric, found.value)
     if found.kind != "tested":
-        words = {"one seed": "one seed: not tested", "identical": "identical"}
-        return value, EMPTY, words.get(found.kind, "told apart")
+        return value, EMPTY, UNTESTED.get(found.kind, "told apart")
     ranked = len(study.means(metric))
     pairs = ranked * (ranked - 1) // 2  # any two of them could have come out as the best
     told = "told apart" if found.p * pairs < ALPHA else "within noise"

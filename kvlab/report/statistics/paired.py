@@ -21,7 +21,14 @@ from kvlab.report.statistics.distributions import (
 CONFIDENCE = 0.95
 POWER = 0.8
 
-Kind = Literal["tested", "one seed", "exact", "identical"]
+Kind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
+
+UNTESTED: dict[str, str] = {
+    "one seed": "one seed: not tested",
+    "unvaried": "same at every seed: not tested",
+    "identical": "identical",
+}
+"""What is said of the kinds that are neither tested nor exact."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,9 @@ class Estimate:
     """A mean difference.
 
     ``kind``: ``tested`` has an interval and a p-value; ``one seed`` has no repeats to take an
-    error from; ``exact`` is the same difference at every seed; ``identical`` is no difference.
+    error from; ``unvaried`` has the same difference at all of them, as shares of a few items
+    have by chance; ``exact`` is that of a metric that no chance enters; ``identical`` is no
+    difference.
     """
 
     value: float
@@ -41,12 +50,15 @@ class Estimate:
     p: float = 1.0
 
 
-def estimate(differences: Sequence[float], scale: float = 1.0) -> Estimate:
+def estimate(
+    differences: Sequence[float], scale: float = 1.0, *, counted: bool = False
+) -> Estimate:
     """The mean over seeds, with its t interval and two-sided p-value.
 
     Args:
         differences: one a seed; at least one.
         scale: size of the numbers that were subtracted, so that rounding is not taken for noise.
+        counted: no chance enters the numbers; see `kvlab.trial.metrics.Metric.counted`.
     """
     count = len(differences)
     value = sum(differences) / count
@@ -57,7 +69,9 @@ def estimate(differences: Sequence[float], scale: float = 1.0) -> Estimate:
         return Estimate(value, "one seed", low=value, high=value)
     variance = sum((number - value) ** 2 for number in differences) / (count - 1)
     if variance <= rounding**2:
-        return Estimate(value, "exact", low=value, high=value, p=0.0)
+        if counted:
+            return Estimate(value, "exact", low=value, high=value, p=0.0)
+        return Estimate(value, "unvaried", low=value, high=value)
     error, df = (variance / count) ** 0.5, count - 1
     half = t_quantile(0.5 + CONFIDENCE / 2, df) * error
     p = 2 * t_below(-abs(value) / error, df)
