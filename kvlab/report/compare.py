@@ -130,7 +130,7 @@ def _changes(
         if common[one]:
             differences = [theirs[seed] - mine[seed] for seed in common[one]]
             scale = max(map(abs, mine.values()))
-            changes[one] = estimate(differences, scale, counted=METRICS[metric].counted)
+            changes[one] = estimate(differences, scale, in_steps=METRICS[metric].in_steps)
     called = told_apart(changes)
     for one, change in changes.items():
         mine, seeds = before.values(one, metric), common[one]

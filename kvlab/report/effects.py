@@ -176,7 +176,7 @@ def _effect(
 
 
 def _estimated(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
-    return estimate(by_seed, scale, counted=METRICS[metric].counted) if by_seed else None
+    return estimate(by_seed, scale, in_steps=METRICS[metric].in_steps) if by_seed else None
 
 
 def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:

@@ -157,7 +157,7 @@ class Study:
             return None
         scale = max(abs(mine[seed]) for seed in seeds)
         differences = [mine[seed] - theirs[seed] for seed in seeds]
-        return estimate(differences, scale, counted=METRICS[metric].counted)
+        return estimate(differences, scale, in_steps=METRICS[metric].in_steps)
 
     @cached_property
     def called_cells(self) -> frozenset[Levels]:

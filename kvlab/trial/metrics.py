@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 from kvlab.trial.derived.cache_speedup import cache_speedup
 
-_COUNTED = frozenset({"bytes", "tokens", "items", "rows", "pairs"})
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -24,9 +22,9 @@ class Metric:
     derive: Callable[[Mapping[str, float]], float | None] | None = None
 
     @property
-    def counted(self) -> bool:
-        """Whether it counts what a design has, so that seeds that agree prove a difference."""
-        return self.unit in _COUNTED
+    def in_steps(self) -> bool:
+        """Whether it is a share of items: a few of them agree between seeds by chance."""
+        return not self.unit
 
 
 _PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}

@@ -35,23 +35,21 @@ def test_it_is_the_paired_t_test():
         ([0.0], "identical", 0.0),
         ([0.0, 0.0], "identical", 0.0),
         ([1e-16, -1e-16], "identical", 0.0),
-        ([0.5, 0.5], "unvaried", 0.5),
+        ([0.5, 0.5], "exact", 0.5),
     ],
 )
 def test_what_cannot_be_tested_is_not(differences, kind, value):
     found = estimate(differences, 4.0)
     assert (found.kind, found.value) == (kind, pytest.approx(value))
     assert found.low == found.high == pytest.approx(value)
-    assert found.p == 1
 
 
-def test_seeds_that_agree_prove_a_difference_of_counts_alone():
+def test_seeds_that_agree_prove_nothing_of_shares():
     """Of 40 items each, two models are by chance 1 item apart at both seeds once in a while."""
-    assert estimate([0.025, 0.025], 0.3).kind == "unvaried"
-    assert estimate([-8192, -8192], 1e6, counted=True).kind == "exact"
-    named = ("kv_bytes_storage", "training_peak_bytes", "served_tokens")
-    assert all(METRICS[name].counted for name in named)
-    assert not any(METRICS[name].counted for name in ("loss", "hellaswag_acc", "tpot_ms_p50"))
+    found = estimate([0.025, 0.025], 0.3, in_steps=True)
+    assert (found.kind, found.p) == ("unvaried", 1)
+    assert all(METRICS[name].in_steps for name in ("hellaswag_acc", "recall_acc_served"))
+    assert not any(METRICS[name].in_steps for name in ("loss", "kv_bytes_storage", "tpot_ms_p50"))
 
 
 @pytest.mark.parametrize("df", [1, 2, 4, 9])

@@ -36,9 +36,8 @@ class Estimate:
     """A mean difference.
 
     ``kind``: ``tested`` has an interval and a p-value; ``one seed`` has no repeats to take an
-    error from; ``unvaried`` has the same difference at all of them, as shares of a few items
-    have by chance; ``exact`` is that of a metric that no chance enters; ``identical`` is no
-    difference.
+    error from; ``exact`` is the same difference at every seed; ``unvaried`` too, but of a metric
+    that moves in steps, where that is chance; ``identical`` is no difference.
     """
 
     value: float
@@ -51,14 +50,14 @@ class Estimate:
 
 
 def estimate(
-    differences: Sequence[float], scale: float = 1.0, *, counted: bool = False
+    differences: Sequence[float], scale: float = 1.0, *, in_steps: bool = False
 ) -> Estimate:
     """The mean over seeds, with its t interval and two-sided p-value.
 
     Args:
         differences: one a seed; at least one.
         scale: size of the numbers that were subtracted, so that rounding is not taken for noise.
-        counted: no chance enters the numbers; see `kvlab.trial.metrics.Metric.counted`.
+        in_steps: as shares of a few items do; see `kvlab.trial.metrics.Metric.in_steps`.
     """
     count = len(differences)
     value = sum(differences) / count
@@ -69,9 +68,9 @@ def estimate(
         return Estimate(value, "one seed", low=value, high=value)
     variance = sum((number - value) ** 2 for number in differences) / (count - 1)
     if variance <= rounding**2:
-        if counted:
-            return Estimate(value, "exact", low=value, high=value, p=0.0)
-        return Estimate(value, "unvaried", low=value, high=value)
+        if in_steps:
+            return Estimate(value, "unvaried", low=value, high=value)
+        return Estimate(value, "exact", low=value, high=value, p=0.0)
     error, df = (variance / count) ** 0.5, count - 1
     half = t_quantile(0.5 + CONFIDENCE / 2, df) * error
     p = 2 * t_below(-abs(value) / error, df)
