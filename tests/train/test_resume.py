@@ -144,6 +144,7 @@ def die_before_sync(number):
     os.fsync = fsync
 
 
+@pytest.mark.faults
 def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
     """Real kills of real processes: half of them at any time, half while one writes a checkpoint
     or the weights, whose files are synced one by one."""

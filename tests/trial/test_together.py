@@ -62,6 +62,7 @@ def in_ray(trial, store):
     return ended.outcome, ended.error
 
 
+@pytest.mark.faults
 def test_two_workers_under_ray_lose_as_one_does(trial, tmp_path):
     alone, together = trial(1), trial(2)
     assert alone.id == together.id, "workers are where a trial runs, not what it computes"
