@@ -35,7 +35,7 @@ def last_tokens(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -
     """(B,): the last token of each row of ``tokens`` (B, C), or the last of its ``lengths``
     real ones, counted over all rows."""
     rows, count = tokens.shape
-    ends = torch.as_tensor(count if lengths is None else lengths, device=tokens.device)
+    ends = count if lengths is None else torch.as_tensor(lengths, device=tokens.device)
     return torch.arange(rows, device=tokens.device) * count + ends - 1
 
 

@@ -23,7 +23,7 @@ class Metric:
 
     @property
     def in_steps(self) -> bool:
-        """Whether it is a share of items: a few of them agree between seeds by chance."""
+        """Whether it is a share: those of a few items agree between seeds by chance."""
         return not self.unit
 
 

@@ -37,8 +37,7 @@ CUDA_ROWS = 32
 LEAST_RATIO = 1.3
 LARGE_ROWS = {1: False, 4: True}
 """Rows a step of GPT-2 124M, and whether they are held to `LEAST_RATIO`. Nine tenths of a step of
-one row are matrix products, which both sides have from one library at its full rate: it is
-measured, but no recipe trains so."""
+one row are matrix products at the libraries' own rate: it is measured, but no recipe trains so."""
 
 
 @dataclass(frozen=True)

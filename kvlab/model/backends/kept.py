@@ -35,8 +35,8 @@ LONGEST_REDUCED = 1024
 
 NARROW = 32
 """Widths D up to which a sum of products is faster transposed, with rows of a tile's keys instead
-of D: on two cores for eight rows of 256 tokens, 4 heads of 16, all of it 6.1 instead of 7.4 ms;
-but with 12 heads of 64 and 1,024 tokens 53 instead of 49 ms."""
+of D: on two cores for eight rows of 256 tokens, 4 heads of 16, all of it 7.1 instead of 7.5 ms;
+but with 12 heads of 64 and 1,024 tokens 65 instead of 57 ms."""
 
 KEPT_BYTES = 128 * 2**20
 """The most that one layer keeps."""
