@@ -1,5 +1,6 @@
 """One try of a batch size: weights, cache, prefill and one step, in as much memory as is given."""
 
+import ctypes
 import resource
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,9 @@ from kvlab.model import GPT
 from kvlab.model.generate import decode_step, prefill
 from kvlab.spec.model import ModelConfig
 from kvlab.spec.parts import ServingConfig
+
+_BLOCKS = (2**30, 2**16)
+"""The largest and the smallest block in which free memory of the process is taken."""
 
 _TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
 
@@ -81,14 +85,37 @@ class _Unlimited:
 
 
 def _limit(more: int) -> None:
-    """Lets this process take ``more`` bytes of private memory beyond what it has now."""
+    """Lets this process take ``more`` bytes of private memory beyond what it uses now.
+
+    What it freed before and kept (imports that had to be compiled leave megabytes) would
+    serve the try unseen, so it is taken first.
+    """
+    _limit_to(_private_bytes())
+    _take_what_is_free()
+    _limit_to(_private_bytes() + more)
+
+
+def _limit_to(most: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+def _private_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "VmData":
-            limit = int(value.split()[0]) * 1024 + more
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-            return
+            return int(value.split()[0]) * 1024
     raise OSError("this system does not say how much memory a process has")
+
+
+def _take_what_is_free() -> None:
+    """Under a limit at which nothing more is given: what malloc still finds was free."""
+    malloc = ctypes.CDLL(None).malloc
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    size, smallest = _BLOCKS
+    while size >= smallest:
+        if malloc(size) is None:
+            size //= 2
 
 
 def _limit_on_cuda(most: int) -> None:

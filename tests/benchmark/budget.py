@@ -25,6 +25,25 @@ class Broken:
 
 
 @dataclass(frozen=True)
+class Littered:
+    """Takes as many bytes as the batch, with ``more`` allowed and ``freed`` kept from before."""
+
+    freed: int
+    more: int
+
+    def __call__(self, batch):
+        from kvlab.benchmark.attempt import _limit
+
+        block = 100_000  # malloc takes this much from its heap, and larger blocks from the system
+        blocks = [bytearray(block) for _ in range(self.freed // block)]
+        after = bytearray(block)  # so that the heap cannot shrink
+        del blocks
+        _limit(self.more)
+        assert len(bytearray(batch)) == batch
+        assert len(after) == block
+
+
+@dataclass(frozen=True)
 class Killed:
     def __call__(self, _batch):
         os.kill(os.getpid(), 9)

@@ -14,7 +14,7 @@ from kvlab.errors import MeasurementError, UsageError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmark.budget import Broken, Budget, Crashing, Killed
+from tests.benchmark.budget import Broken, Budget, Crashing, Killed, Littered
 
 TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 32}
 
@@ -58,6 +58,12 @@ def test_a_real_decode_obeys_its_limit():
     attempt = DecodeAttempt(model, ServingConfig(), "float32", "cpu", 8, 2040, 2**26, 1)
     assert run_apart(attempt, 1) is True
     assert run_apart(attempt, 4) is False
+
+
+def test_memory_that_the_process_freed_before_is_no_room():
+    """40 MB lie free in the process, and 4 MB may come to them."""
+    assert run_apart(Littered(40_000_000, 4_000_000), 3_000_000) is True
+    assert run_apart(Littered(40_000_000, 4_000_000), 5_000_000) is False
 
 
 def test_room_is_what_the_weights_leave():
