@@ -79,6 +79,7 @@ class _SummedLoss(torch.autograd.Function):
                 else:  # chunks are summed in the weight's own precision
                     weight_gradient += gradient.T @ rows
                 start += len(part)
+                del gradient  # or it would stay beside the next chunk's
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         return total
 

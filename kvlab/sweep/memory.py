@@ -1,6 +1,6 @@
 """Memory of machines against what trainings are predicted to take, before anything starts.
 
-The prediction is within a quarter of what is measured, and a training that runs out of memory is
+The prediction is within three tenths of what is measured, and a training that runs out of memory is
 tried again with a smaller microbatch. So refused is only what cannot fit even then; what is
 merely likely to run out is said.
 """

@@ -7,6 +7,7 @@ assumed: it is a maker's figure for a device that we know, or measured here.
 
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -52,16 +53,19 @@ def find_peak(device: torch.device, precision: str) -> Peak:
         stated = STATED.get(torch.cuda.get_device_name(device).strip())
         if stated is not None and precision == "bfloat16":
             return Peak(stated, "stated")
-    return Peak(measured_rate(device, getattr(torch, precision)), "measured")
+    rate = measured_rate(device, getattr(torch, precision), torch.get_num_threads())
+    return Peak(rate, "measured")
 
 
+@lru_cache
 @torch.no_grad()
-def measured_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOPs a second of the fastest of a few large matrix products, on torch's threads.
+def measured_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
+    """FLOPs a second of the fastest of a few large matrix products; once in a process for each.
 
     Of random numbers, as a training's: a device that saves power on equal operands runs them
     faster than any training. Drawn aside, so that nobody else's draws change.
     """
+    assert threads == torch.get_num_threads()
     size = _SIZE.get(device.type, _SIZE["cuda"])
     draw = torch.Generator(device).manual_seed(0)
     a, b = (torch.randn(size, size, generator=draw, device=device, dtype=dtype) for _ in range(2))

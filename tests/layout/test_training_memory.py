@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kvlab.layout import training_peak_bytes
@@ -9,6 +10,7 @@ from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.spec import Experiment
 from kvlab.train import train
+from kvlab.train.accounting import find_peak
 
 
 def experiment(model=None, **resources):
@@ -18,7 +20,7 @@ def experiment(model=None, **resources):
             "name": "x",
             "model": {**shape, **(model or {})},
             "data": {"tokenizer": "gpt2:2048"},
-            "training": {"tokens": 2048, "batch_tokens": 2048, "evaluate_tokens": 128},
+            "training": {"tokens": 4096, "batch_tokens": 2048, "evaluate_tokens": 128},
             "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
             "resources": resources,
         }
@@ -36,6 +38,7 @@ class Tokens:
 def test_peak_is_near_a_profile(tmp_path, model, micro):
     asked = experiment(model, **({"microbatch_tokens": micro} if micro else {}))
     gpt = GPT(asked.model, seed=0)
+    find_peak(torch.device("cpu"), "float32")  # once in a process, by large matrices
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         train(gpt, Tokens(), asked, seed=0, directory=tmp_path, device="cpu")
     held = most = 0
@@ -44,7 +47,7 @@ def test_peak_is_near_a_profile(tmp_path, model, micro):
             held += event.nbytes()
             most = max(most, held)
     most += 4 * sum(weight.numel() for weight in gpt.parameters())  # made before the profile
-    assert 0.7 < training_peak_bytes(asked) / most < 1.5
+    assert 0.9 < training_peak_bytes(asked) / most < 1.3
 
 
 def test_a_gpu_without_known_memory_is_taken_at_one_row():

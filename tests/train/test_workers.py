@@ -55,7 +55,14 @@ def worker(rank, port, directory, of, stop_after, until=None):
 
 
 def run_two(directory, of, stop_after=0, until=None):
-    multiprocessing.spawn(worker, (free_port(), directory, of, stop_after, until), nprocs=2)
+    """In processes that fork from one which has torch already, so that each is there at once."""
+    multiprocessing.set_forkserver_preload([__name__])
+    multiprocessing.start_processes(
+        worker,
+        (free_port(), directory, of, stop_after, until),
+        nprocs=2,
+        start_method="forkserver",
+    )
 
 
 def test_two_workers_lose_as_one_with_accumulation(tmp_path):
