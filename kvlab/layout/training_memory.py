@@ -1,12 +1,13 @@
 """What training a model takes in device memory: an estimate, where the KV layout is exact.
 
-Counted: weights, gradients and AdamW's two moments, what the backward pass keeps, and one chunk
-of logits with its softmax. Not counted: what the allocator wastes, attention scores where a
-backend makes them, and the process itself.
+Counted: weights, gradients and AdamW's two moments, what the backward pass keeps, attention's
+probabilities on CPU among it, and one chunk of logits with its softmax. Not counted: what the
+allocator wastes, and the process itself.
 """
 
 from kvlab.layout.cost import parameter_count
 from kvlab.layout.dtypes import ITEM_BYTES
+from kvlab.layout.kept_attention import kept_bytes
 from kvlab.spec.experiment import Experiment
 
 CPU_TOKENS, CPU_BYTES = 4096, 2**30
@@ -82,4 +83,25 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
         each = single  # softmax in place
     logits = chunk * experiment.model.vocab_size * each
     states = _STATE_BYTES * parameter_count(experiment.model)
-    return states + tokens * activation_bytes(experiment) // _MARGIN + logits
+    activations = tokens * activation_bytes(experiment) // _MARGIN
+    kept = 0 if on_gpu else _kept_bytes(experiment, rows)
+    return states + activations + kept + logits
+
+
+def _kept_bytes(experiment: Experiment, rows: int) -> int:
+    """The probabilities of all layers, which a compiled model does not keep."""
+    model, training = experiment.model, experiment.training
+    if training.compile:
+        return 0
+    reduced = training.precision == "bfloat16"
+    return sum(
+        kept_bytes(
+            rows,
+            model.n_head,
+            model.head_dim,
+            model.block_size,
+            model.window if kind == "L" else None,
+            reduced=reduced,
+        )
+        for kind in model.layer_kinds
+    )

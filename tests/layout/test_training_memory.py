@@ -13,14 +13,19 @@ from kvlab.train import train
 from kvlab.train.accounting import find_peak
 
 
-def experiment(model=None, **resources):
+def experiment(model=None, precision="float32", **resources):
     shape = {"vocab_size": 2304, "block_size": 128, "n_layer": 4, "n_head": 4, "n_embd": 64}
     return Experiment.model_validate(
         {
             "name": "x",
             "model": {**shape, **(model or {})},
             "data": {"tokenizer": "gpt2:2048"},
-            "training": {"tokens": 4096, "batch_tokens": 2048, "evaluate_tokens": 128},
+            "training": {
+                "tokens": 4096,
+                "batch_tokens": 2048,
+                "evaluate_tokens": 128,
+                "precision": precision,
+            },
             "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
             "resources": resources,
         }
@@ -33,12 +38,22 @@ class Tokens:
 
 
 @pytest.mark.parametrize(
-    ("model", "micro"), [({}, None), ({}, 256), ({"mlp": "swiglu"}, 2048), ({"n_embd": 128}, None)]
-)
-def test_peak_is_near_a_profile(tmp_path, model, micro):
-    asked = experiment(model, **({"microbatch_tokens": micro} if micro else {}))
+    ("model", "precision", "micro"),
+    [
+        ({}, "float32", None),
+        ({}, "float32", 256),
+        ({"mlp": "swiglu"}, "float32", 2048),
+        ({"n_embd": 128}, "float32", None),
+        ({"block_size": 256}, "bfloat16", None),
+        ({"block_size": 512, "position": "rope", "attention_pattern": "GLLL", "window": 64},
+         "float32", None),
+        ({"block_size": 1024}, "float32", None),
+    ],
+)  # fmt: skip
+def test_peak_is_near_a_profile(tmp_path, model, precision, micro):
+    asked = experiment(model, precision, **({"microbatch_tokens": micro} if micro else {}))
     gpt = GPT(asked.model, seed=0)
-    find_peak(torch.device("cpu"), "float32")  # once in a process, by large matrices
+    find_peak(torch.device("cpu"), precision)  # once in a process, by large matrices
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         train(gpt, Tokens(), asked, seed=0, directory=tmp_path, device="cpu")
     held = most = 0

@@ -63,9 +63,8 @@ def test_the_rate_is_measured_on_random_numbers_and_changes_nobody_elses(monkeyp
     real = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, out: (seen.append((a, b)), real(a, b, out=out)))
     before = torch.get_rng_state()
-    assert (
-        accounting.measured_rate(torch.device("cpu"), torch.bfloat16, torch.get_num_threads()) > 0
-    )
+    measured_rate = accounting.measured_rate.__wrapped__  # past its cache
+    assert measured_rate(torch.device("cpu"), torch.bfloat16, torch.get_num_threads()) > 0
     assert torch.equal(torch.get_rng_state(), before)
     for operand in seen[0]:
         assert operand.dtype == torch.bfloat16

@@ -18,7 +18,6 @@ B rows, H heads, T tokens, D head_dim; N = B H.
 """
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -27,19 +26,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kvlab.cache import Documents
-
-TILE = 64
-SMALLEST_HEAD, SMALLEST_LENGTH = 16, 256
-LONGEST_REDUCED = 1024
-"""The most tokens in bfloat16 that see all before them."""
+from kvlab.layout.kept_attention import kept_bytes, tiles
 
 NARROW = 32
 """Widths D up to which a sum of products is faster transposed, with rows of a tile's keys instead
 of D: on two cores for eight rows of 256 tokens, 4 heads of 16, all of it 7.1 instead of 7.5 ms;
 but with 12 heads of 64 and 1,024 tokens 65 instead of 57 ms."""
-
-KEPT_BYTES = 128 * 2**20
-"""The most that one layer keeps."""
 
 
 def suits(q: Tensor, keys: int, window: int | None) -> bool:
@@ -49,13 +41,10 @@ def suits(q: Tensor, keys: int, window: int | None) -> bool:
     if torch.compiler.is_compiling() or q.dtype not in _dtypes():
         return False
     rows, heads, queries, head_dim = q.shape
-    if queries != keys or queries < SMALLEST_LENGTH or head_dim < SMALLEST_HEAD:
-        return False
-    is_whole = window is None or window >= keys
-    if q.dtype == torch.bfloat16 and is_whole and queries > LONGEST_REDUCED:
-        return False
-    kept = sum((end - start) * (end - low) for start, end, low in _tiles(queries, window))
-    return 4 * rows * heads * kept <= KEPT_BYTES
+    reduced = q.dtype == torch.bfloat16
+    return queries == keys and bool(
+        kept_bytes(rows, heads, head_dim, queries, window, reduced=reduced)
+    )
 
 
 def attend(
@@ -95,7 +84,7 @@ class _Attention(torch.autograd.Function):
         out = _by_token(q)
         q, k, v = (x.reshape(-1, *q.shape[2:]) for x in (q * ctx.scale, k, v))
         kept = []
-        for start, end, low in _tiles(q.shape[1], window):
+        for start, end, low in tiles(q.shape[1], window):
             scores = torch.bmm(q[:, start:end], k[:, low:end].transpose(1, 2))
             _hide(scores, start, low, window)
             if documents is not None:
@@ -113,7 +102,7 @@ class _Attention(torch.autograd.Function):
         q, k, v, *kept = ctx.saved_tensors
         dq, dk, dv = _by_token(outer), _zeros(k), _zeros(v)
         outer = outer.reshape(q.shape)
-        for (start, end, low), p in zip(_tiles(q.shape[1], ctx.window), kept, strict=True):
+        for (start, end, low), p in zip(tiles(q.shape[1], ctx.window), kept, strict=True):
             part = outer[:, start:end]
             _add_product(dv[:, low:end], p, part)
             ds = torch.bmm(part, v[:, low:end].transpose(1, 2))
@@ -144,13 +133,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += torch.bmm(right.transpose(1, 2), left).transpose(1, 2)
     else:
         total.baddbmm_(left.transpose(1, 2), right)
-
-
-def _tiles(length: int, window: int | None) -> Iterator[tuple[int, int, int]]:
-    """First query, end of queries, and first key that any of them sees."""
-    for start in range(0, length, TILE):
-        low = 0 if window is None else max(0, start - window + 1)
-        yield start, min(start + TILE, length), low
 
 
 def _hide(scores: Tensor, start: int, low: int, window: int | None) -> None:
