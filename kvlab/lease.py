@@ -135,7 +135,7 @@ def take(path: Path, number: int) -> Fence | None:
             os.close(handle)
         numbers = _numbers(path)
         if max(numbers, default=0) > number:  # what we had looked at was long out of date
-            os.unlink(place)
+            _remove(place)  # unless a later holder, which removes all below its own, has
             return None
         for older in sorted(numbers):  # upwards: while one is there, so are all above it
             if older < number:

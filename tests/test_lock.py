@@ -107,6 +107,23 @@ def test_one_at_a_time(tmp_path):
     assert count.read_text() == "600"
 
 
+def test_a_number_long_passed_is_none_even_if_a_later_holder_removes_it_first(
+    tmp_path, monkeypatch
+):
+    path, listed = tmp_path / "lock", lease._numbers
+
+    def meanwhile(path):
+        assert lease.read(lease.place_of(path, 3)).held, "ours is there"
+        monkeypatch.setattr(lease, "_numbers", listed)
+        assert lease.take(path, 9)
+        assert lease.read(lease.place_of(path, 3)) is None
+        return listed(path)
+
+    monkeypatch.setattr(lease, "_numbers", meanwhile)
+    assert lease.take(path, 3) is None
+    assert lease.highest(path) == 9
+
+
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
     with (
         Lock(tmp_path / "lock").hold() as ours,
