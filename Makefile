@@ -18,7 +18,7 @@ setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 or 3.12; none was found"; exit 1; }
-	@echo "== setting up .venv with $(PYTHON) (about two minutes)"
+	@echo "== setting up .venv with $(PYTHON) (two to three minutes)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
