@@ -27,7 +27,7 @@ for one piece (V 2304, E 128), and 2.8 s against 3.4 s a thousand tokens (V 5030
 
 _MARGIN = 2
 """A microbatch is chosen to fit with room to spare; the estimate of the peak is without it, and
-within three tenths of what a memory profile of the quickstart's shape and four of its relatives
+within three tenths of what a memory profile of the quickstart's shape and six of its relatives
 shows on CPU."""
 
 _STATE_BYTES = 16
