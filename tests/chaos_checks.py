@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.spec import load_sweep
+from kvlab.store.metrics import METRICS
+from kvlab.store.store import Store
 from kvlab.sweep import plan
 from kvlab.track import Tracker
-from kvlab.trial import Store
-from kvlab.trial.metrics import METRICS
 from tests.track.contents import contents
 
 SWEEP = "s"

@@ -20,7 +20,7 @@ from pathlib import Path
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.spec.schema import json_schema
+from kvlab.spec.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent
 SAME_EVERY_TIME = ("kvlab estimate ",)
@@ -98,10 +98,10 @@ def _session(name: str, block: str) -> Iterator[str]:
 
 def _command(name: str, words: list[str]) -> Iterator[str]:
     """The command's own parser must take these words."""
-    from kvlab.cli.main import _parser
+    from kvlab.cli.main import build_parser
 
     try:
-        _parser(words[1:]).parse_args(words[1:])
+        build_parser(words[1:]).parse_args(words[1:])
     except SystemExit as stop:
         if stop.code:
             yield f"{name}: `{shlex.join(words)}` is not a valid command"

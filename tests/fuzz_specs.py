@@ -31,10 +31,10 @@ import yaml
 from kvlab.cli.commands import submit
 from kvlab.cli.main import main as kvlab
 from kvlab.spec import load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.executors.machine import cpu_count
-from kvlab.trial import Store
 from tests.sweep.stub import StubRun
 
 EXPERIMENT: dict[str, Any] = {

@@ -1,6 +1,6 @@
 """An independent slow reference of the model and its cache, in dense float64.
 
-It implements the words of `kvlab.cache.step`, sharing no code with the package: no rings, no
+It implements the words of `kvlab.cache.attention_pass`, sharing no code with the package: no rings, no
 buffers, no torch attention. Every slot remembers every token for ever; a window is a mask.
 torch is used only to round to the dtypes that numpy lacks.
 

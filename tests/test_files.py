@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from kvlab.errors import StoreError
-from kvlab.files import read_json, write_json
+from kvlab.fs.atomic_files import read_json, write_json
 
 FULL = """
 import resource, signal, sys
 from kvlab.errors import StoreError
-from kvlab.files import write_atomic
+from kvlab.fs.atomic_files import write_atomic
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
@@ -26,7 +26,7 @@ except StoreError as error:
 
 WRITE = """
 import sys
-from kvlab.files import write_atomic
+from kvlab.fs.atomic_files import write_atomic
 print("ready", flush=True)
 while True:
     for letter in "ab":

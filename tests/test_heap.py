@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="gl
 FAULTS = """
 import ctypes, resource
 from contextlib import nullcontext
-from kvlab.heap import freed_memory_kept
+from kvlab.model.kernels.malloc import freed_memory_kept
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

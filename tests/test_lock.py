@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kvlab import lease
 from kvlab.errors import LeaseLost, StoreError, UsageError
-from kvlab.files import check_guards, write_atomic
-from kvlab.lock import Lock, is_held, seems_held
+from kvlab.fs import lease
+from kvlab.fs.atomic_files import check_guards, write_atomic
+from kvlab.fs.lock import Lock, is_held, seems_held
 
 HOLD = """
 import sys, time
-from kvlab.lock import Lock
+from kvlab.fs.lock import Lock
 lock = Lock(sys.argv[1])
 lock.acquire()
 print("held", flush=True)
@@ -27,7 +27,7 @@ time.sleep(600)
 COUNT = """
 import sys
 from pathlib import Path
-from kvlab.lock import Lock
+from kvlab.fs.lock import Lock
 count = Path(sys.argv[2])
 for _ in range(200):
     with Lock(sys.argv[1]).hold(on_wait=lambda: None):
@@ -39,8 +39,8 @@ WRITE = """
 import sys
 from pathlib import Path
 from kvlab.errors import LeaseLost
-from kvlab.files import write_atomic
-from kvlab.lock import Lock
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.lock import Lock
 folder = Path(sys.argv[1])
 with Lock(folder / "lock", guards=folder).hold():
     write_atomic(folder / "deep" / "result", "first")
@@ -110,18 +110,18 @@ def test_one_at_a_time(tmp_path):
 def test_a_number_long_passed_is_none_even_if_a_later_holder_removes_it_first(
     tmp_path, monkeypatch
 ):
-    path, listed = tmp_path / "lock", lease._numbers
+    path, listed = tmp_path / "lock", lease._list_numbers
 
     def meanwhile(path):
-        assert lease.read(lease.place_of(path, 3)).held, "ours is there"
-        monkeypatch.setattr(lease, "_numbers", listed)
-        assert lease.take(path, 9)
-        assert lease.read(lease.place_of(path, 3)) is None
+        assert lease.read_lease(lease.lease_path(path, 3)).held, "ours is there"
+        monkeypatch.setattr(lease, "_list_numbers", listed)
+        assert lease.create_lease(path, 9)
+        assert lease.read_lease(lease.lease_path(path, 3)) is None
         return listed(path)
 
-    monkeypatch.setattr(lease, "_numbers", meanwhile)
-    assert lease.take(path, 3) is None
-    assert lease.highest(path) == 9
+    monkeypatch.setattr(lease, "_list_numbers", meanwhile)
+    assert lease.create_lease(path, 3) is None
+    assert lease.highest_number(path) == 9
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
@@ -230,8 +230,8 @@ def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path):
 def test_who_looked_long_ago_takes_nothing(tmp_path):
     path = tmp_path / "lock"
     place = foreign(path)
-    assert lease.take(path, 7) is None
-    assert lease.take(path, 3) is None
+    assert lease.create_lease(path, 7) is None
+    assert lease.create_lease(path, 3) is None
     assert os.listdir(tmp_path) == [os.path.basename(place)]
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from kvlab.trial.failure import classify
+from kvlab.store.failure import classify_error
 
 
 class AcceleratorError(RuntimeError):
@@ -45,14 +45,14 @@ class AcceleratorError(RuntimeError):
     ],
 )  # fmt: skip
 def test_memory_has_two_classes_in_whatever_words(error, kind):
-    assert classify(error) == kind
+    assert classify_error(error) == kind
 
 
 def test_what_really_happens_when_memory_is_gone_is_known():
     """In a process that may take no more: torch's allocator, Python's and the system's."""
     code = """
 import mmap, resource, torch
-from kvlab.memory_errors import memory_gone
+from kvlab.oom import memory_gone
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 for take in (
     lambda: torch.empty(1 << 40),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.text import one_line, visible
+from kvlab.humanize import sanitize_line, sanitize_text
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,9 @@ from kvlab.text import one_line, visible
     ],
 )
 def test_what_cannot_be_seen_is_shown_as_its_escape(text, shown):
-    assert visible(text) == shown
-    visible(text).encode()
+    assert sanitize_text(text) == shown
+    sanitize_text(text).encode()
 
 
 def test_one_line():
-    assert one_line(" a\n\n b\tc\x07 ") == "a b c\\x07"
+    assert sanitize_line(" a\n\n b\tc\x07 ") == "a b c\\x07"

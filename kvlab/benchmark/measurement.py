@@ -4,11 +4,12 @@ The schema is stable: a field may be added, none changes its meaning. `kvlab sch
 prints it. Imports no torch, so that reports can read it.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
 
-from kvlab.spec.base import SpecModel
+from kvlab.spec.spec_model import SpecModel
 
 PartName = Literal[
     "memory", "latency", "throughput", "task", "limit", "roofline", "energy", "projection",
@@ -66,3 +67,26 @@ class Measurement(SpecModel):
         " found in 95 of 100 cases.",
     )
     note: str = ""
+
+
+# When a time, and a comparison of two, is known well enough. Imports nothing: options read it.
+
+
+RATIO_PRECISION = 0.02
+"""A ratio whose 99% interval reaches no further than this to either side is settled: then equal
+variants are called the same, and a difference of 5% is found in nearly every case."""
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Rounds go on until every median is known to ``relative_error`` and every comparison with
+    the first variant is settled, at least ``least`` of them, at most ``most``, and none is begun
+    after ``seconds``.
+
+    With ``least`` = ``most`` the number of rounds is fixed.
+    """
+
+    relative_error: float = 0.05
+    least: int = 5
+    most: int = 200
+    seconds: float = 120.0

@@ -21,7 +21,7 @@ class _Use(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class GpuUse:
+class GpuUtilization:
     """``moment`` is the library's, in microseconds."""
 
     pid: int
@@ -57,7 +57,7 @@ class Nvml:
         )
         return None if code != 0 else millijoules.value / 1000.0
 
-    def uses(self, since: int = 0) -> list[GpuUse]:
+    def uses(self, since: int = 0) -> list[GpuUtilization]:
         """Which processes used the GPU's cores after a moment of an earlier answer, sampled about
         each sixth of a second; empty where the driver does not tell."""
         query, count = self._library.nvmlDeviceGetProcessUtilization, ctypes.c_uint()
@@ -68,4 +68,4 @@ class Nvml:
         found = (_Use * count.value)()
         if query(self._handle, found, ctypes.byref(count), after) != 0:
             return []
-        return [GpuUse(use.pid, use.moment, use.sm / 100) for use in found[: count.value]]
+        return [GpuUtilization(use.pid, use.moment, use.sm / 100) for use in found[: count.value]]

@@ -1,17 +1,17 @@
 """The KV cache, built from a layout. It knows layers and tokens, no model."""
 
-from kvlab.cache.branched import PADDING, TRUNK, Branched
-from kvlab.cache.documents import Documents
+from kvlab.cache.attention_pass import AttentionPass, KeysValues, OneShotPass
+from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.kv_cache import KVCache
-from kvlab.cache.step import KeysValues, OneShot, Step
+from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
 
 __all__ = [
     "PADDING",
-    "TRUNK",
-    "Branched",
-    "Documents",
+    "SHARED_PREFIX",
+    "AttentionPass",
+    "DocumentMask",
     "KVCache",
     "KeysValues",
-    "OneShot",
-    "Step",
+    "OneShotPass",
+    "TreePass",
 ]

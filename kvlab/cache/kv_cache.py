@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvlab.cache.cached_steps import RaggedStep, StaticStep, UniformStep
-from kvlab.cache.slot import Slot
-from kvlab.cache.step import Step
-from kvlab.cache.storages import make_storage
+from kvlab.cache.attention_pass import AttentionPass
+from kvlab.cache.cached_passes import RaggedPass, StaticPass, UniformPass
+from kvlab.cache.formats import allocate_format
+from kvlab.cache.kv_buffer import KVBuffer
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 
@@ -42,12 +42,12 @@ class KVCache:
         self.length = 0
         self._rows: list[int] | None = None  # tokens of each row, once they differ
         kind = layout.storage_dtype(str(dtype).removeprefix("torch."))
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, KVBuffer] = {}
         for owner in layout.slots:
             size = layout.slot_length(owner, max_length)
             shape = (batch_size, layout.n_kv_head, size, layout.head_dim)
-            k, v = (make_storage(kind, shape, dtype, device) for _ in range(2))
-            self.slots[owner] = Slot(k, v, is_ring=layout.kinds[owner] == "L")
+            k, v = (allocate_format(kind, shape, dtype, device) for _ in range(2))
+            self.slots[owner] = KVBuffer(k, v, is_ring=layout.kinds[owner] == "L")
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -66,7 +66,7 @@ class KVCache:
         rows = self._rows if self._rows is not None else [self.length] * self.batch_size
         return torch.tensor(rows, device=self.device)
 
-    def step(self, count: int, lengths: Tensor | Sequence[int] | None = None) -> Step:
+    def step(self, count: int, lengths: Tensor | Sequence[int] | None = None) -> AttentionPass:
         """The next forward pass, over ``count`` tokens a row.
 
         Args:
@@ -83,12 +83,12 @@ class KVCache:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
             raise CacheError(f"{text}; make a longer cache, or crop this one")
         if self._rows is None and all(a == count for a in added):
-            return UniformStep(self, count)
-        return RaggedStep(self, count, added, longest)
+            return UniformPass(self, count)
+        return RaggedPass(self, count, added, longest)
 
-    def static_step(self) -> StaticStep:
+    def static_step(self) -> StaticPass:
         """A pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
-        return StaticStep(self)
+        return StaticPass(self)
 
     def _added(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
         if lengths is None:
@@ -146,7 +146,7 @@ class KVCache:
             chosen._rows = [self._rows[i] for i in index.tolist()]
             chosen.length = max(chosen._rows)
         chosen.slots = {
-            owner: Slot(
+            owner: KVBuffer(
                 slot.k.like([t.index_select(0, index) for t in slot.k.tensors]),
                 slot.v.like([t.index_select(0, index) for t in slot.v.tensors]),
                 is_ring=slot.is_ring,

@@ -11,20 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvlab.cli.copier import VARIABLE
-from kvlab.cli.sweep_file import read_sweep
+from kvlab.cli.shared_arguments import read_sweep
+from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep
-from kvlab.spec.paths import resolve
-from kvlab.spec.yaml_reader import Document, Key
+from kvlab.spec.overrides import resolve_path_value
+from kvlab.spec.yaml_reader import Key, YamlDocument
+from kvlab.store.store import Store
 from kvlab.sweep import plan
-from kvlab.sweep.detached import driver_folder, driver_log, new_driver
-from kvlab.trial import Store
+from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_folder, driver_log
 
-_PROCESS = "kvlab.cli.driver_process"
+_DRIVER_MODULE = "kvlab.cli.driver_process"
 
 
-def detach(options: argparse.Namespace) -> int:
+def submit_detached(options: argparse.Namespace) -> int:
     """Starts the driver and returns; what is wrong with the sweep is said before.
 
     Raises:
@@ -33,7 +33,7 @@ def detach(options: argparse.Namespace) -> int:
         ResourceError: the cluster has no job server.
     """
     sweep = read_sweep(options.sweep)
-    facts = _as_job(options, sweep) if options.address else _as_process(options, sweep)
+    facts = _start_job(options, sweep) if options.address else _start_process(options, sweep)
     if options.json:
         print(json.dumps({"sweep": sweep.name, **facts}, indent=1))
         return 0
@@ -47,15 +47,15 @@ def detach(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
+def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     store = Store(Path(options.store).absolute())
     planned = plan(sweep, store)
-    number = new_driver(store, sweep.name)
+    number = create_driver_folder(store, sweep.name)
     log = driver_log(store, sweep.name, number)
-    command = [sys.executable, "-m", _PROCESS, str(store.path), sweep.name]
+    command = [sys.executable, "-m", _DRIVER_MODULE, str(store.path), sweep.name]
     with open(log, "ab") as file:
         process = subprocess.Popen(
-            [*command, f"--number={number}", "--", *_words(options)],
+            [*command, f"--number={number}", "--", *_driver_arguments(options)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -72,43 +72,43 @@ def _as_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _as_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
-    from kvlab.sweep.jobs import STORE, SWEEP, Jobs
+def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
+    from kvlab.sweep.ops.ray_jobs import STORE_KEY, SWEEP_KEY, RayJobs
 
     shared = options.store
     if not os.path.isabs(shared):
         text = f"store = {shared} is a folder of this machine"
         raise UsageError(f"{text}; name one that the cluster shares, such as --store /shared/runs")
-    _check_copy(options)
+    _check_copy_url(options)
     if options.executor != "ray":
         raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
-    problems = list(_left_behind(sweep))
+    problems = list(_find_local_paths(sweep))
     if problems:
         raise SpecError(problems)
     planned = plan(sweep, Store(shared), provisional=True)  # its text need not be here
-    folder, path = _copies(sweep)
+    folder, path = _copy_spec_files(sweep)
     reports = options.reports if os.path.isabs(options.reports) else f"{shared}/{options.reports}"
-    words = [path if word == options.sweep else word for word in _words(options)]
+    words = [path if word == options.sweep else word for word in _driver_arguments(options)]
     words += ["--address", "auto", "--store", shared, "--reports", reports]
     try:
-        jobs = Jobs(options.address)
+        jobs = RayJobs(options.address)
         job = jobs.start(
-            lambda name: [_PROCESS, shared, sweep.name, "--job", name, "--", *words],
+            lambda name: [_DRIVER_MODULE, shared, sweep.name, "--job", name, "--", *words],
             files=folder,
-            about={SWEEP: sweep.name, STORE: shared},
+            about={SWEEP_KEY: sweep.name, STORE_KEY: shared},
         )
     finally:
         shutil.rmtree(folder)
     return {"totals": planned.totals(), "job": job, "store": shared}
 
 
-def _words(options: argparse.Namespace) -> list[str]:
+def _driver_arguments(options: argparse.Namespace) -> list[str]:
     """The command as typed, but for being detached; argparse takes shortened options too."""
     words: list[str] = options.words
     return [word for word in words if len(word) < 3 or not "--detach".startswith(word)]
 
 
-def _copies(sweep: Sweep) -> tuple[Path, str]:
+def _copy_spec_files(sweep: Sweep) -> tuple[Path, str]:
     """A new folder with the sweep and its experiment as they lie to each other, and where the
     sweep lies in it."""
     source = sweep.source
@@ -122,7 +122,7 @@ def _copies(sweep: Sweep) -> tuple[Path, str]:
     return folder, str(files[0].relative_to(root))
 
 
-def _left_behind(sweep: Sweep) -> Iterator[Problem]:
+def _find_local_paths(sweep: Sweep) -> Iterator[Problem]:
     """Paths that mean something on this machine alone: only the two files travel."""
     source = sweep.source
     if os.path.isabs(sweep.experiment):
@@ -132,31 +132,37 @@ def _left_behind(sweep: Sweep) -> Iterator[Problem]:
     for section, values in base.data.items():
         if isinstance(values, dict):
             for key, value in values.items():
-                yield from _own(base, (section, key), f"{section}.{key}", value)
+                yield from _check_shared_path(base, (section, key), f"{section}.{key}", value)
     for factor, levels in source.document.data.get("factors", {}).items():
         for level, patch in levels.items():
             for key, value in (patch or {}).items():
-                yield from _own(source.document, ("factors", factor, level, key), key, value)
+                yield from _check_shared_path(
+                    source.document, ("factors", factor, level, key), key, value
+                )
     for key, values in (sweep.search.choices if sweep.search else {}).items():
         for number, value in enumerate(values):
-            yield from _own(source.document, ("search", "choices", key, number), key, value)
+            yield from _check_shared_path(
+                source.document, ("search", "choices", key, number), key, value
+            )
 
 
-def _check_copy(options: argparse.Namespace) -> None:
+def _check_copy_url(options: argparse.Namespace) -> None:
     """A folder to copy to is one of the cluster's; what the environment here says stays here.
 
     Raises:
         UsageError: it is relative.
     """
     url = options.copy_to
-    typed = url and url != os.environ.get(VARIABLE)
+    typed = url and url != os.environ.get(COPY_TO_VARIABLE)
     if typed and "://" not in url and not os.path.isabs(url):
         text = f"--copy-to = {url} is a folder of this machine, which a job does not run in"
         raise UsageError(f"{text}; write an absolute path that its machines share, or a URL")
 
 
-def _own(document: Document, path: tuple[Key, ...], key: str, value: Any) -> Iterator[Problem]:
-    if resolve(key, value, Path(os.path.abspath(document.file)).parent) == value:
+def _check_shared_path(
+    document: YamlDocument, path: tuple[Key, ...], key: str, value: Any
+) -> Iterator[Problem]:
+    if resolve_path_value(key, value, Path(os.path.abspath(document.file)).parent) == value:
         return
     text = f"{key} = {value} lies on this machine and does not travel to the cluster"
     yield document.problem(path, f"{text}; write an absolute path that its machines share")

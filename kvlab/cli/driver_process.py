@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
-from kvlab.sweep.detached import driver_log, new_driver, recorded
-from kvlab.trial.record import Store
+from kvlab.store.store import Store
+from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_log, record_driver
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,10 +30,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(given[:at])
     store = Store(options.store)
     try:
-        number = options.number or new_driver(store, options.sweep)
+        number = options.number or create_driver_folder(store, options.sweep)
         log = driver_log(store, options.sweep, number)
-        shown = _also_to(log) if options.job else nullcontext()
-        with recorded(store, options.sweep, number, options.job) as code, shown:
+        shown = _tee_output(log) if options.job else nullcontext()
+        with record_driver(store, options.sweep, number, options.job) as code, shown:
             code.append(kvlab(given[at + 1 :]))
     except KvlabError as error:
         print(error, file=sys.stderr)
@@ -42,17 +42,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @contextmanager
-def _also_to(path: Path) -> Iterator[None]:
+def _tee_output(path: Path) -> Iterator[None]:
     """Sends what Python code prints to a file too."""
     with (
         open(path, "a", encoding="utf-8") as file,
-        redirect_stdout(_Both(sys.stdout, file)),
-        redirect_stderr(_Both(sys.stderr, file)),
+        redirect_stdout(_Tee(sys.stdout, file)),
+        redirect_stderr(_Tee(sys.stderr, file)),
     ):
         yield
 
 
-class _Both:
+class _Tee:
     """A stream that is written to a file as well, at once."""
 
     def __init__(self, stream: TextIO, file: TextIO):

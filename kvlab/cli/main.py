@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        options = _parser(arguments).parse_args(arguments)
+        options = build_parser(arguments).parse_args(arguments)
         options.words = arguments  # as typed, for a driver that takes them along
         code: int = options.run(options)
         sys.stdout.flush()
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def _parser(arguments: list[str]) -> argparse.ArgumentParser:
+def build_parser(arguments: list[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvlab",
         description="Ablations of KV-cache reductions: one YAML question, one command, one report.",

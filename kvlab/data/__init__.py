@@ -1,27 +1,26 @@
 """Text, tokens, batches and evaluation sets. numpy only; no torch."""
 
-from kvlab.data.batches import training_batch, validation_batches
-from kvlab.data.folder import Progress, data_folder
-from kvlab.data.hellaswag_set import HellaSwagItem, get_hellaswag, hellaswag
-from kvlab.data.preparation import prepare, prepared
+from kvlab.data.batches import get_training_batch, iter_validation_batches
+from kvlab.data.data_dir import ProgressCallback, get_data_dir
+from kvlab.data.dataset_preparation import dataset_identity, list_prepared_datasets, prepare_dataset
+from kvlab.data.hellaswag_dataset import HellaSwagItem, get_hellaswag_file, load_hellaswag
 from kvlab.data.shards import Dataset, open_dataset, verify_dataset
-from kvlab.data.text_identity import identity
-from kvlab.data.tokenizers import Tokenizer, tokenizer
+from kvlab.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
     "Dataset",
     "HellaSwagItem",
-    "Progress",
+    "ProgressCallback",
     "Tokenizer",
-    "data_folder",
-    "get_hellaswag",
-    "hellaswag",
-    "identity",
+    "dataset_identity",
+    "get_data_dir",
+    "get_hellaswag_file",
+    "get_training_batch",
+    "iter_validation_batches",
+    "list_prepared_datasets",
+    "load_hellaswag",
+    "load_tokenizer",
     "open_dataset",
-    "prepare",
-    "prepared",
-    "tokenizer",
-    "training_batch",
-    "validation_batches",
+    "prepare_dataset",
     "verify_dataset",
 ]

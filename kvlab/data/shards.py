@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data.digests import file_sha256
+from kvlab.data.file_hashes import file_sha256
 from kvlab.errors import DataError, StoreError
-from kvlab.files import read_json
+from kvlab.fs.atomic_files import read_json
 
-SCHEMA = 1
+DATASET_SCHEMA = 1
 SPLITS = ("train", "validation")
 
 
@@ -99,6 +99,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = read_json(path)
     except StoreError as error:
         raise DataError(str(error)) from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise DataError(f"{path} is not of schema {SCHEMA}; remove {folder}, prepare again")
+    if not isinstance(manifest, dict) or manifest.get("schema") != DATASET_SCHEMA:
+        raise DataError(f"{path} is not of schema {DATASET_SCHEMA}; remove {folder}, prepare again")
     return manifest

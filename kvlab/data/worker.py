@@ -1,6 +1,6 @@
 """A process that makes pieces: one job a line comes in, one answer a line goes out.
 
-Started by `kvlab.data.workers`. It needs no torch, shares nothing with its parent, and ends when
+Started by `kvlab.data.token_pieces`. It needs no torch, shares nothing with its parent, and ends when
 its input does, so it never outlives a parent that was killed by more than one unit.
 """
 
@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 
-from kvlab.data.pieces import Job, write_piece
+from kvlab.data.token_pieces import PieceJob, write_piece
 from kvlab.errors import KvlabError
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     for line in sys.stdin:
         answer = {}
         try:
-            write_piece(Job(**json.loads(line)))
+            write_piece(PieceJob(**json.loads(line)))
         except KvlabError as error:
             answer = {"refused": str(error)}
         except Exception:

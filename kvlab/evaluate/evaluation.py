@@ -7,15 +7,24 @@ from typing import Any, Protocol
 
 import torch
 
-from kvlab.data import hellaswag, tokenizer
-from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag
-from kvlab.evaluate.loss import Tokens, bits_per_byte, served_window_losses, window_losses
-from kvlab.evaluate.probes import probe
-from kvlab.evaluate.questions import CONVENTIONS
-from kvlab.evaluate.storage import compare_storage, is_coarse
-from kvlab.heap import freed_memory_kept
+from kvlab.data import load_hellaswag, load_tokenizer
+from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
+from kvlab.evaluate.forward_passes import OnTokens
+from kvlab.evaluate.hellaswag_prompts import CONVENTIONS
+from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hellaswag
+from kvlab.evaluate.kv_precision import compare_kv_precision, stores_other_dtype
+from kvlab.evaluate.validation_loss import (
+    Tokens,
+    bits_per_byte,
+    one_shot_window_losses,
+    position_losses,
+    position_measurements,
+    served_window_losses,
+)
 from kvlab.model import GPT
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.parts import ServingConfig
 
 REPORT_SECONDS = 0.5
 
@@ -36,7 +45,7 @@ class ValidationText(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """``measurements`` by the names of `kvlab.trial.metrics`; ``items`` as `score_hellaswag`
+    """``measurements`` by the names of `kvlab.store.metrics`; ``items`` as `score_hellaswag`
     gives them."""
 
     measurements: dict[str, float | int]
@@ -65,26 +74,26 @@ def evaluate(
         DataError: too few validation tokens, or HellaSwag or a tokenizer cannot be had.
     """
     model = model.to(device).eval()
-    with freed_memory_kept(model.device.type):
+    with keep_freed_memory(model.device.type):
         return _evaluate(model, dataset, experiment, on_progress)
 
 
 def _evaluate(
     model: GPT, dataset: ValidationText, experiment: Experiment, on_progress: OnProgress | None
 ) -> Evaluation:
-    measurements = _losses(model, dataset, experiment, on_progress)
+    measurements = _measure_losses(model, dataset, experiment, on_progress)
 
     def progress(note: str, tokens: int) -> Callable[[int], None]:
-        return _Progress(note, tokens, on_progress).advance
+        return _ProgressReporter(note, tokens, on_progress).advance
 
-    measurements |= probe(model, dataset.validation, experiment, progress)
-    items = _hellaswag(model, experiment, on_progress)
+    measurements |= measure_probes(model, dataset.validation, experiment, progress)
+    items = _score_hellaswag_items(model, experiment, on_progress)
     if items:
         measurements |= hellaswag_measurements(items)
     return Evaluation(measurements, items)
 
 
-def _losses(
+def _measure_losses(
     model: GPT, dataset: ValidationText, experiment: Experiment, on_progress: OnProgress | None
 ) -> dict[str, float | int]:
     wanted = experiment.evaluation
@@ -92,8 +101,8 @@ def _losses(
     block, start = model.config.block_size, experiment.data.document_start
     loss_windows, served_windows = -(-wanted.loss_tokens // block), -(-served_tokens // block)
     scored = max(loss_windows, served_windows) * block
-    progress = _Progress("validation loss", scored, on_progress)
-    one_shot = window_losses(model, dataset.validation, scored, progress.advance, start)
+    progress = _ProgressReporter("validation loss", scored, on_progress)
+    one_shot = one_shot_window_losses(model, dataset.validation, scored, progress.advance, start)
     loss = float(one_shot[:loss_windows].mean())
     found: dict[str, float | int] = {
         "loss": loss,
@@ -103,10 +112,10 @@ def _losses(
     if not wanted.served:
         return found
     serving, text = experiment.serving, dataset.validation
-    coarse = is_coarse(model, serving)
-    progress = _Progress("served loss", (1 + coarse) * served_windows * block, on_progress)
+    coarse = stores_other_dtype(model, serving)
+    progress = _ProgressReporter("served loss", (1 + coarse) * served_windows * block, on_progress)
     if coarse:
-        both = compare_storage(model, text, served_tokens, serving, progress.advance, start)
+        both = compare_kv_precision(model, text, served_tokens, serving, progress.advance, start)
         windows, found = both.served, found | both.measurements
     else:
         windows = served_window_losses(model, text, served_tokens, serving, progress.advance, start)
@@ -119,26 +128,26 @@ def _losses(
     }
 
 
-def _hellaswag(
+def _score_hellaswag_items(
     model: GPT, experiment: Experiment, on_progress: OnProgress | None
 ) -> list[dict[str, Any]]:
     wanted = experiment.evaluation
     if wanted.hellaswag_items == 0:
         return []
-    items = hellaswag(wanted.hellaswag_items)
+    items = load_hellaswag(wanted.hellaswag_items)
     endings = sum(len(item.endings) for item in items)
     ways = 2 if wanted.served else 1
-    progress = _Progress("HellaSwag", endings * len(CONVENTIONS) * ways, on_progress)
+    progress = _ProgressReporter("HellaSwag", endings * len(CONVENTIONS) * ways, on_progress)
     return score_hellaswag(
         model,
         items,
-        tokenizer(experiment.data.tokenizer),
+        load_tokenizer(experiment.data.tokenizer),
         experiment.serving if wanted.served else None,
         progress.advance,
     )
 
 
-class _Progress:
+class _ProgressReporter:
     """Counts what is done of one part, and passes it on now and then."""
 
     def __init__(self, note: str, steps: int, listener: OnProgress | None):
@@ -152,3 +161,63 @@ class _Progress:
             self._told = now
             state = {"stage": "evaluation", "note": self._note}
             self._listener({**state, "step": self._done, "steps": self._steps})
+
+
+# The probes of one model, one-shot and through the serving cache.
+
+
+WINDOW_MULTIPLE = 2
+"""Where positions allow it, loss by position reads windows of this many trained lengths."""
+
+StartProgress = Callable[[str, int], OnTokens]
+"""From a note for a person and the number of tokens to come, what counts them."""
+
+
+def measure_probes(
+    model: GPT, validation: Tokens, experiment: Experiment, progress: StartProgress
+) -> dict[str, float | int]:
+    """Measures the probes that ``experiment.evaluation`` asks for.
+
+    Raises:
+        DataError: too few validation tokens.
+    """
+    wanted = experiment.evaluation
+    ways: list[tuple[str, ServingConfig | None]] = [("", None)]
+    if wanted.served:
+        ways.append(("_served", experiment.serving))
+    found: dict[str, float | int] = {}
+    if wanted.recall:
+        block = model.config.block_size
+        rows = make_recall_rows(wanted.recall, block, experiment.data.vocab_size - 1)
+        tick = progress("associative recall", rows.tokens.size * len(ways))
+        found |= {"recall_rows": wanted.recall, "recall_pairs": rows.pairs}
+        for ending, serving in ways:
+            found |= recall_measurements(rows, score_recall(model, rows, serving, tick), ending)
+    if wanted.positions:
+        found |= _measure_position_losses(model, validation, experiment, ways, progress)
+    return found
+
+
+def position_loss_windows(experiment: Experiment) -> tuple[int, int]:
+    """Validation tokens of the loss by position, and the length of its windows."""
+    model, wanted = experiment.model, experiment.evaluation
+    tokens = (wanted.served and wanted.served_tokens) or wanted.loss_tokens
+    # learned positions end with the trained length
+    return tokens, model.block_size * (1 if model.position == "learned" else WINDOW_MULTIPLE)
+
+
+def _measure_position_losses(
+    model: GPT,
+    validation: Tokens,
+    experiment: Experiment,
+    ways: list[tuple[str, ServingConfig | None]],
+    progress: StartProgress,
+) -> dict[str, float]:
+    block = model.config.block_size
+    tokens, length = position_loss_windows(experiment)
+    tick = progress("loss by position", -(-tokens // length) * length * len(ways))
+    found: dict[str, float] = {}
+    for ending, serving in ways:
+        losses = position_losses(model, validation, tokens, length, serving, tick)
+        found |= position_measurements(losses, block, ending)
+    return found

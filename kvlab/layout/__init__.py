@@ -1,32 +1,32 @@
 """Who caches what, in exact bytes, and what a model costs. Pure arithmetic, no torch."""
 
-from kvlab.layout.cost import (
+from kvlab.layout.extrapolation import RESCALE_PRESETS, RescaleError, rescale
+from kvlab.layout.flops import (
     decode_flops,
     forward_flops,
     parameter_count,
     training_flops,
     weight_bytes_read,
 )
-from kvlab.layout.dtypes import ITEM_BYTES, QUANTISED, SCALE_BYTES
-from kvlab.layout.estimate import Estimate, estimate
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.layout.training_memory import training_peak_bytes
-from kvlab.layout.transfer import SIZES, TransferError, transfer
+from kvlab.spec.dtypes import ITEM_BYTES, QUANTIZED, SCALE_BYTES
 
 __all__ = [
     "ITEM_BYTES",
-    "QUANTISED",
+    "QUANTIZED",
+    "RESCALE_PRESETS",
     "SCALE_BYTES",
-    "SIZES",
-    "Estimate",
     "KVLayout",
-    "TransferError",
+    "RescaleError",
+    "ServingEstimate",
     "decode_flops",
-    "estimate",
+    "estimate_serving",
     "forward_flops",
     "parameter_count",
+    "rescale",
     "training_flops",
     "training_peak_bytes",
-    "transfer",
     "weight_bytes_read",
 ]

@@ -8,9 +8,9 @@ All sizes are exact integers; ``dtype`` is the model's, used where ``kv_dtype`` 
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvlab.layout.dtypes import ITEM_BYTES, QUANTISED, SCALE_BYTES
 from kvlab.sharing import owner_map, tied_slots
-from kvlab.spec.model import ModelConfig
+from kvlab.spec.dtypes import ITEM_BYTES, QUANTIZED, SCALE_BYTES
+from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.parts import ServingConfig
 
 
@@ -83,7 +83,7 @@ class KVLayout:
     def token_bytes(self, dtype: str = "float32") -> int:
         """Bytes of one token in one slot: K and V of every K/V head, with scales if quantised."""
         stored = self.storage_dtype(dtype)
-        head = self.head_dim * ITEM_BYTES[stored] + (SCALE_BYTES if stored in QUANTISED else 0)
+        head = self.head_dim * ITEM_BYTES[stored] + (SCALE_BYTES if stored in QUANTIZED else 0)
         return 2 * self.n_kv_head * head
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
@@ -129,7 +129,7 @@ class KVLayout:
                     f"{count} {name} {'slot' if count == 1 else 'slots'} x {length} tokens"
                 )
         head = f"{self.head_dim} x {ITEM_BYTES[stored]} bytes"
-        if stored in QUANTISED:
+        if stored in QUANTIZED:
             head = f"({head} + {SCALE_BYTES} for the scale)"
         total = self.stored_bytes(batch_size, context_length, dtype)
         inside = " + ".join(terms)

@@ -5,22 +5,22 @@ probabilities on CPU among it, and one chunk of logits with its softmax. Not cou
 allocator wastes, and the process itself.
 """
 
-from kvlab.layout.cost import parameter_count
-from kvlab.layout.dtypes import ITEM_BYTES
-from kvlab.layout.kept_attention import kept_bytes
+from kvlab.layout.cpu_attention_memory import saved_probability_bytes
+from kvlab.layout.flops import parameter_count
+from kvlab.spec.dtypes import ITEM_BYTES
 from kvlab.spec.experiment import Experiment
 
-CPU_TOKENS, CPU_BYTES = 4096, 2**30
+CPU_MICROBATCH_TOKENS, CPU_ACTIVATION_BYTES = 4096, 2**30
 """The most tokens of one pass on CPU, and the most bytes that their activations are meant to
 take: narrow models gain from longer passes, whose operations then win back their calls, wide ones
 only take more memory. Measured on one core for the quickstart's shape, tokens/s at 1,024, 2,048
 and 4,096 tokens: 12,900, 14,300, 14,400; on two 14,800, 18,400, 20,400. On one core with four
 times its width 2,200, 2,240, 2,250; GPT-2 124M is as fast at 1,024 as at 2,048."""
 
-MEMORY_SHARE = 0.25
+ACTIVATION_MEMORY_SHARE = 0.25
 """Share of a device's memory that the activations of one pass are meant to take."""
 
-CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
+LOSS_CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
 """Tokens whose logits exist at once. On CPU small enough for a core's cache and large enough for
 a full-speed matrix product: measured at 4,096 tokens forward and backward, 89 ms against 150 ms
 for one piece (V 2304, E 128), and 2.8 s against 3.4 s a thousand tokens (V 50304, E 768)."""
@@ -54,9 +54,9 @@ def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
     rows = experiment.training.batch_tokens // block // experiment.resources.training_workers
     tokens = experiment.resources.microbatch_tokens
     if tokens is None and memory is None:
-        tokens = min(CPU_TOKENS, CPU_BYTES // activation_bytes(experiment))
+        tokens = min(CPU_MICROBATCH_TOKENS, CPU_ACTIVATION_BYTES // activation_bytes(experiment))
     elif tokens is None and memory is not None:
-        tokens = int(memory * MEMORY_SHARE / activation_bytes(experiment))
+        tokens = int(memory * ACTIVATION_MEMORY_SHARE / activation_bytes(experiment))
     most = max(1, min(rows, (tokens or 0) // block))
     return max(n for n in range(1, most + 1) if rows % n == 0)
 
@@ -74,7 +74,7 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
     else:
         rows = microbatch_rows(experiment, memory if on_gpu else None)
     tokens = rows * experiment.model.block_size
-    chunk = min(tokens, CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
+    chunk = min(tokens, LOSS_CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
     item, single = ITEM_BYTES[experiment.training.precision], ITEM_BYTES["float32"]
     each = item + single  # logits and their softmax
     if item != single:
@@ -84,18 +84,18 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
     logits = chunk * experiment.model.vocab_size * each
     states = _STATE_BYTES * parameter_count(experiment.model)
     activations = tokens * activation_bytes(experiment) // _MARGIN
-    kept = 0 if on_gpu else _kept_bytes(experiment, rows)
+    kept = 0 if on_gpu else _attention_bytes(experiment, rows)
     return states + activations + kept + logits
 
 
-def _kept_bytes(experiment: Experiment, rows: int) -> int:
+def _attention_bytes(experiment: Experiment, rows: int) -> int:
     """The probabilities of all layers, which a compiled model does not keep."""
     model, training = experiment.model, experiment.training
     if training.compile:
         return 0
     reduced = training.precision == "bfloat16"
     return sum(
-        kept_bytes(
+        saved_probability_bytes(
             rows,
             model.n_head,
             model.head_dim,

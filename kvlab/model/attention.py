@@ -7,11 +7,11 @@ and global layers differ in ``window``; sharing across layers is whether the lay
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvlab.cache import KeysValues, Step
-from kvlab.model.backends import BACKENDS, pick_backend
-from kvlab.model.linear import Linear, linear
-from kvlab.model.rotary import Rotation, rotate
-from kvlab.spec.model import ModelConfig
+from kvlab.cache import AttentionPass, KeysValues
+from kvlab.model.attention_backends import BACKENDS, select_backend
+from kvlab.model.kernels.linear import Linear, linear
+from kvlab.model.positions import RopeTable, apply_rope
+from kvlab.spec.model_config import ModelConfig
 
 
 class Attention(nn.Module):
@@ -36,20 +36,20 @@ class Attention(nn.Module):
         self.qkv = Linear(config.n_embd, self.q_width + 2 * self.kv_width, bias=config.bias)
         self.proj = Linear(self.q_width, config.n_embd, bias=config.bias)
 
-    def forward(self, x: Tensor, step: Step, rotation: Rotation | None) -> Tensor:
+    def forward(self, x: Tensor, step: AttentionPass, rotation: RopeTable | None) -> Tensor:
         """(B, C, E) -> (B, C, E); reads and writes K/V through ``step``."""
         rows, count, _ = x.shape
         if step.writes(self.layer):
             q, k, v = self.qkv(x).split([self.q_width, self.kv_width, self.kv_width], -1)
             k = k.view(rows, count, self.n_kv_head, self.head_dim).transpose(1, 2)
             v = v.view(rows, count, self.n_kv_head, self.head_dim).transpose(1, 2)
-            step.put(self.layer, rotate(k, rotation), v)
+            step.put(self.layer, apply_rope(k, rotation), v)
         elif self.kv_width:  # tied at serving: this layer's own K/V are not asked for
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_width]
             q = linear(x, self.qkv.weight[: self.q_width], bias)
         else:
             q = self.qkv(x)
-        q = rotate(q.view(rows, count, self.n_head, self.head_dim).transpose(1, 2), rotation)
+        q = apply_rope(q.view(rows, count, self.n_head, self.head_dim).transpose(1, 2), rotation)
         y = attend(q, step.get(self.layer), self.window)
         step.done(self.layer)
         out: Tensor = self.proj(y.transpose(1, 2).reshape(rows, count, self.q_width))
@@ -72,5 +72,5 @@ def attend(q: Tensor, context: KeysValues, window: int | None) -> Tensor:
     if mask is not None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=heads != kv_heads)
     documents = context.documents
-    backend = pick_backend(q, k.shape[2], window, documents is not None)
+    backend = select_backend(q, k.shape[2], window, documents is not None)
     return BACKENDS[backend](q, k, v, window, documents)

@@ -1,7 +1,4 @@
-"""The transformer: one class for every combination of heads, positions, horizons and sharing.
-
-B rows, C tokens of a pass, E n_embd, V vocab_size.
-"""
+"""One transformer layer: pre-norm attention and MLP, each on the residual stream."""
 
 import hashlib
 import math
@@ -10,18 +7,79 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvlab.cache import Documents, KVCache, OneShot, Step
+from kvlab.cache import AttentionPass, DocumentMask, KVCache, OneShotPass
+from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
-from kvlab.model.block import Block, make_norm
-from kvlab.model.linear import Linear
+from kvlab.model.kernels.gelu import gelu
+from kvlab.model.kernels.linear import Linear
+from kvlab.model.positions import RopeTable, rope_table
 from kvlab.model.pretrained import load_weights, read_config, save_pretrained
-from kvlab.model.rotary import Rotation, rotation
-from kvlab.published import find_folder
-from kvlab.spec.model import ModelConfig
+from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.parts import ServingConfig
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    """The norm of the residual stream."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+
+
+class MLP(nn.Module):
+    """``gelu`` (tanh form, as GPT-2) or ``swiglu`` (arXiv 2002.05202), whose ``up`` holds gate
+    and value rows in this order."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.is_gated = config.mlp == "swiglu"
+        inner = config.ffn_dim * (2 if self.is_gated else 1)
+        self.up = Linear(config.n_embd, inner, bias=config.bias)
+        self.down = Linear(config.ffn_dim, config.n_embd, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.up(x)
+        if self.is_gated:
+            gate, value = hidden.chunk(2, -1)
+            hidden = F.silu(gate) * value
+        else:
+            hidden = gelu(hidden)
+        out: Tensor = self.down(hidden)
+        return out
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + MLP(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.norm1 = make_norm(config)
+        self.attention = Attention(config, layer)
+        self.norm2 = make_norm(config)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        step: AttentionPass,
+        rotation: RopeTable | None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """(B, C, E) -> (B, C, E); or (N, E) of the tokens ``wanted``, as `GPT.hidden` has them,
+        for which alone the MLP is computed."""
+        x = x + self.attention(self.norm1(x), step, rotation)
+        if wanted is not None:
+            x = x.flatten(0, 1)[wanted]
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+# The transformer: one class for every combination of heads, positions, horizons and sharing.
+#
+# B rows, C tokens of a pass, E n_embd, V vocab_size.
 
 
 class GPT(nn.Module):
@@ -75,11 +133,11 @@ class GPT(nn.Module):
         residual = 0.02 / math.sqrt(2 * self.config.n_layer)
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
-                nn.init.constant_(parameter, 1.0 if _is_gain(name) else 0.0)
+                nn.init.constant_(parameter, 1.0 if _is_norm_weight(name) else 0.0)
                 continue
             std = residual if name.endswith(("proj.weight", "down.weight")) else 0.02
             for part, rows in self._parts(name, parameter):
-                _draw(rows, std, seed, part)
+                _init_normal(rows, std, seed, part)
 
     def _parts(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Named row ranges: q, k and v draw apart, so that q starts equal for MHA and MQA."""
@@ -117,7 +175,7 @@ class GPT(nn.Module):
             lengths: (B,) with a cache: how many tokens of each row are real, where the rest of
                 the row is padding. Rows may then hold different numbers of tokens.
             document_start: without a cache: the token that begins a document; each document is
-                then computed as if it stood alone. See `kvlab.cache.documents`.
+                then computed as if it stood alone. See `kvlab.cache.document_mask`.
             wanted: (N,) of int64: the tokens, counted over all rows, whose stream is of use; the
                 result is theirs, (N, E). The last layer's MLP and the norm leave out the others,
                 of which later tokens need no more than K and V.
@@ -131,8 +189,10 @@ class GPT(nn.Module):
         if cache is None:
             if lengths is not None:
                 raise ValueError("lengths needs a cache; without one, padding at the end is inert")
-            documents = None if document_start is None else Documents(tokens, document_start)
-            step: Step = OneShot(self.config.kv_owners, count, tokens.device, documents)
+            documents = None if document_start is None else DocumentMask(tokens, document_start)
+            step: AttentionPass = OneShotPass(
+                self.config.kv_owners, count, tokens.device, documents
+            )
         elif document_start is not None:
             raise ValueError("a cache's row holds one document; give each document its own row")
         else:
@@ -140,16 +200,16 @@ class GPT(nn.Module):
         self._check_positions(step.end)
         return self.run(tokens, step, wanted)
 
-    def run(self, tokens: Tensor, step: Step, wanted: Tensor | None = None) -> Tensor:
-        """`hidden` over a step that is already made and checked; see `kvlab.cache.step`."""
+    def run(self, tokens: Tensor, step: AttentionPass, wanted: Tensor | None = None) -> Tensor:
+        """`hidden` over a step that is already made and checked; see `kvlab.cache.attention_pass`."""
         x = self.token_embedding(tokens)
-        turn: Rotation | None = None
+        turn: RopeTable | None = None
         if self.position_embedding is not None:
             # only padding can stand beyond the end; its outputs mean nothing
             inside = step.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(inside)
         elif self.config.position == "rope":
-            turn = rotation(step.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
+            turn = rope_table(step.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         *before, last = self.blocks
         for block in before:
             x = block(x, step, turn)
@@ -204,7 +264,7 @@ class GPT(nn.Module):
         Raises:
             PretrainedError: it cannot be had, or names or shapes do not match; all listed.
         """
-        folder = find_folder(path_or_repo)
+        folder = resolve_checkpoint_folder(path_or_repo)
         architecture, config = read_config(folder)
         if model_changes:
             config = ModelConfig(**{**config.model_dump(), **model_changes})
@@ -228,11 +288,11 @@ class GPT(nn.Module):
         return f"{sum(p.numel() for p in self.parameters()):,} parameters, {owners} K/V owners"
 
 
-def _is_gain(name: str) -> bool:
+def _is_norm_weight(name: str) -> bool:
     return name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
 
 
-def _draw(parameter: Tensor, std: float, seed: int, name: str) -> None:
+def _init_normal(parameter: Tensor, std: float, seed: int, name: str) -> None:
     digest = hashlib.sha256(f"{seed}:{name}:{tuple(parameter.shape)}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
     drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)

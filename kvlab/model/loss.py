@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kvlab.layout.training_memory import CHUNK_TOKENS
-from kvlab.model.linear import product
+from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
+from kvlab.model.kernels.linear import matmul_transposed
 
 
 def summed_loss(
@@ -34,7 +34,7 @@ def summed_loss(
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
     if not torch.is_grad_enabled():
         return token_losses(flat, head_weight, wanted).sum()
-    out: Tensor = _SummedLoss.apply(flat, head_weight, wanted, compile)  # type: ignore[no-untyped-call]
+    out: Tensor = _SummedLossFunction.apply(flat, head_weight, wanted, compile)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -47,33 +47,33 @@ def token_scores(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[
     """-log p(target) of every token (...), in nats, and whether the target is likeliest (of
     equals the first counts); see `summed_loss`. Not differentiable."""
     flat, wanted = hidden.flatten(0, -2), targets.flatten()
-    dtype = _product_dtype(hidden)
+    dtype = _matmul_dtype(hidden)
     losses, hits = [], []
-    with torch.no_grad(), _no_autocast(hidden):
+    with torch.no_grad(), _disable_autocast(hidden):
         weight = head_weight.to(dtype)
-        for part, wanted_part in _chunks(flat, wanted):
-            logits = product(part.to(dtype), weight)
-            hits.append(_are_likeliest(logits, wanted_part))
-            losses.append(_losses(logits, wanted_part)[0])
+        for part, wanted_part in _iter_chunks(flat, wanted):
+            logits = matmul_transposed(part.to(dtype), weight)
+            hits.append(_is_argmax(logits, wanted_part))
+            losses.append(_losses_and_probabilities(logits, wanted_part)[0])
     return torch.cat(losses).view(targets.shape), torch.cat(hits).view(targets.shape)
 
 
-class _SummedLoss(torch.autograd.Function):
+class _SummedLossFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, fuse: bool) -> Tensor:
-        dtype = _product_dtype(hidden)
+        dtype = _matmul_dtype(hidden)
         softmax_step = _compiled_softmax_step() if fuse else _softmax_step
         hidden_gradient = torch.empty_like(hidden)
         weight_gradient = torch.zeros_like(weight)
         total = torch.zeros((), dtype=_softmax_dtype(dtype), device=hidden.device)
-        with _no_autocast(hidden):
+        with _disable_autocast(hidden):
             cast = weight.to(dtype)
             start = 0
-            for part, wanted in _chunks(hidden, targets):
+            for part, wanted in _iter_chunks(hidden, targets):
                 rows = part.to(dtype)
-                loss, gradient = softmax_step(product(rows, cast), wanted)
+                loss, gradient = softmax_step(matmul_transposed(rows, cast), wanted)
                 total += loss
-                hidden_gradient[start : start + len(part)] = product(gradient, cast.T)
+                hidden_gradient[start : start + len(part)] = matmul_transposed(gradient, cast.T)
                 if dtype == weight.dtype:
                     weight_gradient.addmm_(gradient.T, rows)
                 else:  # chunks are summed in the weight's own precision
@@ -96,13 +96,13 @@ def _softmax_step(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
     ``logits`` may be overwritten.
     """
-    losses, gradient = _losses(logits, targets)
+    losses, gradient = _losses_and_probabilities(logits, targets)
     minus_one = gradient.new_full((1, 1), -1.0).expand(len(targets), 1)
     gradient.scatter_add_(1, targets[:, None], minus_one)
     return losses.sum(), gradient.to(logits.dtype)
 
 
-def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _losses_and_probabilities(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """-log p(target) of each row, and the probabilities.
 
     ``logits`` may be overwritten: on CPU softmax in place takes a quarter of the time of a
@@ -116,7 +116,7 @@ def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return distance - probabilities.amax(1).log(), probabilities
 
 
-def _are_likeliest(logits: Tensor, targets: Tensor) -> Tensor:
+def _is_argmax(logits: Tensor, targets: Tensor) -> Tensor:
     """Whether each row's target has its largest logit, the first of equals counting. Where the
     largest lies is looked for in such rows alone, since that takes longer than to find it."""
     hits = logits.gather(1, targets[:, None])[:, 0] == logits.amax(1)
@@ -133,17 +133,17 @@ def _softmax_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
+def _matmul_dtype(hidden: Tensor) -> torch.dtype:
     kind = hidden.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
-def _no_autocast(hidden: Tensor) -> torch.autocast:
+def _disable_autocast(hidden: Tensor) -> torch.autocast:
     """Casts are made by hand, once for all chunks."""
     return torch.autocast(hidden.device.type, enabled=False)
 
 
-def _chunks(hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    size = CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cuda"])
+def _iter_chunks(hidden: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    size = LOSS_CHUNK_TOKENS.get(hidden.device.type, LOSS_CHUNK_TOKENS["cuda"])
     for start in range(0, len(targets), size):
         yield hidden[start : start + size], targets[start : start + size]

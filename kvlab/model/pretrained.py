@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvlab.errors import PretrainedError
-from kvlab.files import write_json
-from kvlab.model.architecture import Architecture, Weight
-from kvlab.model.architectures import ARCHITECTURES
-from kvlab.spec.model import ModelConfig
+from kvlab.fs.atomic_files import write_json
+from kvlab.model.hf_architectures import ARCHITECTURES, Architecture, WeightMapping
+from kvlab.spec.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from kvlab.model.gpt import GPT
@@ -48,8 +47,8 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
         PretrainedError: names are missing or unknown, or shapes differ; all of them listed.
     """
     with ExitStack() as stack:
-        tensors = _open(folder, stack)
-        names = {_full(name, tensors, architecture): name for name in tensors}
+        tensors = _open_tensors(folder, stack)
+        names = {_prefixed_name(name, tensors, architecture): name for name in tensors}
         problems: list[str] = []
         used: set[str] = set()
         targets = dict(model.named_parameters())
@@ -60,7 +59,7 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
                 problems += [f"{name} is missing" for name in missing]
                 continue
             parts = [tensors[names[n]].get_tensor(names[n]) for n in weight.theirs]
-            problems += _copy(targets[weight.ours], parts, weight)
+            problems += _copy_weight(targets[weight.ours], parts, weight)
         tied = {"lm_head.weight"} if model.config.tie_embeddings else set()
         unknown = [
             n for n in names if n not in used | tied and not n.endswith(architecture.ignored)
@@ -70,7 +69,7 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
         raise PretrainedError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(problems))
 
 
-def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
+def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Every tensor's name and the open file that holds it."""
     tensors: dict[str, Any] = {}
     files = sorted(folder.glob("*.safetensors"))
@@ -86,13 +85,13 @@ def _open(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
-def _full(name: str, tensors: Mapping[str, Any], architecture: Architecture) -> str:
+def _prefixed_name(name: str, tensors: Mapping[str, Any], architecture: Architecture) -> str:
     """The original GPT-2 files leave the prefix out."""
     bare = not any(other.startswith(architecture.prefix) for other in tensors)
     return architecture.prefix + name if bare and name != "lm_head.weight" else name
 
 
-def _copy(target: Tensor, parts: list[Tensor], weight: Weight) -> Iterator[str]:
+def _copy_weight(target: Tensor, parts: list[Tensor], weight: WeightMapping) -> Iterator[str]:
     value = torch.cat([part.T if weight.turned else part for part in parts])
     if value.shape != target.shape:
         shapes = f"{tuple(value.shape)}, not {tuple(target.shape)}"
@@ -113,13 +112,13 @@ def save_pretrained(model: "GPT", folder: str | Path) -> str:
     for kind, architecture in ARCHITECTURES.items():
         reasons[kind] = architecture.misfits(model.config)
         if not reasons[kind]:
-            _write(model, Path(folder), architecture)
+            _write_checkpoint(model, Path(folder), architecture)
             return kind
     text = "; ".join(f"not {kind}: {', '.join(why)}" for kind, why in reasons.items())
     raise PretrainedError(f"no Hugging Face architecture fits this model: {text}")
 
 
-def _write(model: "GPT", folder: Path, architecture: Architecture) -> None:
+def _write_checkpoint(model: "GPT", folder: Path, architecture: Architecture) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     state, tensors = dict(model.named_parameters()), {}
     for weight in architecture.weights(model.config):

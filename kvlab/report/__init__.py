@@ -1,5 +1,5 @@
 """Results to a report: tidy rows, statistics, sections, then Markdown and HTML."""
 
-from kvlab.report.write import write_report
+from kvlab.report.report_files import write_report
 
 __all__ = ["write_report"]

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point, Points
-from kvlab.report.numbers import significant
+from kvlab.report.formatting import format_significant
 
 Lines = Iterable[Mapping[str, Any]]
 """`kvlab.benchmark.measurement.Measurement` as plain data, maybe without its defaults."""
 
-MOST = len(SERIES) - 1
+MAX_VARIANTS = len(SERIES) - 1
 """Variants in one figure; the last colour is for the dashed lines that all share."""
 
 
@@ -70,7 +70,7 @@ class Drawn:
     plot: Plot
 
 
-def curves(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[Drawn]:
+def benchmark_figures(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[Drawn]:
     """The figures that the lines have enough points for: two places at least.
 
     Args:
@@ -78,23 +78,23 @@ def curves(lines: Lines, keys: Mapping[str, str] | None = None) -> Iterator[Draw
     """
     found = list(lines)
     for curve in CURVES:
-        drawn = _curve(curve, found, keys or {})
+        drawn = _curve_figure(curve, found, keys or {})
         if drawn is not None:
             yield drawn
 
 
-def _curve(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
+def _curve_figure(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
     series: dict[tuple[str, bool], list[Point]] = {}
     for line in lines:
         cached = bool(line.get("cached"))
         if line["metric"] != curve.metric or line.get("value") is None:
             continue
         if cached or curve.again:
-            point = _point(curve, line, keys)
+            point = _curve_point(curve, line, keys)
             series.setdefault((line["variant"], cached), []).append(point)
     series = {key: sorted(points, key=lambda p: p.x) for key, points in series.items()}
     series = {key: points for key, points in series.items() if len(points) > 1}
-    variants = list(dict.fromkeys(variant for variant, _ in series))[:MOST]
+    variants = list(dict.fromkeys(variant for variant, _ in series))[:MAX_VARIANTS]
     if not variants or (curve.again and not any(not cached for _, cached in series)):
         return None
     layers: list[Line | Points] = []
@@ -104,20 +104,20 @@ def _curve(curve: Curve, lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
             name = variant if cached else f"{variant}, no cache"
             layers.append(Line(name, tuple(points), role, dashed=not cached))
     ends = "; ".join(
-        f"{layer.name}: {significant(layer.points[0].y)} to {significant(layer.points[-1].y)}"
+        f"{layer.name}: {format_significant(layer.points[0].y)} to {format_significant(layer.points[-1].y)}"
         for layer in layers
     )
     plot = Plot(Axis(curve.x), Axis(curve.y), tuple(layers))
     return Drawn(curve.name, curve.caption, f"{curve.caption} {ends}.", plot)
 
 
-def _point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str]) -> Point:
+def _curve_point(curve: Curve, line: Mapping[str, Any], keys: Mapping[str, str]) -> Point:
     value = line["value"] * curve.scale
     middle = next((q for q in line.get("quantiles") or [] if q["q"] == 0.5), line)
     ends = (middle.get("low"), middle.get("high"))
     spread = tuple(end * curve.scale for end in ends if end is not None)
     place = f"{line[curve.over]:,} {'sequences' if curve.over == 'batch_size' else 'tokens'}"
-    tip = [line["variant"], place, f"{curve.y}: {significant(value)}"]
+    tip = [line["variant"], place, f"{curve.y}: {format_significant(value)}"]
     if line.get("noisy"):
         tip.append(f"noisy: {line.get('note', '')}")
     key = keys.get(line["variant"], "")
@@ -141,13 +141,13 @@ def roofline_figure(lines: Lines, keys: Mapping[str, str]) -> Drawn | None:
             tip = (
                 variant,
                 f"batch {batch}, context {context}",
-                f"predicted {significant(predicted)} ms, measured {significant(measured)} ms",
+                f"predicted {format_significant(predicted)} ms, measured {format_significant(measured)} ms",
             )
             point = Point(predicted, measured, tip, keys.get(variant, ""))
             by_variant.setdefault(variant, []).append(point)
     if not by_variant:
         return None
-    chosen = list(by_variant.items())[:MOST]
+    chosen = list(by_variant.items())[:MAX_VARIANTS]
     far = max(max(point.x, point.y) for _, points in chosen for point in points)
     equal = Line("the roofline", (Point(0.0, 0.0), Point(far, far)), "muted", dashed=True)
     layers = [Points(v, tuple(p), SERIES[n]) for n, (v, p) in enumerate(chosen)]

@@ -24,7 +24,7 @@ Change = tuple[tuple[str, str], ...]
 Levels = tuple[str, ...]
 Factors = Mapping[str, tuple[str, ...]]
 
-ZERO = 1e-9
+TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -65,18 +65,18 @@ class Contrasts:
         model = [*mains, *own] if len(change) > 1 else mains
         ones = np.ones(len(self._cells))
         matrix = np.column_stack([ones, *(self._column(term) for term in model)])
-        target = np.array([0.0, *(_share(term, change) for term in model)])
+        target = np.array([0.0, *(_coefficient_share(term, change) for term in model)])
         weights = np.linalg.lstsq(matrix.T, target, rcond=None)[0]
-        if np.abs(matrix.T @ weights - target).max() > ZERO:
+        if np.abs(matrix.T @ weights - target).max() > TOLERANCE:
             return None
         known = set(model)
         aliases = tuple(
             term
             for term in self._interactions()
-            if term not in known and abs(float(self._column(term) @ weights)) > ZERO
+            if term not in known and abs(float(self._column(term) @ weights)) > TOLERANCE
         )
         kept = zip(self._cells, weights.tolist(), strict=True)
-        return Contrast({cell: w for cell, w in kept if abs(w) > ZERO}, aliases)
+        return Contrast({cell: w for cell, w in kept if abs(w) > TOLERANCE}, aliases)
 
     def _levels(self, factor: str) -> list[tuple[str, str]]:
         return [(factor, level) for level in self._factors[factor][1:]]
@@ -103,7 +103,7 @@ class Contrasts:
         return column
 
 
-def _share(term: Change, change: Change) -> float:
+def _coefficient_share(term: Change, change: Change) -> float:
     """How often a coefficient counts in the difference from the baseline level (or, of two
     levels, in the difference of differences): the baseline's is minus the sum of the others."""
     if [factor for factor, _ in term] != [factor for factor, _ in change]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvlab.errors import UsageError
 from kvlab.report.section import Figure, Section, Table
-from kvlab.report.sections import QUALITY, SECTIONS, unknown_section
+from kvlab.report.sections import QUALITY_SECTIONS, SECTIONS, explain_unknown_section
 from kvlab.report.study import Study
 
 
@@ -44,9 +44,9 @@ def make_document(study: Study) -> Document:
     """
     for name in study.sections or ():
         if name not in SECTIONS:
-            text = f"report.sections = {name} {unknown_section(name)}"
+            text = f"report.sections = {name} {explain_unknown_section(name)}"
             raise UsageError(f"{text}; or choose others with --sections")
-    skipped = QUALITY if study.untrained else frozenset()
+    skipped = QUALITY_SECTIONS if study.untrained else frozenset()
     names = study.sections or [name for name in SECTIONS if name not in skipped]
     made = {name: SECTIONS[name](study) for name in names}
     return Document(study.name, {name: section for name, section in made.items() if section})

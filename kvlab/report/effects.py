@@ -1,28 +1,119 @@
-"""What a level does, from matched comparisons alone.
-
-A *setting* is one combination of levels of the other factors. A *pair* is two trials of one
-setting and one seed that differ in the level alone; so both saw the same batches in the same
-order. Where the level has no partner (an excluded cell, a failed trial), there is no pair.
-
-Settings whose pairs share trained weights (as cells that differ only in serving do) are not
-independent: they are averaged into one *group* first, so that they count once. The groups that
-were seen at the same seeds are averaged seed by seed, and tested over the seeds.
-An interaction takes four trials instead of two: the difference of two differences.
-
-A level without any pair in the design, as in a fractional one, is estimated by a contrast over
-all cells, at every seed; what that is aliased with is named (`contrasts`).
-"""
+"""Settings of a comparison, joined into groups where they share trained weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 from kvlab.report.contrasts import Change, Contrast, Contrasts
-from kvlab.report.rows import Levels, TrialRow
-from kvlab.report.settings import Setting, averaged, complete, largest_block, mean, sharing_weights
-from kvlab.report.statistics.holm import holm
-from kvlab.report.statistics.paired import UNTESTED, Estimate, estimate, smallest_detectable
-from kvlab.trial.metrics import METRICS
+from kvlab.report.statistics import (
+    UNTESTED,
+    Estimate,
+    estimate,
+    holm_correction,
+    smallest_detectable,
+)
+from kvlab.report.trial_rows import Levels, TrialRow
+from kvlab.store.metrics import METRICS
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its difference at every seed that has all its trials."""
+
+    others: Levels
+    differences: dict[int, float]
+    trainings: frozenset[str]
+    scale: float
+
+
+def group_by_shared_training(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Settings joined wherever any of their trials share a training."""
+    leader: dict[str, int] = {}
+    parent = list(range(len(settings)))
+
+    def find(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for index, setting in enumerate(settings):
+        for training in setting.trainings:
+            one, other = find(leader.setdefault(training, index)), find(index)
+            parent[max(one, other)] = min(one, other)
+    groups: dict[int, list[Setting]] = {}
+    for index, setting in enumerate(settings):
+        groups.setdefault(find(index), []).append(setting)
+    return list(groups.values())
+
+
+def drop_incomplete_settings(group: Sequence[Setting]) -> list[Setting]:
+    """A group's settings that were seen at the same, most seeds, cut to those seeds: else the
+    group's mean would move with what is missing at a seed."""
+    most = max(len(setting.differences) for setting in group)
+    seeds = next(s.differences.keys() for s in group if len(s.differences) == most)
+    return [
+        replace(s, differences={seed: s.differences[seed] for seed in sorted(seeds)})
+        for s in group
+        if s.differences.keys() >= seeds
+    ]
+
+
+def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Setting]]:
+    """The groups that were seen at the same seeds, cut to those: as many pairs as can be, but
+    several seeds before one, since one tells no error.
+
+    Tried are the groups with the most seeds, one more at a time, at the seeds that all of these
+    have. The settings of a group have the same seeds, see `complete`.
+    """
+    by_seeds = sorted(
+        range(len(groups)), key=lambda n: (-len(groups[n][0].differences), _group_seeds(groups[n]))
+    )
+    best: tuple[bool, int, int] = (False, 0, 0)
+    kept: set[int] = set()
+    at: set[int] = set()
+    shared: set[int] | None = None
+    for count, number in enumerate(by_seeds, 1):
+        seen = set(_group_seeds(groups[number]))
+        shared = seen if shared is None else shared & seen
+        rank = (len(shared) > 1, count * len(shared), len(shared))
+        if rank > best:
+            best, kept, at = rank, set(by_seeds[:count]), set(shared)
+    return [[_restrict_seeds(setting, at) for setting in groups[n]] for n in sorted(kept)]
+
+
+def _group_seeds(group: Sequence[Setting]) -> list[int]:
+    return sorted(group[0].differences)
+
+
+def _restrict_seeds(setting: Setting, seeds: set[int]) -> Setting:
+    kept = {seed: value for seed, value in setting.differences.items() if seed in seeds}
+    return replace(setting, differences=kept)
+
+
+def mean_by_seed(group: Sequence[Setting]) -> dict[int, float]:
+    """Seed -> mean over a group's settings."""
+    return {seed: mean([s.differences[seed] for s in group]) for seed in group[0].differences}
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+# What a level does, from matched comparisons alone.
+#
+# A *setting* is one combination of levels of the other factors. A *pair* is two trials of one
+# setting and one seed that differ in the level alone; so both saw the same batches in the same
+# order. Where the level has no partner (an excluded cell, a failed trial), there is no pair.
+#
+# Settings whose pairs share trained weights (as cells that differ only in serving do) are not
+# independent: they are averaged into one *group* first, so that they count once. The groups that
+# were seen at the same seeds are averaged seed by seed, and tested over the seeds.
+# An interaction takes four trials instead of two: the difference of two differences.
+#
+# A level without any pair in the design, as in a fractional one, is estimated by a contrast over
+# all cells, at every seed; what that is aliased with is named (`contrasts`).
+
 
 ALPHA = 0.05
 
@@ -68,7 +159,7 @@ class Effect:
 
     @property
     def name(self) -> str:
-        return named(self.change)
+        return change_name(self.change)
 
     @property
     def tested(self) -> bool:
@@ -106,19 +197,21 @@ class Effect:
         return UNTESTED.get(self.estimate.kind, "within noise")
 
 
-def named(change: Change) -> str:
+def change_name(change: Change) -> str:
     """``heads=mqa``, or of an interaction ``heads=mqa and position=rope``."""
     return " and ".join(f"{factor}={level}" for factor, level in change)
 
 
-def main_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
+def estimate_main_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
     """One effect for every level that is not a baseline level, Holm-corrected together."""
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
     contrasts = Contrasts(list(cells), factors)
-    return corrected([_effect(cells, factors, change, metric, contrasts) for change in changes])
+    return corrected(
+        [_estimate_effect(cells, factors, change, metric, contrasts) for change in changes]
+    )
 
 
-def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
+def estimate_interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
     """One for every two levels of two factors that the design has together, corrected."""
     changes = [
         ((first, one), (second, other))
@@ -126,40 +219,42 @@ def interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
         for one, other in product(factors[first][1:], factors[second][1:])
     ]
     contrasts = Contrasts(list(cells), factors)
-    found = (_effect(cells, factors, change, metric, contrasts) for change in changes)
+    found = (_estimate_effect(cells, factors, change, metric, contrasts) for change in changes)
     return corrected([effect for effect in found if effect.designed])
 
 
 def corrected(effects: list[Effect]) -> list[Effect]:
     """The same effects as one family: each p is Holm-corrected for all that are tested."""
     tested = [effect for effect in effects if effect.estimate and effect.tested]
-    p_values = iter(holm([effect.estimate.p for effect in tested if effect.estimate]))
+    p_values = iter(holm_correction([effect.estimate.p for effect in tested if effect.estimate]))
     return [
         replace(effect, corrected=next(p_values), tests=len(tested)) if effect.tested else effect
         for effect in effects
     ]
 
 
-def _effect(
+def _estimate_effect(
     cells: Cells, factors: Factors, change: Change, metric: str, contrasts: Contrasts
 ) -> Effect:
     designed = 0
     settings: list[Setting] = []
-    for corners in _matched(cells, factors, change):
+    for corners in _matched_corners(cells, factors, change):
         designed += len(set.intersection(*(set(cells[levels]) for _, levels in corners)))
-        setting = _setting(cells, factors, change, corners, metric)
+        setting = _make_setting(cells, factors, change, corners, metric)
         if setting.differences:
             settings.append(setting)
     contrast = None if designed else contrasts.of(change)
     if contrast is not None:
-        return _by_contrast(cells, change, metric, contrast)
-    groups = largest_block([complete(group) for group in sharing_weights(settings)])
+        return _estimate_by_contrast(cells, change, metric, contrast)
+    groups = largest_balanced_block(
+        [drop_incomplete_settings(group) for group in group_by_shared_training(settings)]
+    )
     used = [setting for group in groups for setting in group]
-    means = [averaged(group) for group in groups]
+    means = [mean_by_seed(group) for group in groups]
     scale = max((setting.scale for setting in settings), default=1.0)
     seeds = tuple(sorted(means[0])) if means else ()
     by_seed = tuple((seed, mean([one[seed] for one in means])) for seed in seeds)
-    found = _estimated([value for _, value in by_seed], scale, metric)
+    found = _estimate_over_seeds([value for _, value in by_seed], scale, metric)
     return Effect(
         metric,
         change,
@@ -171,15 +266,15 @@ def _effect(
         seeds=seeds,
         by_seed=by_seed,
         by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
-        limits=_limits(factors, change, used),
+        limits=_limiting_levels(factors, change, used),
     )
 
 
-def _estimated(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
+def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
     return estimate(by_seed, scale, in_steps=METRICS[metric].in_steps) if by_seed else None
 
 
-def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:
+def _estimate_by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:
     """One weighted sum a seed; the seeds that all its cells have are what it is tested over."""
     by_cell = [(weight, cells[levels]) for levels, weight in contrast.weights.items()]
     designed = set.intersection(*(set(by_seed) for _, by_seed in by_cell))
@@ -191,7 +286,7 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
             values = [weight * row.measurements[metric] for weight, row in rows]
             sums[seed] = sum(values)
             scale = max(scale, sum(map(abs, values)))
-    found = _estimated(list(sums.values()), scale, metric)
+    found = _estimate_over_seeds(list(sums.values()), scale, metric)
     return Effect(
         metric,
         change,
@@ -209,7 +304,9 @@ def _by_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) 
     )
 
 
-def _matched(cells: Cells, factors: Factors, change: Change) -> Iterator[list[tuple[int, Levels]]]:
+def _matched_corners(
+    cells: Cells, factors: Factors, change: Change
+) -> Iterator[list[tuple[int, Levels]]]:
     """For each setting the signed cells of the comparison, if the design has them all."""
     names = list(factors)
     places = [(names.index(factor), level, factors[factor][0]) for factor, level in change]
@@ -226,7 +323,7 @@ def _matched(cells: Cells, factors: Factors, change: Change) -> Iterator[list[tu
             yield corners
 
 
-def _setting(
+def _make_setting(
     cells: Cells,
     factors: Factors,
     change: Change,
@@ -250,7 +347,7 @@ def _setting(
     return Setting(others, differences, frozenset(trainings), scale)
 
 
-def _limits(
+def _limiting_levels(
     factors: Factors, change: Change, settings: Sequence[Setting]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
     changed = {factor for factor, _ in change}

@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Mapping
 
+from kvlab.humanize import sanitize_line, sanitize_text
 from kvlab.report.document import Document
 from kvlab.report.section import (
     Block,
@@ -19,9 +20,8 @@ from kvlab.report.section import (
     Strong,
     Table,
 )
-from kvlab.text import one_line, visible
 
-LONGEST_TABLE = 60
+MAX_TABLE_ROWS = 60
 """Rows of a table in Markdown; the CSV and the page have all of them."""
 
 _FORMS = (
@@ -37,35 +37,35 @@ _LINK = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 
 def to_markdown(document: Document) -> str:
     numbers = document.numbers
-    parts = [f"# {escape(document.title)}"]
+    parts = [f"# {escape_markdown(document.title)}"]
     for number, section in enumerate(document.sections.values()):
-        parts.append(f"## {escape(section.title)}")
+        parts.append(f"## {escape_markdown(section.title)}")
         parts += [_content(content, numbers) for content in section.contents]
         if number == 0:
             parts.append(_FORMS)
     return "\n\n".join(parts) + "\n"
 
 
-def escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """``text`` as Markdown that shows it literally, on one line."""
-    return _guarded(_literal(text.strip()))
+    return _escape_line_start(_escape_inline(text.strip()))
 
 
-def _literal(text: str) -> str:
+def _escape_inline(text: str) -> str:
     """As `escape`, for the middle of a line: white space at the ends stays."""
-    text = visible(re.sub(r"\s+", " ", text)).replace("&", "&amp;")
+    text = sanitize_text(re.sub(r"\s+", " ", text)).replace("&", "&amp;")
     # Code hosts make links of bare addresses, unless told not to.
     return _LINK.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
 
 
-def _guarded(line: str) -> str:
+def _escape_line_start(line: str) -> str:
     """A line that cannot be taken for the start of a list or heading."""
     return _START.sub(r"\1\\\2", line)
 
 
-def code(text: str, in_table: bool = False) -> str:
+def code_span(text: str, in_table: bool = False) -> str:
     """``text`` as a code span, whatever backticks it holds."""
-    text = one_line(text)
+    text = sanitize_line(text)
     if not text:
         return ""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
@@ -82,7 +82,7 @@ def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
         case Bullets(items):
             return "\n".join(f"- {_spans(item)}" for item in items)
         case Heading(text):
-            return f"### {escape(text)}"
+            return f"### {escape_markdown(text)}"
         case Block():
             return _block(content)
         case Table():
@@ -96,19 +96,19 @@ def _spans(spans: Iterable[Span]) -> str:
     for span in spans:
         match span:
             case Code(text):
-                found.append(code(text))
+                found.append(code_span(text))
             case Strong(text):
-                found.append(f"**{escape(text)}**")
+                found.append(f"**{escape_markdown(text)}**")
             case _:
-                found.append(_literal(span))
-    return _guarded(re.sub(r" +", " ", "".join(found)).strip())
+                found.append(_escape_inline(span))
+    return _escape_line_start(re.sub(r" +", " ", "".join(found)).strip())
 
 
 def _block(block: Block) -> str:
-    text = "\n".join(map(visible, block.text.rstrip("\n").split("\n")))
+    text = "\n".join(map(sanitize_text, block.text.rstrip("\n").split("\n")))
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    summary = html.escape(one_line(block.title))
+    summary = html.escape(sanitize_line(block.title))
     return (
         f"<details><summary>{summary}</summary>\n\n{fence}{block.language}\n{text}\n{fence}\n\n"
         "</details>"
@@ -116,20 +116,20 @@ def _block(block: Block) -> str:
 
 
 def _table(table: Table, number: str) -> str:
-    head = "| " + " | ".join(escape(column.title) for column in table.columns) + " |"
+    head = "| " + " | ".join(escape_markdown(column.title) for column in table.columns) + " |"
     rule = "|" + "|".join(" --: " if column.numeric else " :-- " for column in table.columns) + "|"
-    rows = [_row(row) for row in table.rows[:LONGEST_TABLE]]
+    rows = [_row(row) for row in table.rows[:MAX_TABLE_ROWS]]
     where = f"[CSV](tables/{table.name}.csv) [LaTeX](tables/{table.name}.tex)"
     hidden = len(table.rows) - len(rows)
     more = f" {hidden:,} more rows are in the CSV." if hidden else ""
-    caption = f"*{number}. {_literal(table.caption)}*{more} {where}"
+    caption = f"*{number}. {_escape_inline(table.caption)}*{more} {where}"
     legend = ["", _legend(table)] if table.legend else []
     return "\n".join([caption, "", head, rule, *rows, *legend])
 
 
 def _legend(table: Table) -> str:
     """What the heads mean: such notes have no other place in Markdown."""
-    noted = (f"*{_literal(one.title)}*: {_literal(one.hint)}" for one in table.legend)
+    noted = (f"*{_escape_inline(one.title)}*: {_escape_inline(one.hint)}" for one in table.legend)
     return "Columns: " + "; ".join(noted) + "."
 
 
@@ -138,12 +138,12 @@ def _row(row: Row) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    text = code(cell.text, in_table=True) if cell.code else escape(cell.text)
+    text = code_span(cell.text, in_table=True) if cell.code else escape_markdown(cell.text)
     return f"**{text}**" if cell.tone in ("good", "bad") and text and not cell.code else text
 
 
 def _figure(figure: Figure, number: str) -> str:
-    alt = escape(figure.alt)
+    alt = escape_markdown(figure.alt)
     image = f"![{alt}](figures/{figure.name}.svg)"
     png = f"[PNG](figures/{figure.name}.png)"
-    return f"{image}\n\n*{number}. {_literal(figure.caption)}* {png}"
+    return f"{image}\n\n*{number}. {_escape_inline(figure.caption)}* {png}"

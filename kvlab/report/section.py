@@ -131,7 +131,7 @@ class Section:
     contents: tuple[Content, ...]
 
 
-MakeSection = Callable[[Study], Section | None]
+SectionFunction = Callable[[Study], Section | None]
 """A section's function. None: there is nothing to say."""
 
 
@@ -144,5 +144,5 @@ def cell(text: str, value: Scalar = None, tone: Tone = "", csv: tuple[Scalar, ..
     return Cell(text, text if value is None else value, tone, csv=csv)
 
 
-EMPTY = Cell("\N{EN DASH}", None, "muted")
+EMPTY_CELL = Cell("\N{EN DASH}", None, "muted")
 """The table cell where there is no number."""

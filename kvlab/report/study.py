@@ -5,17 +5,16 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from kvlab.report.effects import ALPHA, Effect, interactions, main_effects
-from kvlab.report.rows import Levels, TrialRow, read_rows
-from kvlab.report.statistics.holm import holm
-from kvlab.report.statistics.paired import Estimate, estimate
-from kvlab.trial.metrics import METRICS
-from kvlab.trial.record import Store
+from kvlab.report.effects import ALPHA, Effect, estimate_interactions, estimate_main_effects
+from kvlab.report.statistics import Estimate, estimate, holm_correction
+from kvlab.report.trial_rows import Levels, TrialRow, read_rows
+from kvlab.store.metrics import METRICS
+from kvlab.store.store import Store
 
-BASELINE = "baseline"
+BASELINE_LABEL = "baseline"
 """What the baseline cell is called."""
 
-ROUNDING = 1e-4
+GAP_ROUNDING = 1e-4
 """Nats per token: a serving gap below it is the rounding of float32, not the cache."""
 
 
@@ -163,7 +162,9 @@ class Study:
     def called_cells(self) -> frozenset[Levels]:
         """Cells told apart from the baseline in `primary`, corrected for all cells: whichever
         of them a sentence picks, it is right about."""
-        return told_apart({c: self.paired(c, self.baseline, self.primary) for c in self.cells})
+        return significant_cells(
+            {c: self.paired(c, self.baseline, self.primary) for c in self.cells}
+        )
 
     @cached_property
     def gaps(self) -> dict[Levels, Estimate]:
@@ -175,18 +176,18 @@ class Study:
     @cached_property
     def called_gaps(self) -> frozenset[Levels]:
         """Cells whose serving gap is told apart from none, corrected for all cells."""
-        return told_apart(self.gaps)
+        return significant_cells(self.gaps)
 
     def effects(self, metric: str) -> list[Effect]:
         """Every level's difference from its factor's baseline level, corrected together."""
         if metric not in self._effects:
-            self._effects[metric] = main_effects(self.cells, self.factors, metric)
+            self._effects[metric] = estimate_main_effects(self.cells, self.factors, metric)
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:
         """Every pair of levels: what both together do beyond the sum of each alone."""
         if metric not in self._interactions:
-            self._interactions[metric] = interactions(self.cells, self.factors, metric)
+            self._interactions[metric] = estimate_interactions(self.cells, self.factors, metric)
         return self._interactions[metric]
 
     @cached_property
@@ -202,7 +203,7 @@ class Study:
             for factor, level, base in zip(self.factors, levels, self.baseline, strict=True)
             if level != base
         ]
-        return "+".join(changed) or BASELINE
+        return "+".join(changed) or BASELINE_LABEL
 
     def key(self, levels: Levels) -> str:
         """A cell's number in the design, as figures and tables refer to it."""
@@ -230,9 +231,9 @@ class Study:
         return self.key(levels) if levels in self._places else named
 
 
-def told_apart(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
+def significant_cells(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
     """Cells whose difference is called, Holm-corrected for all that are tested."""
     tested = {levels: each for levels, each in found.items() if each and each.kind == "tested"}
-    corrected = holm([each.p for each in tested.values()])
+    corrected = holm_correction([each.p for each in tested.values()])
     called = {levels for levels, p in zip(tested, corrected, strict=True) if p < ALPHA}
     return frozenset(called | {c for c, each in found.items() if each and each.kind == "exact"})

@@ -8,8 +8,7 @@ hand a global layer a cache that has dropped tokens.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from kvlab.sharing.pattern import Sharing, SharingError
-from kvlab.sharing.patterns import PATTERNS
+from kvlab.sharing.patterns import PATTERNS, Sharing, SharingError
 
 OwnerMap = tuple[int, ...]
 
@@ -27,22 +26,22 @@ def owner_map(sharing: Sharing, kinds: str) -> OwnerMap:
         SharingError: the sharing is not known or not possible on these layers.
     """
     if isinstance(sharing, str):
-        return _of_pattern(sharing, kinds)
+        return _pattern_owners(sharing, kinds)
     if all(isinstance(item, int) for item in sharing):
         owners = tuple(item for item in sharing if isinstance(item, int))
     else:
-        owners = _from_groups([g for g in sharing if not isinstance(g, int)], kinds)
+        owners = _group_owners([g for g in sharing if not isinstance(g, int)], kinds)
     check_owner_map(owners, kinds)
     return owners
 
 
 @lru_cache(maxsize=4096)  # a plan of thousands of cells asks for the same few
-def _of_pattern(sharing: str, kinds: str) -> OwnerMap:
+def _pattern_owners(sharing: str, kinds: str) -> OwnerMap:
     name, _, argument = sharing.partition(":")
     pattern = PATTERNS.get(name)
     if pattern is None:
         raise SharingError(f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners")
-    owners = _from_groups(pattern(argument, kinds), kinds)
+    owners = _group_owners(pattern(argument, kinds), kinds)
     check_owner_map(owners, kinds)
     return owners
 
@@ -63,7 +62,7 @@ def check_owner_map(owners: OwnerMap, kinds: str) -> None:
             )
         if kinds[owner] != kinds[layer]:
             raise SharingError(
-                f"joins {_kind(kinds, owner)} layer {owner} and {_kind(kinds, layer)} layer"
+                f"joins {_kind_name(kinds, owner)} layer {owner} and {_kind_name(kinds, layer)} layer"
                 f" {layer}; a group is all global or all local"
             )
 
@@ -106,7 +105,7 @@ def tied_slots(trained: OwnerMap, tie: OwnerMap, rule: str) -> OwnerMap:
     return slots
 
 
-def _from_groups(groups: Sequence[Sequence[int]], kinds: str) -> OwnerMap:
+def _group_owners(groups: Sequence[Sequence[int]], kinds: str) -> OwnerMap:
     owners = list(range(len(kinds)))
     seen: dict[int, Sequence[int]] = {}
     for group in groups:
@@ -120,5 +119,5 @@ def _from_groups(groups: Sequence[Sequence[int]], kinds: str) -> OwnerMap:
     return tuple(owners)
 
 
-def _kind(kinds: str, layer: int) -> str:
+def _kind_name(kinds: str, layer: int) -> str:
     return {"G": "global", "L": "local"}[kinds[layer]]

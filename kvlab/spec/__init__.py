@@ -1,10 +1,9 @@
 """What a person writes: experiments and sweeps, read from YAML and checked. No torch here."""
 
 from kvlab.errors import SpecError
-from kvlab.spec.benchmark import BenchmarkConfig
-from kvlab.spec.experiment import Experiment, Shape
-from kvlab.spec.load import load_experiment, load_shape, load_sweep, parse_override
-from kvlab.spec.model import ModelConfig
+from kvlab.spec.benchmark_config import BenchmarkConfig
+from kvlab.spec.experiment import Experiment, ServedModel
+from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.parts import (
     DataConfig,
     EvaluationConfig,
@@ -12,6 +11,7 @@ from kvlab.spec.parts import (
     ServingConfig,
     TrainingConfig,
 )
+from kvlab.spec.spec_loader import load_experiment, load_served_model, load_sweep, parse_override
 from kvlab.spec.sweep import Cell, Sweep
 
 __all__ = [
@@ -22,13 +22,13 @@ __all__ = [
     "Experiment",
     "ModelConfig",
     "ResourcesConfig",
+    "ServedModel",
     "ServingConfig",
-    "Shape",
     "SpecError",
     "Sweep",
     "TrainingConfig",
     "load_experiment",
-    "load_shape",
+    "load_served_model",
     "load_sweep",
     "parse_override",
 ]

@@ -24,7 +24,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Asked:
+class DesignRequest:
     """What a design is asked.
 
     Attributes:
@@ -73,7 +73,7 @@ class DesignError(Exception):
         self.field, self.message = field, message
 
 
-def no_notes(asked: Asked) -> tuple[str, ...]:  # noqa: ARG001 (the contract's)
+def no_notes(asked: DesignRequest) -> tuple[str, ...]:  # noqa: ARG001 (the contract's)
     return ()
 
 
@@ -89,6 +89,6 @@ class Design:
     """
 
     title: str
-    positions: Callable[[Asked], Iterator[Positions]]
-    notes: Callable[[Asked], tuple[str, ...]] = no_notes
+    positions: Callable[[DesignRequest], Iterator[Positions]]
+    notes: Callable[[DesignRequest], tuple[str, ...]] = no_notes
     filtered: bool = True

@@ -3,9 +3,8 @@
 from pydantic import Field, model_validator
 
 from kvlab.sharing import SharingError, owner_map, tied_slots
-from kvlab.spec.base import NAME_PATTERN, SpecModel, refuse
-from kvlab.spec.benchmark import TASK_TOKENS, BenchmarkConfig
-from kvlab.spec.model import ModelConfig
+from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
+from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.parts import (
     DataConfig,
     EvaluationConfig,
@@ -13,9 +12,10 @@ from kvlab.spec.parts import (
     ServingConfig,
     TrainingConfig,
 )
+from kvlab.spec.spec_model import NAME_PATTERN, SpecModel, raise_problems
 
 
-class Shape(SpecModel):
+class ServedModel(SpecModel):
     """What memory depends on: a model and how it is served."""
 
     name: str
@@ -23,8 +23,8 @@ class Shape(SpecModel):
     serving: ServingConfig = ServingConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> "Shape":
-        refuse(_tie_problems(self.model, self.serving))
+    def _check(self) -> "ServedModel":
+        raise_problems(_tie_problems(self.model, self.serving))
         return self
 
 
@@ -47,7 +47,7 @@ class Experiment(SpecModel):
         if self.data.mask_documents and self.evaluation.positions:
             text = "asks for the loss by tokens seen, and data.mask_documents hides some of them"
             problems.append(("evaluation.positions", f"{text}; turn one off"))
-        refuse([*problems, *_tie_problems(self.model, self.serving)])
+        raise_problems([*problems, *_tie_problems(self.model, self.serving)])
         return self
 
 
@@ -88,7 +88,10 @@ def _training_problems(experiment: Experiment) -> list[tuple[str, str]]:
     if training.batch_tokens % block:
         text = f"is not a multiple of block_size = {block}"
         problems.append(
-            ("training.batch_tokens", f"{text}; use {_nearest(training.batch_tokens, block)}")
+            (
+                "training.batch_tokens",
+                f"{text}; use {_nearest_multiple(training.batch_tokens, block)}",
+            )
         )
     if 0 < training.tokens < training.batch_tokens:
         text = f"is less than one step of batch_tokens = {training.batch_tokens}"
@@ -110,5 +113,5 @@ def _training_problems(experiment: Experiment) -> list[tuple[str, str]]:
     return problems
 
 
-def _nearest(number: int, step: int) -> int:
+def _nearest_multiple(number: int, step: int) -> int:
     return max(step, round(number / step) * step)

@@ -5,16 +5,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvlab.spec.base import (
-    Count,
-    CountOrZero,
-    Decay,
-    Positive,
+from kvlab.spec.model_config import SharingField
+from kvlab.spec.spec_model import (
+    DecayRate,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     SpecModel,
-    level_name,
-    refuse,
+    normalize_level_name,
+    raise_problems,
 )
-from kvlab.spec.model import SharingField
 
 SOURCES = (
     "docstrings",
@@ -61,10 +61,10 @@ class DataConfig(SpecModel):
         description="What the text may be used for, in words, for source: files; recorded with"
         " the tokens and with every result.",
     )
-    max_bytes: Count | None = Field(
+    max_bytes: PositiveInt | None = Field(
         default=None, description="Stop after this many bytes of text (whole documents)."
     )
-    max_tokens: Count | None = Field(
+    max_tokens: PositiveInt | None = Field(
         default=None, description="Stop after this many tokens (whole documents)."
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
@@ -100,7 +100,7 @@ class DataConfig(SpecModel):
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
             text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
             problems.append(("tokenizer", text))
-        refuse(problems)
+        raise_problems(problems)
         return self
 
     @property
@@ -126,9 +126,9 @@ class DataConfig(SpecModel):
         return {key: value for key, value in data.items() if unset.get(key, ...) != value}
 
 
-def _start(value: Any) -> Any:
+def _validate_init_from(value: Any) -> Any:
     if isinstance(value, dict) and value:
-        value = {factor: level_name(level) for factor, level in value.items()}
+        value = {factor: normalize_level_name(level) for factor, level in value.items()}
         if all(isinstance(level, str) for level in value.values()):
             return value
     elif value is None or (isinstance(value, str) and value):
@@ -137,7 +137,7 @@ def _start(value: Any) -> Any:
     raise PydanticCustomError("start", f"{text} openai-community/gpt2 or {{heads: mha}}")
 
 
-StartField = Annotated[str | dict[str, str] | None, BeforeValidator(_start)]
+InitFrom = Annotated[str | dict[str, str] | None, BeforeValidator(_validate_init_from)]
 
 
 class TrainingConfig(SpecModel):
@@ -151,16 +151,18 @@ class TrainingConfig(SpecModel):
     not_identity: ClassVar[frozenset[str]] = frozenset(
         {"checkpoint_every", "keep_last", "keep_best", "init_from"}
     )
-    # init_from: its contents count, as `kvlab.trial.start` says
+    # init_from: its contents count, as `kvlab.trial.initial_weights` says
 
-    tokens: CountOrZero = Field(default=0, description="Tokens seen in training; 0 trains nothing.")
-    init_from: StartField = Field(
+    tokens: NonNegativeInt = Field(
+        default=0, description="Tokens seen in training; 0 trains nothing."
+    )
+    init_from: InitFrom = Field(
         default=None,
         description="First weights: a Hugging Face folder or repository, or the training of"
         " another cell, as in {heads: mha}; default freshly drawn.",
     )
-    batch_tokens: Count = Field(default=8192, description="Tokens an optimizer step.")
-    learning_rate: Positive = 6e-4
+    batch_tokens: PositiveInt = Field(default=8192, description="Tokens an optimizer step.")
+    learning_rate: PositiveFloat = 6e-4
     final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
         default=None, description="Where the schedule ends; default a tenth of learning_rate."
     )
@@ -168,33 +170,33 @@ class TrainingConfig(SpecModel):
         default="cosine",
         description="After warm-up: half a cosine, or wsd: stable, then a decay at the end.",
     )
-    decay_tokens: Count | None = Field(
+    decay_tokens: PositiveInt | None = Field(
         default=None, description="Of wsd, at the end of training; default 20% of tokens."
     )
-    warmup_tokens: CountOrZero | None = Field(
+    warmup_tokens: NonNegativeInt | None = Field(
         default=None, description="Linear warm-up; default 4% of tokens."
     )
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(
         default=0.1, description="On matrices only."
     )
-    beta1: Decay = 0.9
-    beta2: Decay = 0.95
-    adam_eps: Positive = 1e-8
-    clip: Positive = Field(default=1.0, description="Largest norm of the gradient.")
-    spike: Positive | None = Field(
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.95
+    adam_eps: PositiveFloat = 1e-8
+    clip: PositiveFloat = Field(default=1.0, description="Largest norm of the gradient.")
+    spike: PositiveFloat | None = Field(
         default=1.0,
         description="The training has diverged once the mean loss of 32 steps is this many nats"
         " above the lowest such mean; null: never.",
     )
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = Field(default=False, description="torch.compile the model.")
-    evaluate_every: Count = Field(default=100, description="Steps between validation losses.")
-    evaluate_tokens: Count = Field(
+    evaluate_every: PositiveInt = Field(default=100, description="Steps between validation losses.")
+    evaluate_tokens: PositiveInt = Field(
         default=65_536, description="Validation tokens of each of those losses."
     )
-    checkpoint_every: Count = Field(default=100, description="Steps between checkpoints.")
-    keep_last: Count = Field(default=2, description="Newest checkpoints kept while training.")
-    keep_best: CountOrZero = Field(
+    checkpoint_every: PositiveInt = Field(default=100, description="Steps between checkpoints.")
+    keep_last: PositiveInt = Field(default=2, description="Newest checkpoints kept while training.")
+    keep_best: NonNegativeInt = Field(
         default=0,
         description="Checkpoints of lowest validation loss kept, also after the training.",
     )
@@ -212,7 +214,7 @@ class TrainingConfig(SpecModel):
                 object.__setattr__(self, "decay_tokens", max(1, self.tokens // 5))
             self._check_wsd()
         elif self.decay_tokens is not None:
-            refuse([("decay_tokens", "is read only by schedule: wsd; remove one")])
+            raise_problems([("decay_tokens", "is read only by schedule: wsd; remove one")])
         return self
 
     def _check_wsd(self) -> None:
@@ -220,7 +222,7 @@ class TrainingConfig(SpecModel):
         assert self.decay_tokens is not None, "filled in"
         if self.tokens and self.warmup_tokens + self.decay_tokens > self.tokens:
             text = f"and warmup_tokens = {self.warmup_tokens} exceed tokens = {self.tokens}"
-            refuse([("decay_tokens", f"{text}; shorten one")])
+            raise_problems([("decay_tokens", f"{text}; shorten one")])
 
     @property
     def steps(self) -> int:
@@ -245,17 +247,19 @@ class ServingConfig(SpecModel):
 class EvaluationConfig(SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
-    loss_tokens: Count = Field(default=65_536, description="Validation tokens of the final loss.")
-    hellaswag: Literal["all", "none"] | CountOrZero = Field(
+    loss_tokens: PositiveInt = Field(
+        default=65_536, description="Validation tokens of the final loss."
+    )
+    hellaswag: Literal["all", "none"] | NonNegativeInt = Field(
         default="none", description="all, none, or the first N items."
     )
     served: bool = Field(default=True, description="Measure again through the serving cache.")
-    served_tokens: Count | None = Field(
+    served_tokens: PositiveInt | None = Field(
         default=None,
         description="Validation tokens scored through the cache, token by token; default"
         " loss_tokens.",
     )
-    recall: CountOrZero = Field(
+    recall: NonNegativeInt = Field(
         default=0, description="Rows of the associative recall probe; 0 for none."
     )
     positions: bool = Field(
@@ -279,10 +283,10 @@ class ResourcesConfig(SpecModel):
         description="A number, a fraction to share one, or auto: as many trials on one as its"
         " memory holds, measured before they start.",
     )
-    workers: Annotated[Count, Field(le=1024)] | None = Field(
+    workers: Annotated[PositiveInt, Field(le=1024)] | None = Field(
         default=None, description="Processes that train together; default one a whole GPU."
     )
-    microbatch_tokens: Count | None = Field(
+    microbatch_tokens: PositiveInt | None = Field(
         default=None,
         description="Tokens a forward pass; smaller needs less memory, same mathematics.",
     )
@@ -290,10 +294,12 @@ class ResourcesConfig(SpecModel):
     @model_validator(mode="after")
     def _check(self) -> "ResourcesConfig":
         if self.devices > 1 and not self.devices.is_integer():
-            refuse([("gpus", "is above 1 and not whole; use a fraction of one GPU or whole GPUs")])
+            raise_problems(
+                [("gpus", "is above 1 and not whole; use a fraction of one GPU or whole GPUs")]
+            )
         if self.devices and self.workers not in (None, max(1, int(self.devices))):
             text = f"is not one a GPU, of which there are {self.devices:g}; remove it"
-            refuse([("workers", text)])
+            raise_problems([("workers", text)])
         return self
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-SHORT = {
+SAMPLERS = {
     "tpe": "TPESampler",
     "random": "RandomSampler",
     "nsga2": "NSGAIISampler",
@@ -23,15 +23,15 @@ SHORT = {
 }
 """Short name -> the class in ``optuna.samplers``."""
 
-LEFT_OUT = {
+UNSUPPORTED_SAMPLERS = {
     "CmaEsSampler": "needs the package cmaes, which kvlab does not install",
     "PartialFixedSampler": "fixes keys, which leaving them out of the space does too",
 }
 
-FINITE = ("grid", "brute_force")
+EXHAUSTIVE_SAMPLERS = ("grid", "brute_force")
 """Those that go through every point of the space."""
 
-MOST_POINTS = 10_000
+MAX_POINTS = 10_000
 """Of a space that is gone through."""
 
 CROSSOVERS = ("UniformCrossover", "BLXAlphaCrossover", "SPXCrossover", "SBXCrossover",
@@ -39,7 +39,7 @@ CROSSOVERS = ("UniformCrossover", "BLXAlphaCrossover", "SPXCrossover", "SBXCross
 
 
 @dataclass(frozen=True)
-class Argument:
+class SamplerArgument:
     """What an argument may be: of one kind, within bounds, or one of ``choices``."""
 
     kind: type
@@ -76,17 +76,17 @@ class Argument:
         return found | {key: value for key, value in bounds.items() if value is not None}
 
 
-_SWITCH, _SHARE = Argument(bool), Argument(float, 0.0, 1.0)
-_COUNT, _STARTUP = Argument(int, 1, 10_000), Argument(int, 0, 10_000)
+_SWITCH, _SHARE = SamplerArgument(bool), SamplerArgument(float, 0.0, 1.0)
+_COUNT, _STARTUP = SamplerArgument(int, 1, 10_000), SamplerArgument(int, 0, 10_000)
 _GENETIC = {
-    "population_size": Argument(int, 3, 10_000),  # three parents at most are crossed
+    "population_size": SamplerArgument(int, 3, 10_000),  # three parents at most are crossed
     "mutation_prob": _SHARE,
     "crossover_prob": _SHARE,
     "swapping_prob": _SHARE,
-    "crossover": Argument(str, choices=CROSSOVERS),
-    "mutation": Argument(str, choices=("PolynomialMutation",)),
+    "crossover": SamplerArgument(str, choices=CROSSOVERS),
+    "mutation": SamplerArgument(str, choices=("PolynomialMutation",)),
 }
-ARGUMENTS: dict[str, dict[str, Argument]] = {
+SAMPLER_ARGUMENTS: dict[str, dict[str, SamplerArgument]] = {
     "tpe": {
         "n_startup_trials": _STARTUP,
         "n_ei_candidates": _COUNT,
@@ -98,7 +98,7 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
     "nsga2": _GENETIC,
     "nsga3": {**_GENETIC, "dividing_parameter": _COUNT},
     "gp": {"n_startup_trials": _STARTUP, "deterministic_objective": _SWITCH},
-    "qmc": {"qmc_type": Argument(str, choices=("sobol", "halton")), "scramble": _SWITCH},
+    "qmc": {"qmc_type": SamplerArgument(str, choices=("sobol", "halton")), "scramble": _SWITCH},
     "grid": {},
     "brute_force": {"avoid_premature_stop": _SWITCH},
 }
@@ -106,14 +106,14 @@ ARGUMENTS: dict[str, dict[str, Argument]] = {
 the seed is the search's."""
 
 
-def sampler_parts(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def split_sampler(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The short name of a checked sampler, and its arguments."""
     if isinstance(sampler, str):
         return sampler, {}
     return sampler["name"], {key: value for key, value in sampler.items() if key != "name"}
 
 
-def read_sampler(value: Any) -> Any:
+def parse_sampler(value: Any) -> Any:
     """A sampler under its short name; with no arguments, that name alone.
 
     Raises:
@@ -121,18 +121,19 @@ def read_sampler(value: Any) -> Any:
     """
     name, told = (value.get("name"), value) if isinstance(value, dict) else (value, {})
     if not isinstance(name, str):
-        known = ", ".join(SHORT)
+        known = ", ".join(SAMPLERS)
         text = f"names no sampler; write one of {known}, or {{name: tpe, multivariate: true}}"
-        raise _refused(text, [("", text)])
-    short = next((key for key, full in SHORT.items() if name in (key, full)), None)
+        raise _make_error(text, [("", text)])
+    short = next((key for key, full in SAMPLERS.items() if name in (key, full)), None)
     if short is None:
-        raise _refused(
-            _unknown(name), [("name" if isinstance(value, dict) else "", _unknown(name))]
+        raise _make_error(
+            _unknown_sampler_message(name),
+            [("name" if isinstance(value, dict) else "", _unknown_sampler_message(name))],
         )
-    arguments = {key: _plain(entry) for key, entry in told.items() if key != "name"}
-    problems = list(_problems(short, arguments))
+    arguments = {key: _integral_to_int(entry) for key, entry in told.items() if key != "name"}
+    problems = list(_argument_problems(short, arguments))
     if problems:
-        raise _refused(problems[0][1], problems)
+        raise _make_error(problems[0][1], problems)
     return {"name": short, **arguments} if arguments else short
 
 
@@ -142,19 +143,19 @@ def sampler_schema() -> dict[str, Any]:
         {
             "type": "object",
             "properties": {
-                "name": {"enum": [short, SHORT[short]]},
+                "name": {"enum": [short, SAMPLERS[short]]},
                 **{key: argument.schema() for key, argument in arguments.items()},
             },
             "required": ["name"],
             "additionalProperties": False,
         }
-        for short, arguments in ARGUMENTS.items()
+        for short, arguments in SAMPLER_ARGUMENTS.items()
     ]
-    return {"anyOf": [{"enum": [*SHORT, *SHORT.values()]}, *objects]}
+    return {"anyOf": [{"enum": [*SAMPLERS, *SAMPLERS.values()]}, *objects]}
 
 
-def _problems(short: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    known = ARGUMENTS[short]
+def _argument_problems(short: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    known = SAMPLER_ARGUMENTS[short]
     for key, value in arguments.items():
         if key in known:
             if problem := known[key].problem(value):
@@ -163,27 +164,27 @@ def _problems(short: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]
             near = get_close_matches(str(key), known, 1)
             way = f"use {', '.join(known)}" if known else "leave it out"
             way = f"did you mean {near[0]}?" if near else way
-            yield str(key), f"is no argument of {SHORT[short]} that a file can hold; {way}"
+            yield str(key), f"is no argument of {SAMPLERS[short]} that a file can hold; {way}"
     if arguments.get("group") is True and arguments.get("multivariate") is not True:
         yield "group", "needs multivariate: true; add it"
 
 
-def _plain(value: Any) -> Any:
+def _integral_to_int(value: Any) -> Any:
     """``1e2`` is a whole number though YAML reads a float."""
     return int(value) if isinstance(value, float) and value.is_integer() and value > 1 else value
 
 
-def _unknown(name: str) -> str:
-    full = {**{key: key for key in SHORT}, **{value: value for value in SHORT.values()}}
-    if name in LEFT_OUT:
-        return f"{LEFT_OUT[name]}; use one of {', '.join(SHORT)}"
+def _unknown_sampler_message(name: str) -> str:
+    full = {**{key: key for key in SAMPLERS}, **{value: value for value in SAMPLERS.values()}}
+    if name in UNSUPPORTED_SAMPLERS:
+        return f"{UNSUPPORTED_SAMPLERS[name]}; use one of {', '.join(SAMPLERS)}"
     near = get_close_matches(name, full, 1) or get_close_matches(name.lower(), full, 1)
     if not near:
         by_case = {key.lower(): key for key in full}
         near = [by_case[one] for one in get_close_matches(name.lower(), by_case, 1)]
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"is not one of {', '.join(SHORT)} (or Optuna's name, such as TPESampler){hint}"
+    return f"is not one of {', '.join(SAMPLERS)} (or Optuna's name, such as TPESampler){hint}"
 
 
-def _refused(text: str, rules: list[tuple[str, str]]) -> PydanticCustomError:
+def _make_error(text: str, rules: list[tuple[str, str]]) -> PydanticCustomError:
     return PydanticCustomError("rules", "{text}", {"text": text, "rules": rules})

@@ -1,54 +1,114 @@
-"""`sweeps/*.yaml`: one question over one experiment."""
+"""`failures` of a sweep: what happens when a trial does not end as it should."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec.base import NAME_PATTERN, SpecModel, level_name, refuse
+from kvlab.spec.cell_selection import SelectedCell, Selection, select_cells
 from kvlab.spec.design import DesignError
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.failures import FailuresConfig
-from kvlab.spec.patch import apply_patch
-from kvlab.spec.paths import resolve
-from kvlab.spec.problems import DESIGN_PATTERN, Found, find_problems
-from kvlab.spec.report import ReportConfig
-from kvlab.spec.search import SearchConfig
-from kvlab.spec.selection import Chosen, Selection, select
-from kvlab.spec.sweep_rules import (
-    name_problems,
-    search_problems,
-    use_problems,
-    zip_problems,
+from kvlab.spec.overrides import apply_patch, resolve_path_value
+from kvlab.spec.search_config import SearchConfig
+from kvlab.spec.spec_model import (
+    NAME_PATTERN,
+    NonNegativeInt,
+    SpecModel,
+    normalize_level_name,
+    raise_problems,
 )
-from kvlab.spec.yaml_reader import Document, Key
+from kvlab.spec.sweep_validation import name_problems, search_problems, use_problems, zip_problems
+from kvlab.spec.validation_errors import DESIGN_PATTERN, FieldError, list_field_errors
+from kvlab.spec.yaml_reader import Key, YamlDocument
 
-POINT = "point"
+BackoffSeconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
+
+
+class FailuresConfig(SpecModel):
+    """Policies by class of failure. None of it changes what a trial computes.
+
+    A loss that diverges is a result, and bad data or an impossible request is recorded at once:
+    neither gets better when it is tried again.
+    """
+
+    killed_retries: NonNegativeInt = Field(
+        default=3, description="Starts again after its process died, in a row without progress."
+    )
+    backoff_seconds: BackoffSeconds = Field(
+        default=1.0, description="Wait before the first of those; doubled each time, up to 5 min."
+    )
+    out_of_memory: Literal["shrink", "fail"] = Field(
+        default="shrink",
+        description="Of the device or of the host. shrink: again with a smaller microbatch (same"
+        " mathematics), then alone on its GPU.",
+    )
+    same_error: NonNegativeInt = Field(
+        default=3, description="Stop when this many trials fail at the same place; 0 never."
+    )
+
+
+# `report` in a sweep: what its report says. It never enters a fingerprint.
+
+
+def _sections_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class ReportConfig(SpecModel):
+    """`report`: which sections, in which order.
+
+    The names are those of the table of sections, which stands above this package: the commands
+    that read a sweep check them (`kvlab.cli.shared_arguments`).
+    """
+
+    sections: (
+        Annotated[
+            tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...],
+            BeforeValidator(_sections_tuple),
+            Field(min_length=1),
+        ]
+        | None
+    ) = Field(default=None, description="Names in order; default all that have something to say.")
+
+    def model_post_init(self, _context: Any) -> None:
+        names = self.sections or ()
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise_problems(("sections", f"names {name} twice; name each once") for name in twice)
+
+
+# `sweeps/*.yaml`: one question over one experiment.
+
+
+SEARCH_FACTOR = "point"
 """The factor that a search's suggestions are levels of; ``base`` is its baseline."""
 
 Label = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-def _labels(value: Any) -> Any:
-    return tuple(map(level_name, value)) if isinstance(value, list) else (level_name(value),)
+def _normalize_level_names(value: Any) -> Any:
+    return (
+        tuple(map(normalize_level_name, value))
+        if isinstance(value, list)
+        else (normalize_level_name(value),)
+    )
 
 
 def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-LevelName = Annotated[Label, BeforeValidator(level_name)]
-LevelNames = Annotated[tuple[Label, ...], BeforeValidator(_labels)]
+LevelName = Annotated[Label, BeforeValidator(normalize_level_name)]
+LevelNames = Annotated[tuple[Label, ...], BeforeValidator(_normalize_level_names)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_tuple), Field(min_length=1)]
 DesignName = Annotated[str, Field(pattern=DESIGN_PATTERN)]
-Rule = dict[Label, LevelNames]
-Rules = Annotated[tuple[Rule, ...], BeforeValidator(_tuple)]
-Group = Annotated[tuple[Label, ...], BeforeValidator(_tuple), Field(min_length=2)]
+LevelRule = dict[Label, LevelNames]
+LevelRules = Annotated[tuple[LevelRule, ...], BeforeValidator(_tuple)]
+FactorGroup = Annotated[tuple[Label, ...], BeforeValidator(_tuple), Field(min_length=2)]
 
 
 @dataclass(frozen=True)
@@ -73,8 +133,8 @@ class Cell:
 class SweepSource:
     """Where a loaded sweep came from: both documents and the base experiment's data."""
 
-    document: Document = field(repr=False)
-    base_document: Document = field(repr=False)
+    document: YamlDocument = field(repr=False)
+    base_document: YamlDocument = field(repr=False)
     base: dict[str, Any] = field(repr=False)
     folder: str
 
@@ -83,7 +143,7 @@ class Sweep(SpecModel):
     """One question: a base experiment, factors with named levels, a design, seeds.
 
     ``baseline`` names the level of every factor that deltas are taken against; the default
-    is each factor's first. `kvlab.spec.selection` says how the other keys make the cells.
+    is each factor's first. `kvlab.spec.cell_selection` says how the other keys make the cells.
     """
 
     name: str = Field(
@@ -102,10 +162,10 @@ class Sweep(SpecModel):
     designs: dict[DesignName, Seeds] = Field(
         default_factory=dict, description="Several designs, each with its seeds, as one."
     )
-    zip: Annotated[tuple[Group, ...], BeforeValidator(_tuple)] = Field(
+    zip: Annotated[tuple[FactorGroup, ...], BeforeValidator(_tuple)] = Field(
         default=(), description="Factors that move together, level by level."
     )
-    when: dict[Label, Rule] = Field(
+    when: dict[Label, LevelRule] = Field(
         default_factory=dict,
         description="factor -> levels of factors above it, without which it does not apply.",
     )
@@ -115,11 +175,11 @@ class Sweep(SpecModel):
     cells_asked: Annotated[tuple[dict[Label, LevelName], ...], BeforeValidator(_tuple)] = Field(
         default=(), alias="cells", description="Cells of design: cells; left out is baseline."
     )
-    generators: dict[Label, Group] = Field(
+    generators: dict[Label, FactorGroup] = Field(
         default_factory=dict, description="fractional: a factor -> those whose product sets it."
     )
-    exclude: Rules = Field(default=(), description="Drops every cell that has all of a rule.")
-    include: Rules = Field(default=(), description="Adds cells; left out is baseline.")
+    exclude: LevelRules = Field(default=(), description="Drops every cell that has all of a rule.")
+    include: LevelRules = Field(default=(), description="Adds cells; left out is baseline.")
     seeds: Seeds = (0,)
     failures: FailuresConfig = FailuresConfig()
     search: SearchConfig | None = Field(
@@ -131,19 +191,19 @@ class Sweep(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        refuse(search_problems(self))
+        raise_problems(search_problems(self))
         if self.search is not None:
-            object.__setattr__(self, "factors", {POINT: {"base": {}}})
-        refuse([*name_problems(self), *use_problems(self)])
+            object.__setattr__(self, "factors", {SEARCH_FACTOR: {"base": {}}})
+        raise_problems([*name_problems(self), *use_problems(self)])
         first = {factor: next(iter(levels)) for factor, levels in self.factors.items()}
         object.__setattr__(self, "baseline", {**first, **self.baseline})
-        refuse(zip_problems(self))
+        raise_problems(zip_problems(self))
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:
-            refuse([(error.field, error.message)])
+            raise_problems([(error.field, error.message)])
         if not baseline or baseline[0].levels != self.baseline:
-            refuse(
+            raise_problems(
                 [("exclude", "drops the baseline cell, which every delta needs; narrow the rule")]
             )
         return self
@@ -161,7 +221,7 @@ class Sweep(SpecModel):
     @cached_property
     def selection(self) -> Selection:
         """Levels of every cell, the baseline first, and what each rule did."""
-        return select(self)
+        return select_cells(self)
 
     @property
     def source(self) -> SweepSource:
@@ -201,8 +261,8 @@ class Sweep(SpecModel):
                 experiment = Experiment.model_validate(data)
                 cells.append(Cell(chosen.levels, experiment, chosen.seeds, chosen.off))
             except ValidationError as error:
-                for found in find_problems(error, Experiment, data):
-                    problem = self.place(found, _patching(chosen))
+                for found in list_field_errors(error, Experiment, data):
+                    problem = self.place(found, _applied_levels(chosen))
                     problems.setdefault((problem.file, problem.line, problem.column), problem)
         if problems:
             raise SpecError(list(problems.values()))
@@ -226,9 +286,9 @@ class Sweep(SpecModel):
         """What a level sets, with paths as they are from here."""
         folder = Path(self.source.folder)
         patch = self.factors[factor][level]
-        return {key: resolve(key, value, folder) for key, value in patch.items()}
+        return {key: resolve_path_value(key, value, folder) for key, value in patch.items()}
 
-    def place(self, found: Found, levels: Mapping[str, str]) -> Problem:
+    def place(self, found: FieldError, levels: Mapping[str, str]) -> Problem:
         """A cell's problem at the level whose patch sets the key, else at the base experiment."""
         path, message, at_key = found
         dotted = ".".join(map(str, path))
@@ -251,5 +311,5 @@ class Sweep(SpecModel):
         return self.source.base_document.problem(path, message, at_key=at_key)
 
 
-def _patching(cell: Chosen) -> dict[str, str]:
+def _applied_levels(cell: SelectedCell) -> dict[str, str]:
     return {factor: level for factor, level in cell.levels.items() if factor not in cell.off}

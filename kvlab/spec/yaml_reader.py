@@ -19,7 +19,7 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 
 Key = str | int
-Place = tuple[int, int]
+LineColumn = tuple[int, int]
 
 _INT = re.compile(r"[-+]?[0-9]+(_[0-9]+)*\Z")
 _FLOAT = re.compile(r"[-+]?([0-9]+(_[0-9]+)*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\Z")
@@ -28,7 +28,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 @dataclass(frozen=True)
-class Document:
+class YamlDocument:
     """A file's data and where each part of it stands.
 
     ``places`` maps a key path such as ``("model", "n_head")`` to the (line, column) of its
@@ -37,8 +37,8 @@ class Document:
 
     file: str
     data: dict[str, Any]
-    places: dict[tuple[Key, ...], Place] = field(repr=False)
-    key_places: dict[tuple[Key, ...], Place] = field(repr=False)
+    places: dict[tuple[Key, ...], LineColumn] = field(repr=False)
+    key_places: dict[tuple[Key, ...], LineColumn] = field(repr=False)
     text: str = field(default="", repr=False)
 
     def problem(self, path: tuple[Key, ...], message: str, *, at_key: bool = False) -> Problem:
@@ -58,25 +58,29 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs stop here
         if isinstance(event, yaml.AliasEvent):
-            raise _Refused(event, f"alias *{event.anchor}: specs hold plain data; write it out")
+            raise _UnsupportedYaml(
+                event, f"alias *{event.anchor}: specs hold plain data; write it out"
+            )
         if getattr(event, "anchor", None):
-            raise _Refused(event, f"anchor &{event.anchor}: specs hold plain data; remove it")
+            raise _UnsupportedYaml(
+                event, f"anchor &{event.anchor}: specs hold plain data; remove it"
+            )
         if getattr(event, "tag", None):
-            raise _Refused(event, f"tag {event.tag}: specs hold plain data; remove it")
+            raise _UnsupportedYaml(event, f"tag {event.tag}: specs hold plain data; remove it")
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _Refused(event, f"nested deeper than {MAX_DEPTH} levels; flatten it")
+            raise _UnsupportedYaml(event, f"nested deeper than {MAX_DEPTH} levels; flatten it")
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
 
-class _Refused(Exception):
+class _UnsupportedYaml(Exception):
     def __init__(self, event: Any, message: str):
         self.mark, self.message = event.start_mark, message
 
 
-def read_yaml(path: str | Path) -> Document:
+def read_yaml(path: str | Path) -> YamlDocument:
     """Reads one YAML file that holds a mapping.
 
     Raises:
@@ -101,17 +105,17 @@ def read_yaml(path: str | Path) -> Document:
     return parse_yaml(text, file)
 
 
-def parse_yaml(text: str, file: str) -> Document:
+def parse_yaml(text: str, file: str) -> YamlDocument:
     """Like `read_yaml`, from a text; ``file`` is the name shown in problems."""
     node = _compose(text, file)
     if node is None:
         raise SpecError([Problem(file, 1, 1, "is empty; write at least the required keys")])
     if not isinstance(node, yaml.MappingNode):
-        problem = Problem(file, *_place(node), "is not a mapping; write `key: value` lines")
+        problem = Problem(file, *_line_column(node), "is not a mapping; write `key: value` lines")
         raise SpecError([problem])
-    document = Document(file, {}, {}, {}, text)
+    document = YamlDocument(file, {}, {}, {}, text)
     problems: list[Problem] = []
-    document.data.update(_build(node, (), document, problems))
+    document.data.update(_convert_node(node, (), document, problems))
     if problems:
         raise SpecError(problems)
     return document
@@ -122,7 +126,7 @@ def _compose(text: str, file: str) -> Any:
     try:
         loader = _Loader(text)
         return loader.get_single_node()
-    except _Refused as refused:
+    except _UnsupportedYaml as refused:
         mark = refused.mark
         problem = Problem(file, mark.line + 1, mark.column + 1, refused.message)
     except yaml.reader.ReaderError as error:
@@ -140,36 +144,44 @@ def _compose(text: str, file: str) -> Any:
     raise SpecError([problem])
 
 
-def _place(node: Any) -> Place:
+def _line_column(node: Any) -> LineColumn:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def _build(node: Any, path: tuple[Key, ...], doc: Document, problems: list[Problem]) -> Any:
-    doc.places[path] = _place(node)
+def _convert_node(
+    node: Any, path: tuple[Key, ...], doc: YamlDocument, problems: list[Problem]
+) -> Any:
+    doc.places[path] = _line_column(node)
     if isinstance(node, yaml.ScalarNode):
-        return _scalar(node, path, doc, problems)
+        return _convert_scalar(node, path, doc, problems)
     if isinstance(node, yaml.SequenceNode):
-        return [_build(item, (*path, i), doc, problems) for i, item in enumerate(node.value)]
+        return [_convert_node(item, (*path, i), doc, problems) for i, item in enumerate(node.value)]
     result: dict[str, Any] = {}
-    for key, value in _pairs(node, doc, problems):
+    for key, value in _mapping_items(node, doc, problems):
         if key in result:
             message = f"key {key!r} stands twice here; keep one"
-            problems.append(Problem(doc.file, *_place(value[0]), message))
+            problems.append(Problem(doc.file, *_line_column(value[0]), message))
             continue
-        doc.key_places[(*path, key)] = _place(value[0])
-        result[key] = _build(value[1], (*path, key), doc, problems)
+        doc.key_places[(*path, key)] = _line_column(value[0])
+        result[key] = _convert_node(value[1], (*path, key), doc, problems)
     return result
 
 
-def _pairs(node: Any, doc: Document, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+def _mapping_items(
+    node: Any, doc: YamlDocument, problems: list[Problem]
+) -> Iterator[tuple[str, Any]]:
     for key_node, value_node in node.value:
         if isinstance(key_node, yaml.ScalarNode) and key_node.value:
             yield key_node.value, (key_node, value_node)
         else:
-            problems.append(Problem(doc.file, *_place(key_node), "a key must be a plain name"))
+            problems.append(
+                Problem(doc.file, *_line_column(key_node), "a key must be a plain name")
+            )
 
 
-def _scalar(node: Any, path: tuple[Key, ...], doc: Document, problems: list[Problem]) -> Any:
+def _convert_scalar(
+    node: Any, path: tuple[Key, ...], doc: YamlDocument, problems: list[Problem]
+) -> Any:
     text = node.value
     if node.style is not None:  # quoted or block text is text, whatever it looks like
         return text

@@ -1,7 +1,7 @@
 """Sweeps: what to run, where, and what to do when it fails. Importing needs no torch and no ray."""
 
 from kvlab.sweep.driver import Driver
-from kvlab.sweep.events import Event, Summary
-from kvlab.sweep.plan import Plan, PlannedCell, PlannedTrial, plan
+from kvlab.sweep.driver.events import Event, Summary
+from kvlab.sweep.planning.planner import Plan, PlannedCell, PlannedTrial, plan
 
 __all__ = ["Driver", "Event", "Plan", "PlannedCell", "PlannedTrial", "Summary", "plan"]

@@ -4,7 +4,9 @@ import logging
 import os
 import re
 import shutil
+import socket
 import sqlite3
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -13,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError, UsageError
-from kvlab.files import write_atomic
-from kvlab.lock import Lock
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.lock import Lock
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_SETTINGS = {
+
+_MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_LOGGING_LEVEL": "ERROR",
@@ -34,11 +37,11 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
 
-KNOCK_SECONDS = 5.0
+PROBE_SECONDS = 5.0
 """How long a server may take to say anything at all, before the first real question."""
 
 
-TURN_SECONDS = 600.0
+LOCK_PATIENCE_SECONDS = 600.0
 
 
 def tracking_uri(store: Path, uri: str | None) -> str:
@@ -52,9 +55,9 @@ def is_server(uri: str) -> bool:
     return uri.startswith(("http://", "https://"))
 
 
-def quiet() -> None:
+def silence_mlflow() -> None:
     """Settings for MLflow, before it is imported; what the environment says stays."""
-    for name, value in _SETTINGS.items():
+    for name, value in _MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -67,17 +70,17 @@ def connect(store: Path, uri: str) -> "MlflowClient":
         TrackingError: MLflow cannot be reached, or its database cannot be opened.
         UsageError: the address is that of a folder.
     """
-    quiet()
+    silence_mlflow()
     _refuse_folder(uri)
-    with explained(uri):
+    with translate_errors(uri):
         if is_server(uri):
-            _knock(uri)
-            return _opened(uri)
+            _probe_server(uri)
+            return _open_client(uri)
         store.mkdir(parents=True, exist_ok=True)
-        with turn(store):
-            _try_file(uri)
-            _make_file(uri, store)
-            return _opened(uri)
+        with hold_mlflow_lock(store):
+            _check_database(uri)
+            _create_database(uri, store)
+            return _open_client(uri)
 
 
 def _refuse_folder(uri: str) -> None:
@@ -87,25 +90,25 @@ def _refuse_folder(uri: str) -> None:
         raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
 
 
-def _knock(uri: str) -> None:
+def _probe_server(uri: str) -> None:
     """Fails soon where nobody answers: MLflow would ask again and again, for a minute or more."""
     import requests
 
     try:
         place = f"{uri.rstrip('/')}/health"
-        requests.get(place, timeout=KNOCK_SECONDS, allow_redirects=False, stream=True).close()
+        requests.get(place, timeout=PROBE_SECONDS, allow_redirects=False, stream=True).close()
     except requests.exceptions.SSLError:
         return  # somebody answers; MLflow has settings of its own for that
     except requests.Timeout:
-        reason = f"no answer in {KNOCK_SECONDS:g} s"
+        reason = f"no answer in {PROBE_SECONDS:g} s"
     except requests.ConnectionError:
         reason = "nobody answers there"
     else:
         return
-    raise TrackingError(f"MLflow at {shown_uri(uri)}: {reason}; {_way_out(uri)}")
+    raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}")
 
 
-def _file_of(uri: str) -> Path | None:
+def _sqlite_path(uri: str) -> Path | None:
     """Where a database in a file is; None if it is none, or its settings are its owner's."""
     path, question, _ = uri.removeprefix("sqlite:///").partition("?")
     plain = uri.startswith("sqlite:///") and path and not path.startswith(":") and not question
@@ -113,7 +116,7 @@ def _file_of(uri: str) -> Path | None:
 
 
 @contextmanager
-def turn(store: Path) -> Iterator[None]:
+def hold_mlflow_lock(store: Path) -> Iterator[None]:
     """One process at a time talks to MLflow on behalf of a store.
 
     Raises:
@@ -121,11 +124,11 @@ def turn(store: Path) -> Iterator[None]:
     """
     lock = Lock(store / "mlflow.lock")
     try:
-        ours = lock.acquire(patience=TURN_SECONDS)
+        ours = lock.acquire(patience=LOCK_PATIENCE_SECONDS)
     except StoreError as error:
         raise TrackingError(str(error)) from None
     if not ours:
-        text = f"{lock.holder()} has been writing there for {TURN_SECONDS:g} seconds"
+        text = f"{lock.holder()} has been writing there for {LOCK_PATIENCE_SECONDS:g} seconds"
         raise TrackingError(f"{text}; `kvlab sync` catches up")
     try:
         yield
@@ -133,25 +136,25 @@ def turn(store: Path) -> Iterator[None]:
         lock.release()
 
 
-def _try_file(uri: str) -> None:
+def _check_database(uri: str) -> None:
     """Fails at once if a database file cannot be opened: MLflow would try for minutes."""
-    path = _file_of(uri)
+    path = _sqlite_path(uri)
     if path is not None and path.exists():
         with closing(sqlite3.connect(path)) as database:
             database.execute("PRAGMA schema_version")
 
 
-def _make_file(uri: str, store: Path) -> None:
+def _create_database(uri: str, store: Path) -> None:
     """Makes a new database whole or not at all: MLflow takes seconds for its many tables, and
     cannot go on from half of them after a kill or on a full disk."""
-    path = _file_of(uri)
+    path = _sqlite_path(uri)
     if path is None or path.exists():
         return
     for leftover in store.glob(".mlflow-*"):  # of a kill; ours alone, by the store's lock
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=store) as folder:
         made = Path(folder) / "mlflow.db"
-        _opened(f"sqlite:///{made}")
+        _open_client(f"sqlite:///{made}")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         shutil.copyfile(made, temporary)  # the store may be on another disk than the database
         try:
@@ -163,21 +166,21 @@ def _make_file(uri: str, store: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _opened(uri: str) -> "MlflowClient":
+def _open_client(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
-    quiet()  # importing it sets its loggers up
+    silence_mlflow()  # importing it sets its loggers up
     client = MlflowClient(tracking_uri=uri)
     client.search_experiments(max_results=1)  # makes or upgrades the tables, or fails
     return client
 
 
-def store_identity(store: Path) -> str:
+def read_store_id(store: Path) -> str:
     """A random name of this store: of the runs on a shared server only these are ours."""
     path = store / "tracking.id"
     try:
         if not path.exists():
-            with turn(store):
+            with hold_mlflow_lock(store):
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
         return path.read_text(encoding="utf-8").strip()
@@ -186,36 +189,82 @@ def store_identity(store: Path) -> str:
 
 
 @contextmanager
-def explained(uri: str) -> Iterator[None]:
+def translate_errors(uri: str) -> Iterator[None]:
     """Turns whatever MLflow and what is below it raise into a `TrackingError`."""
     try:
         yield
     except (TrackingError, StoreError):
         raise
     except Exception as error:
-        if not _is_theirs(error):
+        if not _is_mlflow_error(error):
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
         reason = reason if len(reason) <= 300 else reason[:300] + "..."
-        raise TrackingError(f"MLflow at {shown_uri(uri)}: {reason}; {_way_out(uri)}") from error
+        raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}") from error
 
 
-def _is_theirs(error: BaseException) -> bool:
+def _is_mlflow_error(error: BaseException) -> bool:
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     return bool(
         packages & {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "sqlite3"}
     ) or (isinstance(error, OSError | ImportError))
 
 
-def shown_uri(uri: str) -> str:
+def redact_uri(uri: str) -> str:
     """Without a password."""
     scheme, separator, rest = uri.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
-def _way_out(uri: str) -> str:
+def _hint(uri: str) -> str:
     if is_server(uri):
         return "start it or name another with --tracking-uri; `kvlab sync` catches up"
     if uri.startswith("sqlite:"):
         return "if the file is damaged, delete it: `kvlab sync` makes it again from the record"
     return "use sqlite:///PATH, another database, or the http:// address of a server"
+
+
+# MLflow's own server on the store's database, for looking at it on this machine.
+
+
+HOST = "127.0.0.1"
+
+
+def serve_ui(store: Path, uri: str | None, port: int) -> int:
+    """Becomes MLflow's server, on the loopback interface alone; returns only if it cannot.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+    silence_mlflow()
+    # Another server's settings would come before the arguments below.
+    environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+    # Else seven processes wait for jobs that nobody here gives them.
+    environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+    _check_port(port)
+    sys.stdout.flush()
+    command = server_command(tracking_uri(store, uri), store, port)
+    os.execve(sys.executable, command, environment)
+    return 1
+
+
+def server_command(uri: str, store: Path, port: int) -> list[str]:
+    """The command that serves a database. Artifacts stay where the tracker put them."""
+    return [
+        sys.executable, "-m", "mlflow", "server",
+        "--backend-store-uri", uri,
+        "--default-artifact-root", (store.absolute() / "mlartifacts").as_uri(),
+        "--host", HOST,
+        "--port", str(port),
+        "--workers", "1",
+    ]  # fmt: skip
+
+
+def _check_port(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            text = f"--port = {port} cannot be used ({error.strerror})"
+            raise UsageError(f"{text}; name another, such as --port {port % 65000 + 1}") from None

@@ -11,33 +11,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import StoreError
+from kvlab.store.store import Store
 from kvlab.track.connection import (
     connect,
-    explained,
+    hold_mlflow_lock,
     is_server,
-    store_identity,
+    read_store_id,
     tracking_uri,
-    turn,
+    translate_errors,
 )
-from kvlab.track.description import (
+from kvlab.track.run_description import (
     DAMAGED,
-    LONGEST_TAG,
+    MAX_TAG_LENGTH,
     PARENT,
     RECORD,
     RunDescription,
-    began,
-    cut,
-    describe,
+    describe_run,
+    find_start_ms,
+    truncate,
 )
-from kvlab.track.writing import delete_runs, find_runs, write_run
-from kvlab.trial.record import Store
+from kvlab.track.runs import delete_runs, find_runs, write_run
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
 @dataclass(frozen=True)
-class Mirrored:
+class MirrorSummary:
     """What a mirroring did: runs written, found as they should be, and taken away."""
 
     sweep: str
@@ -62,9 +62,9 @@ class Tracker:
         self._store = Store(Path(store_path).absolute())
         self.uri = tracking_uri(self._store.path, uri)
         self._client = connect(self._store.path, self.uri)
-        self._identity = store_identity(self._store.path)
+        self._identity = read_store_id(self._store.path)
 
-    def mirror(self, sweep_name: str, report: str | Path | None = None) -> Mirrored:
+    def mirror(self, sweep_name: str, report: str | Path | None = None) -> MirrorSummary:
         """Brings one sweep's experiment up to date with the record.
 
         One parent run, and under it one run for every cell and seed that has ended. What is
@@ -95,7 +95,7 @@ class Tracker:
             stale = [run for run in stale if run.data.tags.get("kvlab.key") != PARENT]
             delete_runs(self._client, stale)
             self._finish(parent, sweep, rows.values(), report)
-        return Mirrored(sweep_name, written, len(rows) - written, len(stale))
+        return MirrorSummary(sweep_name, written, len(rows) - written, len(stale))
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirrors one trial that has just ended, without looking at the others.
@@ -137,7 +137,7 @@ class Tracker:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """One process at a time looks what is there and writes what is not."""
-        with turn(self._store.path), explained(self.uri):
+        with hold_mlflow_lock(self._store.path), translate_errors(self.uri):
             yield
 
     def _experiment(self, sweep: Mapping[str, Any]) -> str:
@@ -147,7 +147,10 @@ class Tracker:
         if found is None:
             place = self._store.path / "mlartifacts" / name
             location = None if is_server(self.uri) else place.as_uri()
-            tags = {"kvlab.sweep": name, "mlflow.note.content": cut(sweep["question"], LONGEST_TAG)}
+            tags = {
+                "kvlab.sweep": name,
+                "mlflow.note.content": truncate(sweep["question"], MAX_TAG_LENGTH),
+            }
             return str(self._client.create_experiment(name, location, tags))
         if found.lifecycle_stage == "deleted":
             self._client.restore_experiment(found.experiment_id)
@@ -166,7 +169,7 @@ class Tracker:
             delete_runs(self._client, found[1:])
             return found[0]
         tags = {"kvlab.key": PARENT, "kvlab.store": self._identity, "kvlab.sweep": sweep["name"]}
-        started = began(self._store, sweep, rows)
+        started = find_start_ms(self._store, sweep, rows)
         return self._client.create_run(experiment, started, tags, run_name=sweep["name"])
 
     def _described(
@@ -184,7 +187,7 @@ class Tracker:
                     continue
                 if result is not None:
                     directory = self._store.trial_directory(trial)
-                    run = describe(sweep, cell["levels"], result, directory)
+                    run = describe_run(sweep, cell["levels"], result, directory)
                     found[run.key] = run
         return found
 
@@ -202,11 +205,11 @@ class Tracker:
         run_id, known = parent.info.run_id, parent.data.tags
         self._keep_description(parent, sweep)
         if report is not None:
-            digest = _folder_digest(Path(report))
+            digest = _hash_folder(Path(report))
             if known.get("kvlab.report.digest") != digest:
                 self._client.log_artifacts(run_id, str(report), "report")
                 self._client.set_tag(run_id, "kvlab.report.digest", digest)
-        trials = {trial: self._store.status(trial) or "missing" for trial in _trials(sweep)}
+        trials = {trial: self._store.status(trial) or "missing" for trial in _list_trials(sweep)}
         self._keep_damaged(parent, [t for t, state in trials.items() if state == "damaged"])
         states: Counter[str] = Counter(trials.values())
         for name, value in _parent_tags(sweep, states).items():
@@ -232,12 +235,12 @@ class Tracker:
         """Trials whose results cannot be read: reports from here shall say so too."""
         listed = json.dumps(trials)
         digest = hashlib.sha256(listed.encode()).hexdigest()
-        if digest != parent.data.tags.get("kvlab.damaged.digest", _NONE_DAMAGED):
+        if digest != parent.data.tags.get("kvlab.damaged.digest", _EMPTY_LIST_DIGEST):
             self._client.log_text(parent.info.run_id, listed, f"{RECORD}/{DAMAGED}")
             self._client.set_tag(parent.info.run_id, "kvlab.damaged.digest", digest)
 
 
-_NONE_DAMAGED = hashlib.sha256(b"[]").hexdigest()
+_EMPTY_LIST_DIGEST = hashlib.sha256(b"[]").hexdigest()
 
 
 def _parent_status(states: Mapping[str, int], driven: bool) -> str:
@@ -258,15 +261,15 @@ def _parent_tags(sweep: Mapping[str, Any], states: Mapping[str, int]) -> dict[st
         "mlflow.source.type": "JOB",
         "mlflow.note.content": f"{sweep['question']}\n\n{listed}",
     }
-    return {name: cut(value, LONGEST_TAG) for name, value in tags.items() if value}
+    return {name: truncate(value, MAX_TAG_LENGTH) for name, value in tags.items() if value}
 
 
-def _trials(sweep: Mapping[str, Any]) -> list[str]:
+def _list_trials(sweep: Mapping[str, Any]) -> list[str]:
     """Trial ids of a sweep, each once."""
     return list(dict.fromkeys(t for cell in sweep["cells"] for t in cell["trials"].values()))
 
 
-def _folder_digest(folder: Path) -> str:
+def _hash_folder(folder: Path) -> str:
     """Of every file's name and contents."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):

@@ -1,7 +1,13 @@
 """Training: optimizer, schedule, loop, checkpoints."""
 
 from kvlab.train.loop import train
-from kvlab.train.record import TrainingRecord, load_training
-from kvlab.train.weights import final_weights, load_weights
+from kvlab.train.tensor_files import load_final_weights, read_final_weights
+from kvlab.train.training_record import TrainingRecord, load_training_record
 
-__all__ = ["TrainingRecord", "final_weights", "load_training", "load_weights", "train"]
+__all__ = [
+    "TrainingRecord",
+    "load_final_weights",
+    "load_training_record",
+    "read_final_weights",
+    "train",
+]

@@ -23,17 +23,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kvlab.errors import StoreError
-from kvlab.files import check_guards, read_json, write_json
+from kvlab.fs.atomic_files import check_guards, read_json, write_json
 from kvlab.spec.experiment import Experiment
-from kvlab.train.record import Curve
-from kvlab.train.weights import copy_weights, read_tensors, sync, write_tensors
+from kvlab.train.tensor_files import copy_weights, fsync_path, read_tensors, write_tensors
+from kvlab.train.training_record import Curve
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class State:
+class TrainingState:
     """Where a training is, apart from tensors.
 
     Attributes:
@@ -56,7 +56,7 @@ class State:
     resumed_from: list[int] = field(default_factory=list)
 
 
-def run_identity(experiment: Experiment, seed: int, train_tokens: int, start: Any = None) -> str:
+def resume_identity(experiment: Experiment, seed: int, train_tokens: int, start: Any = None) -> str:
     """sha256 of what makes two runs the same, so that one does not go on from another's state."""
     facts = {
         "model": experiment.model.computation(),
@@ -83,7 +83,7 @@ class Checkpoints:
         self._folder, self._identity = directory / "checkpoints", identity
         self._keep_last, self._keep_best = keep_last, keep_best
 
-    def save(self, model: nn.Module, optimizer: Optimizer, state: State) -> None:
+    def save(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
         """Writes a checkpoint, then removes those that the policy does not keep.
 
         Raises:
@@ -100,7 +100,7 @@ class Checkpoints:
             if place.exists():  # damaged, or we would have gone on from it
                 shutil.rmtree(place)
             os.rename(temporary, place)
-            sync(self._folder)
+            fsync_path(self._folder)
         except OSError as error:
             text = f"{self._folder} cannot be written: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, run again") from None
@@ -109,16 +109,18 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
         self._keep(list(self._newest_first())[: self._keep_last])
 
-    def _fill(self, folder: Path, model: nn.Module, optimizer: Optimizer, state: State) -> None:
+    def _fill(
+        self, folder: Path, model: nn.Module, optimizer: Optimizer, state: TrainingState
+    ) -> None:
         parameters = dict(model.named_parameters())
         write_tensors(folder / _FILES[0], parameters)
         write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters))
-        digests = {name: _digest(folder / name) for name in _FILES}
+        digests = {name: _file_sha256(folder / name) for name in _FILES}
         facts = {"schema": 1, "identity": self._identity, "sha256": digests}
         write_json(folder / "state.json", {**facts, "state": asdict(state)})
-        sync(folder)
+        fsync_path(folder)
 
-    def resume(self, model: nn.Module, optimizer: Optimizer) -> State | None:
+    def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
         """Loads the newest whole checkpoint; None if there is none.
 
         Raises:
@@ -152,19 +154,19 @@ class Checkpoints:
     def _keep(self, wanted: list[Path]) -> None:
         """Removes all but ``wanted`` and the best."""
         folders = list(self._newest_first())
-        scores = {folder: _score(folder) for folder in folders if self._keep_best}
+        scores = {folder: _validation_loss(folder) for folder in folders if self._keep_best}
         scored = sorted((score, folder) for folder, score in scores.items() if score is not None)
         best = [folder for _, folder in scored[: self._keep_best]]
         for folder in folders:
             if folder not in wanted and folder not in best:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _checked(self, folder: Path) -> tuple[str, State]:
+    def _checked(self, folder: Path) -> tuple[str, TrainingState]:
         found: dict[str, Any] = read_json(folder / "state.json")
         for name in _FILES:
-            if _digest(folder / name) != found["sha256"][name]:
+            if _file_sha256(folder / name) != found["sha256"][name]:
                 raise ValueError(f"{name} is not what was written")
-        return found["identity"], State(**found["state"])
+        return found["identity"], TrainingState(**found["state"])
 
     def _newest_first(self) -> Iterator[Path]:
         yield from sorted(self._folder.glob("step-*"), reverse=True)
@@ -174,7 +176,7 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _score(folder: Path) -> float | None:
+def _validation_loss(folder: Path) -> float | None:
     """The validation loss at a checkpoint's step; None if there is none, or it is damaged."""
     try:
         state = read_json(folder / "state.json")["state"]
@@ -203,6 +205,6 @@ def _restore_optimizer(
         optimizer.state[parameter][key] = tensor.clone().to(parameter.device)  # not the file
 
 
-def _digest(path: Path) -> str:
+def _file_sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,7 +15,7 @@ def check_finite(name: str, value: float, training: TrainingConfig, step: int) -
     Diverged: ``value`` is NaN or infinite.
     """
     if not math.isfinite(value):
-        raise Diverged(_text(f"the {name} is {value}", training, step))
+        raise Diverged(_divergence_message(f"the {name} is {value}", training, step))
 
 
 def check_spike(
@@ -37,11 +37,13 @@ def check_spike(
         return mean
     if training.spike is not None and mean > lowest + training.spike:
         rise = f"from {lowest:.3f} to {mean:.3f}, over training.spike = {training.spike:g},"
-        raise Diverged(_text(f"the mean loss of {WINDOW} steps rose {rise}", training, step))
+        raise Diverged(
+            _divergence_message(f"the mean loss of {WINDOW} steps rose {rise}", training, step)
+        )
     return lowest
 
 
-def _text(what: str, training: TrainingConfig, step: int) -> str:
+def _divergence_message(what: str, training: TrainingConfig, step: int) -> str:
     place = f"at step {step} of {training.steps}"
     rate = f"with learning_rate = {training.learning_rate:g}"
     return f"{what} {place}, {rate}; lower it, or lengthen warmup_tokens"

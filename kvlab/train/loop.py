@@ -1,31 +1,45 @@
-"""The training loop."""
+"""The contract of first weights that a training does not draw itself."""
 
 import math
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from kvlab.errors import Paused, Stopped
-from kvlab.heap import freed_memory_kept
 from kvlab.model import GPT
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec.experiment import Experiment
-from kvlab.train.accounting import Accountant
-from kvlab.train.beginning import Beginning
-from kvlab.train.checkpoint import Checkpoints, State, run_identity
+from kvlab.train.checkpoint import Checkpoints, TrainingState, resume_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
-from kvlab.train.record import (
+from kvlab.train.mfu import MfuMeter
+from kvlab.train.tensor_files import FINAL_WEIGHTS, load_final_weights, write_tensors
+from kvlab.train.train_step import TokenSplits, TrainStepper
+from kvlab.train.training_record import (
     CURVE_POINTS,
     TrainingRecord,
-    load_training,
+    load_training_record,
     write_rung,
-    write_training,
+    write_training_record,
 )
-from kvlab.train.stepper import Stepper, Tokens
-from kvlab.train.weights import FINAL, load_weights, write_tensors
+
+
+class InitialWeights(Protocol):
+    """First weights that come from elsewhere."""
+
+    @property
+    def identity(self) -> Any:
+        """What they are, as plain data."""
+
+    def apply(self, model: GPT) -> None:
+        """Puts them into a model that has its own."""
+
+
+# The training loop.
+
 
 CHECKPOINT_SECONDS = 60.0
 """The most time between checkpoints, unless writing one takes longer than a twentieth of it."""
@@ -37,7 +51,7 @@ OnProgress = Callable[[dict[str, Any]], None]
 
 def train(
     model: GPT,
-    dataset: Tokens,
+    dataset: TokenSplits,
     experiment: Experiment,
     *,
     seed: int,
@@ -45,7 +59,7 @@ def train(
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
-    beginning: Beginning | None = None,
+    beginning: InitialWeights | None = None,
     until: int | None = None,
 ) -> TrainingRecord:
     """Trains ``model`` in place as ``experiment.training`` says; see `TrainingRecord`.
@@ -78,12 +92,12 @@ def train(
     """
     directory = Path(directory)
     run = _Run(model.to(device), dataset, experiment, seed, directory, beginning)
-    record = load_training(directory)
-    if record is not None and (directory / FINAL).exists():
-        load_weights(model, directory)
+    record = load_training_record(directory)
+    if record is not None and (directory / FINAL_WEIGHTS).exists():
+        load_final_weights(model, directory)
     else:
         run.until = until
-        with freed_memory_kept(run.device.type):
+        with keep_freed_memory(run.device.type):
             record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.stepper.workers.leads:
         run.checkpoints.remove_all_but_best()
@@ -96,18 +110,18 @@ class _Run:
     def __init__(
         self,
         model: GPT,
-        dataset: Tokens,
+        dataset: TokenSplits,
         experiment: Experiment,
         seed: int,
         directory: Path,
-        beginning: Beginning | None,
+        beginning: InitialWeights | None,
     ):
-        self.stepper = Stepper(model, dataset, experiment, seed)
+        self.stepper = TrainStepper(model, dataset, experiment, seed)
         self.experiment, self.training = experiment, experiment.training
         self.device, self.directory = model.device, directory
         self.beginning = beginning
         source = beginning and beginning.identity
-        identity = run_identity(experiment, seed, len(dataset.train), source)
+        identity = resume_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(
             directory, identity, self.training.keep_last, self.training.keep_best
         )
@@ -121,7 +135,7 @@ class _Run:
             torch.cuda.reset_peak_memory_stats(self.device)
         workers = self.stepper.workers
         state = self.begin()
-        self.accountant = Accountant(self.experiment, self.device, workers.size)
+        self.accountant = MfuMeter(self.experiment, self.device, workers.size)
         self.saved_step = state.step
         self.saved_at = self.reported_at = began = time.monotonic()
         first = state.step
@@ -143,17 +157,17 @@ class _Run:
                     report(self.progress(state, (now - began) / (state.step - first)))
         return self.finish(state)
 
-    def begin(self) -> State:
+    def begin(self) -> TrainingState:
         """The state of the newest checkpoint, or of a training that begins."""
         state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
         if state is None:
-            state = State()
+            state = TrainingState()
             if self.beginning is not None and self.stepper.workers.leads:
                 self.beginning.apply(self.stepper.model)
         self.stepper.join()
         return state
 
-    def step(self, state: State, *, is_first: bool) -> None:
+    def step(self, state: TrainingState, *, is_first: bool) -> None:
         """One optimizer step.
 
         Raises:
@@ -169,7 +183,7 @@ class _Run:
             state.timed_steps += 1
         self.note_loss(state, loss)
 
-    def note_loss(self, state: State, loss: float) -> None:
+    def note_loss(self, state: TrainingState, loss: float) -> None:
         """A point of the curve is the mean over the steps since the last."""
         every = max(1, self.training.steps // CURVE_POINTS)
         state.pending.append(loss)
@@ -180,13 +194,13 @@ class _Run:
             state.train_curve.append([state.step, self.tokens(state), mean])
             state.pending = []
 
-    def validate_if_due(self, state: State) -> None:
+    def validate_if_due(self, state: TrainingState) -> None:
         if state.step % self.training.evaluate_every == 0 or state.step == self.training.steps:
             loss = self.stepper.validation_loss()
             check_finite("validation loss", loss, self.training, state.step)
             state.validation_curve.append([state.step, self.tokens(state), loss])
 
-    def pause_if_due(self, state: State) -> None:
+    def pause_if_due(self, state: TrainingState) -> None:
         """At the rung: a checkpoint, then the loss; a kill between them loses nothing.
 
         The loss enters the curve only where the curve has a point anyway: rungs change nothing
@@ -205,21 +219,21 @@ class _Run:
         steps = f"{state.step} of {self.training.steps}"
         raise Paused(f"paused after step {steps} at validation loss {loss:.6g}")
 
-    def is_save_due(self, state: State, is_last: bool) -> bool:
+    def is_save_due(self, state: TrainingState, is_last: bool) -> bool:
         if is_last or self.is_among_best(state):
             return self.is_among_best(state)
         apart = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
         by_time = time.monotonic() - self.saved_at >= apart
         return by_time or state.step % self.training.checkpoint_every == 0
 
-    def is_among_best(self, state: State) -> bool:
+    def is_among_best(self, state: TrainingState) -> bool:
         """Whether a checkpoint of this step would be kept for its validation loss."""
         curve, keep = state.validation_curve, self.training.keep_best
         if not keep or not curve or curve[-1][0] != state.step:
             return False
         return sum(point[2] <= curve[-1][2] for point in curve) <= keep
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         if state.step > self.saved_step:
             began = time.monotonic()
             if self.stepper.workers.leads:
@@ -227,7 +241,7 @@ class _Run:
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - began
 
-    def finish(self, state: State) -> TrainingRecord:
+    def finish(self, state: TrainingState) -> TrainingRecord:
         """Writes the weights, then the record: in this order a kill between them loses nothing."""
         rate, accountant = self.rate(state), self.accountant
         record = TrainingRecord(
@@ -243,11 +257,11 @@ class _Run:
         )
         if self.stepper.workers.leads:
             parameters = dict(self.stepper.model.named_parameters())
-            write_tensors(self.directory / FINAL, parameters)
-            write_training(self.directory, record)
+            write_tensors(self.directory / FINAL_WEIGHTS, parameters)
+            write_training_record(self.directory, record)
         return record
 
-    def progress(self, state: State, seconds_a_step: float) -> dict[str, Any]:
+    def progress(self, state: TrainingState, seconds_a_step: float) -> dict[str, Any]:
         curve = state.train_curve
         return {
             "stage": "training",
@@ -261,10 +275,10 @@ class _Run:
             "seconds_left": seconds_a_step * (self.training.steps - state.step),
         }
 
-    def tokens(self, state: State) -> int:
+    def tokens(self, state: TrainingState) -> int:
         return state.step * self.training.batch_tokens
 
-    def rate(self, state: State) -> float:
+    def rate(self, state: TrainingState) -> float:
         """Tokens a second in steps alone; of a single step, with its warm-up."""
         steps, seconds = state.timed_steps, state.timed_seconds
         if not steps:

@@ -14,7 +14,7 @@ from typing import Any
 from kvlab.layout import KVLayout
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import EvaluationConfig
-from kvlab.trial.start import Start
+from kvlab.trial.initial_weights import InitialWeights
 
 MODEL_DTYPE = "float32"
 """The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
@@ -26,7 +26,7 @@ MEASUREMENT_VERSION = 1
 """Goes up when the same serving, evaluation or benchmark spec comes to measure something else."""
 
 
-_PLAIN = frozenset({str, int, bool, type(None)})
+_PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 
 
 def fingerprint(value: Any) -> str:
@@ -36,34 +36,34 @@ def fingerprint(value: Any) -> str:
         ValueError: part of it has no stable form (NaN, infinity, -0.0, a set, bytes, any
             object); the text names the place.
     """
-    _check(value, "value")
+    _check_stable(value, "value")
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _check(value: Any, place: str) -> None:
+def _check_stable(value: Any, place: str) -> None:
     # Exact types: a subclass, such as numpy.float64 or an enum, may print differently.
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
                 raise ValueError(f"{place} has the key {key!r}, which is not text; use text keys")
-            _check(item, f"{place}.{key}")
+            _check_stable(item, f"{place}.{key}")
     elif kind is list or kind is tuple:
-        if _PLAIN.issuperset(map(type, value)):
+        if _PLAIN_TYPES.issuperset(map(type, value)):
             return
         for index, item in enumerate(value):
-            _check(item, f"{place}[{index}]")
+            _check_stable(item, f"{place}[{index}]")
     elif kind is float:
         if not math.isfinite(value) or (value == 0.0 and math.copysign(1.0, value) < 0):
             raise ValueError(f"{place} = {value!r} cannot be fingerprinted; use a plain number")
-    elif kind not in _PLAIN:
+    elif kind not in _PLAIN_TYPES:
         text = f"{place} is a {kind.__name__}, which has no stable form"
         raise ValueError(f"{text}; use numbers, text, lists and dicts")
 
 
 def training_identity(
-    experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+    experiment: Experiment, data_identity: str, seed: int, start: InitialWeights | None = None
 ) -> dict[str, Any]:
     """What the weights depend on, as plain data. Freshly drawn weights follow from the seed."""
     facts: dict[str, Any] = {
@@ -77,7 +77,7 @@ def training_identity(
 
 
 def training_fingerprint(
-    experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+    experiment: Experiment, data_identity: str, seed: int, start: InitialWeights | None = None
 ) -> str:
     """64 hex digits that name the weights. No training steps still names initial weights."""
     return fingerprint(training_identity(experiment, data_identity, seed, start))
@@ -95,7 +95,7 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
 
 
 def trial_fingerprint(
-    experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+    experiment: Experiment, data_identity: str, seed: int, start: InitialWeights | None = None
 ) -> str:
     """64 hex digits that name the result."""
     training = training_fingerprint(experiment, data_identity, seed, start)

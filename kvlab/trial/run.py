@@ -1,38 +1,82 @@
-"""`run_trial`: the one street from a trial to its result, on a worker or in this process."""
+"""The contract of a trial's two stages. The real ones are in `kvlab.trial.stages`."""
 
 import errno
+import os
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-from kvlab.errors import (
-    Diverged,
-    LeaseLost,
-    Paused,
-    SourceMissing,
-    Stopped,
-    StoreError,
-    WorkerLost,
-)
-from kvlab.files import write_json
-from kvlab.lease import Fence
-from kvlab.trial.attempt import Attempt, captured_output, logged_warnings
-from kvlab.trial.failure import Failure
+from kvlab.errors import Diverged, LeaseLost, Paused, SourceMissing, Stopped, StoreError, WorkerLost
+from kvlab.fs.atomic_files import write_json
+from kvlab.fs.lease import Fence
+from kvlab.store.attempt import Attempt, log_warnings, redirect_output
+from kvlab.store.failure import Failure
+from kvlab.store.progress import OnProgress, ProgressReporter, ProgressUpdate
+from kvlab.store.provenance import Origin, build_provenance
+from kvlab.store.result import TrialMeasurements, build_result, trial_facts
+from kvlab.store.store import Store
 from kvlab.trial.fingerprint import training_identity
-from kvlab.trial.origin import Origin
-from kvlab.trial.progress import OnProgress, Report, Update
-from kvlab.trial.provenance import provenance
-from kvlab.trial.record import Store
-from kvlab.trial.result import Measured, result_document, trial_facts
-from kvlab.trial.stage import MakeStages, ReportProgress, Stages
-from kvlab.trial.stopping import stop_check
 from kvlab.trial.trial import Trial
+
+ReportProgress = Callable[[ProgressUpdate], None]
+
+
+class Stages(Protocol):
+    """The work of one trial, after its directories are locked."""
+
+    def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
+        """Trains into ``directory``, from its last checkpoint on; writes training.json last.
+
+        Raises:
+            Stopped: ``should_stop()`` became true; a checkpoint is written.
+            Paused: the trial's ``until`` is reached; a checkpoint and rungs.json are written.
+            Diverged: the loss is no number any more.
+        """
+        ...
+
+    def measure(self, directory: Path) -> TrialMeasurements:
+        """Loads the weights of ``directory`` and measures them as the experiment says."""
+        ...
+
+
+MakeStages = Callable[[Trial, ReportProgress], Stages]
+
+
+# Whether a running trial should go on: asked often, looked up now and then.
+
+
+STOP_CHECK_SECONDS = 0.2
+
+
+def make_stop_check(flags: Sequence[str | None], fences: Sequence[Fence]) -> Callable[[], bool]:
+    """Whether one of the flag files is there, looked up a few times a second at most.
+
+    Then it also asks the fences, which raise LeaseLost. It may travel to other processes.
+    """
+    checked = float("-inf")
+    found = False
+
+    def check() -> bool:
+        nonlocal checked, found
+        if not found and time.monotonic() - checked > STOP_CHECK_SECONDS:
+            checked = time.monotonic()
+            for fence in fences:
+                fence()
+            found = any(flag is not None and os.path.exists(flag) for flag in flags)
+        return found
+
+    return check
+
+
+# `run_trial`: the one street from a trial to its result, on a worker or in this process.
+
 
 Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "elsewhere"]
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def run_trial(
@@ -69,7 +113,7 @@ def run_trial(
         StoreError: nothing can be recorded, as when the disk is full.
     """
     origin = origin or Origin()
-    run = _Run(trial, Store(store), origin, make_stages or _torch_stages, on_progress)
+    run = _TrialRun(trial, Store(store), origin, make_stages or _make_torch_stages, on_progress)
     try:
         return run.locked(capture_output, wait)
     except Stopped:
@@ -78,7 +122,7 @@ def run_trial(
         return "elsewhere"
 
 
-def missing_source(trial: Trial, store: Store) -> str:
+def explain_missing_source(trial: Trial, store: Store) -> str:
     """Why the training that this one starts from is not there, and the way out."""
     source = trial.source
     assert source is not None, "only trainings that start from another can miss it"
@@ -88,7 +132,7 @@ def missing_source(trial: Trial, store: Store) -> str:
     return f"{text}; repair that one, then submit with --retry-failed"
 
 
-class _Run:
+class _TrialRun:
     """One call of `run_trial`."""
 
     def __init__(
@@ -102,7 +146,7 @@ class _Run:
         self.trial, self.store, self.origin = trial, store, origin
         self.make_stages, self.on_progress = make_stages, on_progress
         self.fences: list[Fence] = []
-        self.should_stop = stop_check((origin.stop_flag, origin.own_stop_flag), self.fences)
+        self.should_stop = make_stop_check((origin.stop_flag, origin.own_stop_flag), self.fences)
 
     def locked(self, capture_output: bool, wait: bool) -> Outcome:
         """Everything, under the trial's lock."""
@@ -121,10 +165,12 @@ class _Run:
             attempt = self.begin()
             try:
                 with ExitStack() as stack:
-                    stack.enter_context(logged_warnings(attempt))
+                    stack.enter_context(log_warnings(attempt))
                     if capture_output:
-                        stack.enter_context(captured_output(attempt.log_path))
-                    return self.attempt(attempt, Report(progress, attempt.log, self.on_progress))
+                        stack.enter_context(redirect_output(attempt.log_path))
+                    return self.attempt(
+                        attempt, ProgressReporter(progress, attempt.log, self.on_progress)
+                    )
             finally:
                 if lock.fence.holds():
                     progress.unlink(missing_ok=True)
@@ -136,7 +182,7 @@ class _Run:
         attempt.log(f"attempt {attempt.number} at trial {trial.id}, training {trial.training_id}")
         return attempt
 
-    def attempt(self, attempt: Attempt, report: Report) -> Outcome:
+    def attempt(self, attempt: Attempt, report: ProgressReporter) -> Outcome:
         """Both stages; whatever ends them is recorded, except a stop and a broken store."""
         try:
             self.record(attempt, self.stages(report))
@@ -159,16 +205,16 @@ class _Run:
             raise
         except Exception as error:
             self.check_fences()
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            if isinstance(error, OSError) and error.errno in _DISK_FULL_CODES:
                 text = f"{self.store.path} cannot be written: {error.strerror}"
                 raise StoreError(f"{text}; free or repair the disk, submit again") from None
             return self.fail(attempt, error)
         attempt.log("done")
         return "done"
 
-    def record(self, attempt: Attempt, measured: Measured) -> None:
+    def record(self, attempt: Attempt, measured: TrialMeasurements) -> None:
         self.store.write_items(self.trial.id, measured.items)
-        facts = provenance(
+        facts = build_provenance(
             self.origin,
             started=attempt.started,
             attempts=attempt.number,
@@ -176,7 +222,7 @@ class _Run:
             machine=measured.machine,
             data=measured.data,
         )
-        self.store.write_result(result_document(self.trial, "done", facts, measured=measured))
+        self.store.write_result(build_result(self.trial, "done", facts, measured=measured))
 
     def fail(self, attempt: Attempt, error: Exception) -> Outcome:
         trace = attempt.write_traceback(traceback.format_exc())
@@ -184,19 +230,19 @@ class _Run:
         status: Literal["failed", "diverged"] = (
             "diverged" if failure.kind == "diverged" else "failed"
         )
-        facts = provenance(self.origin, started=attempt.started, attempts=attempt.number)
-        self.store.write_result(result_document(self.trial, status, facts, failure=failure))
+        facts = build_provenance(self.origin, started=attempt.started, attempts=attempt.number)
+        self.store.write_result(build_result(self.trial, status, facts, failure=failure))
         attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
         return status
 
-    def stages(self, report: Report) -> Measured:
+    def stages(self, report: ProgressReporter) -> TrialMeasurements:
         stages = self.make_stages(self.trial, self.stoppable(report))
         directory = self.store.training_directory(self.trial.training_id)
         self.train(stages, directory, report)
         self.check_stop()
         return stages.measure(directory)
 
-    def train(self, stages: Stages, directory: Path, report: Report) -> None:
+    def train(self, stages: Stages, directory: Path, report: ProgressReporter) -> None:
         """The training stage, by one process at a time; the others wait and find it done."""
         training = self.trial.training_id
 
@@ -215,7 +261,7 @@ class _Run:
                 raise Diverged(message)
             source = self.trial.source
             if source is not None and not self.store.training_done(source.training_id):
-                raise SourceMissing(missing_source(self.trial, self.store))
+                raise SourceMissing(explain_missing_source(self.trial, self.store))
             if not (directory / "config.json").exists():
                 trial = self.trial
                 identity = training_identity(
@@ -228,10 +274,10 @@ class _Run:
                 self.store.write_divergence(training, str(error))
                 raise
 
-    def stoppable(self, report: Report) -> ReportProgress:
+    def stoppable(self, report: ProgressReporter) -> ReportProgress:
         """Training checks for a stop itself, to write a checkpoint; other stages stop here."""
 
-        def update(state: Update) -> None:
+        def update(state: ProgressUpdate) -> None:
             report(state)
             if state.get("stage") != "training":
                 self.check_stop()
@@ -260,7 +306,7 @@ class _Run:
             self.fences.remove(fence)
 
 
-def _torch_stages(trial: Trial, report: ReportProgress) -> Stages:
+def _make_torch_stages(trial: Trial, report: ReportProgress) -> Stages:
     from kvlab.trial.stages import TorchStages
 
     return TorchStages(trial, report)

@@ -11,24 +11,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.benchmark.measure import Benchmarked, benchmark
-from kvlab.benchmark.processor import processor_name
-from kvlab.data import identity, prepare
+from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
+from kvlab.benchmark.device_peaks import processor_name
+from kvlab.data import dataset_identity, iter_validation_batches, prepare_dataset
 from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
-from kvlab.layout.packing import allocator_share
+from kvlab.evaluate.evaluation import position_loss_windows
+from kvlab.evaluate.validation_loss import Tokens
+from kvlab.layout.gpu_sharing import allocator_share
 from kvlab.model import GPT
-from kvlab.train import load_training, load_weights, train
-from kvlab.trial.beginning import Beginning, read_beginning
-from kvlab.trial.held_out import check_held_out
-from kvlab.trial.progress import Update
-from kvlab.trial.provenance import DataProvenance, Machine
-from kvlab.trial.result import Measured
-from kvlab.trial.together import train_together
+from kvlab.spec.experiment import Experiment
+from kvlab.store.progress import ProgressUpdate
+from kvlab.store.provenance import DataProvenance, Machine
+from kvlab.store.result import TrialMeasurements
+from kvlab.train import load_final_weights, load_training_record, train
+from kvlab.trial.ddp import train_ddp
+from kvlab.trial.gpu_timing_lock import TimingLock
+from kvlab.trial.initial_weights_loader import InitialWeightsLoader, read_initialization_record
 from kvlab.trial.trial import Trial
-from kvlab.trial.turns import Turns
 
-TASK_TEXT = 100_000
+BENCHMARK_TEXT_TOKENS = 100_000
 """Tokens of the training text that the benchmark's task takes its prompts from."""
 
 
@@ -41,26 +43,26 @@ class TorchStages:
             out for what is measured.
     """
 
-    def __init__(self, trial: Trial, report: Callable[[Update], None]):
+    def __init__(self, trial: Trial, report: Callable[[ProgressUpdate], None]):
         self._trial, self._report = trial, report
         self._experiment = trial.experiment
-        self._device, self._machine = set_up(trial)
-        self._turns = _turns(trial)
+        self._device, self._machine = set_up_device(trial)
+        self._turns = _open_timing_lock(trial)
         if self._turns is not None:
             self._turns.enter(lambda: report({"stage": "waiting", "note": "somebody times"}))
         report({"stage": "data"})
-        self._dataset = prepare(
+        self._dataset = prepare_dataset(
             self._experiment.data, lambda note: report({"stage": "data", "note": note})
         )
-        found = identity(self._experiment.data)
+        found = dataset_identity(self._experiment.data)
         if found != trial.data_identity:
             text = f"the text of data.source = {self._experiment.data.source} is not what was"
             raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
-        check_held_out(self._dataset.validation, self._experiment)
+        check_validation_tokens(self._dataset.validation, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
         if self._experiment.resources.training_workers > 1:
-            train_together(self._trial, directory, self._report, should_stop)
+            train_ddp(self._trial, directory, self._report, should_stop)
             return
         train(
             self._model(),
@@ -82,20 +84,20 @@ class TorchStages:
             return should_stop
         return lambda: (turns.give_way(), should_stop())[1]
 
-    def _evaluating(self, state: Update) -> None:
+    def _evaluating(self, state: ProgressUpdate) -> None:
         self._report(state)
         if self._turns is not None:
             self._turns.give_way(lambda: self._report(state))
 
-    def _beginning(self, directory: Path) -> Beginning | None:
+    def _beginning(self, directory: Path) -> InitialWeightsLoader | None:
         start = self._trial.start
-        return None if start is None else Beginning(start, directory, self._report)
+        return None if start is None else InitialWeightsLoader(start, directory, self._report)
 
-    def measure(self, directory: Path) -> Measured:
-        training = load_training(directory)
+    def measure(self, directory: Path) -> TrialMeasurements:
+        training = load_training_record(directory)
         assert training is not None, "measured only after training"
         model = self._model()
-        load_weights(model, directory)
+        load_final_weights(model, directory)
         model.eval()
         evaluation = evaluate(
             model,
@@ -106,7 +108,10 @@ class TorchStages:
         )
         speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **speed.measurements}
-        record: dict[str, Any] = {**asdict(training), "start": read_beginning(directory)}
+        record: dict[str, Any] = {
+            **asdict(training),
+            "start": read_initialization_record(directory),
+        }
         if record["steps"]:
             rates = ("tokens_per_second", "flops_per_second", "mfu")
             # beside other trials on the device, a rate of training is not a speed
@@ -123,9 +128,11 @@ class TorchStages:
             tokenizer=self._dataset.tokenizer,
         )
         lines = [line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines]
-        return Measured(measurements, curves, record, machine, data, evaluation.items, lines)
+        return TrialMeasurements(
+            measurements, curves, record, machine, data, evaluation.items, lines
+        )
 
-    def _benchmark(self, model: GPT) -> tuple[Benchmarked, Machine]:
+    def _benchmark(self, model: GPT) -> tuple[BenchmarkResult, Machine]:
         """Speed, with the device alone where others share it; and whether that was so."""
 
         def waiting() -> None:
@@ -137,7 +144,7 @@ class TorchStages:
                 self._experiment,
                 device=self._device,
                 on_progress=self._report,
-                tokens=self._dataset.train[:TASK_TEXT].tolist(),
+                tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
             )
         exclusive = alone and not speed.disturbed
         return speed, replace(self._machine, timings="exclusive" if exclusive else "shared")
@@ -146,7 +153,7 @@ class TorchStages:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
 
 
-def _turns(trial: Trial) -> Turns | None:
+def _open_timing_lock(trial: Trial) -> TimingLock | None:
     """On a device that other trials share."""
     if not trial.experiment.resources.shares:
         return None
@@ -154,12 +161,12 @@ def _turns(trial: Trial) -> Turns | None:
 
 
 @cache
-def _turns_on(device: str) -> Turns:
+def _turns_on(device: str) -> TimingLock:
     """One for the process: a trial that ended by an error still holds what it held."""
-    return Turns(device, settle=torch.cuda.synchronize)
+    return TimingLock(device, settle=torch.cuda.synchronize)
 
 
-def set_up(trial: Trial) -> tuple[str, Machine]:
+def set_up_device(trial: Trial) -> tuple[str, Machine]:
     """Seeds, threads and device of this process, from the trial's resources."""
     resources = trial.experiment.resources
     random.seed(trial.seed)
@@ -176,3 +183,27 @@ def set_up(trial: Trial) -> tuple[str, Machine]:
         memory = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
     return "cuda", Machine(torch.cuda.get_device_name(), threads)
+
+
+# Whether the held-out text suffices for what a trial asks of it: known before it trains.
+
+
+def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
+    """Refuses what training or evaluation would, at its end, find too short.
+
+    Args:
+        tokens: held-out ids, (tokens,).
+
+    Raises:
+        DataError: there are too few.
+    """
+    evaluation, block = experiment.evaluation, experiment.model.block_size
+    wanted = [(evaluation.loss_tokens, block)]
+    if evaluation.served and evaluation.served_tokens:
+        wanted.append((evaluation.served_tokens, block))
+    if evaluation.positions:
+        wanted.append(position_loss_windows(experiment))
+    if experiment.training.steps:
+        wanted.append((experiment.training.evaluate_tokens, block))
+    for count, length in wanted:  # refuses at once, reads nothing yet
+        iter_validation_batches(tokens, tokens_wanted=count, block_size=length, batch_size=1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.fingerprint import fingerprint, training_fingerprint, trial_identity
-from kvlab.trial.start import ID_LENGTH, Start, TrainingStart
+from kvlab.trial.initial_weights import ID_LENGTH, InitialWeights, TrainedWeights
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,16 @@ class Trial:
     experiment: Experiment
     seed: int
     data_identity: str
-    start: Start | None = None
+    start: InitialWeights | None = None
     until: int | None = None
 
     @classmethod
     def of(
-        cls, experiment: Experiment, data_identity: str, seed: int, start: Start | None = None
+        cls,
+        experiment: Experiment,
+        data_identity: str,
+        seed: int,
+        start: InitialWeights | None = None,
     ) -> "Trial":
         unresolved = experiment.training.init_from is not None and start is None
         assert not unresolved, "init_from is resolved before there is a trial"
@@ -42,6 +46,6 @@ class Trial:
         return cls(*ids, experiment, seed, data_identity, start)
 
     @property
-    def source(self) -> TrainingStart | None:
+    def source(self) -> TrainedWeights | None:
         """The training that must be done before this one can start, if there is one."""
-        return self.start if isinstance(self.start, TrainingStart) else None
+        return self.start if isinstance(self.start, TrainedWeights) else None

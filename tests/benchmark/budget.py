@@ -32,13 +32,13 @@ class Littered:
     more: int
 
     def __call__(self, batch):
-        from kvlab.benchmark.attempt import _limit
+        from kvlab.benchmark.memory_probe import _limit_private_memory
 
         block = 100_000  # malloc takes this much from its heap, and larger blocks from the system
         blocks = [bytearray(block) for _ in range(self.freed // block)]
         after = bytearray(block)  # so that the heap cannot shrink
         del blocks
-        _limit(self.more)
+        _limit_private_memory(self.more)
         assert len(bytearray(batch)) == batch
         assert len(after) == block
 

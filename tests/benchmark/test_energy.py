@@ -10,10 +10,10 @@ from itertools import groupby
 import psutil
 import pytest
 
-from kvlab.benchmark.noise import Noise, NoiseWatch
+from kvlab.benchmark.interleaving import Noise, NoiseWatch
+from kvlab.benchmark.measurement import StopRule
+from kvlab.benchmark.measures import decode_energy
 from kvlab.benchmark.nvml import Nvml
-from kvlab.benchmark.parts import energy
-from kvlab.benchmark.rule import StopRule
 from tests.benchmark.test_parts import by_metric, session
 
 
@@ -50,10 +50,10 @@ class Counter:
 
 def test_joules_are_shared_among_the_tokens_that_were_decoded(monkeypatch):
     """Each turn looks twice, 24 J apart, and decodes once: batch x 4 tokens."""
-    monkeypatch.setattr(energy, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(decode_energy, "MIN_TURN_SECONDS", 0.0)
     made, said = session(rule=StopRule(least=5, most=5))
     made.nvml = Nvml(Counter(24_000), None)
-    lines = list(energy.measure(made))
+    lines = list(decode_energy.measure(made))
     assert said == []
     found = {(x.variant, x.batch_size): x for x in lines if x.metric == "joules_per_token"}
     assert {place: x.value for place, x in found.items()} == {
@@ -66,14 +66,14 @@ def test_joules_are_shared_among_the_tokens_that_were_decoded(monkeypatch):
 
 
 def test_energy_is_measured_in_turns(monkeypatch):
-    monkeypatch.setattr(energy, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(decode_energy, "MIN_TURN_SECONDS", 0.0)
     made, _ = session(batches=(1,))
     made.nvml, order = Nvml(Counter(1), None), []
     for variant in made.variants:
         width = variant.model.config.n_kv_head
         decode = variant.model.hidden
         variant.model.hidden = lambda *a, _d=decode, _w=width, **k: order.append(_w) or _d(*a, **k)
-    list(energy.measure(made))
+    list(decode_energy.measure(made))
     turns = [width for width, _ in groupby(order)]
     assert turns == [2, 1, 2, 1, 2], "A and B warm up, then A B, B A"
 

@@ -4,12 +4,12 @@ import psutil
 import pytest
 import torch
 
-from kvlab.benchmark import limit
-from kvlab.benchmark.attempt import DecodeAttempt
-from kvlab.benchmark.limit import largest_batch, run_apart
-from kvlab.benchmark.parts.limit import measure, room_for
-from kvlab.benchmark.rule import StopRule
-from kvlab.benchmark.session import Session, Settings, Variant
+from kvlab.benchmark import max_batch_search
+from kvlab.benchmark.max_batch_search import find_largest_batch, fits_in_new_process
+from kvlab.benchmark.measurement import StopRule
+from kvlab.benchmark.measures.max_batch import measure, sequences_that_fit
+from kvlab.benchmark.memory_probe import DecodeAttempt
+from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError, UsageError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
@@ -23,7 +23,7 @@ TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd":
 def test_a_known_budget_is_found_exactly(guess):
     budget, before = Budget(40_000_000, 3_000_000, 1_000_000), psutil.Process().memory_info().rss
     tries = []
-    found = largest_batch(budget, guess, lambda batch, fits: tries.append((batch, fits)))
+    found = find_largest_batch(budget, guess, lambda batch, fits: tries.append((batch, fits)))
     assert found == 37
     assert {(37, True), (38, False)} <= set(tries)
     assert psutil.Process().children(recursive=True) == []
@@ -32,23 +32,25 @@ def test_a_known_budget_is_found_exactly(guess):
 
 @pytest.mark.parametrize(("true", "guess"), [(0, 9), (1, 1), (1, 1000), (12_345, 3), (64, 65)])
 def test_the_search_is_exact_from_any_guess(true, guess, monkeypatch):
-    monkeypatch.setattr(limit, "run_apart", lambda _attempt, batch: batch <= true)
-    assert largest_batch(Budget(0, 0, 0), guess, lambda _batch, _fits: None) == true
+    monkeypatch.setattr(
+        max_batch_search, "fits_in_new_process", lambda _attempt, batch: batch <= true
+    )
+    assert find_largest_batch(Budget(0, 0, 0), guess, lambda _batch, _fits: None) == true
 
 
 def test_a_try_that_fails_otherwise_is_no_limit():
     with pytest.raises(MeasurementError, match="ValueError: no such thing as 3"):
-        run_apart(Broken(), 3)
+        fits_in_new_process(Broken(), 3)
 
 
 def test_a_try_that_the_system_kills_did_not_fit():
-    assert run_apart(Killed(), 1) is False
+    assert fits_in_new_process(Killed(), 1) is False
 
 
 def test_a_crash_for_want_of_memory_is_a_limit_and_another_is_not():
-    assert largest_batch(Crashing(5), 4, lambda _batch, _fits: None) == 5
+    assert find_largest_batch(Crashing(5), 4, lambda _batch, _fits: None) == 5
     with pytest.raises(MeasurementError, match="batch 1 could not be tried: exit code -11"):
-        run_apart(Crashing(5, broken=True), 1)
+        fits_in_new_process(Crashing(5, broken=True), 1)
 
 
 def test_a_real_decode_obeys_its_limit():
@@ -56,23 +58,23 @@ def test_a_real_decode_obeys_its_limit():
     shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
     model = ModelConfig(**shape)
     attempt = DecodeAttempt(model, ServingConfig(), "float32", "cpu", 8, 2040, 2**26, 1)
-    assert run_apart(attempt, 1) is True
-    assert run_apart(attempt, 4) is False
+    assert fits_in_new_process(attempt, 1) is True
+    assert fits_in_new_process(attempt, 4) is False
 
 
 def test_memory_that_the_process_freed_before_is_no_room():
     """40 MB lie free in the process, and 4 MB may come to them."""
-    assert run_apart(Littered(40_000_000, 4_000_000), 3_000_000) is True
-    assert run_apart(Littered(40_000_000, 4_000_000), 5_000_000) is False
+    assert fits_in_new_process(Littered(40_000_000, 4_000_000), 3_000_000) is True
+    assert fits_in_new_process(Littered(40_000_000, 4_000_000), 5_000_000) is False
 
 
 def test_room_is_what_the_weights_leave():
     """Of 100,000 bytes weights take 20,000: room for three caches of 24,576, and not for four."""
     layout = KVLayout.of(ModelConfig(**TINY), ServingConfig())
     assert layout.stored_bytes(1, 32, "float32") == 24_576
-    assert room_for(layout, 100_000, 20_000, 32, "float32") == 3
-    assert room_for(layout, 20_000 + 4 * 24_576, 20_000, 32, "float32") == 4
-    assert room_for(layout, 10_000, 20_000, 32, "float32") == 0
+    assert sequences_that_fit(layout, 100_000, 20_000, 32, "float32") == 3
+    assert sequences_that_fit(layout, 20_000 + 4 * 24_576, 20_000, 32, "float32") == 4
+    assert sequences_that_fit(layout, 10_000, 20_000, 32, "float32") == 0
 
 
 def session(device, **settings):
@@ -83,7 +85,7 @@ def session(device, **settings):
         Variant(name, GPT(ModelConfig(**shape)).to(device).eval(), ServingConfig())
         for name in ("one", "other")
     ]
-    return Session(variants, Settings(**asked, rule=StopRule()))
+    return Session(variants, BenchmarkSettings(**asked, rule=StopRule()))
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -5,10 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.benchmark import resident
-from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.memory import in_blocks, kv_bytes, peaks, rounded_up
-from kvlab.benchmark.resident import resident_growth
+from kvlab.benchmark import peak_memory
+from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.measures.decode_memory import (
+    allocated_range,
+    count_kv_bytes,
+    measure_peaks,
+    round_up_to_blocks,
+)
+from kvlab.benchmark.peak_memory import resident_growth
 from kvlab.errors import MeasurementError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
@@ -32,7 +37,7 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
 )
 def test_kv_bytes_are_those_counted_by_hand(shape, serving, stored, read):
     model = GPT(ModelConfig(**{**SHAPE, **shape}))
-    found = kv_bytes(Decoder(model, ServingConfig(**serving)), 1, 32)
+    found = count_kv_bytes(TimedDecoder(model, ServingConfig(**serving)), 1, 32)
     assert (found.stored, found.read) == (stored, read)
 
 
@@ -42,7 +47,7 @@ def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
             return super().new_cache(batch_size, max_length + 1, serving, dtype)
 
     with pytest.raises(MeasurementError, match=r"are 50,688 and by formula 49,152"):
-        kv_bytes(Decoder(Spacious(ModelConfig(**SHAPE)), ServingConfig()), 1, 32)
+        count_kv_bytes(TimedDecoder(Spacious(ModelConfig(**SHAPE)), ServingConfig()), 1, 32)
 
 
 def touch(size):
@@ -53,7 +58,7 @@ def touch(size):
 @pytest.mark.parametrize("kernel_counts", [True, False])
 def test_growth_sees_memory_that_is_gone_again(kernel_counts, monkeypatch):
     if not kernel_counts:
-        monkeypatch.setattr(resident, "_RESET", Path("/no/such/file"))
+        monkeypatch.setattr(peak_memory, "_RESET", Path("/no/such/file"))
     touch(60_000_000)  # what is kept of this must not be used unseen
 
     def work():
@@ -78,9 +83,9 @@ def test_peaks_differ_by_the_caches():
     for heads in (4, 1):
         shape = {**SHAPE, "block_size": 256, "n_layer": 8, "head_dim": 256, "n_kv_head": heads}
         model = GPT(ModelConfig(**shape))
-        decoder = Decoder(model, ServingConfig())
+        decoder = TimedDecoder(model, ServingConfig())
         decoder.decode(decoder.new_cache(1, 256), 240)
-        found.append(peaks(decoder, 16, 240, lambda: None))
+        found.append(measure_peaks(decoder, 16, 240, lambda: None))
         weights = sum(p.nbytes for p in model.parameters())
         cached, uncached = found[-1][True], found[-1][False]
         assert cached.weights == uncached.weights == weights
@@ -95,7 +100,7 @@ def test_peaks_differ_by_the_caches():
 
 @pytest.mark.parametrize(("count", "rounded"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
 def test_the_allocator_rounds_up_to_blocks(count, rounded):
-    assert rounded_up(count) == rounded
+    assert round_up_to_blocks(count) == rounded
 
 
 @pytest.mark.parametrize(
@@ -107,7 +112,7 @@ def test_the_allocator_rounds_up_to_blocks(count, rounded):
     ],
 )
 def test_small_tensors_have_exactly_their_blocks(sizes, least, most):
-    assert in_blocks(sizes) == (least, most)
+    assert allocated_range(sizes) == (least, most)
 
 
 @pytest.mark.gpu
@@ -115,10 +120,12 @@ def test_small_tensors_have_exactly_their_blocks(sizes, least, most):
 def test_on_cuda_the_allocator_agrees_to_the_byte():
     """None of its tensors above 1 MiB: whole blocks of 512 bytes, and not one more."""
     model = GPT(ModelConfig(**SHAPE)).to("cuda")
-    found = kv_bytes(Decoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
+    found = count_kv_bytes(TimedDecoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
     assert found.stored == found.requested == 6 * 32 * 2 * 4 * 10
-    assert found.allocated == 6 * 2 * (rounded_up(32 * 4 * 8) + rounded_up(32 * 4 * 2))
-    peak = peaks(Decoder(model, ServingConfig()), 8, 8, lambda: None)[True]
+    assert found.allocated == 6 * 2 * (
+        round_up_to_blocks(32 * 4 * 8) + round_up_to_blocks(32 * 4 * 2)
+    )
+    peak = measure_peaks(TimedDecoder(model, ServingConfig()), 8, 8, lambda: None)[True]
     assert peak.total >= sum(p.nbytes for p in model.parameters()) + peak.cache
 
 
@@ -127,7 +134,9 @@ def test_on_cuda_the_allocator_agrees_to_the_byte():
 @pytest.mark.parametrize("length", [1000, 4000])
 def test_on_cuda_large_tensors_have_their_blocks_and_a_rest(length):
     shape = {**SHAPE, "block_size": 4096, "n_embd": 256}
-    found = kv_bytes(Decoder(GPT(ModelConfig(**shape)).to("cuda"), ServingConfig()), 4, length)
-    each = rounded_up(4 * length * 256 * 4)
+    found = count_kv_bytes(
+        TimedDecoder(GPT(ModelConfig(**shape)).to("cuda"), ServingConfig()), 4, length
+    )
+    each = round_up_to_blocks(4 * length * 256 * 4)
     assert found.requested == found.stored == 12 * 4 * length * 256 * 4
     assert 12 * each <= found.allocated <= 12 * (each + 2**20)

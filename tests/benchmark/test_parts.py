@@ -6,21 +6,27 @@ from importlib import import_module
 import pytest
 import torch
 
-from kvlab.benchmark import ceilings as ceilings_module
-from kvlab.benchmark.ceilings import ceilings
-from kvlab.benchmark.measurement import PartName
-from kvlab.benchmark.parts import PARTS, limit, memory, projection, roofline, task
-from kvlab.benchmark.parts.task import book_tokens
-from kvlab.benchmark.rule import StopRule
-from kvlab.benchmark.session import Session, Settings, Variant
+from kvlab.benchmark import device_peaks as ceilings_module
+from kvlab.benchmark.device_peaks import load_device_peaks
+from kvlab.benchmark.measurement import PartName, StopRule
+from kvlab.benchmark.measures import (
+    MEASURES,
+    decode_memory,
+    decode_roofline,
+    generation_task,
+    max_batch,
+    size_projection,
+)
+from kvlab.benchmark.measures.generation_task import book_tokens
+from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import DataError
-from kvlab.layout.roofline import Ceilings
+from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
-from kvlab.report.benchmark_plots import curves
+from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import ModelConfig, ServingConfig
 
 SHAPE = {"vocab_size": 257, "block_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 16}
-DEVICE = Ceilings("made", "float32", 1, bandwidth=1e9, flops=1e10)
+DEVICE = DevicePeaks("made", "float32", 1, bandwidth=1e9, flops=1e10)
 
 
 def session(text=None, **settings):
@@ -33,7 +39,7 @@ def session(text=None, **settings):
             Variant("wide", model, ServingConfig(), "bytes"),
             Variant("narrow", narrow, ServingConfig(tie="adjacent:2"), "bytes"),
         ],
-        Settings(**({"rule": StopRule(least=2, most=2)} | asked), text=text),
+        BenchmarkSettings(**({"rule": StopRule(least=2, most=2)} | asked), text=text),
         say=said.append,
         _ceilings={"float32": DEVICE},
     )
@@ -49,12 +55,12 @@ def by_metric(lines, variant, **place):
 
 
 def test_every_part_can_be_imported_and_has_a_name_in_the_schema():
-    assert set(PARTS) == set(PartName.__args__)
-    assert all(callable(import_module(module).measure) for module, _ in PARTS.values())
+    assert set(MEASURES) == set(PartName.__args__)
+    assert all(callable(import_module(module).measure) for module, _ in MEASURES.values())
 
 
 def test_memory_is_split_into_what_it_holds():
-    lines = list(memory.measure(session()[0]))
+    lines = list(decode_memory.measure(session()[0]))
     found = by_metric(lines, "narrow", cached=True)
     kv = 512 * 2 * 8 * 4  # one slot of one head
     assert found["kv_formula"].value == found["kv_storage"].value == kv
@@ -67,7 +73,7 @@ def test_memory_is_split_into_what_it_holds():
 
 
 def test_use_of_the_ceilings_follows_from_bytes_and_time():
-    lines = list(roofline.measure(session()[0]))
+    lines = list(decode_roofline.measure(session()[0]))
     point = by_metric(lines, "wide", batch_size=2)
     seconds = point["step_measured"].value
     read = point["step_weight_bytes"].value + point["step_kv_read_bytes"].value
@@ -86,20 +92,20 @@ def test_use_of_the_ceilings_follows_from_bytes_and_time():
 
 def test_ceilings_that_are_beaten_are_measured_again(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(ceilings_module, "SECONDS", 0.01)
+    monkeypatch.setattr(ceilings_module, "SECONDS_PER_PEAK", 0.01)
     made, _ = session()
-    made._ceilings["float32"] = Ceilings("made", "float32", 1, bandwidth=1.0, flops=1e30)
-    assert all(point.efficiency < 1000 for point in roofline.points(made))
+    made._ceilings["float32"] = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
+    assert all(point.efficiency < 1000 for point in decode_roofline.roofline_points(made))
     assert made.ceilings("float32").bandwidth > 1e8
     assert made.ceilings("float32").flops == 1e30, "the higher of each is kept"
 
 
 def test_a_projection_spans_the_efficiencies_that_were_measured():
     made, _ = session()
-    measured = [point.efficiency for point in roofline.points(made)]
+    measured = [point.efficiency for point in decode_roofline.roofline_points(made)]
     line = next(
         line
-        for line in projection.measure(made)
+        for line in size_projection.measure(made)
         if line.metric == "projected_step" and line.against == "gpt3-175b"
     )
     floor = line.low * max(measured)
@@ -130,7 +136,7 @@ def test_what_gutenberg_puts_around_a_book_is_left_out(book):
 def test_the_task_is_256_and_256_and_the_best_batch_wins(book):
     made, _ = session(text=book)
     made.variants.pop()
-    lines = list(task.measure(made))
+    lines = list(generation_task.measure(made))
     rates = [line for line in lines if line.metric == "tasks_per_second" and line.variant == "wide"]
     assert [(line.cached, line.batch_size) for line in rates] == [(False, 1), (True, 1), (True, 2)]
     assert {line.context_length for line in rates} == {512}
@@ -145,12 +151,12 @@ def test_the_task_runs_in_every_dtype_and_is_drawn_over_the_batch(book):
         Variant(str(kind), GPT(ModelConfig(**SHAPE), dtype=kind).eval(), ServingConfig(), "bytes")
         for kind in kinds
     ]
-    lines = list(task.measure(made))
+    lines = list(generation_task.measure(made))
     assert {line.dtype for line in lines} == {"float32", "float16", "bfloat16"}
     for kind in kinds:
         assert by_metric(lines, str(kind), cached=False)["tasks_per_second"].value > 0
         assert by_metric(lines, str(kind), cached=True)["best_tasks_per_second"].value > 0
-    (drawn,) = curves([line.model_dump() for line in lines])
+    (drawn,) = benchmark_figures([line.model_dump() for line in lines])
     assert drawn.name == "tasks-by-batch"
     assert len(drawn.plot.layers) == 3, "a line a dtype"
 
@@ -165,7 +171,7 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("part", "said"), [(task, "gutenberg.org/ebooks/2701"), (limit, "--memory 8GiB")]
+    ("part", "said"), [(generation_task, "gutenberg.org/ebooks/2701"), (max_batch, "--memory 8GiB")]
 )
 def test_what_is_left_out_is_said(part, said):
     made, told = session()
@@ -177,7 +183,7 @@ def test_weights_that_do_not_fit_leave_room_for_no_batch():
     made, _ = session(memory=2_000_000)
     model = GPT(ModelConfig(**{**SHAPE, "n_embd": 256})).eval()
     made.variants[:] = [Variant("wide", model, ServingConfig())]
-    tried, formula = limit.measure(made)
+    tried, formula = max_batch.measure(made)
     assert (tried.value, formula.value) == (0, 0), "the weights alone are over 6 MB"
     assert tried.note == "2,000,000 bytes given"
     assert made.largest == {"wide": 0}, "for the task"
@@ -185,18 +191,20 @@ def test_weights_that_do_not_fit_leave_room_for_no_batch():
 
 def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(ceilings_module, "_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(ceilings_module, "_SIDE", {"cpu": 64})
-    monkeypatch.setattr(ceilings_module, "SECONDS", 0.01)
-    first = ceilings(torch.device("cpu"), "float32")
+    monkeypatch.setattr(ceilings_module, "_BUFFER_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(ceilings_module, "_MATRIX_SIDE", {"cpu": 64})
+    monkeypatch.setattr(ceilings_module, "SECONDS_PER_PEAK", 0.01)
+    first = load_device_peaks(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
     assert first.flops > 1e6
     assert first.product_bandwidth > 1e7
     (kept,) = (tmp_path / "ceilings").iterdir()
     changed = json.loads(kept.read_text()) | {"bandwidth": 7.0}
     kept.write_text(json.dumps(changed))
-    assert ceilings(torch.device("cpu"), "float32").bandwidth == 7.0
+    assert load_device_peaks(torch.device("cpu"), "float32").bandwidth == 7.0
     kept.write_text("{")
-    assert ceilings(torch.device("cpu"), "float32").bandwidth > 1e8, "a damaged file is made again"
+    assert load_device_peaks(torch.device("cpu"), "float32").bandwidth > 1e8, (
+        "a damaged file is made again"
+    )
     kept.write_text(json.dumps(changed))
-    assert ceilings(torch.device("cpu"), "float32", again=True).bandwidth > 1e8
+    assert load_device_peaks(torch.device("cpu"), "float32", again=True).bandwidth > 1e8

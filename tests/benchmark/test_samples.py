@@ -5,9 +5,9 @@ import argparse
 import numpy as np
 import pytest
 
-from kvlab.benchmark.interleave import interleave
-from kvlab.benchmark.rule import StopRule
-from kvlab.benchmark.samples import Samples, compare
+from kvlab.benchmark.interleaving import run_interleaved
+from kvlab.benchmark.measurement import StopRule
+from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
 from kvlab.cli.commands import bench
 
 
@@ -39,8 +39,8 @@ def default_rule():
 def compared(seed, slowdown, wander=0.05, rule=None):
     machine = Machine(seed, wander=wander)
     works = {"a": machine.variant(0.01), "b": machine.variant(0.01 * slowdown)}
-    timed = interleave(works, rule or default_rule())
-    return compare(timed.samples["b", "steps"], timed.samples["a", "steps"])
+    timed = run_interleaved(works, rule or default_rule())
+    return compare_timings(timed.samples["b", "steps"], timed.samples["a", "steps"])
 
 
 @pytest.mark.parametrize(("wander", "tries"), [(0.01, 100), (0.05, 300)])
@@ -71,8 +71,8 @@ def test_what_is_not_told_apart_says_how_much_would_have_been():
 def test_a_large_difference_needs_no_narrow_interval():
     machine = Machine(1, wander=0.3)
     works = {"a": machine.variant(0.01), "b": machine.variant(0.2)}
-    timed = interleave(works, StopRule(relative_error=0.5))
-    found = compare(timed.samples["b", "steps"], timed.samples["a", "steps"])
+    timed = run_interleaved(works, StopRule(relative_error=0.5))
+    found = compare_timings(timed.samples["b", "steps"], timed.samples["a", "steps"])
     assert found.verdict == "slower"
     assert found.high / found.ratio > 1.1
     assert len(timed.samples["a", "steps"].rounds) < 60
@@ -81,14 +81,14 @@ def test_a_large_difference_needs_no_narrow_interval():
 def test_a_few_turns_in_which_something_else_ran_change_little():
     quiet = [[1.0 + 0.001 * (n % 3)] for n in range(20)]
     struck = [*([[30.0]] * 2), *quiet[2:]]
-    found = compare(Samples.of(struck), Samples.of(quiet))
+    found = compare_timings(TimingSamples.of(struck), TimingSamples.of(quiet))
     assert found.verdict == "same"
     assert found.ratio == pytest.approx(1.0, abs=0.001)
 
 
 def test_too_few_rounds_say_nothing():
-    three = Samples.of([[1.0], [1.0], [1.0]])
-    assert compare(three, three) is None
+    three = TimingSamples.of([[1.0], [1.0], [1.0]])
+    assert compare_timings(three, three) is None
 
 
 def test_intervals_hold_the_truth():
@@ -98,16 +98,16 @@ def test_intervals_hold_the_truth():
         random = np.random.default_rng(seed)
         moods = random.normal(0.0, 0.1, (20, 1))
         drawn = np.exp(moods + random.normal(0.0, 0.02, (20, 8)))
-        middle = Samples(drawn).quantile(0.5)
+        middle = TimingSamples(drawn).quantile(0.5)
         held += middle.low <= 1.0 <= middle.high
     assert 270 <= held <= 297
 
 
 def test_a_steady_time_has_no_error_and_one_round_has_no_estimate():
-    steady = Samples.of([[2.0, 2.0]] * 3)
+    steady = TimingSamples.of([[2.0, 2.0]] * 3)
     assert steady.relative_error == 0.0
     assert [quantile.value for quantile in steady.quantiles()] == [2.0, 2.0, 2.0]
-    assert Samples.of([[2.0, 2.0]]).relative_error == float("inf")
+    assert TimingSamples.of([[2.0, 2.0]]).relative_error == float("inf")
     assert steady.totals.rounds.tolist() == [[4.0]] * 3
 
 
@@ -121,7 +121,7 @@ def test_variants_take_turns_in_turning_order():
 
         return turn
 
-    interleave({"a": work("a"), "b": work("b")}, StopRule(least=3, most=3))
+    run_interleaved({"a": work("a"), "b": work("b")}, StopRule(least=3, most=3))
     assert "".join(order) == "ab" + "ab" + "ba" + "ab", "the first turns warm up"
 
 
@@ -129,7 +129,7 @@ def test_variants_take_turns_in_turning_order():
 def test_rounds_go_on_until_the_error_is_small(noise, rounds):
     machine = Machine(1, noise=noise, wander=noise, bursts=0.0)
     rule = StopRule(relative_error=0.02, most=30)
-    timed = interleave({"a": machine.variant(0.01)}, rule)
+    timed = run_interleaved({"a": machine.variant(0.01)}, rule)
     assert len(timed.samples["a", "steps"].rounds) == rounds
 
 
@@ -141,13 +141,13 @@ def test_only_the_series_that_are_compared_must_be_settled():
 
     works = {"a": work, "b": work}
     rule = StopRule(relative_error=0.5)
-    few = interleave(works, rule, compared=("steps",)).samples["a", "first"]
+    few = run_interleaved(works, rule, compared=("steps",)).samples["a", "first"]
     assert len(few.rounds) == 5
-    assert len(interleave(works, rule).samples["a", "first"].rounds) > 20
+    assert len(run_interleaved(works, rule).samples["a", "first"].rounds) > 20
 
 
 def test_no_round_begins_after_the_time_is_over():
     machine = Machine(1, noise=0.5)
     rule = StopRule(relative_error=1e-9, least=5, most=30, seconds=0.0)
     works = {"a": machine.variant(0.01), "b": machine.variant(0.01)}
-    assert len(interleave(works, rule).samples["a", "steps"].rounds) == 5
+    assert len(run_interleaved(works, rule).samples["a", "steps"].rounds) == 5

@@ -3,18 +3,16 @@ import time
 import pytest
 import torch
 
-from kvlab.benchmark.decode import Decoder
-from kvlab.benchmark.interleave import interleave
-from kvlab.benchmark.measure import benchmark
-from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.rule import StopRule
-from kvlab.benchmark.samples import compare
-from kvlab.benchmark.timing import Clock
+from kvlab.benchmark.benchmark_stage import benchmark
+from kvlab.benchmark.decode_timing import DeviceClock, TimedDecoder
+from kvlab.benchmark.interleaving import run_interleaved
+from kvlab.benchmark.measurement import Measurement, StopRule
+from kvlab.benchmark.timing_statistics import compare_timings
 from kvlab.errors import Stopped
 from kvlab.model import GPT
-from kvlab.report.benchmark_plots import curves
+from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import Experiment, ServingConfig
-from kvlab.trial.metrics import METRICS
+from kvlab.store.metrics import METRICS
 
 MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
 
@@ -73,7 +71,7 @@ def stopwatch(model, text):
 def test_an_independent_stopwatch_agrees():
     """In turns, so that a busy machine is so for both: within a tenth, or within the noise."""
     model, text = GPT(experiment().model).eval(), torch.randint(0, 257, (1, 480))
-    decoder = Decoder(model, ServingConfig())
+    decoder = TimedDecoder(model, ServingConfig())
     cache = decoder.new_cache(1, 512)
 
     def measured():
@@ -81,14 +79,14 @@ def test_an_independent_stopwatch_agrees():
         return {"first": [timing.first], "steps": timing.steps}
 
     works = {"stopwatch": lambda: stopwatch(model, text), "kvlab": measured}
-    timed = interleave(works, StopRule(least=8, most=60, seconds=8))
+    timed = run_interleaved(works, StopRule(least=8, most=60, seconds=8))
     for series in ("first", "steps"):
-        found = compare(timed.samples["kvlab", series], timed.samples["stopwatch", series])
+        found = compare_timings(timed.samples["kvlab", series], timed.samples["stopwatch", series])
         assert found.low <= 1.0 <= found.high or 0.9 < found.ratio < 1.1, (series, found)
 
 
 def test_decoding_fills_the_cache_to_its_last_token():
-    decoder = Decoder(GPT(experiment().model), ServingConfig())
+    decoder = TimedDecoder(GPT(experiment().model), ServingConfig())
     cache = decoder.new_cache(2, 8)
     for _ in range(2):
         timing = decoder.decode(cache, 3)
@@ -114,7 +112,7 @@ def test_contexts_beyond_the_block_size_are_refused():
 
 def test_a_tied_and_coarse_cache_is_what_is_timed():
     serving = ServingConfig(tie="adjacent:2", kv_dtype="int8")
-    decoder = Decoder(GPT(experiment().model), serving)
+    decoder = TimedDecoder(GPT(experiment().model), serving)
     assert decoder.new_cache(1, 10).nbytes == 2 * 10 * 2 * 4 * (32 + 2)
 
 
@@ -145,7 +143,9 @@ def test_a_trial_may_measure_the_task_by_batch_and_energy():
     whole = benchmark(GPT(of.model), of, on_progress=updates.append, tokens=text)
     rates = [line for line in whole.lines if line.metric == "tasks_per_second"]
     assert [(line.cached, line.batch_size) for line in rates] == [(False, 1), (True, 1), (True, 2)]
-    drawn = {figure.name for figure in curves([line.model_dump() for line in whole.lines])}
+    drawn = {
+        figure.name for figure in benchmark_figures([line.model_dump() for line in whole.lines])
+    }
     assert "tasks-by-batch" in drawn
     if not torch.cuda.is_available():
         assert any("energy is left out" in update["note"] for update in updates)
@@ -194,7 +194,7 @@ def test_what_the_listener_raises_ends_it():
 
 
 def test_the_clock_measures_between_marks():
-    clock = Clock(torch.device("cpu"))
+    clock = DeviceClock(torch.device("cpu"))
     for pause in (0.0, 0.02, 0.05):
         time.sleep(pause)
         clock.mark()
@@ -207,7 +207,7 @@ def test_the_clock_measures_between_marks():
 def test_on_cuda_the_clock_waits_for_the_work():
     a = torch.randn(4096, 4096, device="cuda")
     a @ a
-    clock = Clock(a.device)
+    clock = DeviceClock(a.device)
     clock.mark()
     for _ in range(20):
         a @ a

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import torch
 
-from kvlab.benchmark.interleave import Timed, Work, interleave
-from kvlab.benchmark.rule import StopRule
-from kvlab.benchmark.samples import Comparison, compare
+from kvlab.benchmark.interleaving import InterleavedTimings, Work, run_interleaved
+from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.session import Variant
+from kvlab.benchmark.timing_statistics import Comparison, compare_timings
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmarks.missed import Missed
@@ -60,12 +60,12 @@ def run() -> Iterator[str]:
         raise Missed(f"{'; '.join(wrong)}, where 95 in 100 are wanted")
 
 
-def _tries(device: torch.device, layers: int) -> list[tuple[Comparison, Timed[str]]]:
+def _tries(device: torch.device, layers: int) -> list[tuple[Comparison, InterleavedTimings[str]]]:
     began, tried = time.monotonic(), []
     while not tried or (len(tried) < TRIES and time.monotonic() - began < SECONDS):
         works = {"first": _work(device, LAYERS), "second": _work(device, layers)}
-        timed = interleave(works, StopRule())
-        found = compare(timed.samples["second", "steps"], timed.samples["first", "steps"])
+        timed = run_interleaved(works, StopRule())
+        found = compare_timings(timed.samples["second", "steps"], timed.samples["first", "steps"])
         assert found is not None, "the rule has enough rounds"
         tried.append((found, timed))
     return tried

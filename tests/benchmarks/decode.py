@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.decode import make_decoder
+from kvlab.model.generate import make_decoder
 from kvlab.spec import ModelConfig
 
 STEPS, ROUNDS = 24, 7

@@ -20,11 +20,11 @@ from pathlib import Path
 import psutil
 
 from kvlab.spec import load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors import EXECUTORS
-from kvlab.sweep.executors.machine import cpu_count
-from kvlab.trial import Store
+from kvlab.sweep.executors.capacity import cpu_count
+from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.trial import Trial
 from tests.benchmarks.missed import Missed
 from tests.sweep.stub import StubRun, identify, write_many
@@ -136,7 +136,7 @@ def _opening(folder: Path) -> tuple[str, float]:
         directory.mkdir(exist_ok=True)
         (directory / "result.json").write_text(text.replace(first.id, one.trial.id))
     store.write_sweep(
-        sweep_description(planned, yaml="question: q\n", experiment_yaml="", command="kvlab submit")
+        describe_sweep(planned, yaml="question: q\n", experiment_yaml="", command="kvlab submit")
     )
     command = [sys.executable, "-m", "kvlab.cli.main", "status", "--json", planned.sweep.name]
     began, before = time.monotonic(), _processor_seconds()

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from kvlab.data import HellaSwagItem, hellaswag, tokenizer
+from kvlab.data import HellaSwagItem, load_hellaswag, load_tokenizer
 from kvlab.errors import DataError
-from kvlab.evaluate.hellaswag import score_items
-from kvlab.heap import freed_memory_kept
+from kvlab.evaluate.hellaswag_scoring import score_items
 from kvlab.model import GPT
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.harness import harness_model
-from kvlab.trial.models import OpenedModel
+from kvlab.trial.lm_eval_adapter import harness_model
+from kvlab.trial.model_targets import OpenedModel
 from tests.benchmarks.decode import transformers_model
 from tests.benchmarks.missed import Missed
 from tests.evaluate import by_lm_eval
@@ -40,7 +40,7 @@ def run() -> Iterator[str]:
     from lm_eval.models.huggingface import HFLM
 
     try:
-        items = [*hellaswag()[:: -(-10_042 // COUNT)], *ITEMS]
+        items = [*load_hellaswag()[:: -(-10_042 // COUNT)], *ITEMS]
     except DataError as error:
         yield f"skipped: {error}"
         return
@@ -91,8 +91,8 @@ def _by_lm_eval(lm: Any, task: Any) -> Callable[[], Predictions]:
 
 
 def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:
-    with freed_memory_kept():  # as `kvlab.evaluate.evaluate` does
-        records = score_items(model, items, tokenizer("gpt2"), ("lmeval",))
+    with keep_freed_memory():  # as `kvlab.evaluate.evaluate` does
+        records = score_items(model, items, load_tokenizer("gpt2"), ("lmeval",))
     return [
         (found["prediction"], found["prediction_norm"])
         for found in (record["lmeval"]["one_shot"] for record in records)

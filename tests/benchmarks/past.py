@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.decode import make_decoder
-from kvlab.model.generate import generate
+from kvlab.model.generate import generate, make_decoder
 from kvlab.spec import ModelConfig
 
 PLACE = Path("runs/benchmarks")

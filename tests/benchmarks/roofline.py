@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlab.benchmark.ceilings import LAYER
-from kvlab.benchmark.rule import StopRule
-from kvlab.benchmark.samples import compare
-from kvlab.benchmark.session import Session, Settings, Variant
-from kvlab.benchmark.timing import Clock
-from kvlab.layout.roofline import StepCost, step_cost
+from kvlab.benchmark.decode_timing import DeviceClock
+from kvlab.benchmark.device_peaks import GPT2_XL_LAYER
+from kvlab.benchmark.measurement import StopRule
+from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+from kvlab.benchmark.timing_statistics import compare_timings
+from kvlab.layout.roofline_model import StepCost, decode_step_cost
 from kvlab.model import GPT
-from kvlab.model.linear import linear
+from kvlab.model.kernels.linear import linear
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmarks.missed import Missed
 
@@ -37,7 +37,7 @@ def run() -> Iterator[str]:
     config = ModelConfig(preset="gpt2-xl", n_layer=LAYERS)
     variant = Variant("xl", GPT(config, device=device).eval(), ServingConfig())
     rule = StopRule(least=ROUNDS, most=ROUNDS)
-    session = Session([variant], Settings(PROMPTS[0], STEPS, PROMPTS, (1,), rule))
+    session = Session([variant], BenchmarkSettings(PROMPTS[0], STEPS, PROMPTS, (1,), rule))
     found = [_probed(session, length) for length in PROMPTS]
     if any(row.efficiency(session) > 1 for row in found):
         session.raise_ceilings("float32")
@@ -80,14 +80,14 @@ class Row:
 
 def _probed(session: Session, length: int) -> Row:
     (variant,), device = session.variants, session.device
-    weights = [torch.rand(shape, device=device) for shape in LAYER * 2]
-    rows = {inputs: torch.rand(1, 1, inputs, device=device) for _, inputs in LAYER}
+    weights = [torch.rand(shape, device=device) for shape in GPT2_XL_LAYER * 2]
+    rows = {inputs: torch.rand(1, 1, inputs, device=device) for _, inputs in GPT2_XL_LAYER}
     size = sum(weight.nbytes for weight in weights)
     cache = variant.decoder.new_cache(1, length + STEPS)
 
     @torch.inference_mode()
     def probe() -> dict[str, list[float]]:
-        clock = Clock(device)
+        clock = DeviceClock(device)
         clock.mark()
         for _ in range(STEPS):
             for weight in weights:
@@ -99,10 +99,10 @@ def _probed(session: Session, length: int) -> Row:
         return {"steps": variant.decoder.decode(cache, STEPS).steps}
 
     timed = session.take_turns({"xl": steps, "probe": probe})
-    found = compare(timed.samples["probe", "steps"], timed.samples["xl", "steps"])
+    found = compare_timings(timed.samples["probe", "steps"], timed.samples["xl", "steps"])
     assert found is not None, "the rounds are enough"
     context = length + (STEPS + 1) // 2
-    cost = step_cost(variant.model.config, variant.serving, 1, context, "float32")
+    cost = decode_step_cost(variant.model.config, variant.serving, 1, context, "float32")
     scale = cost.bytes / size  # the probe reads ``size`` bytes, a step moves this much more
     seconds = timed.samples["xl", "steps"].median
     three = (found.ratio * scale, found.low * scale, found.high * scale)

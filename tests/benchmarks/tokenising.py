@@ -13,9 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from kvlab.data.pieces import Job, write_piece
 from kvlab.data.sources import SOURCES
-from kvlab.data.tokenizers import tokenizer
+from kvlab.data.token_pieces import PieceJob, write_piece
+from kvlab.data.tokenizers import load_tokenizer
 from kvlab.spec import DataConfig
 from tests.benchmarks.missed import Missed
 
@@ -60,7 +60,7 @@ def _in_turn(ways: dict[str, Callable[[], None]]) -> dict[str, float]:
 
 
 def _tiktoken(texts: list[str]) -> None:
-    encoding = tokenizer("gpt2")._encoding
+    encoding = load_tokenizer("gpt2")._encoding
     for text in texts:
         encoding.encode_ordinary(text)
 
@@ -69,7 +69,7 @@ def _ours(path: Path) -> None:
     data = DataConfig(source="files", paths=(str(path),))
     with tempfile.TemporaryDirectory(dir=path.parent) as pieces:
         for unit in SOURCES["files"].units(data, lambda _: None):
-            write_piece(Job("files", "gpt2", pieces, unit))
+            write_piece(PieceJob("files", "gpt2", pieces, unit))
 
 
 def _jsonl(folder: Path, texts: list[str]) -> Path:

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlab.data import training_batch
-from kvlab.heap import freed_memory_kept
+from kvlab.data import get_training_batch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
+from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import Experiment, load_experiment
-from kvlab.train.stepper import Stepper
+from kvlab.train.train_step import TrainStepper
 from tests.benchmarks.missed import Missed
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
@@ -177,7 +177,7 @@ def _text(of: Experiment) -> np.ndarray:
 def _kvlab(of: Experiment, device: str = "cpu") -> Callable[[int], object]:
     text = _text(of)
     model = GPT(of.model, device=device)
-    return Stepper(model, SimpleNamespace(train=text, validation=text), of, seed=0).step
+    return TrainStepper(model, SimpleNamespace(train=text, validation=text), of, seed=0).step
 
 
 def _transformers(of: Experiment, device: str = "cpu") -> Callable[[int], object]:
@@ -202,7 +202,7 @@ def _transformers(of: Experiment, device: str = "cpu") -> Callable[[int], object
     rows, block = t.batch_tokens // m.block_size, m.block_size
 
     def step(number: int) -> float:
-        pair = training_batch(text, seed=0, step=number, batch_size=rows, block_size=block)
+        pair = get_training_batch(text, seed=0, step=number, batch_size=rows, block_size=block)
         x, y = (torch.from_numpy(part).to(device) for part in pair)
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=t.precision == "bfloat16"):
@@ -245,7 +245,7 @@ def _serve(side: Side, end: Connection) -> None:
     torch.set_num_threads(side.threads)
     with ExitStack() as stack:
         if side.make is _kvlab:
-            stack.enter_context(freed_memory_kept())
+            stack.enter_context(keep_freed_memory())
         step = side.make(side.of)
         while (number := end.recv()) is not None:
             began = time.perf_counter()

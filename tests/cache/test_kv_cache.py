@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlab.cache.storages import make_storage
+from kvlab.cache.formats import allocate_format
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
@@ -81,7 +81,7 @@ def test_reset_forgets_everything():
 
 @pytest.mark.parametrize(("kind", "worst"), [("int8", 1 / 254), ("fp8", 1 / 16)])
 def test_eight_bits_err_by_at_most_half_a_step(kind, worst):
-    storage = make_storage(kind, (2, 3, 8, 16), torch.float64, torch.device("cpu"))
+    storage = allocate_format(kind, (2, 3, 8, 16), torch.float64, torch.device("cpu"))
     values = torch.randn(2, 3, 8, 16, dtype=torch.float64) * 100
     values[0, 0, 0] = 0.0  # a zero vector stays zero
     storage.write((slice(None), slice(None), slice(0, 8)), storage.encode(values))
@@ -106,4 +106,4 @@ def test_what_is_attended_to_does_not_depend_on_the_chunks(kind):
 
 def test_an_unknown_storage_is_refused():
     with pytest.raises(CacheError, match="kv_dtype = int3"):
-        make_storage("int3", (1, 1, 1, 1), torch.float32, torch.device("cpu"))
+        allocate_format("int3", (1, 1, 1, 1), torch.float32, torch.device("cpu"))

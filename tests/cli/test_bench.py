@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.benchmark import exhausted, measurement
+from kvlab.benchmark import measurement, session
 from kvlab.benchmark.measurement import Measurement
 from kvlab.cli.main import main
 
@@ -161,7 +161,7 @@ def test_a_batch_that_cannot_fit_is_named(small, capsys):
 
 def test_memory_that_runs_out_meanwhile_is_named_too(small, capsys, monkeypatch):
     """As where the look before saw enough, and another process took it."""
-    monkeypatch.setattr(exhausted, "check_room", lambda _session: None)
+    monkeypatch.setattr(session, "check_caches_fit", lambda _session: None)
     words = ["--only", "throughput", "--device", "cpu", "--new-tokens", "2"]
     code, _, err = run(capsys, small, *words, "--batches", str(10**12))
     assert code == 2

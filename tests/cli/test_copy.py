@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.cli.copier import Copier
-from kvlab.trial import Store
+from kvlab.cli.sweep_callbacks import BackupCallback
+from kvlab.store.store import Store
 from tests.cli.tiny import call, tiny_place
 
 
@@ -61,7 +61,7 @@ def test_a_place_that_fails_costs_one_warning_and_is_brought_up_to_date_later(pl
     (place / "file").write_text("no folder")
     told = []
     store = Store(place / "runs")
-    copier = Copier(store, "s", str(place / "file"), told.append)
+    copier = BackupCallback(store, "s", str(place / "file"), told.append)
     for trial in store.trial_ids():
         copier.result(trial)
     facts = copier.finish()

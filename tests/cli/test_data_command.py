@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.data import prepare
+from kvlab.data import prepare_dataset
 from kvlab.spec import DataConfig, load_experiment
 from tests.data.writing import stories, write_jsonl
 
@@ -63,7 +63,7 @@ def test_prepare_an_experiment_is_what_its_trials_will_find(capsys, experiment):
     code, out, _ = run(capsys, "prepare", experiment, "--max-bytes", "3e4")
     assert code == 0
     data = load_experiment(experiment, {"data.max_bytes": 30_000}).data
-    assert prepare(data).digest in out
+    assert prepare_dataset(data).digest in out
 
 
 def test_max_bytes_may_be_written_as_a_float(capsys, text):
@@ -71,7 +71,7 @@ def test_max_bytes_may_be_written_as_a_float(capsys, text):
     _, out, _ = run(capsys, "prepare", "files", *words, "--max-bytes", "2e4", "--json")
     data = DataConfig(source="files", paths=(str(text),), tokenizer="bytes",
                       validation_fraction=0.3, max_bytes=20_000)  # fmt: skip
-    assert json.loads(out)["digest"] == prepare(data).digest
+    assert json.loads(out)["digest"] == prepare_dataset(data).digest
 
 
 def test_verify_finds_a_changed_byte(capsys, text):

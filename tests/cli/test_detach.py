@@ -9,15 +9,20 @@ import time
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.sweep.detached import detached_driver, driver_log, new_driver, recorded
-from kvlab.trial import Store
+from kvlab.store.store import Store
+from kvlab.sweep.ops.detached_driver import (
+    create_driver_folder,
+    driver_log,
+    read_driver,
+    record_driver,
+)
 from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
 from tests.ray_head import ROOT, ray_head
 
 DRIVER = """
 import sys, time
-from kvlab.sweep.detached import recorded
-from kvlab.sweep.interrupt import graceful_stop
+from kvlab.sweep.ops.detached_driver import recorded
+from kvlab.sweep.driver.shutdown import graceful_stop
 from kvlab.trial import Store
 with recorded(Store(sys.argv[1]), "s", int(sys.argv[2]), None) as code:
     try:
@@ -93,7 +98,7 @@ def driver(place):
     """A process that is driver 1 of ``s`` and runs until it is ended, as a driver does."""
     store = Store(place / "runs")
     process = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, store.path, str(new_driver(store, "s"))],
+        [sys.executable, "-c", DRIVER, store.path, str(create_driver_folder(store, "s"))],
         cwd=ROOT,
         stdout=-1,
         text=True,
@@ -108,7 +113,7 @@ def test_a_killed_driver_is_known_as_such(place, capsys, driver):
     assert "a driver is running" in call(capsys, "status", "s")[1]
     driver.kill()
     driver.wait(timeout=PATIENCE)
-    assert detached_driver(Store(place / "runs"), "s", 1)[1] == "killed"
+    assert read_driver(Store(place / "runs"), "s", 1)[1] == "killed"
     shown = call(capsys, "status", "s")[1]
     assert "no driver is running" in shown
     assert "was killed; submit again to go on" in shown
@@ -118,7 +123,7 @@ def test_a_killed_driver_is_known_as_such(place, capsys, driver):
 def test_forced_it_ends_and_says_so(place, capsys, driver):
     assert call(capsys, "stop", "s", "--force")[0] == 0
     assert driver.wait(timeout=PATIENCE) == 0
-    facts, state = detached_driver(Store(place / "runs"), "s", 1)
+    facts, state = read_driver(Store(place / "runs"), "s", 1)
     assert (state, facts.exit_code) == ("ended", 130)
     code, _, error = call(capsys, "stop", "s", "--force")
     assert code == 2
@@ -138,7 +143,7 @@ def test_what_force_cannot_end_is_told_with_what_does(place, capsys, monkeypatch
                          ("j", "run `kvlab stop s --force --address ADDRESS`")):  # fmt: skip
         with monkeypatch.context() as there:
             there.setattr("socket.gethostname", lambda: "far")
-            driver = recorded(store, "s", new_driver(store, "s"), job)
+            driver = record_driver(store, "s", create_driver_folder(store, "s"), job)
             driver.__enter__()
         code, _, error = call(capsys, "stop", "s", "--force")
         assert code == 2
@@ -150,9 +155,9 @@ def test_what_force_cannot_end_is_told_with_what_does(place, capsys, monkeypatch
 def test_every_driver_keeps_a_log_of_its_own(place, capsys):
     store = Store(place / "runs")
     for text, code in (("one", 0), ("two", 1)):
-        number = new_driver(store, "s")
+        number = create_driver_folder(store, "s")
         driver_log(store, "s", number).write_text(f"{text}\n")
-        with recorded(store, "s", number, None) as codes:
+        with record_driver(store, "s", number, None) as codes:
             codes.append(code)
     assert call(capsys, "logs", "s") == (0, "two\n", "")
     assert call(capsys, "logs", "s", "--attempt", 1) == (0, "one\n", "")
@@ -273,5 +278,5 @@ def test_the_driver_process_wants_its_words(tmp_path):
         text=True,
     )
     assert done.returncode == 2
-    facts, state = detached_driver(Store(tmp_path), "s", 1)
+    facts, state = read_driver(Store(tmp_path), "s", 1)
     assert (state, facts.exit_code) == ("ended", 2)

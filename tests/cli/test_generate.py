@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.data import tokenizer
+from kvlab.data import load_tokenizer
 from kvlab.model import GPT
 from kvlab.model.generate import generate
 from kvlab.spec import ModelConfig
@@ -59,7 +59,7 @@ def refused(capsys, *words):
 
 
 def test_a_trial_by_the_first_digits_of_its_id(trial, model, capsys):
-    bytewise = tokenizer("bytes")
+    bytewise = load_tokenizer("bytes")
     wanted = generate(model, [bytewise.encode(PROMPT)], 12, stop={bytewise.end_of_text})
     assert rows(capsys, trial[:5], "--prompt", PROMPT, "--new-tokens", "12") == wanted
 
@@ -98,7 +98,7 @@ def test_a_row_ends_with_a_stop_token(trial, capsys):
 
 def test_one_row_streams_what_json_says_in_whole_characters(trial, capsys):
     words = (trial, "--prompt", "z\u00fc", "--new-tokens", "24", "--temperature", "2")
-    bytewise = tokenizer("bytes")
+    bytewise = load_tokenizer("bytes")
     new = rows(capsys, *words)[0]
     printed = run(capsys, *words)
     assert printed.startswith("z\u00fc")

@@ -7,9 +7,9 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.spec import load_experiment, load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
 from tests.sweep.stub import SWEEP, StubRun, tiny_plan
 
 

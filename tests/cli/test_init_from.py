@@ -11,10 +11,10 @@ from kvlab.cli.main import main
 from kvlab.errors import Stopped
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.train import final_weights
-from kvlab.trial import Store
+from kvlab.train import read_final_weights
 from kvlab.trial.run import run_trial
 from kvlab.trial.stages import TorchStages
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_studied_without_training(folder):
     code, store, found = submit(folder)
     assert code == 0
     assert len({result["training"] for result in found.values()}) == 1
-    weights = final_weights(store.training_directory(found["published", "plain"]["training"]))
+    weights = read_final_weights(store.training_directory(found["published", "plain"]["training"]))
     for name, parameter in model.named_parameters():
         assert torch.equal(weights[name], parameter)
     losses = {result["measurements"]["loss"] for result in found.values()}
@@ -132,7 +132,7 @@ def test_untrained_weights_may_be_studied_too(folder):
     assert code == 0
     result = found["mha",]
     assert result["training_record"]["start"] is None
-    weights = final_weights(store.training_directory(result["training"]))
+    weights = read_final_weights(store.training_directory(result["training"]))
     drawn = dict(GPT(ModelConfig(**SHAPE), seed=0).named_parameters())
     assert all(torch.equal(weights[name], drawn[name]) for name in drawn)
 
@@ -200,5 +200,5 @@ def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
     with pytest.raises(Stopped):
         TorchStages(trial, lambda _: None).train(halves, lambda: next(calls))
     TorchStages(trial, lambda _: None).train(halves, lambda: False)
-    once, twice = final_weights(whole), final_weights(halves)
+    once, twice = read_final_weights(whole), read_final_weights(halves)
     assert all(torch.equal(once[name], twice[name]) for name in once)

@@ -3,8 +3,8 @@
 import pytest
 from mlflow import MlflowClient
 
-from kvlab.cli.mirror import Mirror
-from kvlab.trial import Store
+from kvlab.cli.sweep_callbacks import MLflowCallback
+from kvlab.store.store import Store
 from tests.report.factory import Record
 
 FACTORS = {"heads": ("mha", "mqa")}
@@ -33,7 +33,7 @@ def test_results_can_be_seen_while_the_sweep_runs(store):
     hidden = {path: path.read_bytes() for path in later.values()}
     for path in hidden:
         path.unlink()
-    mirror = Mirror(store, "made", None, warned.append)
+    mirror = MLflowCallback(store, "made", None, warned.append)
     with store.driver_lock("made").hold():
         mirror.result(trials[0])
         assert runs(store) == (trials[:1], ["RUNNING"])
@@ -49,7 +49,7 @@ def test_results_can_be_seen_while_the_sweep_runs(store):
 def test_a_sweep_that_was_stopped_is_not_left_running(store):
     trials = store.sweep_trials("made")
     (store.trial_directory(trials[-1]) / "result.json").unlink()
-    mirror = Mirror(store, "made", None, pytest.fail)
+    mirror = MLflowCallback(store, "made", None, pytest.fail)
     with store.driver_lock("made").hold():
         mirror.result(trials[0])
         assert runs(store)[1] == ["RUNNING"]
@@ -61,7 +61,7 @@ def test_an_outage_is_warned_about_once_and_the_end_tries_again(store):
     trials, warned = store.sweep_trials("made"), []
     database = store.path / "mlflow.db"
     database.mkdir()  # in the way of the file
-    mirror = Mirror(store, "made", None, warned.append)
+    mirror = MLflowCallback(store, "made", None, warned.append)
     for trial in trials:
         mirror.result(trial)
     assert len(warned) == 1

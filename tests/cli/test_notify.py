@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvlab.cli.notify import announced, ending, notify
+from kvlab.cli.notification import notify_at_end, outcome_facts, run_notify_command
 from kvlab.errors import StoreError, UsageError
 from kvlab.sweep import Summary
 
@@ -35,8 +35,8 @@ def sent(tmp_path):
     ],
 )
 def test_every_ending_is_told_with_its_numbers(tmp_path, summary, outcome, code):
-    with announced(SAVE, "s", tmp_path / "runs", print) as told:
-        told |= ending(summary)
+    with notify_at_end(SAVE, "s", tmp_path / "runs", print) as told:
+        told |= outcome_facts(summary)
     facts, environment = sent(tmp_path)
     assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
     assert facts["states"] == dict(summary.states)
@@ -47,7 +47,7 @@ def test_every_ending_is_told_with_its_numbers(tmp_path, summary, outcome, code)
 def test_an_error_is_told_and_goes_on(tmp_path):
     with (
         pytest.raises(StoreError, match="disk"),
-        announced(SAVE, "s", tmp_path / "runs", print),
+        notify_at_end(SAVE, "s", tmp_path / "runs", print),
     ):
         raise StoreError("the disk is full; free it")
     facts, environment = sent(tmp_path)
@@ -56,7 +56,7 @@ def test_an_error_is_told_and_goes_on(tmp_path):
 
 
 def test_a_sweep_that_never_began_is_not_told_of(tmp_path):
-    with pytest.raises(UsageError), announced(SAVE, "s", tmp_path / "runs", print):
+    with pytest.raises(UsageError), notify_at_end(SAVE, "s", tmp_path / "runs", print):
         raise UsageError("another driver runs it")
     assert os.listdir(tmp_path) == []
 
@@ -71,14 +71,16 @@ def test_a_sweep_that_never_began_is_not_told_of(tmp_path):
 )
 def test_its_failure_is_one_warning(command, wanted):
     warnings = []
-    notify(command, FACTS, warnings.append)
+    run_notify_command(command, FACTS, warnings.append)
     assert len(warnings) == 1
     assert wanted in warnings[0]
 
 
 def test_one_that_hangs_is_ended_with_its_children(tmp_path):
     warnings = []
-    notify("(sleep 60; touch late) & echo $! > child; wait", FACTS, warnings.append, timeout=1.0)
+    run_notify_command(
+        "(sleep 60; touch late) & echo $! > child; wait", FACTS, warnings.append, timeout=1.0
+    )
     assert warnings == [
         "the notification was ended after 1 s: `(sleep 60; touch late) & echo $! > child; wait`"
     ]
@@ -97,12 +99,12 @@ def test_one_that_hangs_is_ended_with_its_children(tmp_path):
 
 def test_what_it_leaves_in_the_background_holds_nothing_up(tmp_path):
     warnings = []
-    notify("sleep 20 & echo $! > child", FACTS, warnings.append, timeout=10.0)
+    run_notify_command("sleep 20 & echo $! > child", FACTS, warnings.append, timeout=10.0)
     assert warnings == []
     os.kill(int((tmp_path / "child").read_text()), 9)
 
 
 def test_nobody_asked_is_nobody_told(tmp_path):
     for command in (None, ""):
-        notify(command, FACTS, print)
+        run_notify_command(command, FACTS, print)
     assert os.listdir(tmp_path) == []

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvlab.cli.outlast import outlasting_output
-from kvlab.trial import Store
+from kvlab.cli.terminal import tolerate_broken_output
+from kvlab.store.store import Store
 from tests.cli.tiny import SWEEP, write_tiny
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,7 +36,7 @@ def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
 
 
 def test_output_that_is_read_passes(capsys):
-    with outlasting_output():
+    with tolerate_broken_output():
         print("to one")
         print("to the other", file=sys.stderr)
     assert capsys.readouterr() == ("to one\n", "to the other\n")

@@ -3,18 +3,18 @@
 import json
 
 from kvlab.cli.main import main
-from kvlab.files import write_json
+from kvlab.fs.atomic_files import write_json
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
+from kvlab.sweep.planning.planner import describe_sweep
 from tests.sweep.stub import StubRun, tiny_plan
 
 
 def test_it_counts_by_state_and_tells_rate_time_left_and_how_trials_failed(tmp_path, capsys):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
     bad = planned.trials[1].trial.id
-    describe = sweep_description(planned, yaml="", experiment_yaml="", command="kvlab submit")
+    describe = describe_sweep(planned, yaml="", experiment_yaml="", command="kvlab submit")
     run = StubRun(store.path, script={(bad, "measure", 0): "bug"})
     Driver(planned, store, InlineExecutor(run), description=describe).run()
     again = planned.trials[2].trial.id  # as if it ran now

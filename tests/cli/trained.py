@@ -4,10 +4,11 @@ import torch
 
 from kvlab.model import GPT
 from kvlab.spec import Experiment
-from kvlab.train.weights import FINAL, write_tensors
-from kvlab.trial import Store, Trial
-from kvlab.trial.provenance import DataProvenance, Machine
-from kvlab.trial.result import Measured, result_document
+from kvlab.store.provenance import DataProvenance, Machine
+from kvlab.store.result import TrialMeasurements, build_result
+from kvlab.store.store import Store
+from kvlab.train.tensor_files import FINAL_WEIGHTS, write_tensors
+from kvlab.trial import Trial
 
 
 def lively(config):
@@ -34,14 +35,14 @@ def write_trial(folder, shape, model) -> str:
     """Records ``model`` as a finished trial of the store ``folder``; its id."""
     made, store = Trial.of(experiment(shape), "text", 0), Store(folder)
     directory = store.training_directory(made.training_id)
-    write_tensors(directory / FINAL, dict(model.named_parameters()))
+    write_tensors(directory / FINAL_WEIGHTS, dict(model.named_parameters()))
     (directory / "training.json").write_text("{}")
-    measured = Measured(
+    measured = TrialMeasurements(
         {"loss": 1.0},
         {"train_loss": [], "validation_loss": []},
         {"steps": 0},
         Machine("cpu", 1),
         DataProvenance("text", "0" * 64, "none", "bytes"),
     )
-    store.write_result(result_document(made, "done", {}, measured=measured))
+    store.write_result(build_result(made, "done", {}, measured=measured))
     return made.id

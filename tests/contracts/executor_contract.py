@@ -12,7 +12,7 @@ import pytest
 from kvlab.errors import ResourceError, StoreError
 from kvlab.spec import Experiment
 from kvlab.spec.parts import ResourcesConfig
-from kvlab.sweep.executors.machine import cpu_count
+from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.trial import Trial
 from tests.sweep.stub import StubRun
 

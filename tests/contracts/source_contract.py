@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 
 import pytest
 
-from kvlab.data.folder import silent
+from kvlab.data.data_dir import ignore_progress
 from kvlab.errors import DataError
 
 
@@ -26,13 +26,13 @@ class SourceContract(ABC):
         assert source.identity(data) == first
 
     def test_units_are_plain_data_with_keys_of_their_own(self, source, data):
-        units = list(source.units(data, silent))
+        units = list(source.units(data, ignore_progress))
         assert json.loads(json.dumps(units)) == units
         assert len({unit["key"] for unit in units}) == len(units) > 0
-        assert list(source.units(data, silent)) == units
+        assert list(source.units(data, ignore_progress)) == units
 
     def test_a_unit_reads_the_same_after_a_journey_to_another_process(self, source, data):
-        unit = next(iter(source.units(data, silent)))
+        unit = next(iter(source.units(data, ignore_progress)))
         texts = list(source.read(unit))
         assert texts
         assert all(isinstance(text, str) for text in texts)
@@ -43,7 +43,7 @@ class SourceContract(ABC):
         assert source.shuffled in (True, False)
 
     def test_a_unit_whose_file_is_gone_is_refused(self, source, data):
-        unit = next(iter(source.units(data, silent)))
+        unit = next(iter(source.units(data, ignore_progress)))
         gone = "/nowhere/at/all.parquet"
         unit = {**unit, "path": gone} if "path" in unit else {**unit, "paths": [gone]}
         with pytest.raises(DataError, match="nowhere"):

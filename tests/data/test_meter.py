@@ -2,20 +2,20 @@
 
 import pytest
 
-from kvlab.data import meter
-from kvlab.data.meter import Meter
+from kvlab.data import dataset_preparation
+from kvlab.data.dataset_preparation import ThroughputMeter
 
 
 @pytest.fixture
 def clock(monkeypatch):
     moment = [50.0]
-    monkeypatch.setattr(meter.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(dataset_preparation.time, "monotonic", lambda: moment[0])
     return moment
 
 
 def test_rate_and_time_left(clock):
     lines = []
-    of = Meter("tokenising", 100, lines.append)
+    of = ThroughputMeter("tokenising", 100, lines.append)
     clock[0] += 0.5
     of.add(1_000_000, 200_000, 5, is_new=True)
     assert lines == [], "not more than one line a second"
@@ -29,7 +29,7 @@ def test_rate_and_time_left(clock):
 
 def test_what_an_earlier_run_left_is_done_but_no_speed_of_this_one(clock):
     lines = []
-    of = Meter("tokenising", 100, lines.append)
+    of = ThroughputMeter("tokenising", 100, lines.append)
     clock[0] += 2
     of.add(8_000_000, 0, 80, is_new=False)
     assert lines == ["tokenising: 8.0 MB of text"]
@@ -41,7 +41,7 @@ def test_what_an_earlier_run_left_is_done_but_no_speed_of_this_one(clock):
 @pytest.mark.parametrize(("left", "text"), [(119, "119 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_long_times_in_long_units(clock, left, text):
     lines = []
-    of = Meter("reading", 1 + left / 10, lines.append)
+    of = ThroughputMeter("reading", 1 + left / 10, lines.append)
     clock[0] += 10
     of.add(1, 0, 1, is_new=True)
     assert lines[0].endswith(f"about {text} left")
@@ -49,7 +49,7 @@ def test_long_times_in_long_units(clock, left, text):
 
 def test_an_unknown_total_promises_nothing(clock):
     lines = []
-    of = Meter("reading", None, lines.append)
+    of = ThroughputMeter("reading", None, lines.append)
     clock[0] += 2
     of.add(2_000_000, 0, 0, is_new=True)
     assert lines == ["reading: 2.0 MB of text, 1.0 MB/s"]

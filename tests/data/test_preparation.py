@@ -15,15 +15,14 @@ import psutil
 import pytest
 
 from kvlab.data import (
+    list_prepared_datasets,
+    load_tokenizer,
     open_dataset,
-    prepare,
-    prepared,
-    tokenizer,
+    prepare_dataset,
     verify_dataset,
 )
-from kvlab.data import workers as workers_module
-from kvlab.data.pieces import Job, token_dtype
-from kvlab.data.workers import Workers
+from kvlab.data import token_pieces as workers_module
+from kvlab.data.token_pieces import PieceJob, TokenizerPool, token_dtype
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.data.writing import documents, stories, write_jsonl, write_parquet
@@ -104,19 +103,19 @@ def script(text, *words, **options):
 def test_every_document_is_there_once_after_an_end_of_text(tmp_path, name):
     texts = [*stories(50), "<|endoftext|>", "  leading", "猫"]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts, texts[0], "", " \n "])
-    dataset = prepare(config(path, tokenizer=name), workers=1)
+    dataset = prepare_dataset(config(path, tokenizer=name), workers=1)
     held_out, train = held_out_and_train(dataset)
     assert sorted([*held_out, *train]) == sorted(texts)
     assert (dataset.train_documents, dataset.validation_documents) == (len(train), len(held_out))
     assert dataset.train.dtype == dataset.validation.dtype == np.uint16
     assert dataset.train.ndim == 1
-    assert (dataset.train == tokenizer(name).end_of_text).sum() == len(train)
+    assert (dataset.train == load_tokenizer(name).end_of_text).sum() == len(train)
     text_bytes = sum(len(text.encode()) for text in held_out)
     assert dataset.bytes_per_token == text_bytes / len(dataset.validation)
 
 
 def test_documents_come_in_the_order_of_their_hash(tmp_path):
-    dataset = prepare(config(write_jsonl(tmp_path / "a.jsonl", stories(200))), workers=1)
+    dataset = prepare_dataset(config(write_jsonl(tmp_path / "a.jsonl", stories(200))), workers=1)
     for texts in held_out_and_train(dataset):
         hashes = [hashlib.sha256(text.encode()).digest()[8:16] for text in texts]
         assert hashes == sorted(hashes)
@@ -125,7 +124,7 @@ def test_documents_come_in_the_order_of_their_hash(tmp_path):
 @pytest.mark.parametrize("fraction", [0.02, 0.2, 0.7])
 def test_the_held_out_share_is_as_asked(tmp_path, fraction):
     path = write_jsonl(tmp_path / "a.jsonl", stories(3000, words=3))
-    dataset = prepare(config(path, validation_fraction=fraction), workers=1)
+    dataset = prepare_dataset(config(path, validation_fraction=fraction), workers=1)
     spread = (fraction * (1 - fraction) / 3000) ** 0.5
     assert abs(dataset.validation_documents / 3000 - fraction) < 4 * spread
 
@@ -133,16 +132,16 @@ def test_the_held_out_share_is_as_asked(tmp_path, fraction):
 def test_the_split_stays_when_documents_are_added(tmp_path):
     first = write_jsonl(tmp_path / "a.jsonl", stories(300))
     second = write_parquet(tmp_path / "b.parquet", stories(300, seed=1))
-    held_before, train_before = held_out_and_train(prepare(config(first), workers=1))
-    held_after, train_after = held_out_and_train(prepare(config(first, second), workers=1))
+    held_before, train_before = held_out_and_train(prepare_dataset(config(first), workers=1))
+    held_after, train_after = held_out_and_train(prepare_dataset(config(first, second), workers=1))
     assert set(held_before) < set(held_after)
     assert set(train_before) < set(train_after)
 
 
 def test_the_split_grows_with_its_fraction(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
-    small, _ = held_out_and_train(prepare(config(path), workers=1))
-    large, _ = held_out_and_train(prepare(config(path, validation_fraction=0.4), workers=1))
+    small, _ = held_out_and_train(prepare_dataset(config(path), workers=1))
+    large, _ = held_out_and_train(prepare_dataset(config(path, validation_fraction=0.4), workers=1))
     assert set(small) < set(large)
 
 
@@ -155,7 +154,7 @@ def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
     for number, (folder, workers) in enumerate([("one", 1), ("two", 1), ("two", 3)]):
         monkeypatch.setenv("KVLAB_DATA", str(tmp_path / f"home-{number}"))
         for more in ({}, {"max_bytes": 20_000}, {"max_tokens": 20_000}):
-            digests.add((prepare(config(tmp_path / folder, **more), workers=workers).digest,
+            digests.add((prepare_dataset(config(tmp_path / folder, **more), workers=workers).digest,
                          *more))  # fmt: skip
     assert len(digests) == 3
 
@@ -163,7 +162,9 @@ def test_tokens_do_not_depend_on_files_or_processes(tmp_path, monkeypatch):
 def test_max_tokens_counts_tokens_of_whole_documents(tmp_path):
     path, last = write_jsonl(tmp_path / "a.jsonl", stories(300)), []
     for count in (5_000, 20_000):
-        dataset = prepare(config(path, max_tokens=count, validation_fraction=0.5), workers=1)
+        dataset = prepare_dataset(
+            config(path, max_tokens=count, validation_fraction=0.5), workers=1
+        )
         held_out, train = held_out_and_train(dataset)
         most = max(len(text.encode()) for text in stories(300)) + 1
         assert count <= len(dataset.train) + len(dataset.validation) < count + most
@@ -174,7 +175,7 @@ def test_max_tokens_counts_tokens_of_whole_documents(tmp_path):
 def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):
     first = write_jsonl(tmp_path / "a.jsonl", stories(300))
     second = write_jsonl(tmp_path / "b.jsonl", stories(300, seed=1))
-    held_out, train = held_out_and_train(prepare(config(first, second, max_bytes=80_000)))
+    held_out, train = held_out_and_train(prepare_dataset(config(first, second, max_bytes=80_000)))
     texts = [*held_out, *train]
     size = sum(len(text.encode()) for text in texts)
     assert 80_000 <= size < 80_000 + max(len(text.encode()) for text in texts)
@@ -185,17 +186,17 @@ def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):
 
 def test_a_second_call_finds_the_first(tmp_path):
     data = config(write_jsonl(tmp_path / "a.jsonl", stories(100)))
-    first = prepare(data, workers=1)
+    first = prepare_dataset(data, workers=1)
     stamp = (first.folder / "train.bin").stat()
-    second = prepare(data)
+    second = prepare_dataset(data)
     assert (second.folder / "train.bin").stat() == stamp
     assert second.digest == first.digest
     assert np.array_equal(second.train, first.train)
-    assert prepared() == [first.folder]
+    assert list_prepared_datasets() == [first.folder]
 
 
 def test_the_digest_is_over_both_files(tmp_path):
-    dataset = prepare(config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1)
+    dataset = prepare_dataset(config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1)
     lines = ""
     for name, tokens in (("train", dataset.train), ("validation", dataset.validation)):
         lines += f"{name} {hashlib.sha256(tokens.tobytes()).hexdigest()}\n"
@@ -249,13 +250,13 @@ def test_killed_again_and_again_it_goes_on_to_the_same_result(tmp_path, data_hom
     ]
     for count in (1, 5, 8):
         assert kill_after_pieces(script(PREPARE, paths, 2), data_home, count)
-        assert prepared() == []
+        assert list_prepared_datasets() == []
     last = script(PREPARE, paths, 2)
     out, _ = last.communicate(timeout=60)
     assert last.returncode == 0
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "undisturbed"))
     data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths))
-    assert out.split()[0] == prepare(data, workers=1).digest
+    assert out.split()[0] == prepare_dataset(data, workers=1).digest
 
 
 def test_pieces_made_before_a_kill_are_not_made_again(tmp_path, data_home):
@@ -265,7 +266,7 @@ def test_pieces_made_before_a_kill_are_not_made_again(tmp_path, data_home):
     made = pieces(data_home)[0].with_suffix(".tokens")
     marks = np.full(made.stat().st_size // 2, 1234, np.uint16)
     made.write_bytes(marks.tobytes())
-    dataset = prepare(DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths)))
+    dataset = prepare_dataset(DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths)))
     there = np.concatenate([dataset.train, dataset.validation])
     assert abs((there == 1234).sum() - len(marks)) < len(marks) / 100
     assert not list(data_home.glob("datasets/.*.work"))
@@ -284,7 +285,7 @@ def test_a_tokenising_process_that_dies_is_a_refusal(tmp_path):
     for number in range(8):
         write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(2000, seed=number))
     with ThreadPoolExecutor(1) as thread:
-        preparing = thread.submit(prepare, config(tmp_path / "text"), workers=2)
+        preparing = thread.submit(prepare_dataset, config(tmp_path / "text"), workers=2)
         while not (children := tokenising_children()):
             assert not preparing.done()
             time.sleep(0.005)
@@ -292,17 +293,17 @@ def test_a_tokenising_process_that_dies_is_a_refusal(tmp_path):
         with pytest.raises(DataError, match="ended early"):
             preparing.result(timeout=60)
     assert tokenising_children() == []
-    assert prepared() == []
-    assert prepare(config(tmp_path / "text"), workers=2).train_documents > 14_000
+    assert list_prepared_datasets() == []
+    assert prepare_dataset(config(tmp_path / "text"), workers=2).train_documents > 14_000
 
 
 def test_a_process_that_starts_while_the_others_are_ended_is_ended_too(tmp_path, monkeypatch):
     ending = threading.Event()
-    start = workers_module._start
-    monkeypatch.setattr(workers_module, "_start", lambda: (ending.wait(), start())[1])
-    job = Job("files", "bytes", str(tmp_path), {"key": "k"})
+    start = workers_module._start_worker
+    monkeypatch.setattr(workers_module, "_start_worker", lambda: (ending.wait(), start())[1])
+    job = PieceJob("files", "bytes", str(tmp_path), {"key": "k"})
     with ThreadPoolExecutor(1) as thread:
-        pool = Workers(2)
+        pool = TokenizerPool(2)
         pool.submit(job)
         closing = thread.submit(pool.__exit__, None, None, None)
         time.sleep(0.1)
@@ -330,23 +331,23 @@ def test_a_damaged_file_is_a_refusal_and_leaves_no_dataset(tmp_path, workers):
     bad = write_jsonl(tmp_path / "text" / "b.jsonl", stories(20, seed=1))
     bad.write_bytes(bad.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"b\.jsonl, line 20: is not JSON"):
-        prepare(config(tmp_path / "text"), workers=workers)
-    assert prepared() == []
+        prepare_dataset(config(tmp_path / "text"), workers=workers)
+    assert list_prepared_datasets() == []
     write_jsonl(bad, stories(20, seed=1))
-    assert prepare(config(tmp_path / "text", validation_fraction=0.4), workers=workers)
+    assert prepare_dataset(config(tmp_path / "text", validation_fraction=0.4), workers=workers)
 
 
 @pytest.mark.parametrize("texts", [[], ["", "  "], ["one"], ["one", "two"]])
 def test_too_little_text_is_refused(tmp_path, texts):
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     with pytest.raises(DataError, match=r"no text|holds out (none|all)"):
-        prepare(config(path, validation_fraction=0.001), workers=1)
+        prepare_dataset(config(path, validation_fraction=0.001), workers=1)
 
 
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
 def test_damage_is_found(tmp_path, name):
     data = config(write_jsonl(tmp_path / "a.jsonl", stories(100)))
-    folder = prepare(data, workers=1).folder
+    folder = prepare_dataset(data, workers=1).folder
     assert verify_dataset(folder) == []
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
@@ -354,13 +355,15 @@ def test_damage_is_found(tmp_path, name):
     (folder / name).write_bytes(whole[:-2])
     assert verify_dataset(folder)
     with pytest.raises(DataError, match=name):
-        prepare(data)
+        prepare_dataset(data)
     shutil.rmtree(folder)
-    assert (prepare(data, workers=1).folder / name).read_bytes() == whole
+    assert (prepare_dataset(data, workers=1).folder / name).read_bytes() == whole
 
 
 def test_a_manifest_of_another_schema_is_refused(tmp_path):
-    folder = prepare(config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1).folder
+    folder = prepare_dataset(
+        config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1
+    ).folder
     (folder / "manifest.json").write_text('{"schema": 0}')
     with pytest.raises(DataError, match="schema"):
         open_dataset(folder)
@@ -372,7 +375,7 @@ def test_a_crawl_smaller_than_what_is_asked_of_it_says_so(data_home):
     said = []
     data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", tokenizer="bytes",
                       max_tokens=10**6, validation_fraction=0.3)  # fmt: skip
-    dataset = prepare(data, said.append, workers=1)
+    dataset = prepare_dataset(data, said.append, workers=1)
     there = len(dataset.train) + len(dataset.validation)
     assert f"the whole text has {there:,} tokens" in dataset.short
     assert f"warning: {dataset.short}" in said
@@ -386,7 +389,7 @@ def test_tokens_are_as_small_as_the_largest_id_allows(vocabulary, size):
 
 def test_docstrings_make_a_dataset():
     data = DataConfig(tokenizer="gpt2:2048", max_bytes=300_000, validation_fraction=0.1)
-    dataset = prepare(data, workers=1)
+    dataset = prepare_dataset(data, workers=1)
     held_out, train = held_out_and_train(dataset)
     size = sum(len(text.encode()) for text in [*held_out, *train])
     assert 300_000 <= size < 400_000

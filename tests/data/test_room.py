@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvlab.data import formats, prepare, prepared
-from kvlab.data.room import check_room, room
+from kvlab.data import list_prepared_datasets, prepare_dataset, text_formats
+from kvlab.data.disk_space import check_disk_space, estimate_disk_use
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.data.writing import stories, write_jsonl, write_parquet
@@ -37,11 +37,11 @@ def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkey
     monkeypatch.setattr("subprocess.Popen", None)  # no process can be started
     free(monkeypatch, 100_000)
     with pytest.raises(DataError, match=r"100\.0 kB free.*needs about \d+\.\d kB more") as refused:
-        prepare(config(path), workers=workers)
+        prepare_dataset(config(path), workers=workers)
     assert "of pieces" in str(refused.value)
     assert "KVLAB_DATA" in str(refused.value)
     assert written(data_home) == []
-    assert prepared() == []
+    assert list_prepared_datasets() == []
 
 
 @pytest.mark.parametrize(
@@ -54,10 +54,10 @@ def test_the_estimate_is_what_is_written_and_a_little_more(tmp_path, monkeypatch
     (write_jsonl if name.endswith("l") else write_parquet)(path, texts)
     if name == "a.parquet":  # this made-up text packs better than prose
         ratio = sum(len(text.encode()) for text in texts) / path.stat().st_size
-        monkeypatch.setitem(formats.TEXT_PER_BYTE, ".parquet", ratio)
+        monkeypatch.setitem(text_formats.TEXT_PER_BYTE, ".parquet", ratio)
     data = config(path, **more)
-    wanted = room(data, tmp_path / "none")
-    dataset = prepare(data, workers=1)
+    wanted = estimate_disk_use(data, tmp_path / "none")
+    dataset = prepare_dataset(data, workers=1)
     shards = 2 * (len(dataset.train) + len(dataset.validation))
     every = 2 * sum(len(text.encode()) + 1 for text in texts)
     pieces = every if "max_tokens" in more else shards
@@ -70,13 +70,13 @@ def test_what_is_there_from_an_earlier_run_is_not_asked_for_again(tmp_path, monk
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
     pieces = tmp_path / "pieces"
     pieces.mkdir()
-    wanted = room(config(path), pieces)
+    wanted = estimate_disk_use(config(path), pieces)
     free(monkeypatch, wanted.total - 1)
     with pytest.raises(DataError, match="free some"):
-        check_room(config(path), tmp_path, pieces)
+        check_disk_space(config(path), tmp_path, pieces)
     np.zeros(5000, np.uint16).tofile(pieces / "one.tokens")
-    assert room(config(path), pieces).total == wanted.total - 10_000
-    check_room(config(path), tmp_path, pieces)
+    assert estimate_disk_use(config(path), pieces).total == wanted.total - 10_000
+    check_disk_space(config(path), tmp_path, pieces)
 
 
 @pytest.mark.parametrize(("tokens", "files"), [(None, 3), (300_000_000, 1), (1_100_000_000, 2)])
@@ -86,10 +86,10 @@ def test_downloads_that_are_needed_are_counted(data_home, monkeypatch, tokens, f
     listed = [[f"{n}.parquet", 2_000_000_000] for n in range(3)]
     (folder / "listing.json").write_text(json.dumps({"revision": "r", "files": listed}))
     data = DataConfig(source="fineweb-edu-10b", max_tokens=tokens)
-    assert room(data, Path("none")).download == files * 2_000_000_000
+    assert estimate_disk_use(data, Path("none")).download == files * 2_000_000_000
     free(monkeypatch, 10**9)
     with pytest.raises(DataError, match=f"{files * 2}\\.0 GB to download.*of pieces.*of tokens"):
-        prepare(data, workers=1)
+        prepare_dataset(data, workers=1)
     assert [path.name for path in folder.iterdir()] == ["listing.json"]
 
 
@@ -100,13 +100,13 @@ def test_a_crawl_is_read_whole_whatever_is_asked_of_it(data_home):
     (folder / "listing.json").write_text(json.dumps({"revision": "r", "files": listed}))
     write_parquet(folder / "1.parquet", ["here"])
     data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", max_tokens=1000)
-    wanted = room(data, Path("none"))
+    wanted = estimate_disk_use(data, Path("none"))
     assert (wanted.download, wanted.shards) == (2 * 10**9, 2000)
     assert wanted.pieces > 2 * 10**9
     data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", max_bytes=1000)
-    assert room(data, Path("none")).pieces < 2000
+    assert estimate_disk_use(data, Path("none")).pieces < 2000
 
 
 def test_a_source_of_unknown_size_is_asked_by_its_limit():
-    assert room(DataConfig(), Path("none")) is None
-    assert room(DataConfig(max_tokens=1000), Path("none")).shards == 2000
+    assert estimate_disk_use(DataConfig(), Path("none")) is None
+    assert estimate_disk_use(DataConfig(max_tokens=1000), Path("none")).shards == 2000

@@ -10,8 +10,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.data import tokenizer
-from kvlab.data.tokenizers import gpt2_ranks
+from kvlab.data import load_tokenizer
+from kvlab.data.tokenizers import load_gpt2_ranks
 from kvlab.errors import DataError
 
 TEXTS = [
@@ -72,7 +72,7 @@ def plain_bpe(text, ranks):
 
 
 def test_known_ids():
-    words = tokenizer("gpt2")
+    words = load_tokenizer("gpt2")
     assert words.encode("Hello world") == [15496, 995]
     assert words.encode("hello world") == [31373, 995]
     assert (words.vocab_size, words.end_of_text) == (50257, 50256)
@@ -81,7 +81,7 @@ def test_known_ids():
 
 def test_ranks_are_the_published_ids():
     visible = {text: rank for text, rank in published_ids().items() if text != "<|endoftext|>"}
-    ranks = gpt2_ranks()
+    ranks = load_gpt2_ranks()
     assert len(visible) == len(ranks) == 50256
     assert sorted(visible.values()) == sorted(ranks.values())
     # Printable ASCII stands for itself in the published file.
@@ -93,28 +93,28 @@ def test_ranks_are_the_published_ids():
 @pytest.mark.parametrize("text", TEXTS)
 def test_gpt2_equals_transformers(text):
     theirs = transformers_tokenizer().encode(text, split_special_tokens=True)
-    assert tokenizer("gpt2").encode(text) == theirs
+    assert load_tokenizer("gpt2").encode(text) == theirs
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab 'stre\n\té日語ßЖ👍🏽0179.,;(<|>", max_size=80))
 def test_gpt2_equals_transformers_on_any_mixture(text):
     theirs = transformers_tokenizer().encode(text, split_special_tokens=True)
-    assert tokenizer("gpt2").encode(text) == theirs
+    assert load_tokenizer("gpt2").encode(text) == theirs
 
 
 @pytest.mark.parametrize("ranks", [256, 300, 2048, 50256])
 def test_prefixes_equal_plain_byte_pair_encoding(ranks):
-    kept = {token: rank for token, rank in gpt2_ranks().items() if rank < ranks}
+    kept = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
     for text in TEXTS:
-        assert tokenizer(f"gpt2:{ranks}").encode(text) == plain_bpe(text, kept)
+        assert load_tokenizer(f"gpt2:{ranks}").encode(text) == plain_bpe(text, kept)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(text=TEXT)
 def test_any_text_survives(name, text):
-    words = tokenizer(name)
+    words = load_tokenizer(name)
     ids = words.encode(text)
     assert words.decode(ids) == text
     assert words.decode_bytes(ids) == text.encode()
@@ -123,7 +123,7 @@ def test_any_text_survives(name, text):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_characters_of_end_of_text_are_ordinary(name):
-    words = tokenizer(name)
+    words = load_tokenizer(name)
     ids = words.encode("one<|endoftext|>two")
     assert words.end_of_text not in ids
     assert words.decode(ids) == "one<|endoftext|>two"
@@ -131,17 +131,17 @@ def test_the_characters_of_end_of_text_are_ordinary(name):
 
 @pytest.mark.parametrize("name", ["gpt2:2048", "bytes"])
 def test_lone_surrogates_become_replacement_characters(name):
-    words = tokenizer(name)
+    words = load_tokenizer(name)
     assert words.decode(words.encode("a\ud800b")) == "a\ufffdb"
 
 
 def test_batches_equal_single_texts():
-    words = tokenizer("gpt2:2048")
+    words = load_tokenizer("gpt2:2048")
     assert words.encode_batch(TEXTS) == [words.encode(text) for text in TEXTS]
 
 
 def test_bytes_are_their_own_ids():
-    words = tokenizer("bytes")
+    words = load_tokenizer("bytes")
     assert words.encode("é!") == [0xC3, 0xA9, 0x21]
     assert (words.vocab_size, words.end_of_text) == (257, 256)
 
@@ -149,7 +149,7 @@ def test_bytes_are_their_own_ids():
 @pytest.mark.parametrize("name", ["gpt2", "gpt2:2048", "bytes"])
 @pytest.mark.parametrize("beyond", [0, 1, 1000])
 def test_ids_outside_the_vocabulary_are_refused(name, beyond):
-    words = tokenizer(name)
+    words = load_tokenizer(name)
     with pytest.raises(DataError, match="is not in"):
         words.decode([0, words.vocab_size + beyond])
     with pytest.raises(DataError, match="is not in"):
@@ -159,4 +159,4 @@ def test_ids_outside_the_vocabulary_are_refused(name, beyond):
 @pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:255", "gpt2:50257", "gpt2:x", "", "byte"])
 def test_unknown_names_are_refused(name):
     with pytest.raises(DataError, match="use gpt2"):
-        tokenizer(name)
+        load_tokenizer(name)

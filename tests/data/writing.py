@@ -9,7 +9,7 @@ import pyarrow as pa
 import zstandard
 from pyarrow import parquet
 
-from kvlab.data import tokenizer
+from kvlab.data import load_tokenizer
 
 PACKINGS = {
     "": lambda raw: raw,
@@ -46,7 +46,7 @@ def stories(count, *, seed=0, words=60):
 
 def documents(tokens, name):
     """The texts of a token array, cut at the end-of-text tokens."""
-    words = tokenizer(name)
+    words = load_tokenizer(name)
     texts, current = [], []
     for token in tokens.tolist():
         if token == words.end_of_text:

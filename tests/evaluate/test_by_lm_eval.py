@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kvlab.data import tokenizer
-from kvlab.evaluate.hellaswag import score_items
+from kvlab.data import load_tokenizer
+from kvlab.evaluate.hellaswag_scoring import score_items
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.harness import harness_model
-from kvlab.trial.models import OpenedModel
+from kvlab.trial.lm_eval_adapter import harness_model
+from kvlab.trial.model_targets import OpenedModel
 from tests.benchmarks.decode import transformers_model
 from tests.evaluate import by_lm_eval
 from tests.evaluate.hellaswag_items import ITEMS
@@ -45,7 +45,7 @@ def theirs(model, task):
 
 @pytest.mark.filterwarnings("ignore")
 def test_our_evaluation_predicts_the_same(model, theirs):
-    records = score_items(model, ITEMS, tokenizer("gpt2"), ("lmeval",))
+    records = score_items(model, ITEMS, load_tokenizer("gpt2"), ("lmeval",))
     for record, sample in zip(records, theirs, strict=True):
         found = record["lmeval"]["one_shot"]
         assert found["scores"] == pytest.approx(by_lm_eval.scores(sample), abs=2e-3)

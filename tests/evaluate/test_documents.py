@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.evaluate.loss import served_window_losses, window_losses
-from kvlab.evaluate.storage import compare_storage
+from kvlab.evaluate.kv_precision import compare_kv_precision
+from kvlab.evaluate.validation_loss import one_shot_window_losses, served_window_losses
 from kvlab.spec import ServingConfig
 from tests.model.test_documents import START, make, packed
 
@@ -32,14 +32,14 @@ def by_hand():
 
 def test_one_shot_and_served_losses_are_those_of_documents_alone():
     wanted = pytest.approx(by_hand(), abs=1e-5)
-    assert window_losses(MODEL, TEXT, 120, lambda _: None, START) == wanted
+    assert one_shot_window_losses(MODEL, TEXT, 120, lambda _: None, START) == wanted
     served = served_window_losses(MODEL, TEXT, 120, ServingConfig(), lambda _: None, START)
     assert served == wanted
-    assert window_losses(MODEL, TEXT, 120, lambda _: None) != wanted, "packed text differs"
+    assert one_shot_window_losses(MODEL, TEXT, 120, lambda _: None) != wanted, "packed text differs"
 
 
 def test_a_coarse_cache_is_compared_document_by_document():
     serving = ServingConfig(kv_dtype="float16")
-    found = compare_storage(MODEL, TEXT, 120, serving, lambda _: None, START)
+    found = compare_kv_precision(MODEL, TEXT, 120, serving, lambda _: None, START)
     assert found.exact == pytest.approx(by_hand(), abs=1e-5)
     assert 0 < found.logit_rms < 0.1

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.data import tokenizer
+from kvlab.data import load_tokenizer
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.hellaswag import hellaswag_measurements, score_hellaswag, standard_error
+from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hellaswag, standard_error
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.metrics import METRICS
+from kvlab.store.metrics import METRICS
 from tests.evaluate.hellaswag_items import ITEMS
 
-BPE, BYTES = tokenizer("gpt2:2048"), tokenizer("bytes")
+BPE, BYTES = load_tokenizer("gpt2:2048"), load_tokenizer("bytes")
 
 
 def make_model(tokens, **shape):

@@ -3,7 +3,7 @@ import random
 import pytest
 import torch
 
-from kvlab.evaluate.likelihood import pair_scores
+from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
 from kvlab.spec.parts import ServingConfig
@@ -46,7 +46,7 @@ def greedy_pair(context, count):
 def test_each_pair_is_scored_as_if_alone(serving):
     pairs = [*some_pairs(), greedy_pair([3, 1, 4], 5), greedy_pair([9], 1)]
     wanted = [by_hand(*pair) for pair in pairs]
-    found = pair_scores(MODEL, pairs, serving)
+    found = score_pairs(MODEL, pairs, serving)
     assert [-score.nats for score in found] == pytest.approx([nats for nats, _ in wanted], abs=1e-4)
     assert [score.is_greedy for score in found] == [greedy for _, greedy in wanted]
     assert [greedy for _, greedy in wanted][-2:] == [True, True]

@@ -3,13 +3,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.evaluate.positions import position_losses, position_measurements
-from kvlab.evaluate.probes import probe
-from kvlab.evaluate.recall import recall_measurements, recall_rows, recalled
+from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
+from kvlab.evaluate.evaluation import measure_probes
+from kvlab.evaluate.validation_loss import position_losses, position_measurements
 from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig
 from kvlab.spec.parts import ServingConfig
-from kvlab.trial.metrics import METRICS
+from kvlab.store.metrics import METRICS
 
 SHAPE = {"vocab_size": 258, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}
 SERVING = ServingConfig()
@@ -31,7 +31,7 @@ def loud(seed=0, **changes):
 
 
 def test_rows_are_pairs_and_then_the_keys_again():
-    rows = recall_rows(5, 32, 256)
+    rows = make_recall_rows(5, 32, 256)
     assert rows.tokens.shape == (5, 32)
     assert rows.pairs == 8
     for tokens, values, answers, distances in zip(
@@ -46,13 +46,13 @@ def test_rows_are_pairs_and_then_the_keys_again():
             assert tokens[place] == key
             assert tokens[place - distance] == pairs[key]
     assert len({tuple(row) for row in rows.tokens}) == 5
-    assert (recall_rows(2, 32, 256).tokens == rows.tokens[:2]).all(), "a row is its number's"
-    assert recall_rows(1, 1024, 20).pairs == 10, "as many as there are words"
+    assert (make_recall_rows(2, 32, 256).tokens == rows.tokens[:2]).all(), "a row is its number's"
+    assert make_recall_rows(1, 1024, 20).pairs == 10, "as many as there are words"
 
 
 def test_recall_is_the_best_of_the_rows_values():
-    model, rows = loud(), recall_rows(40, 32, 256)
-    right = recalled(model, rows, None, ignore)
+    model, rows = loud(), make_recall_rows(40, 32, 256)
+    right = score_recall(model, rows, None, ignore)
     logits = model(torch.from_numpy(rows.tokens)).detach()
     for r in range(40):
         for i, place in enumerate(rows.places):
@@ -71,7 +71,7 @@ def test_recall_is_the_best_of_the_rows_values():
 
 def test_a_model_that_copies_recalls_everything():
     """Logits of a lookup by hand: chance is far away when the answer is known."""
-    rows = recall_rows(3, 32, 256)
+    rows = make_recall_rows(3, 32, 256)
 
     class Copies:
         config = ModelConfig(**{**SHAPE, "n_embd": 258, "n_head": 1})
@@ -89,15 +89,15 @@ def test_a_model_that_copies_recalls_everything():
 
     with torch.no_grad():
         Copies.lm_head.weight.copy_(torch.eye(258))
-    assert recalled(Copies(), rows, None, ignore).all()
+    assert score_recall(Copies(), rows, None, ignore).all()
 
 
 @pytest.mark.parametrize(
     "changes", [{}, {"position": "rope", "attention_pattern": "GL", "window": 8}]
 )
 def test_served_probes_are_the_one_shot_ones_where_nothing_is_tied(changes):
-    model, rows = loud(**changes), recall_rows(8, 32, 256)
-    one, served = (recalled(model, rows, how, ignore) for how in (None, SERVING))
+    model, rows = loud(**changes), make_recall_rows(8, 32, 256)
+    one, served = (score_recall(model, rows, how, ignore) for how in (None, SERVING))
     assert (one == served).mean() > 0.98, "but for near ties"
     one, served = (position_losses(model, TEXT, 128, 32, how, ignore) for how in (None, SERVING))
     assert np.abs(one - served).max() < 1e-4
@@ -134,11 +134,11 @@ def test_probes_are_measured_as_asked(position, served):
         counted.append(-tokens)
         return counted.append
 
-    found = probe(GPT(of.model), TEXT, of, progress)
+    found = measure_probes(GPT(of.model), TEXT, of, progress)
     assert set(found) <= set(METRICS)
     assert sum(counted) == 0, "progress reaches its end"
     assert ("loss_beyond" in found) == (position == "rope")
     assert ("recall_acc_served" in found) == ("loss_part8_served" in found) == served
     assert found["recall_rows"] == 4
     plain = of.model_copy(update={"evaluation": type(of.evaluation)()})
-    assert probe(GPT(of.model), TEXT, plain, progress) == {}
+    assert measure_probes(GPT(of.model), TEXT, plain, progress) == {}

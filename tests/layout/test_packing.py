@@ -3,10 +3,10 @@
 import pytest
 
 from kvlab.errors import ResourceError
-from kvlab.layout.packing import (
+from kvlab.layout.gpu_sharing import (
     CONTEXT_BYTES,
-    MARGIN,
-    MOST,
+    MAX_TRIALS_PER_DEVICE,
+    PEAK_MARGIN,
     allocator_share,
     device_share,
     trials_per_device,
@@ -19,9 +19,9 @@ GB = 10**9
 @pytest.mark.parametrize("peak", [GB // 10, 2 * GB, 5 * GB, 11 * GB, 60 * GB])
 def test_as_many_as_fit_and_not_one_more(device, peak):
     count = trials_per_device(peak, device)
-    each = peak * MARGIN + CONTEXT_BYTES
+    each = peak * PEAK_MARGIN + CONTEXT_BYTES
     assert count == 1 or count * each <= device
-    assert count == MOST or (count + 1) * each > device
+    assert count == MAX_TRIALS_PER_DEVICE or (count + 1) * each > device
     share = device_share(count)
     assert count * share <= 1, "Ray gives no more than the device"
     assert (count + 1) * share > 1, "and no more than count at once"

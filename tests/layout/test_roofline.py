@@ -2,18 +2,23 @@
 
 import pytest
 
-from kvlab.layout.articles import claims
-from kvlab.layout.projection import project
-from kvlab.layout.roofline import FURTHEST, Ceilings, break_even, step_cost
-from kvlab.spec import ModelConfig, ServingConfig, load_shape
+from kvlab.layout.article_claims import article_claims
+from kvlab.layout.extrapolation import extrapolate
+from kvlab.layout.roofline_model import (
+    MAX_BREAK_EVEN,
+    DevicePeaks,
+    decode_step_cost,
+    find_break_even,
+)
+from kvlab.spec import ModelConfig, ServingConfig, load_served_model
 
 PLAIN = ServingConfig()
-DEVICE = Ceilings("made", "float32", 0, bandwidth=1e12, flops=1e14)
+DEVICE = DevicePeaks("made", "float32", 0, bandwidth=1e12, flops=1e14)
 SMALL = ModelConfig(vocab_size=100, block_size=64, n_layer=2, n_head=2, n_embd=8)
 
 
 def test_flops_and_bytes_of_a_step_by_hand():
-    cost = step_cost(SMALL, PLAIN, 3, 10, "float32")
+    cost = decode_step_cost(SMALL, PLAIN, 3, 10, "float32")
     weights = 2 * (8 * 24 + 8 * 8 + 2 * 8 * 32) + 100 * 8  # projections, MLPs, head
     assert cost.weight_bytes == 4 * (weights + 2 * 8), "and one row of each embedding"
     assert cost.kv_read_bytes == 3 * 2 * 10 * 2 * 8 * 4
@@ -23,7 +28,7 @@ def test_flops_and_bytes_of_a_step_by_hand():
 
 def test_the_longer_of_moving_and_computing_bounds():
     xl = ModelConfig(preset="gpt2-xl")
-    one, many = (step_cost(xl, PLAIN, batch, 8, "float32") for batch in (1, 4096))
+    one, many = (decode_step_cost(xl, PLAIN, batch, 8, "float32") for batch in (1, 4096))
     assert one.bound(DEVICE) == "memory"
     assert one.seconds(DEVICE) == one.bytes / 1e12
     assert many.bound(DEVICE) == "compute"
@@ -31,13 +36,13 @@ def test_the_longer_of_moving_and_computing_bounds():
 
 
 def test_weights_are_read_at_the_bandwidth_of_products():
-    slow = Ceilings("made", "float32", 0, 1e12, 1e14, product_bandwidth=5e11)
-    cost = step_cost(SMALL, PLAIN, 1, 10, "float32")
+    slow = DevicePeaks("made", "float32", 0, 1e12, 1e14, product_bandwidth=5e11)
+    cost = decode_step_cost(SMALL, PLAIN, 1, 10, "float32")
     assert cost.seconds(slow) == pytest.approx((cost.bytes + cost.weight_bytes) / 1e12)
 
 
 def test_at_the_roofline_all_bandwidth_is_used():
-    cost = step_cost(SMALL, PLAIN, 1, 10, "float32")
+    cost = decode_step_cost(SMALL, PLAIN, 1, 10, "float32")
     use = cost.bandwidth_use(cost.seconds(DEVICE), DEVICE)
     assert use == pytest.approx(1 - cost.kv_written_bytes / cost.bytes)
     assert cost.flops_use(1.0, DEVICE) == cost.flops / 1e14
@@ -46,7 +51,9 @@ def test_at_the_roofline_all_bandwidth_is_used():
 def brute(shape, base, fixed):
     """The first context at which a tenth is saved, by trying all."""
     for context in range(1, 3000):
-        mine, theirs = (step_cost(*each, fixed, context, "float32").bytes for each in (shape, base))
+        mine, theirs = (
+            decode_step_cost(*each, fixed, context, "float32").bytes for each in (shape, base)
+        )
         if mine <= 0.9 * theirs:
             return context
     return None
@@ -55,21 +62,21 @@ def brute(shape, base, fixed):
 def test_the_break_even_context_is_the_first_that_pays():
     gpt2 = ModelConfig(preset="gpt2")
     shape, base = (gpt2, ServingConfig(kv_dtype="int8")), (gpt2, PLAIN)
-    found = break_even(shape, base, DEVICE, batch_size=1)
+    found = find_break_even(shape, base, DEVICE, batch_size=1)
     assert found == brute(shape, base, 1) > 1
 
 
 def test_sharing_saves_storage_and_no_reads_so_it_never_pays_in_time():
     gpt2 = ModelConfig(preset="gpt2")
     tied = (gpt2, ServingConfig(tie="adjacent:2"))
-    assert break_even(tied, (gpt2, PLAIN), DEVICE, context_length=1024) is None
-    assert FURTHEST > 10**6
+    assert find_break_even(tied, (gpt2, PLAIN), DEVICE, context_length=1024) is None
+    assert MAX_BREAK_EVEN > 10**6
 
 
 def test_a_projection_is_exact_in_bytes():
-    shape = load_shape("gpt2", {"model.n_kv_head": 1})
-    half = Ceilings("made", "float16", 0, 1e12, 1e14)
-    first = next(iter(project(shape, "gpt3-175b", half)))
+    shape = load_served_model("gpt2", {"model.n_kv_head": 1})
+    half = DevicePeaks("made", "float16", 0, 1e12, 1e14)
+    first = next(iter(extrapolate(shape, "gpt3-175b", half)))
     assert (first.batch_size, first.context_length) == (1, 1024)
     assert first.kv_bytes == first.cost.kv_read_bytes == 50_331_648
     assert first.seconds == first.cost.bytes / 1e12
@@ -87,5 +94,5 @@ EXACT = [
 
 
 def test_the_articles_numbers_beside_the_right_ones():
-    assert [claim.exact for claim in claims()] == EXACT
-    assert all(claim.why.endswith((".", "x.")) for claim in claims())
+    assert [claim.exact for claim in article_claims()] == EXACT
+    assert all(claim.why.endswith((".", "x.")) for claim in article_claims())

@@ -10,7 +10,7 @@ from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.spec import Experiment
 from kvlab.train import train
-from kvlab.train.accounting import find_peak
+from kvlab.train.mfu import find_peak_flops
 
 
 def experiment(model=None, precision="float32", **resources):
@@ -53,7 +53,7 @@ class Tokens:
 def test_peak_is_near_a_profile(tmp_path, model, precision, micro):
     asked = experiment(model, precision, **({"microbatch_tokens": micro} if micro else {}))
     gpt = GPT(asked.model, seed=0)
-    find_peak(torch.device("cpu"), precision)  # once in a process, by large matrices
+    find_peak_flops(torch.device("cpu"), precision)  # once in a process, by large matrices
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         train(gpt, Tokens(), asked, seed=0, directory=tmp_path, device="cpu")
     held = most = 0

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.backends import BACKENDS, pick_backend
-from kvlab.spec.model import ModelConfig
+from kvlab.model.attention_backends import BACKENDS, select_backend
+from kvlab.spec.model_config import ModelConfig
 
 
 def naive(q, k, v, window):
@@ -140,19 +140,19 @@ def test_the_table_picks_by_device_and_shape():
             return SimpleNamespace(shape=shape, device=torch.device(device))
         return torch.zeros(shape, dtype=dtype, requires_grad=grad)
 
-    assert pick_backend(queries(64), 64, None) == "sdpa"
-    assert pick_backend(queries(64), 64, 64) == "sdpa"
-    assert pick_backend(queries(64), 64, 8) == "blocked"
-    assert pick_backend(queries(64, device="cuda"), 64, 8) == "flex"
-    assert pick_backend(queries(8, device="cuda"), 64, 8) == "blocked"
+    assert select_backend(queries(64), 64, None) == "sdpa"
+    assert select_backend(queries(64), 64, 64) == "sdpa"
+    assert select_backend(queries(64), 64, 8) == "blocked"
+    assert select_backend(queries(64, device="cuda"), 64, 8) == "flex"
+    assert select_backend(queries(8, device="cuda"), 64, 8) == "blocked"
     for window in (None, 8):
-        assert pick_backend(queries(512, 64, grad=True), 512, window) == "kept"
-        assert pick_backend(queries(512, 64), 512, window) != "kept", "nothing to keep it for"
-        assert pick_backend(queries(512, 16, grad=True), 512, window) == "kept"
-        assert pick_backend(queries(512, 8, grad=True), 512, window) != "kept"
-        reduced = pick_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window)
+        assert select_backend(queries(512, 64, grad=True), 512, window) == "kept"
+        assert select_backend(queries(512, 64), 512, window) != "kept", "nothing to keep it for"
+        assert select_backend(queries(512, 16, grad=True), 512, window) == "kept"
+        assert select_backend(queries(512, 8, grad=True), 512, window) != "kept"
+        reduced = select_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window)
         assert (reduced == "kept") != torch.cpu._is_amx_tile_supported()
     long = queries(2048, 64, grad=True, dtype=torch.bfloat16)
-    assert pick_backend(long, 2048, None) == "sdpa"
-    assert pick_backend(queries(8192, 64, grad=True), 8192, None) == "sdpa", "too much to keep"
-    assert pick_backend(queries(8192, 64, grad=True), 8192, 256) == "kept"
+    assert select_backend(long, 2048, None) == "sdpa"
+    assert select_backend(queries(8192, 64, grad=True), 8192, None) == "sdpa", "too much to keep"
+    assert select_backend(queries(8192, 64, grad=True), 8192, 256) == "kept"

@@ -3,7 +3,7 @@
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.convert import start_from
+from kvlab.model.uptraining import initialize_from
 from kvlab.spec import ModelConfig
 
 SHAPE = {"vocab_size": 23, "block_size": 16, "n_layer": 4, "n_head": 4, "n_embd": 32}
@@ -22,7 +22,7 @@ def source():
 
 def started(config, model):
     made = GPT(config, seed=9, dtype=torch.float64)
-    return made, start_from(made, BASE, dict(model.named_parameters()))
+    return made, initialize_from(made, BASE, dict(model.named_parameters()))
 
 
 def test_the_same_shape_is_a_copy():

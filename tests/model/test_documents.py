@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvlab.cache import Documents
+from kvlab.cache import DocumentMask
 from kvlab.model import GPT
-from kvlab.model.backends import BACKENDS
+from kvlab.model.attention_backends import BACKENDS
 from kvlab.model.loss import summed_loss
 from kvlab.spec import ModelConfig
 from tests.model.test_backends import naive
@@ -79,7 +79,7 @@ def parted(length):
     torch.manual_seed(4)
     tokens = torch.randint(0, 30, (2, length))
     tokens[0, [9, 10, length // 2]] = 31
-    return Documents(tokens, 31)
+    return DocumentMask(tokens, 31)
 
 
 def alone(q, k, v, window, ids):

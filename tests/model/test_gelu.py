@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.model.gelu import gelu
+from kvlab.model.kernels.gelu import gelu
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 7, 5), (257, 1024), (0, 4)])

@@ -5,9 +5,7 @@ import torch
 
 from kvlab.errors import CacheError
 from kvlab.model import GPT
-from kvlab.model.decode import EagerDecoder, StaticDecoder
-from kvlab.model.generate import generate, prefill
-from kvlab.model.sampling import Sampling, sample
+from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
 from kvlab.spec import ModelConfig, ServingConfig
 
 CONFIG = ModelConfig(

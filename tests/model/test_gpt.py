@@ -110,9 +110,9 @@ def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
 
 def _gradient_through(model, reader, text):
     """Gradient of layer 0's K/V rows by the path through one reading layer alone."""
-    from kvlab.cache import OneShot
+    from kvlab.cache import OneShotPass
 
-    original = OneShot.get
+    original = OneShotPass.get
 
     def get(step, layer):
         context = original(step, layer)
@@ -120,11 +120,11 @@ def _gradient_through(model, reader, text):
             return type(context)(context.k.detach(), context.v.detach())
         return context
 
-    OneShot.get = get
+    OneShotPass.get = get
     try:
         model(text).square().mean().backward()
     finally:
-        OneShot.get = original
+        OneShotPass.get = original
     attention = model.blocks[0].attention
     return attention.qkv.weight.grad[attention.q_width :]
 

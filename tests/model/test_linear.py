@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.model.linear import TWO_COLUMNS_INPUTS, Linear, linear, product
+from kvlab.model.kernels.linear import TWO_COLUMN_MAX_INPUTS, Linear, linear, matmul_transposed
 
 
-@pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMNS_INPUTS, TWO_COLUMNS_INPUTS + 1])
+@pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MAX_INPUTS + 1])
 @pytest.mark.parametrize("lead", [(1,), (2,), (1, 1), (2, 1), (1, 2), (3,), (17,), (5, 7), (0,)])
 @pytest.mark.parametrize("outputs", [37, 1000])
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -78,6 +78,6 @@ def test_the_product_of_many_rows_equals_float64():
     torch.manual_seed(4)
     x, weight = torch.randn(200, 64), torch.randn(500, 64)
     for dtype, limit in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
-        found = product(x.to(dtype), weight.to(dtype))
+        found = matmul_transposed(x.to(dtype), weight.to(dtype))
         assert found.dtype == dtype
         assert (found - x.double() @ weight.double().T).abs().max() < limit

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.layout.training_memory import CHUNK_TOKENS
+from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model.loss import summed_loss, token_losses, token_scores
 
 
@@ -16,7 +16,7 @@ def case(count, dtype=torch.float64, width=7, vocabulary=31):
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
 
-@pytest.mark.parametrize("count", [1, CHUNK_TOKENS["cpu"], 2 * CHUNK_TOKENS["cpu"] + 3])
+@pytest.mark.parametrize("count", [1, LOSS_CHUNK_TOKENS["cpu"], 2 * LOSS_CHUNK_TOKENS["cpu"] + 3])
 def test_value_and_gradients_are_those_of_plain_cross_entropy(count):
     hidden, weight, targets = case(count)
     plain = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")

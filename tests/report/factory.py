@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvlab.trial.record import Store
+from kvlab.store.store import Store
 
 Levels = Mapping[str, str]
 

@@ -4,7 +4,7 @@ from statistics import mean
 
 from scipy import stats
 
-from kvlab.spec import ServingConfig, load_shape
+from kvlab.spec import ServingConfig, load_served_model
 from tests.report.factory import Record
 from tests.report.test_benchmark_sections import lines
 
@@ -48,7 +48,9 @@ class FullRecord(Record):
 
     def result(self, levels, seed, status):
         result = super().result(levels, seed, status)
-        shape = load_shape("gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {})
+        shape = load_served_model(
+            "gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}
+        )
         result["experiment"] |= {
             "model": shape.model.model_dump(mode="json"),
             "serving": ServingConfig().model_dump(mode="json"),

@@ -2,18 +2,18 @@
 
 import pytest
 
-from kvlab.layout.roofline import Ceilings, step_cost
+from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
 from kvlab.report.benchmark_lines import benchmark_lines
-from kvlab.report.benchmark_plots import curves, roofline_figure
+from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
 from kvlab.report.document import make_document
-from kvlab.report.numbers import times
+from kvlab.report.formatting import format_ratio
 from kvlab.report.section import Figure, Table
-from kvlab.report.sections import QUALITY
-from kvlab.report.sections.benchmark_curves import benchmark_curves
-from kvlab.report.sections.projection import projection
-from kvlab.report.sections.roofline import roofline
+from kvlab.report.sections import QUALITY_SECTIONS
+from kvlab.report.sections.projection import report_projection
+from kvlab.report.sections.roofline_table import report_roofline
+from kvlab.report.sections.serving_speed import report_benchmark_curves
 from kvlab.report.study import Study
-from kvlab.spec import ServingConfig, load_shape
+from kvlab.spec import ServingConfig, load_served_model
 from tests.report.factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained")}
@@ -53,7 +53,9 @@ class Measured(Record):
         result = super().result(levels, seed, status)
         seconds = (1e-3 if levels["heads"] == "mha" else 5e-4) * (1 + 0.1 * seed)
         result["benchmark"] = list(lines(seconds))
-        shape = load_shape("gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {})
+        shape = load_served_model(
+            "gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}
+        )
         result["experiment"] |= {
             "model": shape.model.model_dump(mode="json"),
             "serving": ServingConfig().model_dump(mode="json"),
@@ -77,7 +79,9 @@ def table(section, name):
 
 def test_without_lines_there_are_no_sections(tmp_path):
     study = Study.load(Record(factors=FACTORS).write(tmp_path), "made")
-    assert [make(study) for make in (benchmark_curves, roofline, projection)] == [None] * 3
+    assert [
+        make(study) for make in (report_benchmark_curves, report_roofline, report_projection)
+    ] == [None] * 3
 
 
 def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
@@ -90,7 +94,7 @@ def test_lines_are_means_over_seeds_of_the_cells_near_the_baseline(study):
 
 
 def test_every_curve_is_drawn(study):
-    section = benchmark_curves(study)
+    section = report_benchmark_curves(study)
     drawn = {content.name: content for content in section.contents if hasattr(content, "plot")}
     assert list(drawn) == [
         "first-token", "token-by-context", "token-without-cache", "throughput-by-batch",
@@ -102,26 +106,27 @@ def test_every_curve_is_drawn(study):
 
 
 def test_the_roofline_names_its_ceilings_and_shares(study):
-    rows = table(roofline(study), "roofline")
+    rows = table(report_roofline(study), "roofline")
     assert [row["cell"] for row in rows] == ["baseline", "trained", "mqa"]
     assert rows[0]["measured (ms)"] == pytest.approx(1.05)
     assert (rows[0]["MBU"], rows[0]["bound by"]) == (pytest.approx(40.0), "memory")
-    assert "1.00 GB/s" in roofline(study).contents[0].spans[0]
+    assert "1.00 GB/s" in report_roofline(study).contents[0].spans[0]
 
 
 def test_the_roofline_says_from_where_on_a_layout_pays(study):
     """MQA reads a twelfth of the K/V; its K and V weights are a twelfth, too, and save nearly a
     tenth of all bytes at any context: found by hand at the two neighbours of each limit."""
-    rows = {row["cell"]: row for row in table(roofline(study), "break-even")}
+    rows = {row["cell"]: row for row in table(report_roofline(study), "break-even")}
     assert set(rows) == {"trained", "mqa"}
     never = rows["trained"]  # the same layout as the baseline's, in this record
     assert never["context at batch 1 (tokens)"] == 2**20 + 1
-    mqa, mha = load_shape("gpt2", {"model.n_kv_head": 1}), load_shape("gpt2")
-    device = Ceilings("made", "float32", 0, 1e9, 1e11)
+    mqa, mha = load_served_model("gpt2", {"model.n_kv_head": 1}), load_served_model("gpt2")
+    device = DevicePeaks("made", "float32", 0, 1e9, 1e11)
 
     def share(batch, context):
         mine, base = (
-            step_cost(x.model, ServingConfig(), batch, context, "float32") for x in (mqa, mha)
+            decode_step_cost(x.model, ServingConfig(), batch, context, "float32")
+            for x in (mqa, mha)
         )
         return mine.seconds(device) / base.seconds(device)
 
@@ -134,7 +139,7 @@ def test_the_roofline_says_from_where_on_a_layout_pays(study):
 
 
 def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):
-    rows = table(projection(study), "projection")
+    rows = table(report_projection(study), "projection")
     first = {(row["cell"], row["size"]): row for row in reversed(rows)}
     assert first["baseline", "gpt3-175b"]["KV stored (GB)"] == pytest.approx(2 * 4.831838208)
     assert first["mqa", "gpt3-175b"]["KV stored (GB)"] == pytest.approx(2 * 0.050331648)
@@ -144,7 +149,7 @@ def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):
 
 
 def test_the_projection_is_drawn_against_the_weights(study):
-    (figure,) = (c for c in projection(study).contents if isinstance(c, Figure))
+    (figure,) = (c for c in report_projection(study).contents if isinstance(c, Figure))
     weights, *layouts = figure.plot.layers
     assert [layer.name for layer in layouts] == ["baseline", "trained", "mqa"]
     largest = {layer.name: layer.points[-1] for layer in layouts}
@@ -155,17 +160,17 @@ def test_the_projection_is_drawn_against_the_weights(study):
 
 def test_one_place_makes_no_curve():
     alone = [line("latency", "ttft", 1.0, prompt_tokens=8, cached=True)]
-    assert list(curves(alone)) == []
+    assert list(benchmark_figures(alone)) == []
     assert roofline_figure(alone, {}) is None
 
 
 def test_where_nothing_is_trained_no_loss_is_compared(study):
     made = make_document(study).sections
-    assert not QUALITY & made.keys()
+    assert not QUALITY_SECTIONS & made.keys()
     assert {"answer", "memory", "speed", "roofline"} <= made.keys()
     text = "".join(str(span) for part in made["answer"].contents for span in part.spans)
     assert "baseline's cache holds 1,048,576 bytes" in text
-    assert f"'mqa') {times(4)}" in text.replace('"', "'")
+    assert f"'mqa') {format_ratio(4)}" in text.replace('"', "'")
     assert "nats" not in text, "losses of untrained weights are not for conclusions"
 
 

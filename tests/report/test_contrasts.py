@@ -8,8 +8,8 @@ import pytest
 
 from kvlab.report import write_report
 from kvlab.report.contrasts import Contrasts
-from kvlab.report.effects import interactions, main_effects
-from kvlab.report.rows import TrialRow
+from kvlab.report.effects import estimate_interactions, estimate_main_effects
+from kvlab.report.trial_rows import TrialRow
 from kvlab.spec import load_sweep
 from kvlab.spec.designs import DESIGNS
 from tests.report.factory import Record
@@ -117,7 +117,7 @@ def sweep(random, effects, seeds):
 
 def test_fractions_without_effects_call_5_percent_at_most():
     random = np.random.default_rng(21)
-    families = [main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(1000)]
+    families = [estimate_main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(1000)]
     assert all(one.by_contrast and one.tested for one in families[0])
     called = np.mean([any(one.called for one in family) for family in families])
     assert called <= 0.05 + 1.65 * (0.05 * 0.95 / 1000) ** 0.5
@@ -130,10 +130,10 @@ def test_known_effects_of_a_fraction_are_found():
     cells = sweep(random, {"a": 0.10, "c": -0.05, "bd": 0.08}, 4)
     # An interaction of two factors halves itself into each one's main effect (over the other).
     truth = {"a": 0.10, "b": 0.04, "c": -0.05, "d": 0.04}
-    for one in main_effects(cells, FACTORS, "loss"):
+    for one in estimate_main_effects(cells, FACTORS, "loss"):
         assert one.estimate.low < truth[one.change[0][0]] < one.estimate.high
         assert one.called
-    found = {one.name: one for one in interactions(cells, FACTORS, "loss")}
+    found = {one.name: one for one in estimate_interactions(cells, FACTORS, "loss")}
     pair = found["b=on and d=on"]
     assert pair.called
     assert pair.estimate.low < 0.08 < pair.estimate.high
@@ -145,7 +145,7 @@ def test_a_missing_trial_takes_its_seed():
     cells = sweep(np.random.default_rng(23), {"a": 0.1}, 3)
     levels = HALF[2]
     cells[levels][1] = TrialRow(levels, 1, "x", "failed")
-    one = main_effects(cells, FACTORS, "loss")[0]
+    one = estimate_main_effects(cells, FACTORS, "loss")[0]
     assert one.seeds == (0, 2)
     assert (one.comparisons, one.designed) == (2, 3)
 

@@ -8,12 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvlab.report.effects import corrected, interactions, main_effects
-from kvlab.report.rows import TrialRow
-from kvlab.report.settings import Setting, largest_block
-from kvlab.report.statistics.paired import POWER, smallest_detectable, spread_factors
+from kvlab.report.effects import (
+    Setting,
+    corrected,
+    estimate_interactions,
+    estimate_main_effects,
+    largest_balanced_block,
+)
+from kvlab.report.statistics import POWER, smallest_detectable, spread_factors
 from kvlab.report.study import Study
-from kvlab.trial.record import Store
+from kvlab.report.trial_rows import TrialRow
+from kvlab.store.store import Store
 from tests.report.factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
 
 
@@ -104,7 +109,7 @@ def test_the_block_has_every_pair_of_its_seeds(data):
         [Setting((str(n),), dict.fromkeys(sorted(seeds), 0.1), frozenset({str(n)}), 1.0)]
         for n, seeds in enumerate(seen)
     ]
-    kept = largest_block(groups)
+    kept = largest_balanced_block(groups)
     sizes = {tuple(setting.differences) for group in kept for setting in group}
     assert len(sizes) == 1
     (seeds,) = sizes
@@ -238,7 +243,7 @@ def test_a_thousand_sweeps_without_effects_call_5_percent_at_most(sweeps):
     """A call anywhere in a sweep's table counts, as it would to its reader."""
     random = np.random.default_rng(11)
     made = [sweeps.cells(random) for _ in range(1000)]
-    for compare in (main_effects, interactions):
+    for compare in (estimate_main_effects, estimate_interactions):
         found = [compare(cells, Memory.factors, "loss") for cells in made]
         # Holm's bound is 0.05; a thousand draws may lie two standard errors of 0.007 above it
         assert np.mean([any(one.called for one in family) for family in found]) <= 0.064
@@ -292,8 +297,8 @@ def test_a_difference_is_the_t_test_over_the_means_of_seeds(tmp_path):
 @pytest.mark.parametrize(
     ("compare", "name", "trials", "groups"),
     [
-        (main_effects, "heads=mqa", 2, 4),
-        (interactions, "heads=mqa and sharing=trained", 4, 2),
+        (estimate_main_effects, "heads=mqa", 2, 4),
+        (estimate_interactions, "heads=mqa and sharing=trained", 4, 2),
     ],
 )
 def test_a_detectable_difference_is_found_with_the_stated_power(compare, name, trials, groups):
@@ -345,11 +350,11 @@ def test_full_designs_agree_with_least_squares():
             records.append({"a": levels[0], "b": levels[1], "seed": seed, "loss": loss})
     frame = pd.DataFrame(records)
     mains = smf.ols("loss ~ a + b + C(seed)", frame).fit().params
-    for one in main_effects(cells, factors, "loss"):
+    for one in estimate_main_effects(cells, factors, "loss"):
         ((factor, level),) = one.change
         expected = mains[f"{factor}[T.{level}]"]
         assert one.estimate.value == pytest.approx(expected, rel=1e-9, abs=1e-9)
     both = smf.ols("loss ~ a * b + C(seed)", frame).fit().params
-    for one in interactions(cells, factors, "loss"):
+    for one in estimate_interactions(cells, factors, "loss"):
         expected = both[":".join(f"{f}[T.{level}]" for f, level in one.change)]
         assert one.estimate.value == pytest.approx(expected, rel=1e-9, abs=1e-9)

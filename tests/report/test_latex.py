@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.latex import MOST_ROWS, escape, to_latex
 from kvlab.report.section import Cell, Column, Row, Table, cell
+from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, to_latex
 from tests.report.factory import Record
 from tests.report.test_hostile import hostile_record
 
@@ -29,15 +29,15 @@ EVIL = [
 
 @pytest.mark.parametrize("text", EVIL)
 def test_escaped_text_is_literal(text):
-    assert LITERAL.match(escape(text)), escape(text)
-    assert not re.search("--|,,", escape(text))
+    assert LITERAL.match(escape_latex(text)), escape_latex(text)
+    assert not re.search("--|,,", escape_latex(text))
 
 
 def test_plain_numbers_read_as_a_paper_has_them():
-    assert escape("\N{MINUS SIGN}0.0512 \N{PLUS-MINUS SIGN} 0.01, 4\N{MULTIPLICATION SIGN}") == (
-        r"$-$0.0512 $\pm$ 0.01, 4$\times$"
-    )
-    assert escape("50% of kv_bytes") == r"50\% of kv\_bytes"
+    assert escape_latex(
+        "\N{MINUS SIGN}0.0512 \N{PLUS-MINUS SIGN} 0.01, 4\N{MULTIPLICATION SIGN}"
+    ) == (r"$-$0.0512 $\pm$ 0.01, 4$\times$")
+    assert escape_latex("50% of kv_bytes") == r"50\% of kv\_bytes"
 
 
 def test_a_table():
@@ -65,7 +65,7 @@ def test_a_table():
 
 
 def test_a_table_longer_than_a_page_goes_over_several():
-    rows = tuple(Row((cell(str(number), number),)) for number in range(MOST_ROWS + 1))
+    rows = tuple(Row((cell(str(number), number),)) for number in range(MAX_PAGE_ROWS + 1))
     lines = to_latex(Table("long", "All.", (Column("n", True),), rows)).splitlines()
     assert "booktabs,longtable" in lines[0]
     assert [line for line in lines[1:] if "table}" in line] == [

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from kvlab.errors import StoreError
-from kvlab.report import outcomes
-from kvlab.report.outcomes import STYLES, outcomes_of, read_outcomes
+from kvlab.report import hellaswag_outcomes
+from kvlab.report.hellaswag_outcomes import STYLES, parse_outcomes, read_outcomes
 from kvlab.report.study import Study
 from tests.report.factory import Record
 
@@ -50,8 +50,10 @@ def expected(items):
 @pytest.mark.parametrize("parts", [("completion",), ("lmeval", "completion")])
 def test_lines_that_are_alike(monkeypatch, ways, parts):
     items = made(500, ways=ways, parts=parts)
-    monkeypatch.setattr(outcomes, "_right", None)  # lines that are alike are not decoded
-    assert outcomes_of(lines(items)) == expected(items)
+    monkeypatch.setattr(
+        hellaswag_outcomes, "_decode_items", None
+    )  # lines that are alike are not decoded
+    assert parse_outcomes(lines(items)) == expected(items)
     assert 0 < sum(expected(items)[STYLES[0]]) < 500
 
 
@@ -82,22 +84,22 @@ def test_an_item_as_the_evaluation_writes_it(monkeypatch):
         b' 1, "prediction_norm": 3}, "served": {"scores": [-102.4, -72.8, -79.0, -94.7],'
         b' "prediction": 1, "prediction_norm": 3}}}\n'
     )
-    monkeypatch.setattr(outcomes, "_right", None)
-    found = outcomes_of(line * 2)
+    monkeypatch.setattr(hellaswag_outcomes, "_decode_items", None)
+    found = parse_outcomes(line * 2)
     assert found == dict(zip(STYLES, (b"\1\1", b"\0\0"), strict=True))
 
 
 @pytest.mark.parametrize("name", list(unlike()))
 def test_lines_that_are_not_alike_are_read_one_by_one(name):
     items = unlike()[name]
-    assert outcomes_of(lines(items)) == expected(items)
+    assert parse_outcomes(lines(items)) == expected(items)
 
 
 def test_without_the_last_lines_end_and_with_other_spacing():
     items = made(30)
-    assert outcomes_of(lines(items).rstrip()) == expected(items)
-    assert outcomes_of(lines(items).replace(b": ", b":")) == expected(items)
-    assert outcomes_of(b"") == {}
+    assert parse_outcomes(lines(items).rstrip()) == expected(items)
+    assert parse_outcomes(lines(items).replace(b": ", b":")) == expected(items)
+    assert parse_outcomes(b"") == {}
 
 
 def test_of_a_whole_study_each_trial_once(tmp_path):

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from kvlab.report.document import make_document
-from kvlab.report.html import to_html
+from kvlab.report.html_page import to_html
 from kvlab.report.study import Study
 from tests.report.browser import Browser
 from tests.report.factory import Record, no_learned_hybrid

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.pareto import COSTS, budget_bests, mark_front, points
+from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
 from kvlab.report.study import Study
 from tests.report.factory import Record
 
@@ -29,7 +29,7 @@ def beaten(one, others, sign):
 @pytest.mark.parametrize("metric", ["loss_served", "hellaswag_acc_norm", "tokens_per_second"])
 @pytest.mark.parametrize("cost", list(COSTS))
 def test_fronts_by_their_definition(tmp_path, metric, cost):
-    found = mark_front(study(tmp_path, items=12, noise=0.2), metric, COSTS[cost])
+    found = cost_front(study(tmp_path, items=12, noise=0.2), metric, COSTS[cost])
     sign = 1 if metric == "loss_served" else -1
     assert len(found) == 24
     assert {p.levels for p in found if p.front} == {
@@ -59,7 +59,7 @@ def sized(tmp_path, **changes):
 def test_the_best_cell_in_every_budget(tmp_path):
     found = [
         (best.condition, best.point.levels[0], best.second.levels[0] if best.second else None)
-        for best in budget_bests(sized(tmp_path))
+        for best in best_cells_by_budget(sized(tmp_path))
     ]
     assert found[:3] == [
         ("within 2 MiB per 1,024 tokens", "b", "d"),
@@ -78,12 +78,12 @@ def test_a_budget_as_large_as_the_baseline_is_none(tmp_path):
 
     record = Even(factors={"size": tuple("ace")})
     found = Study.load(record.write(tmp_path / "store"), record.name)
-    assert [best.budget for best in budget_bests(found)] == [2**20, 2**19]
+    assert [best.budget for best in best_cells_by_budget(found)] == [2**20, 2**19]
 
 
 def test_the_smallest_on_the_front_is_in_the_answer(tmp_path):
     found = sized(tmp_path)
-    assert [p.levels[0] for p in points(found) if p.front] == ["f", "e", "d", "b"]
+    assert [p.levels[0] for p in memory_front(found) if p.front] == ["f", "e", "d", "b"]
 
 
 def test_the_sections_say_it(tmp_path):

@@ -6,7 +6,7 @@ from kvlab.report.document import make_document
 from kvlab.report.figures.plot import SERIES
 from kvlab.report.markdown import to_markdown
 from kvlab.report.section import Figure, Table
-from kvlab.report.sections.probes import probes
+from kvlab.report.sections.probes import report_probes
 from kvlab.report.study import Study
 from tests.report.factory import Record
 
@@ -27,7 +27,7 @@ class Probed(Record):
 
 
 def section(record, folder):
-    return probes(Study.load(record.write(folder), "made"))
+    return report_probes(Study.load(record.write(folder), "made"))
 
 
 def test_nothing_measured_nothing_said(tmp_path):

@@ -10,10 +10,10 @@ import pytest
 from kvlab.errors import UsageError
 from kvlab.report import write_report
 from kvlab.report.document import make_document
-from kvlab.report.html import to_html
-from kvlab.report.latex import to_latex
+from kvlab.report.html_page import to_html
 from kvlab.report.markdown import to_markdown
 from kvlab.report.study import Study
+from kvlab.report.table_export import to_latex
 from tests.benchmarks.report import big_record
 from tests.report.factory import Record, no_learned_hybrid
 

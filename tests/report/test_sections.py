@@ -73,15 +73,14 @@ def test_wrong_sections_are_refused_with_their_place(tmp_path, capsys, report, s
 
 
 def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
-    from kvlab.cli.sweep_file import read_sweep
-    from kvlab.sweep.description import sweep_description
-    from kvlab.sweep.plan import plan
+    from kvlab.cli.shared_arguments import read_sweep
+    from kvlab.sweep.planning.planner import describe_sweep, plan
 
     plain = plan(read_sweep(sweep_file(tmp_path, "seeds: [0]")), provisional=True)
     sweep = read_sweep(sweep_file(tmp_path, "report: {sections: [answer, cells]}"))
     picked = plan(sweep, provisional=True)
     assert [one.trial.id for one in picked.trials] == [one.trial.id for one in plain.trials]
-    frozen = sweep_description(picked, yaml="", experiment_yaml="", command="")
+    frozen = describe_sweep(picked, yaml="", experiment_yaml="", command="")
     assert frozen["report"] == {"sections": ["answer", "cells"]}
 
 
@@ -102,7 +101,7 @@ def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
 
 def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
     import kvlab.report
-    from kvlab.trial.metrics import METRICS
+    from kvlab.store.metrics import METRICS
 
     guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
     names: dict[str, object] = {}

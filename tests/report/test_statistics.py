@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.report.statistics.holm import holm
-from kvlab.report.statistics.items import compare_items, mcnemar
-from kvlab.report.statistics.paired import POWER, estimate, smallest_detectable, spread_factors
-from kvlab.trial.metrics import METRICS
+from kvlab.report.statistics import (
+    POWER,
+    compare_items,
+    estimate,
+    holm_correction,
+    mcnemar,
+    smallest_detectable,
+    spread_factors,
+)
+from kvlab.store.metrics import METRICS
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 
@@ -67,7 +73,7 @@ def test_holm_against_its_definition():
     random = np.random.default_rng(4)
     for size in (1, 2, 7):
         p = random.uniform(0, 0.2, size).tolist()
-        corrected = holm(p)
+        corrected = holm_correction(p)
         for level in (0.01, 0.05, 0.1):
             rejected = set()
             for rank, index in enumerate(sorted(range(size), key=p.__getitem__)):
@@ -83,13 +89,15 @@ def test_holm_is_that_of_statsmodels():
     random = np.random.default_rng(8)
     for size in (1, 2, 7, 40):
         p = random.uniform(0, 0.2, size)
-        assert holm(p.tolist()) == pytest.approx(multipletests(p, method="holm")[1], **EXACT)
+        assert holm_correction(p.tolist()) == pytest.approx(
+            multipletests(p, method="holm")[1], **EXACT
+        )
 
 
 def test_holm_calls_nothing_in_95_percent_of_null_families():
     random = np.random.default_rng(5)
     families = random.uniform(size=(1000, 6))
-    assert np.mean([min(holm(family.tolist())) < 0.05 for family in families]) < 0.065
+    assert np.mean([min(holm_correction(family.tolist())) < 0.05 for family in families]) < 0.065
 
 
 @pytest.mark.parametrize(("df", "tests"), [(2, 1), (5, 4), (11, 1)])

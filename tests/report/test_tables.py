@@ -7,15 +7,15 @@ from statistics import mean, stdev
 
 import pytest
 
-from kvlab.layout.projection import project
-from kvlab.layout.roofline import Ceilings
+from kvlab.layout.extrapolation import extrapolate
+from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report.document import make_document
-from kvlab.report.section import EMPTY, Cell, Column, Row, Table, cell
+from kvlab.report.section import EMPTY_CELL, Cell, Column, Row, Table, cell
 from kvlab.report.sections import SECTIONS
 from kvlab.report.study import Study
-from kvlab.report.tables import to_csv
-from kvlab.spec import ServingConfig, Shape, load_shape
-from kvlab.trial.metrics import METRICS
+from kvlab.report.table_export import to_csv
+from kvlab.spec import ServedModel, ServingConfig, load_served_model
+from kvlab.store.metrics import METRICS
 from tests.report.full_record import (
     BASE,
     FACTORS,
@@ -202,9 +202,9 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
 
 
 def test_effects_on_other_measurements_say_their_unit(tables, study):
-    from kvlab.report.numbers import short
+    from kvlab.report.formatting import short_title
 
-    named = {short(metric): metric for metric in reversed(METRICS)}
+    named = {short_title(metric): metric for metric in reversed(METRICS)}
     units = set()
     for row in tables["effects-other"]:
         metric, unit = named[row["measurement"]], row["unit"]
@@ -221,7 +221,7 @@ def test_effects_on_other_measurements_say_their_unit(tables, study):
 
 
 def test_budgets_are_bytes_and_cells_mib(tables):
-    per_context = 1024 / load_shape("gpt2", {}).model.block_size
+    per_context = 1024 / load_served_model("gpt2", {}).model.block_size
     for row in tables["equal-memory"]:
         best = levels_of(row["best cell"])
         taken = RECORD.bytes(best) * per_context
@@ -269,13 +269,15 @@ def test_accuracies_are_percent_and_their_differences_points(tables):
 
 
 def test_projections_are_gigabytes_and_seconds(tables):
-    ceilings = Ceilings("made", "float32", 0, 1e9, 1e11, 1e9)
+    ceilings = DevicePeaks("made", "float32", 0, 1e9, 1e11, 1e9)
     for row in tables["projection"]:
         levels = levels_of(row["cell"])
-        model = load_shape("gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}).model
-        shape = Shape(name="made", model=model, serving=ServingConfig())
+        model = load_served_model(
+            "gpt2", {"model.n_kv_head": 1} if levels["heads"] == "mqa" else {}
+        ).model
+        shape = ServedModel(name="made", model=model, serving=ServingConfig())
         place = (int(row["batch"]), int(row["context"]))
-        one = next(p for p in project(shape, row["size"], ceilings)
+        one = next(p for p in extrapolate(shape, row["size"], ceilings)
                    if (p.batch_size, p.context_length) == place)  # fmt: skip
         near(row["KV stored (GB)"], one.kv_bytes / GB)
         near(row["KV read per token (GB)"], one.cost.kv_read_bytes / GB)
@@ -292,7 +294,7 @@ def test_provenance_counts_trials(tables):
 
 def test_a_cells_numbers_fill_its_columns():
     columns = (Column("a (ms)", True, csv=("a (ms)", "a sd (ms)")), Column("b", True))
-    rows = (Row((Cell("1 ± 2", 1.0, csv=(1.0, None)), cell("3", 3))), Row((EMPTY, EMPTY)))
+    rows = (Row((Cell("1 ± 2", 1.0, csv=(1.0, None)), cell("3", 3))), Row((EMPTY_CELL, EMPTY_CELL)))
     assert to_csv(Table("made", "Made.", columns, rows)) == "a (ms),a sd (ms),b\n1.0,,3\n,,\n"
     with pytest.raises(AssertionError, match="a"):
-        to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY)),)))
+        to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY_CELL)),)))

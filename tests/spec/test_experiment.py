@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import ModelConfig, load_experiment, load_shape, parse_override
+from kvlab.spec import ModelConfig, load_experiment, load_served_model, parse_override
 
 GOOD = """\
 name: small
@@ -117,9 +117,9 @@ def test_overrides_are_checked_and_named(tmp_path):
 
 
 def test_shapes_of_presets():
-    assert load_shape("gpt2").model.n_layer == 12
+    assert load_served_model("gpt2").model.n_layer == 12
     with pytest.raises(SpecError, match="gpt4: is not a preset or a .yaml file"):
-        load_shape("gpt4")
+        load_served_model("gpt4")
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path):

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.spec.starts import source_levels
+from kvlab.spec.init_from import source_cell_levels
 from tests.spec.test_experiment import GOOD, write
 from tests.spec.test_sweep import load, refusal
 
@@ -25,7 +25,7 @@ exclude:
 
 
 def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
-    sources = {cell.label: source_levels(cell) for cell in load(tmp_path, SWEEP).cells()}
+    sources = {cell.label: source_cell_levels(cell) for cell in load(tmp_path, SWEEP).cells()}
     assert sources == {
         "start=scratch heads=mha": None,
         "start=scratch heads=mqa": None,

@@ -1,6 +1,7 @@
 import pytest
 
-from kvlab.spec import SpecError, load_experiment
+from kvlab.errors import SpecError
+from kvlab.spec import load_experiment
 
 TEXT = """\
 name: e

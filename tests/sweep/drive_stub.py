@@ -5,15 +5,15 @@ import json
 import sys
 from pathlib import Path
 
-from kvlab.cli.mirror import Mirror
+from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
+from kvlab.store.provenance import Origin
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.description import sweep_description
+from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import EXECUTORS
-from kvlab.sweep.interrupt import graceful_stop
-from kvlab.trial import Store
-from kvlab.trial.origin import Origin
+from kvlab.sweep.planning.planner import describe_sweep
 from tests.sweep.stub import StubRun, identify
 
 
@@ -35,18 +35,18 @@ def main() -> None:
     run = StubRun(store.path, own_flag=own_flag, seconds=options.seconds, script=script)
     executor = EXECUTORS[options.executor](run, None)
     retried = []
-    mirror = Mirror(store, "s", None, lambda line: print(line, file=sys.stderr))
+    mirror = MLflowCallback(store, "s", None, lambda line: print(line, file=sys.stderr))
     driver = Driver(
         planned,
         store,
         executor,
         origin=Origin(own_stop_flag=own_flag),
-        description=sweep_description(planned, yaml="", experiment_yaml="", command=""),
+        description=describe_sweep(planned, yaml="", experiment_yaml="", command=""),
         on_event=lambda e: retried.append(1) if e.message else None,
         on_result=mirror.result if options.mlflow else None,
     )
     try:
-        with graceful_stop(driver.stop):
+        with stop_on_signal(driver.stop):
             summary = driver.run()
         if options.mlflow:
             mirror.finish(None)

@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 
 from kvlab.errors import Diverged, Stopped
-from kvlab.files import replace
+from kvlab.fs.atomic_files import replace_guarded
 from kvlab.spec import load_sweep
+from kvlab.store.provenance import DataProvenance, Machine, Origin
+from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import plan
-from kvlab.trial.origin import Origin
-from kvlab.trial.provenance import DataProvenance, Machine
-from kvlab.trial.result import Measured
 from kvlab.trial.run import run_trial
 
 EXPERIMENT = """\
@@ -93,7 +92,7 @@ class StubStages:
         self.report({"stage": "evaluation"})
         weights = (directory / "final" / "model.safetensors").read_text()
         loss = int(hashlib.sha256((weights + self.trial.id).encode()).hexdigest()[:8], 16) / 2**32
-        return Measured(
+        return TrialMeasurements(
             measurements={"loss": loss, "kv_bytes_formula": 64},
             curves={"train_loss": [[20, 320, loss]], "validation_loss": []},
             training_record={"steps": 20},
@@ -132,7 +131,7 @@ class StubStages:
 def write_whole(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
-    replace(temporary, path)
+    replace_guarded(temporary, path)
 
 
 class StubRun:

@@ -7,12 +7,12 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
-from kvlab.files import write_json
+from kvlab.fs.atomic_files import write_json
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.budget import budget
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.nearest import nearest_finished
-from kvlab.trial import Store
+from kvlab.sweep.planning.budget import estimate_budget
+from kvlab.sweep.planning.explain import find_nearest_trial
 from tests.sweep.stub import SWEEP, StubRun, tiny_plan
 
 
@@ -35,7 +35,7 @@ def rewrite(
 def test_hours_and_money_from_a_stated_rate(tmp_path):
     planned = tiny_plan(tmp_path)
     flops = planned.trials[0].flops
-    costs = budget(planned, None, rate=flops / 3600, price=2.5)
+    costs = estimate_budget(planned, None, rate=flops / 3600, price=2.5)
     assert (costs.trials, costs.trainings, costs.device) == (8, 4, "CPU core")
     assert costs.flops == sum(p.flops for p in planned.trials if p.trains)
     assert costs.hours == pytest.approx(costs.flops / flops)
@@ -47,7 +47,9 @@ def test_cores_count(tmp_path):
         "tied: {", "tied: {resources.cpus: 2.0, "
     )
     one, two = tiny_plan(tmp_path), tiny_plan(tmp_path, text=text)
-    assert budget(two, None, rate=1e9).hours == pytest.approx(2 * budget(one, None, rate=1e9).hours)
+    assert estimate_budget(two, None, rate=1e9).hours == pytest.approx(
+        2 * estimate_budget(one, None, rate=1e9).hours
+    )
 
 
 def test_a_rate_is_measured_from_finished_trials(tmp_path):
@@ -56,7 +58,7 @@ def test_a_rate_is_measured_from_finished_trials(tmp_path):
     for one in planned.trials:
         rewrite(store, one.trial.id, seconds=50.0)
     longer = tiny_plan(tmp_path, store, SWEEP.replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
-    costs = budget(longer, store)
+    costs = estimate_budget(longer, store)
     rates = sorted(p.flops / 50.0 for p in planned.trials)
     assert costs.rate.flops_per_second == pytest.approx((rates[3] + rates[4]) / 2)
     assert (costs.rate.source, costs.rate.results, costs.rate.measure_seconds) == (
@@ -67,28 +69,28 @@ def test_a_rate_is_measured_from_finished_trials(tmp_path):
     new = [p for p in longer.trials if not p.ended]
     seconds = sum(p.flops for p in new if p.trains) / costs.rate.flops_per_second + 10.0 * len(new)
     assert costs.hours == pytest.approx(seconds / 3600)
-    assert budget(planned, store) is None
+    assert estimate_budget(planned, store) is None
 
 
 def test_a_price_without_a_rate_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"--price = 3 needs a rate.*--rate FLOPS"):
-        budget(tiny_plan(tmp_path), Store(tmp_path / "runs"), price=3.0)
+        estimate_budget(tiny_plan(tmp_path), Store(tmp_path / "runs"), price=3.0)
 
 
 def test_the_memory_of_the_largest_trial_is_compared(tmp_path):
     planned = tiny_plan(tmp_path)
-    costs = budget(planned, None)
+    costs = estimate_budget(planned, None)
     assert costs.fits is None
-    assert budget(planned, None, memory=costs.peak_bytes).fits
-    assert not budget(planned, None, memory=costs.peak_bytes - 1).fits
+    assert estimate_budget(planned, None, memory=costs.peak_bytes).fits
+    assert not estimate_budget(planned, None, memory=costs.peak_bytes - 1).fits
 
 
 def test_trials_that_run_at_once_share_the_memory(tmp_path):
     planned = tiny_plan(tmp_path)
-    peak = budget(planned, None).peak_bytes
-    assert budget(planned, None, memory=3 * peak, at_once=3).fits
-    assert not budget(planned, None, memory=3 * peak, at_once=4).fits
-    few = budget(planned, None, memory=8 * peak, at_once=100)  # there are only eight
+    peak = estimate_budget(planned, None).peak_bytes
+    assert estimate_budget(planned, None, memory=3 * peak, at_once=3).fits
+    assert not estimate_budget(planned, None, memory=3 * peak, at_once=4).fits
+    few = estimate_budget(planned, None, memory=8 * peak, at_once=100)  # there are only eight
     assert (few.at_once, few.fits) == (8, True)
 
 
@@ -109,13 +111,13 @@ def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, n
     if wanted is None:
         assert first.state == "done"
         return
-    found = nearest_finished(first.trial, store)
+    found = find_nearest_trial(first.trial, store)
     assert {key: (here, there) for key, here, there in found.differences} == wanted
     assert store.status(found.trial) == "done"
 
 
 def test_an_empty_store_has_no_nearest(tmp_path):
-    assert nearest_finished(tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")) is None
+    assert find_nearest_trial(tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")) is None
 
 
 def test_the_command_prints_the_budget_and_the_differences(tmp_path, capsys):

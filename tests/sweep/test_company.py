@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 
 from kvlab.errors import UsageError
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.company import joined
+from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
 from tests.sweep.stub import StubRun, numbers, tiny_plan
 from tests.sweep.test_kill import (  # noqa: F401 (fixtures)
     _nothing_left,
@@ -157,23 +157,23 @@ def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, sweep): 
 def test_who_cannot_join_is_told_why(tmp_path):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
     described = {"name": "s", "cells": [{"trials": {1: "a"}}]}
-    with joined(store, "s", described, alone=False):
+    with join_sweep(store, "s", described, alone=False):
         with (
             pytest.raises(UsageError, match=r"run by process \d+ since .*a search has one driver"),
-            joined(store, "s", None, alone=True),
+            join_sweep(store, "s", None, alone=True),
         ):
             pytest.fail("it is not alone")
         with (
             pytest.raises(UsageError, match="other cells than this file's"),
-            joined(store, "s", {"name": "s", "cells": []}, alone=False),
+            join_sweep(store, "s", {"name": "s", "cells": []}, alone=False),
         ):
             pytest.fail("its plan is another")
-        with joined(store, "s", described, alone=False):
+        with join_sweep(store, "s", described, alone=False):
             store.stop_flag("s").touch()
         assert store.stop_flag("s").exists(), "the first has not seen it yet"
         with pytest.raises(UsageError, match="asked to stop"):
             drive(planned, store, StubRun(store.path))
     assert not store.stop_flag("s").exists()
-    with joined(store, "s", None, alone=True), pytest.raises(UsageError, match="kvlab stop s"):
+    with join_sweep(store, "s", None, alone=True), pytest.raises(UsageError, match="kvlab stop s"):
         drive(planned, store, StubRun(store.path))
     assert drive(planned, store, StubRun(store.path)).states["done"] == 8

@@ -6,9 +6,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.executor import Ended, WorkerKilled
-from kvlab.trial import Store
+from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
 from tests.sweep.stub import SWEEP, StubRun, tiny_plan
 
 
@@ -44,13 +44,13 @@ class RoughExecutor:
         if not self.trials:
             return []
         trial = self.trials.pop(self.random.randrange(len(self.trials)))
-        killed = Ended(trial.id, error=WorkerKilled("its process died"))
+        killed = EndedTask(trial.id, error=WorkerKilled("its process died"))
         if self.random.random() < self.chance / 2:
             return [killed]  # before it did anything
         outcome = self.run(trial)
         if self.random.random() < self.chance / 2:
             return [killed]  # after it had recorded its result
-        return [Ended(trial.id, outcome=outcome)]
+        return [EndedTask(trial.id, outcome=outcome)]
 
     def close(self, *, force=False):
         pass

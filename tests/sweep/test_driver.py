@@ -4,11 +4,11 @@ import pytest
 
 from kvlab.errors import DataError, ResourceError, StoreError
 from kvlab.spec import load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.executor import Ended
+from kvlab.sweep.driver.trial_queue import order_trials
+from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.order import run_order
-from kvlab.trial import Store
 from tests.sweep.stub import (
     EXPERIMENT,
     SWEEP,
@@ -130,7 +130,7 @@ def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path
 def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path):
     store = Store(tmp_path / "runs")
     planned = tiny_plan(tmp_path)
-    order = [one.trial.id for one in run_order(planned.trials)]
+    order = [one.trial.id for one in order_trials(planned.trials)]
     broken = order[3]
 
     def run(trial):
@@ -161,7 +161,7 @@ class TwoAtOnce:
 
     def wait(self, seconds):  # noqa: ARG002
         trials, self.trials = self.trials, []
-        return [Ended(trial.id, error=StoreError("No space left")) for trial in trials]
+        return [EndedTask(trial.id, error=StoreError("No space left")) for trial in trials]
 
 
 @pytest.mark.timeout(60)

@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from kvlab.spec.failures import FailuresConfig
 from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec.sweep import FailuresConfig
+from kvlab.store.progress import write_progress
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.executor import Ended, WorkerKilled
+from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
+from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.failures import Failures, smaller_microbatch
-from kvlab.trial import Store
-from kvlab.trial.progress import write_progress
 from tests.sweep.stub import SWEEP, StubRun, StubStages, tiny_plan
 
 ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
@@ -188,7 +188,7 @@ def killed(tmp_path, **config):
     planned = tiny_plan(tmp_path).trials[0]
     path = store.trial_directory(planned.trial.id) / "progress.json"
     path.parent.mkdir(parents=True)
-    failures = Failures(FailuresConfig(**config), store, InlineExecutor(None))
+    failures = RetryPolicy(FailuresConfig(**config), store, InlineExecutor(None))
     return planned, path, lambda: failures.killed(planned, WorkerKilled("its process died"))
 
 
@@ -222,7 +222,7 @@ def test_the_driver_waits_and_then_goes_on(tmp_path):
             if self._next is not None and self.left:
                 self.left -= 1
                 trial, self._next = self._next, None
-                return [Ended(trial.id, error=WorkerKilled("its process died"))]
+                return [EndedTask(trial.id, error=WorkerKilled("its process died"))]
             return super().wait(seconds)
 
     store = Store(tmp_path / "runs")

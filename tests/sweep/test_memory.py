@@ -8,8 +8,14 @@ import pytest
 
 from kvlab.errors import ResourceError
 from kvlab.layout import training_peak_bytes
-from kvlab.layout.packing import CONTEXT_BYTES
-from kvlab.sweep.memory import SURE, MachineMemory, check_memory, host_memory, this_memory
+from kvlab.layout.gpu_sharing import CONTEXT_BYTES
+from kvlab.sweep.planning.memory_check import (
+    LOWER_BOUND_FACTOR,
+    MachineMemory,
+    check_memory,
+    host_memory,
+    measure_machine_memory,
+)
 from tests.sweep.stub import tiny_plan
 
 ONE = """\
@@ -45,9 +51,9 @@ def test_what_cannot_fit_at_any_microbatch_is_refused_and_what_might_is_warned_o
     [line] = lines(asked - 1)
     assert "memory may run out" in line
     assert "lower resources.microbatch_tokens" in line
-    assert len(lines(int(SURE * least) + 1)) == 1
+    assert len(lines(int(LOWER_BOUND_FACTOR * least) + 1)) == 1
     with pytest.raises(ResourceError, match=r"cannot be trained here.*one row of 16 tokens"):
-        lines(int(SURE * least) - 1)
+        lines(int(LOWER_BOUND_FACTOR * least) - 1)
 
 
 def test_trials_that_run_at_once_share_the_memory(tmp_path):
@@ -79,7 +85,9 @@ def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
     with pytest.raises(ResourceError, match="and a GPU has"):
         list(
             check_memory(
-                trials, [MachineMemory(10**15, int(SURE * least) + CONTEXT_BYTES - 1, 1)], True
+                trials,
+                [MachineMemory(10**15, int(LOWER_BOUND_FACTOR * least) + CONTEXT_BYTES - 1, 1)],
+                True,
             )
         )
     assert list(check_memory(trials, [MachineMemory(1, 0, 1)], False)) == []  # not known
@@ -94,9 +102,9 @@ def test_a_machine_says_what_it_has(tmp_path, monkeypatch):
     command.write_text("#!/bin/sh\necho 81559\necho 143771\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = MachineMemory(**json.loads(this_memory()))
+    found = MachineMemory(**json.loads(measure_machine_memory()))
     assert found.device == 143771 * 2**20
     assert 0 < found.host == host_memory() <= psutil.virtual_memory().total
     assert found.cores >= 1
     command.write_text("#!/bin/sh\necho no driver; exit 9\n")
-    assert MachineMemory(**json.loads(this_memory())).device == 0
+    assert MachineMemory(**json.loads(measure_machine_memory())).device == 0

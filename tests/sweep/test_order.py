@@ -2,7 +2,7 @@
 
 import random
 
-from kvlab.sweep.order import run_order
+from kvlab.sweep.driver.trial_queue import order_trials
 from tests.sweep.stub import tiny_plan
 
 SWEEP = """\
@@ -26,7 +26,7 @@ seeds: [0, 1, 2, 3]
 
 def test_the_baseline_then_every_architecture_then_a_shuffle(tmp_path):
     planned = tiny_plan(tmp_path, text=SWEEP).trials
-    ordered = run_order(planned)
+    ordered = order_trials(planned)
     assert sorted(p.trial.id for p in ordered) == sorted(p.trial.id for p in planned)
     assert ordered[0] == planned[0]
     early = [(p.levels["heads"], p.levels["serving"]) for p in ordered[:6]]
@@ -40,13 +40,13 @@ def test_the_baseline_then_every_architecture_then_a_shuffle(tmp_path):
 def test_whoever_trains_comes_before_those_who_share(tmp_path):
     planned = tiny_plan(tmp_path, text=SWEEP).trials
     seen = set()
-    for one in run_order(planned):
+    for one in order_trials(planned):
         assert one.shares_with is None or one.shares_with in seen
         seen.add(one.trial.id)
 
 
 def test_the_order_is_the_same_every_time_and_of_any_part(tmp_path):
     planned = list(tiny_plan(tmp_path, text=SWEEP).trials)
-    assert run_order(planned) == run_order(planned)
+    assert order_trials(planned) == order_trials(planned)
     part = [one for one in planned if random.Random(one.trial.id).random() < 0.5]
-    assert sorted(p.trial.id for p in run_order(part)) == sorted(p.trial.id for p in part)
+    assert sorted(p.trial.id for p in order_trials(part)) == sorted(p.trial.id for p in part)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvlab.files import write_json
-from kvlab.sweep.outlook import outlook
-from kvlab.trial import Store
+from kvlab.fs.atomic_files import write_json
+from kvlab.store.store import Store
+from kvlab.sweep.driver.eta import estimate_pace
 
 DONE, RUNNING = ["1" * 16, "2" * 16, "3" * 16], ["a" * 16, "b" * 16]
 
@@ -31,7 +31,7 @@ def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(tmp_p
         done(store, trial, seconds)
     runs(store, RUNNING[0], tokens_per_second=1000.0, seconds_left=20.0)
     runs(store, RUNNING[1], tokens_per_second=500.0, seconds_left=10_000.0)
-    found = outlook(store, DONE, RUNNING, missing=6)
+    found = estimate_pace(store, DONE, RUNNING, missing=6)
     assert found.tokens_per_second == 1500
     assert found.trials_per_hour == 2 * 3600 / 120
     # 6 of 120 s; what runs has 20 s left and, of the other, no more than a whole trial
@@ -41,13 +41,13 @@ def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(tmp_p
 def test_what_was_trained_before_a_kill_counts(tmp_path):
     store = Store(tmp_path)
     done(store, DONE[0], 10, attempts=3, trained=200.0)
-    assert outlook(store, DONE[:1], RUNNING[:1], missing=0).trials_per_hour == 18
+    assert estimate_pace(store, DONE[:1], RUNNING[:1], missing=0).trials_per_hour == 18
 
 
 def test_nothing_is_guessed_from_nothing(tmp_path):
     store = Store(tmp_path)
-    nothing = outlook(store, [], RUNNING, missing=3)
+    nothing = estimate_pace(store, [], RUNNING, missing=3)
     assert (nothing.trials_per_hour, nothing.seconds_left) == (None, None)
     done(store, DONE[0], 60)
-    stands_still = outlook(store, DONE[:1], [], missing=3)
+    stands_still = estimate_pace(store, DONE[:1], [], missing=3)
     assert (stands_still.tokens_per_second, stands_still.seconds_left) == (None, None)

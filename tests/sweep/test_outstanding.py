@@ -5,14 +5,13 @@ import json
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.sweep.budget import budget
-from kvlab.sweep.outstanding import outstanding
+from kvlab.sweep.planning.budget import estimate_budget, list_remaining_trials
 from tests.sweep.test_search import SEARCH, searching
 
 
 def left(folder, text=SEARCH, **options):
     store, search, _ = searching(folder, text, **options)
-    return outstanding(search.plan, store)
+    return list_remaining_trials(search.plan, store)
 
 
 def test_a_search_counts_as_many_suggestions_as_its_budgets_allow(tmp_path):
@@ -38,7 +37,7 @@ def test_what_has_been_trained_is_not_counted_again(tmp_path):
 def test_the_totals_are_the_bases_as_often(tmp_path):
     store, search, _ = searching(tmp_path)
     base = search.plan.trials[0]
-    costs = budget(search.plan, store, rate=1e6)
+    costs = estimate_budget(search.plan, store, rate=1e6)
     assert (costs.trials, costs.trainings, costs.suggestions) == (13, 13, 12)
     assert (costs.flops, costs.tokens) == (13 * base.flops, 13 * base.tokens)
     assert costs.hours == pytest.approx(13 * base.flops / 1e6 / 3600)

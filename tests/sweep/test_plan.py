@@ -10,8 +10,8 @@ import pytest
 
 from kvlab.errors import DataError, SpecError
 from kvlab.spec import load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import plan
-from kvlab.trial import Store
 from tests.sweep.stub import SWEEP, StubRun, identify, tiny_plan, write_sweep
 
 ROOT = Path(__file__).parent.parent.parent

@@ -2,11 +2,11 @@
 
 import pytest
 
-from kvlab.data import prepared
+from kvlab.data import list_prepared_datasets
 from kvlab.errors import DataError, Stopped
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
-from kvlab.sweep.prefetch import prefetch
+from kvlab.sweep.driver.preparation import prefetch_data
 from tests.cli.tiny import SWEEP, write_tiny
 
 
@@ -25,13 +25,13 @@ def test_every_distinct_text_is_prepared_once(folder):
     planned = plan(load_sweep(write_tiny(folder, text)))
     assert len(planned.trials) == 8
     said = []
-    prefetch(planned.trials, said.append, nothing)
+    prefetch_data(planned.trials, said.append, nothing)
     found = {one.trial.data_identity[:16] for one in planned.trials}
-    assert sorted(path.name for path in prepared()) == sorted(found)
+    assert sorted(path.name for path in list_prepared_datasets()) == sorted(found)
     assert len(found) == 2
     assert said
     said.clear()
-    prefetch(planned.trials, said.append, nothing)
+    prefetch_data(planned.trials, said.append, nothing)
     assert said == []
 
 
@@ -39,11 +39,11 @@ def test_hellaswag_is_had_before_anything_is_trained(folder):
     (folder / "data").mkdir()
     (folder / "data" / "hellaswag_val.jsonl").write_text("not the set")
     path = write_tiny(folder)
-    prefetch(plan(load_sweep(path)).trials, nothing, nothing)
+    prefetch_data(plan(load_sweep(path)).trials, nothing, nothing)
     experiment = folder / "e.yaml"
     experiment.write_text(experiment.read_text().replace("loss_tokens: 64", "hellaswag: 5"))
     with pytest.raises(DataError, match="is not HellaSwag"):
-        prefetch(plan(load_sweep(path)).trials, nothing, nothing)
+        prefetch_data(plan(load_sweep(path)).trials, nothing, nothing)
 
 
 def test_it_ends_when_asked_and_goes_on_the_next_time(folder):
@@ -55,7 +55,7 @@ def test_it_ends_when_asked_and_goes_on_the_next_time(folder):
             raise Stopped("asked to stop")
 
     with pytest.raises(Stopped):
-        prefetch(planned.trials, said.append, stop)
-    assert prepared() == [] or said[-1].endswith(str(prepared()[0]))
-    prefetch(planned.trials, nothing, nothing)
-    assert len(prepared()) == 1
+        prefetch_data(planned.trials, said.append, stop)
+    assert list_prepared_datasets() == [] or said[-1].endswith(str(list_prepared_datasets()[0]))
+    prefetch_data(planned.trials, nothing, nothing)
+    assert len(list_prepared_datasets()) == 1

@@ -8,18 +8,18 @@ import random
 import pytest
 
 from kvlab.errors import Paused, SpecError, UsageError
-from kvlab.files import read_json
+from kvlab.fs.atomic_files import read_json
 from kvlab.spec import load_sweep
-from kvlab.spec.pruning import PruningConfig
-from kvlab.spec.search import SearchConfig
+from kvlab.spec.pruning_config import PruningConfig
+from kvlab.spec.search_config import SearchConfig
+from kvlab.store.result import TrialMeasurements
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.objectives import direction
-from kvlab.sweep.search import Search
-from kvlab.sweep.suggest import Past, suggest
-from kvlab.train.record import write_rung
-from kvlab.trial import Store
-from kvlab.trial.result import Measured
+from kvlab.sweep.search import Searcher
+from kvlab.sweep.search.objectives import objective_direction
+from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
+from kvlab.train.training_record import write_rung
 from tests.sweep.deadly import deaths_until_done
 from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
 
@@ -69,7 +69,7 @@ class Rising(StubStages):
     def measure(self, directory):
         found = super().measure(directory)
         found.measurements["loss"] = away(self.trial)
-        return Measured(**vars(found))
+        return TrialMeasurements(**vars(found))
 
 
 class RisingRun(StubRun):
@@ -84,11 +84,11 @@ def searching(folder, text=SEARCH, promote=(), stop_at=0, **stages):
     base = plan(load_sweep(write_sweep(folder, text)), store, identify=identify)
 
     def describe(planned):
-        from kvlab.sweep.description import sweep_description
+        from kvlab.sweep.planning.planner import describe_sweep
 
-        return sweep_description(planned, yaml=text, experiment_yaml="", command="kvlab submit")
+        return describe_sweep(planned, yaml=text, experiment_yaml="", command="kvlab submit")
 
-    search = Search(base, store, describe, identify)
+    search = Searcher(base, store, describe, identify)
     for trial in promote:
         search.promote(trial)
     told = itertools.count(1)
@@ -323,9 +323,12 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
             rng = random.Random(seed)
             xs = [rng.random() for _ in range(30)]
             past = [
-                Past({"training.x": x}, "pruned", notes={}, rungs=[(x - best) ** 2]) for x in xs
+                Observation({"training.x": x}, "pruned", notes={}, rungs=[(x - best) ** 2])
+                for x in xs
             ]
-            drawn.append(suggest(config, [direction(objective)], past).params["training.x"])
+            drawn.append(
+                suggest_params(config, [objective_direction(objective)], past).params["training.x"]
+            )
         means.append(sum(drawn) / len(drawn))
     assert abs(means[0] - 0.2) < 0.15
     assert abs(means[1] - 0.8) < 0.15
@@ -343,11 +346,11 @@ def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampl
         x = rng.random()
         measured = number % 15 == 0
         past.append(
-            Past({"training.x": x}, "ok", [x, 1 - x]) if measured
-            else Past({"training.x": x}, "pruned", rungs=[1.0] * (1 + number % 2))
+            Observation({"training.x": x}, "ok", [x, 1 - x]) if measured
+            else Observation({"training.x": x}, "pruned", rungs=[1.0] * (1 + number % 2))
         )  # fmt: skip
     for _ in range(3):
-        one = suggest(config, ["minimize", "minimize"], past)
+        one = suggest_params(config, ["minimize", "minimize"], past)
         assert 0.0 <= one.params["training.x"] <= 1.0
         past.append(one)
 

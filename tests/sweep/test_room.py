@@ -4,9 +4,9 @@ import pytest
 
 from kvlab.errors import ResourceError
 from kvlab.spec import load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
 from tests.sweep import stub
 from tests.sweep.stub import StubRun, identify, tiny_plan, write_sweep
 from tests.sweep.test_search import SEARCH, searching

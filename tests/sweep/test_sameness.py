@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.sweep.sameness import why_same
+from kvlab.sweep.planning.explain import explain_equality
 from tests.sweep.stub import tiny_plan
 
 SWEEP = """\
@@ -36,7 +36,7 @@ def test_equal_cells_are_one_trial(tmp_path, other, why):
     assert len(planned.trials) == 1
     assert [dict(cell) for cell in planned.trials[0].cells] == [{"way": "plain"}, {"way": "other"}]
     one, other = (cell.experiment for cell in planned.sweep.cells())
-    assert why in why_same(one, other)
+    assert why in explain_equality(one, other)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import optuna
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec.samplers import ARGUMENTS, LEFT_OUT, SHORT
-from kvlab.spec.search import SearchConfig
-from kvlab.sweep.suggest import Past, suggest
+from kvlab.spec.samplers import SAMPLER_ARGUMENTS, SAMPLERS, UNSUPPORTED_SAMPLERS
+from kvlab.spec.search_config import SearchConfig
+from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
 from tests.sweep.test_search import SEARCH, history, searching
 
 CHOSEN = {
@@ -34,17 +34,17 @@ def test_all_of_optunas_are_known_or_left_out_for_a_reason():
         and issubclass(kind, optuna.samplers.BaseSampler)
         and not name.startswith("Base")
     }
-    assert there == {*SHORT.values(), *LEFT_OUT}
-    assert set(ARGUMENTS) == set(SHORT) == set(CHOSEN)
+    assert there == {*SAMPLERS.values(), *UNSUPPORTED_SAMPLERS}
+    assert set(SAMPLER_ARGUMENTS) == set(SAMPLERS) == set(CHOSEN)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_every_argument_is_one_of_optunas(name):
-    takes = inspect.signature(getattr(optuna.samplers, SHORT[name])).parameters
-    assert set(ARGUMENTS[name]) <= set(takes)
+    takes = inspect.signature(getattr(optuna.samplers, SAMPLERS[name])).parameters
+    assert set(SAMPLER_ARGUMENTS[name]) <= set(takes)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", SAMPLERS)
 def test_stopped_and_resumed_it_suggests_the_same(tmp_path, name):
     text = (STEPS if name in ("grid", "brute_force") else SEARCH).replace(
         "trials: 12", f"trials: 8\n  sampler: {CHOSEN[name]}"
@@ -79,8 +79,8 @@ def test_a_low_discrepancy_sequence_goes_on_where_it_was():
     )  # fmt: skip
     past = []
     for _ in range(17):
-        one = suggest(config, ["minimize"], past)
-        past.append(Past(one.params, "ok", [0.0], notes=one.notes))
+        one = suggest_params(config, ["minimize"], past)
+        past.append(Observation(one.params, "ok", [0.0], notes=one.notes))
     points = [tuple(one.params.values()) for one in past[1:]]  # the first is drawn by chance
     assert len(set(points)) == 16
     cells = {(math.floor(4 * x), math.floor(4 * y)) for x, y in points}

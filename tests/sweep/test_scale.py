@@ -6,9 +6,9 @@ import time
 import psutil
 
 from kvlab.spec import load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
 from tests.sweep.stub import StubRun, identify, write_many
 
 PLAN_SECONDS = 8.0

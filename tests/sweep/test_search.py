@@ -10,14 +10,14 @@ import pytest
 
 from kvlab.errors import SpecError, StoreError
 from kvlab.spec import load_sweep
-from kvlab.spec.search import SearchConfig
+from kvlab.spec.search_config import SearchConfig
+from kvlab.store.result import TrialMeasurements
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.search import Search
-from kvlab.sweep.suggest import Past, suggest
-from kvlab.trial import Store
-from kvlab.trial.result import Measured
+from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.search import Searcher
+from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
 from tests.sweep.deadly import deaths_until_done
 from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
 
@@ -44,7 +44,7 @@ class Bowl(StubStages):
         experiment = self.trial.experiment
         away = math.log10(experiment.training.learning_rate) + 2
         found.measurements["loss"] = away**2 + 0.1 * (2 - experiment.model.n_kv_head)
-        return Measured(**vars(found))
+        return TrialMeasurements(**vars(found))
 
 
 class BowlRun(StubRun):
@@ -60,9 +60,9 @@ def searching(folder, text=SEARCH, stop_at=0, **stages):
     base = plan(sweep, store, identify=identify)
 
     def describe(planned):
-        return sweep_description(planned, yaml=text, experiment_yaml="", command="kvlab submit")
+        return describe_sweep(planned, yaml=text, experiment_yaml="", command="kvlab submit")
 
-    search = Search(base, store, describe, identify)
+    search = Searcher(base, store, describe, identify)
     told = itertools.count(1)
 
     def tell(_event):
@@ -287,10 +287,12 @@ def front_volume(sampler, seed, count):
     )  # fmt: skip
     past = []
     for _ in range(count):
-        one = suggest(config, ["minimize", "minimize"], past)
+        one = suggest_params(config, ["minimize", "minimize"], past)
         x = [one.params[name] for name in names]
         g = 1 + 9 * sum(x[1:]) / 2
-        past.append(Past(one.params, "ok", [x[0], g * (1 - math.sqrt(x[0] / g))], {}, one.notes))
+        past.append(
+            Observation(one.params, "ok", [x[0], g * (1 - math.sqrt(x[0] / g))], {}, one.notes)
+        )
     return below([p.values for p in past])
 
 

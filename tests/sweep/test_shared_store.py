@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import UsageError
-from kvlab.sweep import shared_store
-from kvlab.sweep.shared_store import check_shared
+from kvlab.sweep.ops import shared_store
+from kvlab.sweep.ops.shared_store import check_store_is_shared
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared_store, "PATIENCE", 0.3)
+    monkeypatch.setattr(shared_store, "PATIENCE_SECONDS", 0.3)
     return tmp_path / "runs" / "sweeps" / "s"
 
 
 def check(folder, everywhere):
-    check_shared(folder.parent.parent, folder, everywhere, patience=0.3)
+    check_store_is_shared(folder.parent.parent, folder, everywhere, patience=0.3)
 
 
 def test_a_shared_store_passes_and_nothing_stays(folder):

@@ -6,16 +6,21 @@ from dataclasses import asdict, replace
 import pytest
 
 from kvlab.errors import Stopped, StoreError
-from kvlab.files import write_json
-from kvlab.layout.packing import device_share, trials_per_device
+from kvlab.fs.atomic_files import write_json
+from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.spec import load_sweep
+from kvlab.store.provenance import Origin
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.executor import Ended
+from kvlab.sweep.driver.preparation import (
+    MAX_TRAINING_FLOPS,
+    SmokeTests,
+    estimate_training_seconds,
+    smoke_test_key,
+)
+from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.smoke import FASTEST, Smoke, seconds_at_least, smoke_key
-from kvlab.trial import Store
-from kvlab.trial.origin import Origin
-from kvlab.trial.smoke import SmokeAnswer, SmokeTest, run_smoke
+from kvlab.trial.smoke_test import SmokeResult, SmokeTest, run_smoke_test
 from tests.sweep.stub import EXPERIMENT, SWEEP, StubRun, identify, tiny_plan, write_sweep
 
 
@@ -33,7 +38,7 @@ class Run:
 
     def __call__(self, trial):
         self.seen.append(trial)
-        return run_smoke(trial) if isinstance(trial, SmokeTest) else self.stub(trial)
+        return run_smoke_test(trial) if isinstance(trial, SmokeTest) else self.stub(trial)
 
 
 class MqaIsBroken(Run):
@@ -49,7 +54,7 @@ class MqaIsBroken(Run):
 
 def smoke(store, executor, **options):
     said = []
-    return Smoke(store, "s", executor, Origin(), said.append, **options), said
+    return SmokeTests(store, "s", executor, Origin(), said.append, **options), said
 
 
 def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path):
@@ -100,7 +105,7 @@ def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_de
     store = Store(tmp_path / "runs")
     planned = list(tiny_plan(tmp_path).trials)
     flops = planned[0].flops
-    assert seconds_at_least(planned[0], None) == flops / FASTEST["cpu"]
+    assert estimate_training_seconds(planned[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
     for rate, tests in ((None, 0), (flops / 299, 0), (flops / 301, 4)):
         run = Run(store)
         smoke(store, InlineExecutor(run), rate=rate)[0](planned, lambda: None)
@@ -109,7 +114,7 @@ def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_de
     run = Run(store)
     smoke(store, InlineExecutor(run))[0](long, lambda: None)
     assert len(run.seen) == 4
-    one_architecture = [one for one in long if smoke_key(one) == smoke_key(long[0])]
+    one_architecture = [one for one in long if smoke_test_key(one) == smoke_test_key(long[0])]
     smoke(store, InlineExecutor(run))[0](one_architecture, lambda: None)
     smoke(store, InlineExecutor(run), asked=False)[0](long, lambda: None)
     assert len(run.seen) == 4, "the first trial shows it as soon; and it was not wanted"
@@ -122,7 +127,7 @@ def test_a_step_has_the_trials_microbatch_and_tells_its_memory(tmp_path):
     (tmp_path / "e.yaml").write_text(f"{text}resources: {{microbatch_tokens: 32}}\n")
     planned = plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
     answer = tmp_path / "answer.json"
-    assert run_smoke(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
+    assert run_smoke_test(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
     found = json.loads(answer.read_text())
     assert (found["microbatch_tokens"], found["failure"]) == (32, None)
     # at the least weights, gradients and AdamW's two moments, of 4 bytes each
@@ -138,7 +143,7 @@ class Ends(InlineExecutor):
 
     def wait(self, seconds):  # noqa: ARG002
         trial, self._next = self._next, None
-        return [Ended(trial.id, error=self.error)] if trial else []
+        return [EndedTask(trial.id, error=self.error)] if trial else []
 
 
 def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path):
@@ -177,9 +182,9 @@ class Measures(InlineExecutor):
         trial, self._next = self._next, None
         if trial is None:
             return []
-        answer = SmokeAnswer(5 * 10**9, 80 * 10**9, 16)
+        answer = SmokeResult(5 * 10**9, 80 * 10**9, 16)
         write_json(trial.answer, asdict(answer))
-        return [Ended(trial.id, outcome="done")]
+        return [EndedTask(trial.id, outcome="done")]
 
 
 def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path):
@@ -207,7 +212,7 @@ def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
 
     planned = packed(tmp_path)
     answer = tmp_path / "answer.json"
-    assert run_smoke(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
+    assert run_smoke_test(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
     found = json.loads(answer.read_text())
     assert found["device_bytes"] == torch.cuda.get_device_properties(0).total_memory
     assert 2**20 < found["peak_bytes"] < 2**32

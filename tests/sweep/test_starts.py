@@ -10,9 +10,9 @@ from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
 from tests.sweep.stub import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
 
 # The dependent level comes first, so that waiting is needed.

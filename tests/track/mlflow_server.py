@@ -8,7 +8,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from kvlab.track.server import server_command
+from kvlab.track.connection import server_command
 
 
 def free_port() -> int:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.cli.mirror import Mirror
+from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import TrackingError
+from kvlab.store.store import Store
 from kvlab.track import Tracker
-from kvlab.trial import Store
 from tests.chaos_checks import computed
 from tests.cli.tiny import write_tiny
 from tests.report.factory import Record
@@ -93,7 +93,7 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
     try:
         trials, warned = store.sweep_trials("made"), []
         end = hide(store, trials)
-        mirror = Mirror(store, "made", server.uri, warned.append)
+        mirror = MLflowCallback(store, "made", server.uri, warned.append)
         with store.driver_lock("made").hold():
             for number, trial in enumerate(trials):
                 end(trial)
@@ -125,7 +125,7 @@ def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_
     trials = store.sweep_trials("made")
     end = hide(store, trials)
     shutil.copy(empty, store.path / "mlflow.db")
-    mirror = Mirror(store, "made", None, pytest.fail)
+    mirror = MLflowCallback(store, "made", None, pytest.fail)
     with store.driver_lock("made").hold():
         for trial in trials:
             end(trial)
@@ -180,7 +180,7 @@ def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_u
 
 
 def test_a_server_that_never_answers_is_given_up_soon(tmp_path, monkeypatch):
-    monkeypatch.setattr("kvlab.track.connection.KNOCK_SECONDS", 0.2)
+    monkeypatch.setattr("kvlab.track.connection.PROBE_SECONDS", 0.2)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from kvlab.errors import TrackingError, UsageError
-from kvlab.text import visible
+from kvlab.humanize import sanitize_text
 from kvlab.track import Tracker
 from tests.report.factory import Record
 from tests.report.test_hostile import HOSTILE
@@ -188,7 +188,7 @@ def test_a_changed_result_makes_its_run_anew(copy):
     levels = {"heads": "mqa", "sharing": "none"}
     result = record.result(levels, 0, "done")
     result["measurements"]["loss"] = 1.25
-    from kvlab.trial.record import Store
+    from kvlab.store.store import Store
 
     Store(copy).set_aside(result["trial"])
     Store(copy).write_result(result)
@@ -270,7 +270,7 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
     assert tracker.mirror("made").written == 0, "mirrored, and not begun again"
     found = contents(store.path)
     _, params, _, tags, *_ = found["mqa\\ud800\\x00 seed 0"]
-    assert tags["kvlab.error.message"] == visible(HOSTILE) + "\\ud800\\x00"
+    assert tags["kvlab.error.message"] == sanitize_text(HOSTILE) + "\\ud800\\x00"
     assert tags["kvlab.factor.heads"] == "mqa\\ud800\\x00"
     assert params["data.source"] == "a\\ud800"
     assert found["made"][3]["mlflow.note.content"].startswith("Why\\udfff?")
@@ -352,11 +352,15 @@ def test_unknown_sweep(copy):
 
 
 def test_long_values_are_cut_with_a_hash():
-    from kvlab.track.description import cut, flat
+    from kvlab.track.run_description import flatten_settings, truncate
 
-    assert cut("x" * 6000, 6000) == "x" * 6000
-    one, other = cut("x" * 6001, 6000), cut("x" * 6002, 6000)
+    assert truncate("x" * 6000, 6000) == "x" * 6000
+    one, other = truncate("x" * 6001, 6000), truncate("x" * 6002, 6000)
     assert len(one) == len(other) == 6000
     assert one != other
     settings = {"a": {"b": [1, {"c": None}], "d": "text"}, "e": True}
-    assert dict(flat(settings)) == {"a.b": json.dumps([1, {"c": None}]), "a.d": "text", "e": "true"}
+    assert dict(flatten_settings(settings)) == {
+        "a.b": json.dumps([1, {"c": None}]),
+        "a.d": "text",
+        "e": "true",
+    }

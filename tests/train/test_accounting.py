@@ -5,14 +5,14 @@ import torch
 
 from kvlab.layout import training_flops
 from kvlab.model import GPT
-from kvlab.train import accounting
+from kvlab.train import mfu
 from tests.train.small import experiment
 
 
 def named(monkeypatch, name):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    monkeypatch.setattr(accounting, "measured_rate", lambda *_: 1.0)
-    return lambda precision: accounting.find_peak(torch.device("cuda"), precision)
+    monkeypatch.setattr(mfu, "measure_matmul_flops", lambda *_: 1.0)
+    return lambda precision: mfu.find_peak_flops(torch.device("cuda"), precision)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def named(monkeypatch, name):
 )
 def test_a_device_that_is_known_has_its_makers_figure(monkeypatch, name, tera):
     find = named(monkeypatch, name)
-    assert find("bfloat16") == accounting.Peak(tera * 1e12, "stated")
-    assert find("float32") == accounting.Peak(1.0, "measured")
+    assert find("bfloat16") == mfu.PeakFlops(tera * 1e12, "stated")
+    assert find("float32") == mfu.PeakFlops(1.0, "measured")
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_a_device_that_is_known_has_its_makers_figure(monkeypatch, name, tera):
     ],
 )
 def test_a_device_whose_name_only_resembles_one_is_measured(monkeypatch, name):
-    assert named(monkeypatch, name)("bfloat16") == accounting.Peak(1.0, "measured")
+    assert named(monkeypatch, name)("bfloat16") == mfu.PeakFlops(1.0, "measured")
 
 
 def test_the_rate_is_measured_on_random_numbers_and_changes_nobody_elses(monkeypatch):
     seen = []
-    monkeypatch.setitem(accounting._SIZE, "cpu", 64)
+    monkeypatch.setitem(mfu._MATRIX_SIDE, "cpu", 64)
     real = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, out: (seen.append((a, b)), real(a, b, out=out)))
     before = torch.get_rng_state()
-    measured_rate = accounting.measured_rate.__wrapped__  # past its cache
+    measured_rate = mfu.measure_matmul_flops.__wrapped__  # past its cache
     assert measured_rate(torch.device("cpu"), torch.bfloat16, torch.get_num_threads()) > 0
     assert torch.equal(torch.get_rng_state(), before)
     for operand in seen[0]:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.data import training_batch
-from kvlab.errors import Stopped, StoreError
-from kvlab.spec import Experiment, SpecError
+from kvlab.data import get_training_batch
+from kvlab.errors import SpecError, Stopped, StoreError
+from kvlab.spec import Experiment
 from kvlab.train import train
-from kvlab.train.stepper import Stepper
+from kvlab.train.train_step import TrainStepper
 from kvlab.trial.fingerprint import training_fingerprint
 from tests.train.small import dataset, experiment, model
 
@@ -21,9 +21,9 @@ MASKED = OPEN.model_copy(
 
 
 def test_the_loss_of_a_step_is_the_mean_over_documents_alone():
-    stepper = Stepper(model(MASKED), DATA, MASKED, seed=0)
+    stepper = TrainStepper(model(MASKED), DATA, MASKED, seed=0)
     reference, losses = model(MASKED), []
-    x, y = training_batch(DATA.train, seed=0, step=0, batch_size=4, block_size=16)
+    x, y = get_training_batch(DATA.train, seed=0, step=0, batch_size=4, block_size=16)
     for tokens, targets in zip(x, y, strict=True):
         document = []
         for token, target in zip(tokens, targets, strict=True):

@@ -5,10 +5,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from kvlab.data import training_batch
+from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
-from kvlab.train import load_training, load_weights, train
-from kvlab.train.schedule import learning_rate
+from kvlab.train import load_final_weights, load_training_record, train
+from kvlab.train.optimizer import learning_rate
 from tests.train.small import dataset, experiment, model
 
 DATA = dataset()
@@ -39,7 +39,7 @@ def plain_training(of, seed=0, dtype=torch.float32):
     for step in range(t.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(t, step)
-        x, y = training_batch(
+        x, y = get_training_batch(
             DATA.train, seed=seed, step=step, batch_size=t.batch_tokens // block, block_size=block
         )
         logits = net(torch.from_numpy(x))
@@ -67,7 +67,7 @@ def test_it_learns_and_records_what_it_did(tmp_path):
     of = experiment(training={"tokens": 64 * 80, "evaluate_every": 30, "evaluate_tokens": 320})
     updates = []
     trained, record = run(of, tmp_path, on_progress=updates.append)
-    assert record == load_training(tmp_path)
+    assert record == load_training_record(tmp_path)
     assert (record.steps, record.tokens, record.resumed_from) == (80, 5120, [])
     assert [p[:2] for p in record.validation_curve] == [[30, 1920], [60, 3840], [80, 5120]]
     assert [p[0] for p in record.train_curve] == list(range(1, 81))
@@ -105,7 +105,7 @@ def test_no_steps_keep_the_initial_weights(tmp_path):
     _, record = run(of, tmp_path, seed=5)
     assert (record.steps, record.tokens, record.tokens_per_second) == (0, 0, 0.0)
     loaded = model(of, seed=1)
-    load_weights(loaded, tmp_path)
+    load_final_weights(loaded, tmp_path)
     assert all(
         torch.equal(a, b)
         for a, b in zip(loaded.parameters(), model(of, seed=5).parameters(), strict=True)
@@ -163,7 +163,7 @@ def test_a_loss_that_rises_for_good_diverges_as_a_finding(tmp_path):
     of = experiment(training={**training, "learning_rate": 20.0, "clip": 1e3})
     with pytest.raises(Diverged, match=r"mean loss of 32 steps rose from .* training.spike = 0.3"):
         run(of, tmp_path)
-    assert load_training(tmp_path) is None
+    assert load_training_record(tmp_path) is None
 
 
 def test_the_accounts_add_up(tmp_path):
@@ -205,7 +205,7 @@ def test_a_loss_that_is_no_number_ends_it_before_the_weights_are_touched(tmp_pat
     with pytest.raises(Diverged, match=r"the loss is nan at step 0 of 24.*learning_rate = 0.01"):
         train(broken, DATA, of, seed=0, directory=tmp_path)
     assert all(map(torch.equal, before, broken.parameters()))
-    assert load_training(tmp_path) is None
+    assert load_training_record(tmp_path) is None
 
 
 def test_a_learning_rate_far_too_high_diverges_as_a_finding(tmp_path):
@@ -233,7 +233,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     run(experiment(training={"tokens": 0}), tmp_path)
     for change in ({"n_embd": 32}, {"n_kv_head": 1}, {"n_layer": 3}):
         with pytest.raises(StoreError, match="does not fit the model"):
-            load_weights(model(experiment(model=change)), tmp_path)
+            load_final_weights(model(experiment(model=change)), tmp_path)
 
 
 def test_a_directory_that_cannot_be_written_is_said_so(tmp_path):

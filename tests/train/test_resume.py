@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from kvlab.errors import Paused, Stopped
-from kvlab.files import read_json
-from kvlab.train import load_training, train
+from kvlab.fs.atomic_files import read_json
+from kvlab.train import load_training_record, train
 from tests.train.small import dataset, experiment, model
 
 DATA = dataset()
@@ -151,8 +151,8 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["kvlab.train", "torch._dynamo"])  # seconds each
     rng, aims, kills, unfinished = random.Random(3), random.Random(4), 0, 0
-    while load_training(tmp_path) is None or kills < 30:
-        if load_training(tmp_path) is not None:  # whole too soon: the rest on a new training
+    while load_training_record(tmp_path) is None or kills < 30:
+        if load_training_record(tmp_path) is not None:  # whole too soon: the rest on a new training
             same_as(run(tmp_path), tmp_path, *whole)
             shutil.rmtree(tmp_path)
         started, aim = processes.Event(), aims.randint(1, 12) if kills % 2 else None

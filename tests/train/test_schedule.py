@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from kvlab.spec import SpecError
-from kvlab.spec.load import load_experiment
-from kvlab.train.schedule import learning_rate
+from kvlab.errors import SpecError
+from kvlab.spec.spec_loader import load_experiment
+from kvlab.train.optimizer import learning_rate
 from tests.train.small import experiment
 
 

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from kvlab.data import training_batch
+from kvlab.data import get_training_batch
 from kvlab.errors import Paused, ResourceError, Stopped
-from kvlab.files import read_json
-from kvlab.train import load_training, train
-from kvlab.train.workers import Workers
+from kvlab.fs.atomic_files import read_json
+from kvlab.train import load_training_record, train
+from kvlab.train.distributed import WorkerGroup
 from tests.train.small import dataset, experiment, model
 
 DATA = dataset()
@@ -69,11 +69,11 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     one = experiment(SHAPE, STEPS, resources={"microbatch_tokens": 16})
     alone = train(model(one), DATA, one, seed=0, directory=tmp_path / "one")
     run_two(tmp_path / "two", two(), stop_after=23)
-    assert load_training(tmp_path / "two") is None
+    assert load_training_record(tmp_path / "two") is None
     run_two(tmp_path / "two", two(), until=36)  # a rung of a search
     assert read_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
     run_two(tmp_path / "two", two())
-    both = load_training(tmp_path / "two")
+    both = load_training_record(tmp_path / "two")
     assert (both.workers, both.resumed_from, len(both.train_curve)) == (2, [23, 36], 50)
     for name in ("train_curve", "validation_curve"):
         for ours, theirs in zip(getattr(both, name), getattr(alone, name), strict=True):
@@ -82,10 +82,10 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
 
 
 def test_workers_share_the_rows_of_a_step():
-    parts = [Workers(rank, 3).share(12) for rank in range(3)]
-    whole = training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8)[0]
+    parts = [WorkerGroup(rank, 3).share(12) for rank in range(3)]
+    whole = get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8)[0]
     found = [
-        training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8, rows=part)[0]
+        get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8, rows=part)[0]
         for part in parts
     ]
     assert [len(part) for part in found] == [4, 4, 4]

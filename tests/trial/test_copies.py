@@ -11,13 +11,18 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kvlab.errors import CopyError, UsageError
-from kvlab.files import write_json
+from kvlab.fs.atomic_files import write_json
+from kvlab.store.object_storage import ObjectStorage, redact_url
+from kvlab.store.store import Store
+from kvlab.store.sweep_backup import (
+    check_outside_store,
+    copy_sweep,
+    list_copied_sweeps,
+    restore_sweep,
+)
 from kvlab.sweep import Driver
-from kvlab.sweep.description import sweep_description
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.trial import Store
-from kvlab.trial.copies import Copies, shown_url
-from kvlab.trial.copying import check_apart, copied_sweeps, copy_sweep, restore_sweep
+from kvlab.sweep.planning.planner import describe_sweep
 from tests.sweep.stub import StubRun, tiny_plan
 
 
@@ -64,7 +69,7 @@ def finished(tmp_path_factory):
     store = Store(folder / "runs")
     planned = tiny_plan(folder)
     script = {(planned.trials[1].trial.id, "measure", 0): "bug"}
-    described = sweep_description(planned, yaml="", experiment_yaml="", command="kvlab submit")
+    described = describe_sweep(planned, yaml="", experiment_yaml="", command="kvlab submit")
     run = StubRun(store.path, script=script)
     Driver(planned, store, InlineExecutor(run), description=described).run()
     return store
@@ -86,12 +91,12 @@ def contents(store):
 
 
 def test_there_and_back_it_is_the_same(store, flaky, tmp_path):
-    copied = copy_sweep(store, Copies("flaky://bucket/kvlab"), "s")
+    copied = copy_sweep(store, ObjectStorage("flaky://bucket/kvlab"), "s")
     assert (copied.trials, copied.unchanged, copied.missing) == (8, 0, 0)
     assert copied.files == len(flaky.puts) == len(set(flaky.puts))
     assert all(path.startswith("/bucket/kvlab/") for path in flaky.store)
     back = Store(tmp_path / "back")
-    found = restore_sweep(back, Copies("flaky://bucket/kvlab"), "s")
+    found = restore_sweep(back, ObjectStorage("flaky://bucket/kvlab"), "s")
     assert (found.trials, found.missing) == (8, 0)
     assert contents(back) == contents(store)
     assert all(back.training_done(back.result(t)["training"]) for t in back.trial_ids())
@@ -99,15 +104,15 @@ def test_there_and_back_it_is_the_same(store, flaky, tmp_path):
 
 
 def test_a_folder_does_as_well(store, tmp_path):
-    copy_sweep(store, Copies(str(tmp_path / "copy")), "s")
+    copy_sweep(store, ObjectStorage(str(tmp_path / "copy")), "s")
     back = Store(tmp_path / "back")
-    assert copied_sweeps(Copies(f"file://{tmp_path}/copy")) == ["s"]
-    restore_sweep(back, Copies(f"file://{tmp_path}/copy"), "s")
+    assert list_copied_sweeps(ObjectStorage(f"file://{tmp_path}/copy")) == ["s"]
+    restore_sweep(back, ObjectStorage(f"file://{tmp_path}/copy"), "s")
     assert contents(back) == contents(store)
 
 
 def test_nothing_is_copied_twice_and_what_changed_is(store, flaky):
-    copies = Copies("flaky://bucket")
+    copies = ObjectStorage("flaky://bucket")
     copy_sweep(store, copies, "s")
     flaky.puts = []
     again = copy_sweep(store, copies, "s")
@@ -127,7 +132,7 @@ def test_nothing_is_copied_twice_and_what_changed_is(store, flaky):
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("after", [0, 1, 4, 11])
 def test_after_an_outage_it_goes_on_and_nothing_half_is_read(store, flaky, tmp_path, half, after):
-    copies = Copies("flaky://bucket")
+    copies = ObjectStorage("flaky://bucket")
     flaky.fails_after, flaky.half = after, half
     with pytest.raises(CopyError) as caught:
         copy_sweep(store, copies, "s")
@@ -151,7 +156,7 @@ def test_after_an_outage_it_goes_on_and_nothing_half_is_read(store, flaky, tmp_p
 
 
 def test_a_copy_that_was_damaged_there_is_refused_and_copied_anew(store, tmp_path):
-    copies = Copies("flaky://bucket")
+    copies = ObjectStorage("flaky://bucket")
     copy_sweep(store, copies, "s")
     trial = next(t for t in store.trial_ids() if store.status(t) == "done")
     fs = fsspec.filesystem("flaky")
@@ -173,12 +178,12 @@ def test_a_list_from_elsewhere_names_no_place_outside(tmp_path, name):
     fs = fsspec.filesystem("flaky")
     fs.pipe_file("/bucket/trials/x/copied.json", json.dumps({"files": listed}).encode())
     with pytest.raises(CopyError, match="which is no path in it"):
-        Copies("flaky://bucket").get("trials/x", tmp_path / "a" / "b")
+        ObjectStorage("flaky://bucket").get("trials/x", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_the_store_has_stays(store):
-    copies = Copies("flaky://bucket")
+    copies = ObjectStorage("flaky://bucket")
     copy_sweep(store, copies, "s")
     trial = store.trial_ids()[0]
     result = store.result(trial)
@@ -192,7 +197,7 @@ def test_what_the_store_has_stays(store):
 
 
 def test_what_a_process_works_on_is_left_alone(store, tmp_path):
-    copies = Copies("flaky://bucket")
+    copies = ObjectStorage("flaky://bucket")
     copy_sweep(store, copies, "s")
     back = Store(tmp_path / "back")
     with back.trial_lock(store.trial_ids()[0]).hold():
@@ -202,7 +207,7 @@ def test_what_a_process_works_on_is_left_alone(store, tmp_path):
 
 
 def test_checkpoints_of_an_unfinished_training_come_and_go(store, flaky, tmp_path):
-    copies = Copies("flaky://bucket")
+    copies = ObjectStorage("flaky://bucket")
     training = store.result(store.trial_ids()[0])["training"]
     directory = store.training_directory(training)
     folder = directory / "checkpoints" / "step-00000004"
@@ -221,9 +226,9 @@ def test_checkpoints_of_an_unfinished_training_come_and_go(store, flaky, tmp_pat
 
 def test_wrong_places_are_refused_before_anything(store):
     with pytest.raises(UsageError, match="nowhere://x cannot be opened: Protocol not known"):
-        Copies("nowhere://x")
+        ObjectStorage("nowhere://x")
     with pytest.raises(UsageError, match="lies in the store"):
-        check_apart(Copies(str(store.path / "copy")), store)
+        check_outside_store(ObjectStorage(str(store.path / "copy")), store)
     with pytest.raises(UsageError, match=r"sweep = q is not in .* \(it has none\)"):
-        restore_sweep(store, Copies("memory://nothing-here"), "q")
-    assert shown_url("s3://key:secret@bucket/a?token=x") == "s3://bucket/a"
+        restore_sweep(store, ObjectStorage("memory://nothing-here"), "q")
+    assert redact_url("s3://key:secret@bucket/a?token=x") == "s3://bucket/a"

@@ -14,7 +14,7 @@ from kvlab.spec import Experiment
 from kvlab.spec.presets import PRESETS
 from kvlab.trial import Trial, training_fingerprint, trial_fingerprint
 from kvlab.trial.fingerprint import fingerprint
-from kvlab.trial.start import CheckpointStart
+from kvlab.trial.initial_weights import CheckpointWeights
 
 BASE = {
     "name": "base",
@@ -283,7 +283,7 @@ def test_what_a_training_starts_from_enters_both_fingerprints_by_its_contents():
     fresh = both(experiment())
 
     def starting(identity, name="a", place="b"):
-        start = CheckpointStart(name, place, identity)
+        start = CheckpointWeights(name, place, identity)
         return Trial.of(experiment(), "text", 0, start)
 
     one = starting({"model.safetensors": "1" * 64})

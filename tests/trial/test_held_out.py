@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlab.data import prepare
+from kvlab.data import prepare_dataset
 from kvlab.errors import DataError
 from kvlab.evaluate import evaluate
 from kvlab.model import GPT
 from kvlab.spec import load_experiment, load_sweep
+from kvlab.store.store import Store
 from kvlab.sweep import plan
-from kvlab.trial import Store
-from kvlab.trial.held_out import check_held_out
 from kvlab.trial.run import run_trial
+from kvlab.trial.stages import check_validation_tokens
 from tests.cli.tiny import EXPERIMENT, tiny_place
 
 
@@ -62,13 +62,16 @@ def experiment(place, count, **changes):
     ],
 )
 def test_the_check_refuses_exactly_what_the_evaluation_does(place, changes):
-    text = prepare(experiment(place, 64).data)
+    text = prepare_dataset(experiment(place, 64).data)
     model = None
     for there, count in [(97, 96), (96, 96), (101, 96), (113, 97), (112, 97), (129, 100)]:
         of = experiment(place, count, **changes)
         model = model or GPT(of.model, seed=0)
         short = SimpleNamespace(validation=text.validation[:there], bytes_per_token=1.0)
-        asked = (partial(check_held_out, short.validation, of), partial(evaluate, model, short, of))
+        asked = (
+            partial(check_validation_tokens, short.validation, of),
+            partial(evaluate, model, short, of),
+        )
         assert len({is_refused(ask) for ask in asked}) == 1, (there, count)
 
 

@@ -6,8 +6,14 @@ import subprocess
 
 import pytest
 
-from kvlab.trial.origin import Origin, code_version, neutral_command, neutral_text
-from kvlab.trial.provenance import Machine, provenance
+from kvlab.store.provenance import (
+    Machine,
+    Origin,
+    build_provenance,
+    read_git_state,
+    redact_command,
+    redact_paths,
+)
 
 
 def git(folder, *arguments):
@@ -33,30 +39,30 @@ def checkout(tmp_path):
 
 def test_a_checkout_gives_its_commit_and_whether_it_was_changed(checkout):
     commit = git(checkout, "rev-parse", "HEAD")
-    assert code_version(checkout / "package") == (commit, False)
+    assert read_git_state(checkout / "package") == (commit, False)
     (checkout / "notes").write_text("not tracked")
-    assert code_version(checkout / "package") == (commit, False)
+    assert read_git_state(checkout / "package") == (commit, False)
     (checkout / "package" / "__init__.py").write_text("changed")
-    assert code_version(checkout / "package") == (commit, True)
+    assert read_git_state(checkout / "package") == (commit, True)
 
 
 def test_code_that_only_lies_in_somebody_elses_checkout_has_no_commit(checkout, tmp_path):
     installed = checkout / ".venv" / "package"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
-    assert code_version(installed) == (None, None)
-    assert code_version(tmp_path) == (None, None)
+    assert read_git_state(installed) == (None, None)
+    assert read_git_state(tmp_path) == (None, None)
 
 
 def test_without_git_there_is_no_commit(checkout, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert code_version(checkout / "package") == (None, None)
+    assert read_git_state(checkout / "package") == (None, None)
 
 
 def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["submit", f"{tmp_path}/sweeps/x.yaml", "--set=/srv/somebody/y", "../z.yaml", "a=b"]
-    assert neutral_command(arguments) == "kvlab submit sweeps/x.yaml --set=y ../z.yaml a=b"
+    assert redact_command(arguments) == "kvlab submit sweeps/x.yaml --set=y ../z.yaml a=b"
 
 
 @pytest.mark.parametrize(
@@ -71,18 +77,18 @@ def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):
 )
 def test_texts_lose_folders_and_nothing_else(text, kept, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert neutral_text(text) == (text if kept is None else kept)
+    assert redact_paths(text) == (text if kept is None else kept)
 
 
 def test_our_own_files_are_named_as_in_the_repository():
     assert (
-        neutral_text(f'File "{neutral_text.__code__.co_filename}"')
+        redact_paths(f'File "{redact_paths.__code__.co_filename}"')
         == 'File "kvlab/trial/origin.py"'
     )
 
 
 def test_provenance_names_versions_and_kinds_but_no_machine_and_nobody():
-    facts = provenance(
+    facts = build_provenance(
         Origin(), started="2026-01-01T00:00:00Z", attempts=2, machine=Machine("cpu", 1)
     )
     assert facts["versions"].keys() >= {"torch", "numpy", "ray", "pydantic"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvlab.files import read_json
-from kvlab.trial import progress
-from kvlab.trial.progress import Report, describe, duration, scaled
+from kvlab.fs.atomic_files import read_json
+from kvlab.store import progress
+from kvlab.store.progress import ProgressReporter, format_duration, format_progress, format_scaled
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from kvlab.trial.progress import Report, describe, duration, scaled
     ],
 )  # fmt: skip
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_one_line_of_what_there_is():
@@ -24,13 +24,16 @@ def test_one_line_of_what_there_is():
         "tokens_per_second": 45_678.9, "seconds_left": 7620,
     }  # fmt: skip
     line = "training  1,200/19,073  loss 3.1416  45,679 tokens/s  2h07m left"
-    assert describe(state) == line
+    assert format_progress(state) == line
     state |= {"flops_per_second": 38.6e12, "mfu": 0.391, "peak_bytes": 21_340_000_000}
     parts = ["45,679 tokens/s", "38.6 TFLOP/s, MFU 39%", "peak 21.3 GB", "2h07m left"]
-    assert describe(state).endswith("  ".join(["", *parts]))
-    assert describe({"stage": "data", "note": "reading"}) == "data  reading"
-    assert describe({}) == "running"
-    assert describe({"stage": "training", "steps": 5, "loss": 0.0}) == "training  0/5  loss 0.0000"
+    assert format_progress(state).endswith("  ".join(["", *parts]))
+    assert format_progress({"stage": "data", "note": "reading"}) == "data  reading"
+    assert format_progress({}) == "running"
+    assert (
+        format_progress({"stage": "training", "steps": 5, "loss": 0.0})
+        == "training  0/5  loss 0.0000"
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,14 +41,14 @@ def test_one_line_of_what_there_is():
     [(7, "7 "), (999.4, "999 "), (999.6, "1 k"), (62.5e9, "62.5 G"), (5e21, "5e+03 E")],
 )
 def test_decimal_prefixes(value, text):
-    assert scaled(value) == text
+    assert format_scaled(value) == text
 
 
 def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):
     moment = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: moment[0])
     logged, heard = [], []
-    report = Report(tmp_path / "progress.json", logged.append, heard.append)
+    report = ProgressReporter(tmp_path / "progress.json", logged.append, heard.append)
 
     def step(number, seconds, stage="training"):
         moment[0] += seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import LeaseLost, StoreError, UsageError
-from kvlab.trial import Store
+from kvlab.store.store import Store
 from tests.sweep.stub import StubRun, tiny_plan
 
 ID = "0123456789abcdef"

@@ -8,8 +8,8 @@ import pytest
 from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout
 from kvlab.spec import Experiment
-from kvlab.trial.provenance import DataProvenance, Machine
-from kvlab.trial.result import Measured, experiment_facts, kv_facts
+from kvlab.store.provenance import DataProvenance, Machine
+from kvlab.store.result import TrialMeasurements, experiment_facts, kv_facts
 
 EXPERIMENT = {
     "name": "x",
@@ -22,7 +22,7 @@ EXPERIMENT = {
 
 def measured(**numbers):
     data = DataProvenance("i", "d", "none", "bytes")
-    return Measured(numbers, {}, {}, Machine("cpu", 1), data)
+    return TrialMeasurements(numbers, {}, {}, Machine("cpu", 1), data)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, Stopped, StoreError
-from kvlab.files import read_json
-from kvlab.trial import Store
-from kvlab.trial.ending import record_failure
-from kvlab.trial.failure import Failure
+from kvlab.fs.atomic_files import read_json
+from kvlab.store.failure import Failure
+from kvlab.store.provenance import Origin
+from kvlab.store.store import Store
+from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
-from kvlab.trial.origin import Origin
 from kvlab.trial.run import run_trial
 from tests.sweep.stub import StubStages, tiny_plan
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kvlab.benchmark.measure import Benchmarked
-from kvlab.data import identity
+from kvlab.benchmark.benchmark_stage import BenchmarkResult
+from kvlab.data import dataset_identity
 from kvlab.errors import ResourceError
-from kvlab.layout.packing import CONTEXT_BYTES
+from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec import Experiment
 from kvlab.trial import Trial
-from kvlab.trial.stages import TorchStages, set_up
-from kvlab.trial.turns import Turns
+from kvlab.trial.gpu_timing_lock import TimingLock
+from kvlab.trial.stages import TorchStages, set_up_device
 from tests.trial.test_turns import Worker
 
 MEMORY = 80 * 10**9
@@ -46,27 +46,27 @@ def limits(monkeypatch):
 
 @pytest.mark.parametrize("gpus", [0.5, 0.25, 0.1])
 def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus):
-    device, machine = set_up(Trial.of(experiment(gpus=gpus), "text", 0))
+    device, machine = set_up_device(Trial.of(experiment(gpus=gpus), "text", 0))
     assert (device, machine.device) == ("cuda", "a device")
     assert limits == [pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
 
 
 @pytest.mark.parametrize("gpus", [0.0, 1.0])
 def test_a_device_of_its_own_has_no_limit(limits, gpus):
-    set_up(Trial.of(experiment(gpus=gpus), "text", 0))
+    set_up_device(Trial.of(experiment(gpus=gpus), "text", 0))
     assert limits == []
 
 
 def test_a_part_that_no_process_fits_is_refused(limits):
     with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
-        set_up(Trial.of(experiment(gpus=0.005), "text", 0))
+        set_up_device(Trial.of(experiment(gpus=0.005), "text", 0))
     assert limits == []
 
 
 ENFORCED = """
 import sys
 import torch
-from kvlab.layout.packing import allocator_share
+from kvlab.layout.gpu_sharing import allocator_share
 from kvlab.trial import Trial
 from kvlab.trial.stages import set_up
 from tests.trial.test_sharing_a_device import experiment
@@ -90,7 +90,7 @@ def test_a_real_device_gives_no_more_than_the_part():
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
-class Impatient(Turns):
+class Impatient(TimingLock):
     def alone(self, check=lambda: None, patience=0.2):
         return super().alone(check, patience)
 
@@ -108,8 +108,10 @@ def stages(tmp_path, monkeypatch):
         update={"source": "files", "paths": (str(texts),), "validation_fraction": 0.4}
     )
     chosen = chosen.model_copy(update={"data": data})
-    monkeypatch.setattr("kvlab.trial.stages._turns", lambda _: Impatient("GPU-1", tmp_path))
-    made = TorchStages(Trial.of(chosen, identity(data), 0), lambda _: None)
+    monkeypatch.setattr(
+        "kvlab.trial.stages._open_timing_lock", lambda _: Impatient("GPU-1", tmp_path)
+    )
+    made = TorchStages(Trial.of(chosen, dataset_identity(data), 0), lambda _: None)
     yield made
     made._turns.close()
 
@@ -118,7 +120,7 @@ def stages(tmp_path, monkeypatch):
 def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
     stages, tmp_path, monkeypatch, beside
 ):
-    speed = Benchmarked({"tpot_ms_p50": 1.0}, [], disturbed=beside == "other processes")
+    speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], disturbed=beside == "other processes")
     monkeypatch.setattr("kvlab.trial.stages.benchmark", lambda *_, **__: speed)
     other = Worker(tmp_path) if beside == "another trial" else None
     try:

@@ -8,16 +8,15 @@ from functools import partial
 import psutil
 import pytest
 
-from kvlab.data import identity
+from kvlab.data import dataset_identity
 from kvlab.errors import Diverged, ResourceError, WorkerLost
 from kvlab.spec import Experiment
-from kvlab.sweep.executor import WorkerKilled
+from kvlab.store.store import Store
 from kvlab.sweep.executors import EXECUTORS
-from kvlab.trial import Store
+from kvlab.sweep.executors.executor import WorkerKilled
+from kvlab.trial.ddp import mark_worker_started, read_worker_error, train_ddp, write_worker_error
 from kvlab.trial.run import run_trial
-from kvlab.trial.together import train_together
 from kvlab.trial.trial import Trial
-from kvlab.trial.worker_ends import why_ended, write_beginning, write_end
 from tests.contracts.executor_contract import until_ended
 
 
@@ -46,7 +45,7 @@ def trial(text, tmp_path, monkeypatch):
             benchmark={"prompt_tokens": 4, "new_tokens": 4, "repeats": 1},
             resources={"cpus": 1, "workers": workers, "microbatch_tokens": 32},
         )  # fmt: skip
-        return Trial.of(experiment, identity(experiment.data), seed=3)
+        return Trial.of(experiment, dataset_identity(experiment.data), seed=3)
 
     return of
 
@@ -139,16 +138,19 @@ def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path
 
 def test_a_worker_that_fails_by_itself_is_told_apart_from_one_that_dies(tmp_path):
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]")
-    assert why_ended(tmp_path) is None, "no worker began: the trainer itself failed"
-    write_beginning(tmp_path, 0)
-    write_end(tmp_path, 0, gone)
-    assert isinstance(why_ended(tmp_path), WorkerLost)
-    write_end(tmp_path, 1, ValueError("a mistake"))
-    assert why_ended(tmp_path) is None
-    write_end(tmp_path, 2, Diverged("loss = nan"))
-    assert (type(why_ended(tmp_path)), str(why_ended(tmp_path))) == (Diverged, "loss = nan")
+    assert read_worker_error(tmp_path) is None, "no worker began: the trainer itself failed"
+    mark_worker_started(tmp_path, 0)
+    write_worker_error(tmp_path, 0, gone)
+    assert isinstance(read_worker_error(tmp_path), WorkerLost)
+    write_worker_error(tmp_path, 1, ValueError("a mistake"))
+    assert read_worker_error(tmp_path) is None
+    write_worker_error(tmp_path, 2, Diverged("loss = nan"))
+    assert (type(read_worker_error(tmp_path)), str(read_worker_error(tmp_path))) == (
+        Diverged,
+        "loss = nan",
+    )
 
 
 def test_without_ray_it_is_refused(trial, tmp_path):
     with pytest.raises(ResourceError, match=r"2 workers train together under Ray.*--executor ray"):
-        train_together(trial(2), tmp_path, lambda _: None, lambda: False)
+        train_ddp(trial(2), tmp_path, lambda _: None, lambda: False)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from kvlab.trial.turns import Turns
+from kvlab.trial.gpu_timing_lock import TimingLock
 
 WORKER = """
 import sys
 from pathlib import Path
-from kvlab.trial.turns import Turns
+from kvlab.trial.gpu_timing_lock import Turns
 turns = Turns("GPU-1", Path(sys.argv[1]))
 turns.enter()
 print("in", flush=True)
@@ -92,13 +92,13 @@ def test_who_dies_lets_go(workers):
 def test_patience_ends_and_says_so(tmp_path, workers):
     assert workers[0].hears() == "in"
     asked = []
-    turns = Turns("GPU-1", tmp_path)
+    turns = TimingLock("GPU-1", tmp_path)
     with turns.alone(lambda: asked.append(1), patience=0.1) as alone:
         assert not alone
     assert asked
     workers[0].say("step")
     assert workers[0].hears() == "went on", "nothing is held after it"
-    with Turns("GPU-2", tmp_path).alone() as alone:
+    with TimingLock("GPU-2", tmp_path).alone() as alone:
         assert alone, "another device is another matter"
     turns.close()
 
@@ -109,7 +109,7 @@ def test_what_the_check_raises_ends_the_waiting(tmp_path, workers):
     def stop():
         raise KeyboardInterrupt
 
-    turns = Turns("GPU-1", tmp_path)
+    turns = TimingLock("GPU-1", tmp_path)
     with pytest.raises(KeyboardInterrupt), turns.alone(stop):
         pytest.fail("not alone")
     workers[0].say("step")

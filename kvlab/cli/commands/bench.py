@@ -7,12 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.parts import DEFAULT, PARTS
-from kvlab.benchmark.rule import StopRule
-from kvlab.cli.bench_tables import tables
-from kvlab.cli.options import add_store
-from kvlab.cli.sizes import count, memory_size
+from kvlab.benchmark.measurement import Measurement, StopRule
+from kvlab.benchmark.measures import DEFAULT_MEASURES, MEASURES
+from kvlab.cli.bench_tables import format_tables
+from kvlab.cli.shared_arguments import add_store, memory_size, positive_int
 from kvlab.errors import UsageError
 from kvlab.spec import parse_override
 
@@ -27,7 +25,7 @@ EPILOG = (
     """\
 parts:
 """
-    + "\n".join(f"  {name:11} {line}" for name, (_, line) in PARTS.items())
+    + "\n".join(f"  {name:11} {line}" for name, (_, line) in MEASURES.items())
     + """
 
 examples:
@@ -55,8 +53,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="a variant of the first target, measured in turns with it; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--only", nargs="+", choices=list(PARTS), metavar="PART",
-        help=f"parts to measure (default: {' '.join(DEFAULT)}; and task, limit with their options)",
+        "--only", nargs="+", choices=list(MEASURES), metavar="PART",
+        help=f"parts to measure (default: {' '.join(DEFAULT_MEASURES)}; and task, limit with their options)",
     )  # fmt: skip
     parser.add_argument("--project", action="store_true", help="add the parts projection, articles")
     parser.add_argument(
@@ -64,25 +62,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the weights: {', '.join(DTYPES)}; several are variants",
     )  # fmt: skip
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--prompt-tokens", type=count, help="default half the smallest block size")
-    parser.add_argument("--new-tokens", type=count, default=16, help="default 16")
     parser.add_argument(
-        "--contexts", type=count, nargs="+", metavar="N",
+        "--prompt-tokens", type=positive_int, help="default half the smallest block size"
+    )
+    parser.add_argument("--new-tokens", type=positive_int, default=16, help="default 16")
+    parser.add_argument(
+        "--contexts", type=positive_int, nargs="+", metavar="N",
         help="prompt lengths of latency (default an eighth, a half, the most)",
     )  # fmt: skip
-    parser.add_argument("--batches", type=count, nargs="+", default=[1, 4], metavar="N")
+    parser.add_argument("--batches", type=positive_int, nargs="+", default=[1, 4], metavar="N")
     parser.add_argument(
         "--relative-error", type=_share, default=RULE.relative_error, metavar="X",
         help="measure until every median is known to this, and every ratio of variants to 0.02"
         f" (default {RULE.relative_error})",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=count, nargs=2, default=[RULE.least, RULE.most],
+        "--rounds", type=positive_int, nargs=2, default=[RULE.least, RULE.most],
         metavar=("LEAST", "MOST"),
         help=f"turns of every variant (default {RULE.least} {RULE.most})",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=count, default=RULE.seconds,
+        "--seconds", type=positive_int, default=RULE.seconds,
         help=f"at one context or batch begin no round after (default {RULE.seconds:.0f})",
     )  # fmt: skip
     parser.add_argument("--memory", type=memory_size, help="what the batch limit may use")
@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
             if options.json:
                 print(line.model_dump_json(), flush=True)
         if not options.json:
-            for text in tables(name, found):
+            for text in format_tables(name, found):
                 print(f"\n{text}", flush=True)
         lines += found
     if options.plots:
@@ -118,18 +118,18 @@ BATCHED = {"throughput", "task", "roofline", "energy", "projection"}
 
 
 def _check_room(session: "Session", parts: list[str]) -> None:
-    from kvlab.benchmark.exhausted import check_room
+    from kvlab.benchmark.session import check_caches_fit
 
     if BATCHED.intersection(parts):
-        check_room(session)
+        check_caches_fit(session)
 
 
 def _measured(session: "Session", part: str) -> Iterator[Measurement]:
-    from kvlab.benchmark.exhausted import naming_what_did_not_fit
+    from kvlab.benchmark.session import explain_out_of_memory
 
     session.doing = part
-    with naming_what_did_not_fit(session):
-        yield from import_module(PARTS[part][0]).measure(session)
+    with explain_out_of_memory(session):
+        yield from import_module(MEASURES[part][0]).measure(session)
 
 
 NEEDED_BY = {"memory": "limit", "text": "task"}
@@ -137,7 +137,7 @@ NEEDED_BY = {"memory": "limit", "text": "task"}
 
 
 def _parts(options: argparse.Namespace) -> list[str]:
-    chosen = set(options.only or DEFAULT)
+    chosen = set(options.only or DEFAULT_MEASURES)
     for option, part in NEEDED_BY.items():
         if options.only and getattr(options, option) and part not in chosen:
             text = f"--{option} is read by the part {part}, which --only leaves out"
@@ -147,7 +147,7 @@ def _parts(options: argparse.Namespace) -> list[str]:
         chosen |= {"task"} if options.text else set()
     if options.project:
         chosen |= {"projection", "articles"}
-    return [name for name in PARTS if name in chosen]
+    return [name for name in MEASURES if name in chosen]
 
 
 def _session(options: argparse.Namespace) -> "Session":
@@ -171,15 +171,15 @@ def _session(options: argparse.Namespace) -> "Session":
 
 
 def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
-    from kvlab.trial.record import Store
-    from kvlab.trial.targets import Targets
+    from kvlab.store.store import Store
+    from kvlab.trial.model_targets import VariantFactory
 
     common = [parse_override(text) for text in options.set]
     named = [(target, common, target) for target in options.target]
     for patch in options.compare:
         changes = [*common, *map(parse_override, patch)]
         named.append((options.target[0], changes, f"{options.target[0]} {' '.join(patch)}"))
-    targets = Targets(Store(options.store), device)
+    targets = VariantFactory(Store(options.store), device)
     several = len(options.dtype) > 1
     found = [
         targets.variant(target, dict(changes), f"{name} {dtype}" if several else name, dtype)
@@ -194,7 +194,7 @@ def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
 
 
 def _settings(options: argparse.Namespace, block: int) -> Any:
-    from kvlab.benchmark.session import Settings
+    from kvlab.benchmark.session import BenchmarkSettings
 
     new = options.new_tokens
     if new >= block:
@@ -205,7 +205,7 @@ def _settings(options: argparse.Namespace, block: int) -> Any:
         if length + new > block:
             text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block}"
             raise UsageError(f"{text}; shorten one")
-    return Settings(
+    return BenchmarkSettings(
         prompt_tokens=prompt,
         new_tokens=new,
         contexts=tuple(sorted(set(contexts))),
@@ -231,15 +231,15 @@ def _progress(options: argparse.Namespace) -> Any:
 
 
 def _draw(folder: Path, lines: list[Measurement]) -> None:
-    from kvlab.files import write_atomic
-    from kvlab.report.benchmark_plots import curves, roofline_figure
-    from kvlab.report.figures.layout import lay_out
-    from kvlab.report.figures.picture import to_pictures
-    from kvlab.report.write import WIDTH
+    from kvlab.fs.atomic_files import write_atomic
+    from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
+    from kvlab.report.figures.layout import lay_out_plot
+    from kvlab.report.figures.picture import render_picture_files
+    from kvlab.report.report_files import FIGURE_WIDTH
 
     facts = [line.model_dump() for line in lines]
-    for figure in filter(None, [*curves(facts), roofline_figure(facts, {})]):
-        svg, png = to_pictures(lay_out(figure.plot, WIDTH), figure.name)
+    for figure in filter(None, [*benchmark_figures(facts), roofline_figure(facts, {})]):
+        svg, png = render_picture_files(lay_out_plot(figure.plot, FIGURE_WIDTH), figure.name)
         for kind, data in (("svg", svg), ("png", png)):
             write_atomic(folder / f"{figure.name}.{kind}", data)
             print(f"wrote {folder / figure.name}.{kind}", file=sys.stderr)

@@ -3,13 +3,13 @@
 import argparse
 import json
 
-from kvlab.cli.options import add_json, add_store, sweep_name
-from kvlab.cli.table import table
-from kvlab.report.compare import Comparison, compare
-from kvlab.report.numbers import difference, difference_unit, shown
+from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.terminal import format_table
+from kvlab.report.formatting import difference_unit, format_difference, format_metric
 from kvlab.report.study import Study
-from kvlab.trial import Store
-from kvlab.trial.metrics import METRICS
+from kvlab.report.sweep_comparison import Comparison, compare_sweeps
+from kvlab.store.metrics import METRICS
+from kvlab.store.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,23 +23,27 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     before = Study.load(Store(options.store), sweep_name(options.before))
     after = Study.load(Store(options.store_b or options.store), sweep_name(options.after))
-    found = compare(before, after)
-    print(json.dumps(found.as_dict(), indent=1) if options.json else _text(found, before))
+    found = compare_sweeps(before, after)
+    print(
+        json.dumps(found.as_dict(), indent=1) if options.json else _format_comparison(found, before)
+    )
     return 0
 
 
-def _text(found: Comparison, before: Study) -> str:
+def _format_comparison(found: Comparison, before: Study) -> str:
     metric, unit = found.metric, difference_unit(found.metric)
     lines = [f"warning: {warning}" for warning in found.warnings]
     rows = [["A", "B", f"B - A ({unit})", "95% CI", "seeds", "", "cell"]]
     for cell in found.cells:
         single = cell.low == cell.high
-        interval = f"{difference(metric, cell.low)} to {difference(metric, cell.high)}"
+        interval = (
+            f"{format_difference(metric, cell.low)} to {format_difference(metric, cell.high)}"
+        )
         rows.append(
             [
-                shown(metric, cell.before),
-                shown(metric, cell.after),
-                difference(metric, cell.difference),
+                format_metric(metric, cell.before),
+                format_metric(metric, cell.after),
+                format_difference(metric, cell.difference),
                 "" if single else interval,
                 str(cell.seeds),
                 cell.verdict,
@@ -48,14 +52,14 @@ def _text(found: Comparison, before: Study) -> str:
         )
     if found.cells:
         title = f"{METRICS[metric].title}, cells that both have, over the seeds that both have:"
-        lines += [title, table(rows, "rrrrr"), ""]
+        lines += [title, format_table(rows, "rrrrr"), ""]
     else:
         lines.append(f"no cell has its {METRICS[metric].title} in both at a seed that both have")
     lines.append(f"{found.only_before} cells are only in A, {found.only_after} only in B")
     heads = [["about", "A", "B", "A says", "B says", ""]]
     for one in found.conclusions:
         values = [one.difference_before, one.difference_after]
-        texts = ["" if value is None else difference(metric, value) for value in values]
+        texts = ["" if value is None else format_difference(metric, value) for value in values]
         mark = "CHANGED" if one.changed else "moved" if one.moved else ""
         heads.append([one.about, *texts, one.before, one.after, mark])
     changed = sum(one.changed for one in found.conclusions)
@@ -64,7 +68,7 @@ def _text(found: Comparison, before: Study) -> str:
     both = sum(one.concluded for one in found.conclusions)
     lines += [
         "",
-        table(heads, "lrr"),
+        format_table(heads, "lrr"),
         "",
         f"{changed} of {both} conclusions that both draw differ; {moved} of {ranked} rankings of"
         " means moved, as they may by noise alone",

@@ -4,10 +4,16 @@ import argparse
 import json
 from dataclasses import asdict
 
-from kvlab.cli.options import add_json, add_store, sweep_name
-from kvlab.trial import Store
-from kvlab.trial.copies import Copies
-from kvlab.trial.copying import Copied, check_apart, copied_sweeps, copy_sweep, restore_sweep
+from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.store.object_storage import ObjectStorage
+from kvlab.store.store import Store
+from kvlab.store.sweep_backup import (
+    BackupSummary,
+    check_outside_store,
+    copy_sweep,
+    list_copied_sweeps,
+    restore_sweep,
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    copies = Copies(options.to or options.origin)
-    check_apart(copies, store)
+    copies = ObjectStorage(options.to or options.origin)
+    check_outside_store(copies, store)
     asked = None if options.sweep is None else [sweep_name(options.sweep)]
     if options.to:
         names = asked or store.sweep_names()
@@ -34,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
             store.sweep(name)  # refuse an unknown sweep before anything is copied
         found = [copy_sweep(store, copies, name) for name in names]
     else:
-        names = asked or copied_sweeps(copies)
+        names = asked or list_copied_sweeps(copies)
         found = [restore_sweep(store, copies, name) for name in names]
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
@@ -43,13 +49,13 @@ def run(options: argparse.Namespace) -> int:
         print(f"{place} holds no sweep; nothing to do")
     else:
         for one in found:
-            print(_line(one, f"to {copies.shown}" if options.to else f"to {options.store}"))
+            print(_summary_line(one, f"to {copies.shown}" if options.to else f"to {options.store}"))
             for text in one.damaged:
                 print(f"  {text}")
     return int(any(one.damaged for one in found))
 
 
-def _line(copied: Copied, where: str) -> str:
+def _summary_line(copied: BackupSummary, where: str) -> str:
     parts = [
         f"{copied.trials} trials copied {where} ({copied.files} files)",
         f"{copied.unchanged} were there",

@@ -10,14 +10,26 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.cli.table import short_bytes, short_number, table
-from kvlab.data import Dataset, data_folder, get_hellaswag, prepare, prepared, verify_dataset
-from kvlab.data.hellaswag_set import ITEMS, LICENCE, SHA256, find_hellaswag
+from kvlab.cli.terminal import format_bytes, format_number, format_table
+from kvlab.data import (
+    Dataset,
+    get_data_dir,
+    get_hellaswag_file,
+    list_prepared_datasets,
+    prepare_dataset,
+    verify_dataset,
+)
+from kvlab.data.hellaswag_dataset import (
+    HELLASWAG_ITEMS,
+    HELLASWAG_LICENCE,
+    HELLASWAG_SHA256,
+    find_hellaswag_file,
+)
 from kvlab.data.shards import read_manifest
 from kvlab.data.sources import SOURCES
 from kvlab.errors import DataError, UsageError
 from kvlab.spec import DataConfig, load_experiment, parse_override
-from kvlab.spec.problems import find_problems
+from kvlab.spec.validation_errors import list_field_errors
 
 EPILOG = """\
 examples:
@@ -35,11 +47,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    get = _action(actions, "get", "get an evaluation set and check it", _get)
+    get = _add_action(actions, "get", "get an evaluation set and check it", _run_get)
     get.add_argument("name", choices=["hellaswag"])
     get.add_argument("--file", help="take it from this file instead of asking around")
 
-    made = _action(actions, "prepare", "turn text into tokens, once", _prepare)
+    made = _add_action(actions, "prepare", "turn text into tokens, once", _run_prepare)
     made.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
     made.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
     made.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
@@ -48,10 +60,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
     made.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 10B or 500M")
     made.add_argument("--validation-fraction", metavar="SHARE", help="of the documents, held out")
-    made.add_argument("--workers", type=_count, help="processes (default one a processor)")
+    made.add_argument("--workers", type=_worker_count, help="processes (default one a processor)")
 
-    _action(actions, "list", "list what is there", _list)
-    _action(actions, "verify", "read everything again and compare digests", _verify)
+    _add_action(actions, "list", "list what is there", _run_list)
+    _add_action(actions, "verify", "read everything again and compare digests", _run_verify)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _action(
+def _add_action(
     actions: Any, name: str, line: str, function: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = actions.add_parser(name, help=line, description=line)
@@ -68,52 +80,59 @@ def _action(
     return parser
 
 
-def _get(options: argparse.Namespace) -> int:
-    path = get_hellaswag(_say, options.file)
-    facts = {"name": "hellaswag", "path": str(path), "items": ITEMS, "sha256": SHA256}
-    text = f"HellaSwag validation, {ITEMS:,} items, {LICENCE}: {path}"
-    _show(options, {**facts, "licence": LICENCE}, text)
-    return 0
-
-
-def _prepare(options: argparse.Namespace) -> int:
-    dataset = prepare(_data_config(options), _say, workers=options.workers)
-    facts = _facts(dataset.folder)
-    _show(options, facts, _prepared_text(dataset))
-    return 0
-
-
-def _list(options: argparse.Namespace) -> int:
-    datasets = [_facts(folder) for folder in prepared()]
-    hellaswag = find_hellaswag()
+def _run_get(options: argparse.Namespace) -> int:
+    path = get_hellaswag_file(_print_progress, options.file)
     facts = {
-        "folder": str(data_folder()),
+        "name": "hellaswag",
+        "path": str(path),
+        "items": HELLASWAG_ITEMS,
+        "sha256": HELLASWAG_SHA256,
+    }
+    text = f"HellaSwag validation, {HELLASWAG_ITEMS:,} items, {HELLASWAG_LICENCE}: {path}"
+    _print_result(options, {**facts, "licence": HELLASWAG_LICENCE}, text)
+    return 0
+
+
+def _run_prepare(options: argparse.Namespace) -> int:
+    dataset = prepare_dataset(_data_config(options), _print_progress, workers=options.workers)
+    facts = _dataset_facts(dataset.folder)
+    _print_result(options, facts, _prepared_text(dataset))
+    return 0
+
+
+def _run_list(options: argparse.Namespace) -> int:
+    datasets = [_dataset_facts(folder) for folder in list_prepared_datasets()]
+    hellaswag = find_hellaswag_file()
+    facts = {
+        "folder": str(get_data_dir()),
         "datasets": datasets,
         "hellaswag": str(hellaswag) if hellaswag else None,
     }
     rows = [["train", "held out", "documents", "on disk", "tokenizer", "identity", "source"]]
-    rows += [_row(item) for item in datasets]
-    lines = [f"data folder: {data_folder()}", f"HellaSwag: {hellaswag or 'not here'}"]
-    _show(options, facts, "\n".join([*lines, *([table(rows, "rrrr")] if datasets else [])]))
+    rows += [_dataset_row(item) for item in datasets]
+    lines = [f"data folder: {get_data_dir()}", f"HellaSwag: {hellaswag or 'not here'}"]
+    _print_result(
+        options, facts, "\n".join([*lines, *([format_table(rows, "rrrr")] if datasets else [])])
+    )
     return 0
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _run_verify(options: argparse.Namespace) -> int:
     problems: list[str] = []
-    folders = prepared()
+    folders = list_prepared_datasets()
     for folder in folders:
-        _say(f"reading {folder}")
+        _print_progress(f"reading {folder}")
         problems += verify_dataset(folder)
-    hellaswag = find_hellaswag()
+    hellaswag = find_hellaswag_file()
     if hellaswag:
         try:
-            get_hellaswag()
+            get_hellaswag_file()
         except DataError as error:
             problems.append(str(error))
     checked = len(folders) + bool(hellaswag)
     summary = f"{checked} checked, {len(problems)} problems"
     facts = {"checked": checked, "problems": problems}
-    _show(options, facts, "\n".join([*problems, summary]))
+    _print_result(options, facts, "\n".join([*problems, summary]))
     return int(bool(problems))
 
 
@@ -124,7 +143,7 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
     if options.paths is not None:
         given["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
     if options.tokens is not None:
-        given["max_tokens"] = _tokens(options.tokens)
+        given["max_tokens"] = _parse_token_count(options.tokens)
     if options.subset is not None:
         given["subset"] = options.subset
     if options.licence is not None:
@@ -144,11 +163,11 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
     try:
         return DataConfig.model_validate(values)
     except ValidationError as error:
-        found = find_problems(error, DataConfig, values)
+        found = list_field_errors(error, DataConfig, values)
     raise UsageError("\n".join(message for _, message, _ in found))
 
 
-def _facts(folder: Path) -> dict[str, Any]:
+def _dataset_facts(folder: Path) -> dict[str, Any]:
     return {"folder": str(folder), **read_manifest(folder)}
 
 
@@ -164,30 +183,30 @@ def _prepared_text(dataset: Dataset) -> str:
     ])  # fmt: skip
 
 
-def _row(facts: dict[str, Any]) -> list[str]:
+def _dataset_row(facts: dict[str, Any]) -> list[str]:
     train, validation = facts["splits"]["train"], facts["splits"]["validation"]
     tokens = train["tokens"] + validation["tokens"]
     size = tokens * int(facts["dtype"][-1])
     return [
-        short_number(train["tokens"]),
-        short_number(validation["tokens"]),
+        format_number(train["tokens"]),
+        format_number(validation["tokens"]),
         f"{train['documents'] + validation['documents']:,}",
-        short_bytes(size),
+        format_bytes(size),
         facts["tokenizer"],
         facts["identity"][:16],
         facts["source"],
     ]
 
 
-def _show(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
+def _print_result(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:
     print(json.dumps(facts, indent=1) if options.json else text)
 
 
-def _say(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _tokens(text: str) -> int:
+def _parse_token_count(text: str) -> int:
     """``10B``, ``500M``, ``2k`` or a number such as 10e9."""
     scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
     try:
@@ -199,7 +218,7 @@ def _tokens(text: str) -> int:
     return int(count)
 
 
-def _count(text: str) -> int:
+def _worker_count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= 1024:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 1024")
     return int(text)

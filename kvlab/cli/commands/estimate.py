@@ -4,19 +4,18 @@ import argparse
 import json
 from typing import Any
 
-from kvlab.cli.sizes import count, memory_size
-from kvlab.cli.table import exact_bytes, one_decimal, short_number, table
+from kvlab.cli.shared_arguments import memory_size, positive_int
+from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_number, format_table
 from kvlab.layout import (
-    ITEM_BYTES,
-    QUANTISED,
-    SIZES,
-    Estimate,
+    RESCALE_PRESETS,
     KVLayout,
-    TransferError,
-    estimate,
-    transfer,
+    RescaleError,
+    ServingEstimate,
+    estimate_serving,
+    rescale,
 )
-from kvlab.spec import ModelConfig, ServingConfig, Shape, load_shape, parse_override
+from kvlab.spec import ModelConfig, ServedModel, ServingConfig, load_served_model, parse_override
+from kvlab.spec.dtypes import ITEM_BYTES, QUANTIZED
 
 CONTEXTS = (1024, 8192, 65_536)
 BATCHES = (1, 8, 64)
@@ -44,12 +43,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
         help="put a variant of the first target beside it; may be given several times",
     )  # fmt: skip
-    parser.add_argument("--batch", type=count, default=1, help="sequences at once (default 1)")
     parser.add_argument(
-        "--context", type=count, help="tokens of each sequence (default the model's block size)"
+        "--batch", type=positive_int, default=1, help="sequences at once (default 1)"
     )
     parser.add_argument(
-        "--dtype", choices=sorted(set(ITEM_BYTES) - QUANTISED), default="float32",
+        "--context",
+        type=positive_int,
+        help="tokens of each sequence (default the model's block size)",
+    )
+    parser.add_argument(
+        "--dtype", choices=sorted(set(ITEM_BYTES) - QUANTIZED), default="float32",
         help="the model's dtype (default float32)",
     )  # fmt: skip
     parser.add_argument(
@@ -70,11 +73,11 @@ def run(options: argparse.Namespace) -> int:
         changes = [*common, *map(parse_override, patch)]
         variants.append((base, changes, f"{base} {' '.join(patch)}"))
     shapes = [
-        load_shape(target, dict(changes)).model_copy(update={"name": name})
+        load_served_model(target, dict(changes)).model_copy(update={"name": name})
         for target, changes, name in variants
     ]
     estimates = [
-        estimate(
+        estimate_serving(
             shape,
             batch_size=options.batch,
             context_length=options.context,
@@ -83,27 +86,29 @@ def run(options: argparse.Namespace) -> int:
         )
         for shape in shapes
     ]
-    scaled = [_scaled(shape, options.dtype) for shape in shapes] if options.scale else []
+    scaled = [_scale_rows(shape, options.dtype) for shape in shapes] if options.scale else []
     if options.json:
         rows = [item.as_dict() for item in estimates]
         for row, scale in zip(rows, scaled, strict=False):
             row["scale"] = scale
         print(json.dumps(rows, indent=1))
         return 0
-    print(_one(estimates[0]) if len(estimates) == 1 else _side_by_side(estimates))
+    print(_format_one(estimates[0]) if len(estimates) == 1 else _format_side_by_side(estimates))
     for shape, scale in zip(shapes, scaled, strict=False):
         print(f"\n{shape.name}: KV bytes of this layout elsewhere, model in {options.dtype}")
-        print(_scale_table(scale))
+        print(_format_scale(scale))
     return 0
 
 
-def _scaled(shape: Shape, dtype: str) -> list[dict[str, Any]]:
+def _scale_rows(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     """KV bytes of a layout over sizes, contexts and batches; why not where a size does not fit."""
     rows: list[dict[str, Any]] = []
-    for size in dict.fromkeys((shape.name, *SIZES)):
+    for size in dict.fromkeys((shape.name, *RESCALE_PRESETS)):
         try:
-            layout = KVLayout.of(*_parts(shape if size == shape.name else transfer(shape, size)))
-        except TransferError as error:
+            layout = KVLayout.of(
+                *_model_and_serving(shape if size == shape.name else rescale(shape, size))
+            )
+        except RescaleError as error:
             rows.append({"size": size, "reason": str(error)})
             continue
         rows += [
@@ -117,11 +122,11 @@ def _scaled(shape: Shape, dtype: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _parts(shape: Shape) -> tuple[ModelConfig, ServingConfig]:
+def _model_and_serving(shape: ServedModel) -> tuple[ModelConfig, ServingConfig]:
     return shape.model, shape.serving
 
 
-def _scale_table(rows: list[dict[str, Any]]) -> str:
+def _format_scale(rows: list[dict[str, Any]]) -> str:
     lines = [["size", "context", *(f"batch {count}" for count in BATCHES)]]
     for row in rows:
         if "reason" in row:
@@ -129,21 +134,21 @@ def _scale_table(rows: list[dict[str, Any]]) -> str:
         else:
             sizes = (f"{count:,}" for count in row["kv_bytes"].values())
             lines.append([row["size"], f"{row['context_length']:,}", *sizes])
-    return table(lines, " r" + "r" * len(BATCHES))
+    return format_table(lines, " r" + "r" * len(BATCHES))
 
 
-def _one(item: Estimate) -> str:
+def _format_one(item: ServingEstimate) -> str:
     lines = [
         f"{item.name}: {item.parameters:,} parameters,"
         f" {item.slots} K/V slots for {item.layers} layers",
         f"KV cache at batch {item.batch_size}, context {item.context_length:,},"
-        f" {item.kv_dtype}: {exact_bytes(item.kv_bytes)}",
+        f" {item.kv_dtype}: {format_exact_bytes(item.kv_bytes)}",
         f"  = {item.formula}",
         f"a token adds        {item.kv_bytes_per_token:,} bytes while in every window,"
         f" {item.kv_bytes_per_token_at_limit:,} in the long run",
         f"a decoded token reads {item.kv_bytes_read_per_token:,} bytes of K/V"
         f" and writes {item.kv_bytes_written_per_token:,}",
-        f"weights in {item.dtype}: {exact_bytes(item.weight_bytes)}",
+        f"weights in {item.dtype}: {format_exact_bytes(item.weight_bytes)}",
         f"forward pass over the context: {item.forward_flops:.4g} FLOPs;"
         f" a decoded token: {item.decode_flops:.4g}",
     ]
@@ -152,7 +157,7 @@ def _one(item: Estimate) -> str:
     return "\n".join(lines)
 
 
-def _side_by_side(items: list[Estimate]) -> str:
+def _format_side_by_side(items: list[ServingEstimate]) -> str:
     head = ["slots", "KV bytes", "MB", "MiB", "of first", "read/token", "parameters"]
     memory = items[0].largest_batch is not None
     rows = [[*head, *(["largest batch"] if memory else []), "what"]]
@@ -160,14 +165,14 @@ def _side_by_side(items: list[Estimate]) -> str:
         row = [
             f"{item.slots}/{item.layers}",
             f"{item.kv_bytes:,}",
-            one_decimal(item.kv_bytes / 10**6),
-            one_decimal(item.kv_bytes / 2**20),
+            format_decimal(item.kv_bytes / 10**6),
+            format_decimal(item.kv_bytes / 2**20),
             f"1/{items[0].kv_bytes / item.kv_bytes:.3g}",
             f"{item.kv_bytes_read_per_token:,}",
-            short_number(item.parameters),
+            format_number(item.parameters),
         ]
         rows.append([*row, *([f"{item.largest_batch:,}"] if memory else []), item.name])
     contexts = sorted({item.context_length for item in items})
     context = f"context {contexts[0]:,}" if len(contexts) == 1 else "each at its block size"
     head_line = f"batch {items[0].batch_size}, {context}, model in {items[0].dtype}"
-    return f"{head_line}\n{table(rows, 'r' * (len(rows[0]) - 1))}"
+    return f"{head_line}\n{format_table(rows, 'r' * (len(rows[0]) - 1))}"

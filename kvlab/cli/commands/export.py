@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from kvlab.cli.options import add_json, add_store
+from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.errors import UsageError
 
 EPILOG = """\
@@ -27,8 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from kvlab.trial.models import open_trial
-    from kvlab.trial.record import Store
+    from kvlab.store.store import Store
+    from kvlab.trial.model_targets import open_trial
 
     folder = Path(options.folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -4,10 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
-from kvlab.cli.options import add_json, add_store
-from kvlab.cli.table import short_bytes, table
-from kvlab.trial import Store
-from kvlab.trial.garbage import Garbage, find_garbage, remove
+from kvlab.cli.shared_arguments import add_json, add_store
+from kvlab.cli.terminal import format_bytes, format_table
+from kvlab.store.gc import Garbage, find_garbage, remove_garbage
+from kvlab.store.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         unused=options.unused,
         pruned=options.pruned,
     )
-    busy = [item for item in found if options.apply and not remove(item)]
+    busy = [item for item in found if options.apply and not remove_garbage(item)]
     gone = [item for item in found if item not in busy]
     if options.json:
         print(json.dumps(_facts(options, gone, busy), indent=1))
@@ -44,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
     if not found:
         print(f"{options.store} holds nothing that could go")
         return 0
-    rows = [[short_bytes(item.bytes), _name(options, item), item.why] for item in gone]
-    print(table([["size", "what", "why"], *rows], right="r"))
-    total = short_bytes(sum(item.bytes for item in gone))
+    rows = [[format_bytes(item.bytes), _relative_path(options, item), item.why] for item in gone]
+    print(format_table([["size", "what", "why"], *rows], right="r"))
+    total = format_bytes(sum(item.bytes for item in gone))
     verb = "removed" if options.apply else "could go; add --apply to remove it"
     print(f"\n{total} {verb}")
     if busy:
@@ -61,11 +61,12 @@ def _facts(
         "applied": options.apply,
         "bytes": sum(item.bytes for item in gone),
         "items": [
-            {"path": _name(options, item), "bytes": item.bytes, "why": item.why} for item in gone
+            {"path": _relative_path(options, item), "bytes": item.bytes, "why": item.why}
+            for item in gone
         ],
-        "in_use": [_name(options, item) for item in busy],
+        "in_use": [_relative_path(options, item) for item in busy],
     }
 
 
-def _name(options: argparse.Namespace, item: Garbage) -> str:
+def _relative_path(options: argparse.Namespace, item: Garbage) -> str:
     return str(item.path.relative_to(Path(options.store)))

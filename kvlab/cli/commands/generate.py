@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from kvlab.cli.options import add_json, add_store
+from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.errors import UsageError
 from kvlab.spec import parse_override
 
@@ -54,10 +54,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     import torch
 
-    from kvlab.model.generate import generate
-    from kvlab.model.sampling import Sampling
-    from kvlab.trial.models import open_model
-    from kvlab.trial.record import Store
+    from kvlab.model.generate import Sampling, generate
+    from kvlab.store.store import Store
+    from kvlab.trial.model_targets import open_model
 
     try:
         sampling = Sampling(options.temperature, options.top_k, options.top_p)
@@ -67,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    words = _Words(opened.tokenizer, options)
-    serving = _serving(opened, options.serving)
+    words = _TextIO(opened.tokenizer, options)
+    serving = _override_serving(opened, options.serving)
     model = opened.model.to(device).eval()
     show = words.stream() if len(words.prompts) == 1 and not options.json else None
     start = time.perf_counter()
@@ -91,32 +90,32 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _serving(opened: Any, changes: list[str]) -> Any:
+def _override_serving(opened: Any, changes: list[str]) -> Any:
     """As the model was served, but for ``changes``; must suit the model's layers."""
     from pydantic import ValidationError
 
-    from kvlab.spec.experiment import Shape
-    from kvlab.spec.problems import find_problems
+    from kvlab.spec.experiment import ServedModel
+    from kvlab.spec.validation_errors import list_field_errors
 
     patch = dict(map(parse_override, changes))
     serving = {**opened.serving.model_dump(), **patch}
     data = {"name": opened.name, "model": opened.model.config, "serving": serving}
     try:
-        return Shape.model_validate(data).serving
+        return ServedModel.model_validate(data).serving
     except ValidationError as error:
-        _, message, _ = find_problems(error, Shape, data)[0]
+        _, message, _ = list_field_errors(error, ServedModel, data)[0]
         raise UsageError(f"--serving: {message}") from None
 
 
-class _Words:
+class _TextIO:
     """Prompts, stops and output in the model's vocabulary, as text where we can."""
 
     def __init__(self, name: str | None, options: argparse.Namespace):
-        from kvlab.data import tokenizer
+        from kvlab.data import load_tokenizer
 
         self.options = options
-        self.tokenizer = tokenizer(name) if name else None
-        self.prompts = [_ids(text) for text in options.prompt_ids]
+        self.tokenizer = load_tokenizer(name) if name else None
+        self.prompts = [_parse_token_ids(text) for text in options.prompt_ids]
         if options.prompt and self.tokenizer is None:
             raise UsageError(f"{options.target} has a tokenizer of its own; use --prompt-ids")
         if self.tokenizer is not None:
@@ -125,7 +124,7 @@ class _Words:
             raise UsageError("a prompt is empty; give --prompt TEXT or --prompt-ids 1,2,3")
         self.stop = {self.tokenizer.end_of_text} if self.tokenizer else set()
         for text in options.stop:
-            ids = self.tokenizer.encode(text) if self.tokenizer else _ids(text)
+            ids = self.tokenizer.encode(text) if self.tokenizer else _parse_token_ids(text)
             if len(ids) != 1:
                 raise UsageError(f"--stop {text!r} is {len(ids)} tokens; give one of exactly one")
             self.stop |= set(ids)
@@ -169,7 +168,7 @@ class _Words:
         print(rate, file=sys.stderr)
 
 
-def _ids(text: str) -> list[int]:
+def _parse_token_ids(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise UsageError(f"{text} is not a list of token ids; write one such as 15496,995")

@@ -6,12 +6,12 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from kvlab.cli.options import add_json
+from kvlab.cli.shared_arguments import add_json
 from kvlab.errors import UsageError
-from kvlab.files import write_atomic
-from kvlab.spec.schema import json_schema
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.spec.json_schema import json_schema
 
-_NAMES = {"gitignore": ".gitignore"}
+_INSTALLED_NAMES = {"gitignore": ".gitignore"}
 """Names that a package should not carry itself."""
 
 
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"DIR = {folder} is a file; name a folder")
-    wanted = _starter(files("kvlab.cli") / "starter", "")
+    wanted = _read_starter(files("kvlab.cli") / "starter", "")
     for kind in ("experiment", "sweep"):
         wanted[f"{kind}s/{kind}.schema.json"] = json.dumps(json_schema(kind), indent=1) + "\n"
     there = [name for name in wanted if (folder / name).exists()]
@@ -41,12 +41,14 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _starter(place: Traversable, prefix: str) -> dict[str, str]:
+def _read_starter(place: Traversable, prefix: str) -> dict[str, str]:
     """Relative path -> text of every file of the starter folder."""
     found: dict[str, str] = {}
     for entry in place.iterdir():
         if entry.is_dir():
-            found |= _starter(entry, f"{prefix}{entry.name}/")
+            found |= _read_starter(entry, f"{prefix}{entry.name}/")
         else:
-            found[prefix + _NAMES.get(entry.name, entry.name)] = entry.read_text(encoding="utf-8")
+            found[prefix + _INSTALLED_NAMES.get(entry.name, entry.name)] = entry.read_text(
+                encoding="utf-8"
+            )
     return found

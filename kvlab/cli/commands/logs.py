@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.cli.options import add_cluster, add_json, add_store
+from kvlab.cli.shared_arguments import add_cluster, add_json, add_store
 from kvlab.errors import UsageError
-from kvlab.sweep.detached import (
-    detached_driver,
+from kvlab.store.store import Store
+from kvlab.sweep.ops.detached_driver import (
     driver_log,
-    driver_numbers,
-    driver_sweeps,
+    list_driver_numbers,
+    list_driver_sweeps,
+    read_driver,
 )
-from kvlab.trial import Store
 
 POLL_SECONDS = 0.3
 START_SECONDS = 15.0
@@ -45,19 +45,24 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.address:
-        return _remote(options)
+        return _show_remote_log(options)
     store = Store(options.store)
-    if options.name in driver_sweeps(store):
-        return _driver(store, options)
+    if options.name in list_driver_sweeps(store):
+        return _show_driver_log(store, options)
     trial = store.find_trial(options.name)
-    attempt = _attempt(store, trial, options.attempt)
+    attempt = _select_attempt(store, trial, options.attempt)
     directory = store.attempt_directory(trial, attempt)
     log, trace = directory / "log.txt", directory / "traceback.txt"
     if options.json:
-        facts = {"trial": trial, "attempt": attempt, "log": _read(log), "traceback": _read(trace)}
+        facts = {
+            "trial": trial,
+            "attempt": attempt,
+            "log": _read_log(log),
+            "traceback": _read_log(trace),
+        }
         print(json.dumps(facts, indent=1))
         return 0
-    _print(
+    _print_following(
         log,
         lambda: options.follow and store.is_running(trial) and attempt == store.attempts(trial)[-1],
     )
@@ -65,46 +70,46 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _driver(store: Store, options: argparse.Namespace) -> int:
+def _show_driver_log(store: Store, options: argparse.Namespace) -> int:
     """What a detached driver printed; followed to its end, its exit code."""
     name = options.name
-    known = driver_numbers(store, name)
+    known = list_driver_numbers(store, name)
     if not known:
         text = f"sweep = {name} was never submitted with --detach, so no driver has a log"
         raise UsageError(f"{text}; its trials have: see `kvlab status {name}`")
-    number = _chosen(known, options.attempt, f"the drivers of {name}")
+    number = _select_number(known, options.attempt, f"the drivers of {name}")
     log = driver_log(store, name, number)
-    found = detached_driver(store, name, number)
+    found = read_driver(store, name, number)
     if options.json:
         facts = asdict(found[0]) if found else {"number": number}
-        print(json.dumps({"sweep": name, **facts, "log": _read(log)}, indent=1))
+        print(json.dumps({"sweep": name, **facts, "log": _read_log(log)}, indent=1))
         return 0
 
     def goes_on() -> bool:
         nonlocal found
         began = time.monotonic()
-        while (found := detached_driver(store, name, number)) is None:  # just being started
+        while (found := read_driver(store, name, number)) is None:  # just being started
             if time.monotonic() - began > START_SECONDS:
                 return False
             time.sleep(POLL_SECONDS)
         return found[1] == "running"
 
-    _print(log, lambda: options.follow and goes_on())
+    _print_following(log, lambda: options.follow and goes_on())
     if not options.follow or found is None:
         return 0
     code = found[0].exit_code
     return 1 if code is None else code
 
 
-def _remote(options: argparse.Namespace) -> int:
-    from kvlab.cli.remote import remote_logs
+def _show_remote_log(options: argparse.Namespace) -> int:
+    from kvlab.cli.remote_commands import remote_logs
 
     words = [f"--attempt={options.attempt}"] if options.attempt is not None else []
     words += ["--follow"] * options.follow + ["--json"] * options.json
     return remote_logs(options.address, options.name, options.store, words, follow=options.follow)
 
 
-def _print(path: Path, goes_on: Callable[[], bool]) -> None:
+def _print_following(path: Path, goes_on: Callable[[], bool]) -> None:
     """Prints a file, and what is appended to it as long as somebody may."""
     position = _print_from(path, 0)
     while goes_on():
@@ -113,21 +118,21 @@ def _print(path: Path, goes_on: Callable[[], bool]) -> None:
     _print_from(path, position)
 
 
-def _attempt(store: Store, trial: str, asked: int | None) -> int:
+def _select_attempt(store: Store, trial: str, asked: int | None) -> int:
     known = store.attempts(trial)
     if not known:
         raise UsageError(f"trial = {trial} has no attempt yet")
-    return _chosen(known, asked, f"the attempts at trial {trial}")
+    return _select_number(known, asked, f"the attempts at trial {trial}")
 
 
-def _chosen(known: list[int], asked: int | None, what: str) -> int:
+def _select_number(known: list[int], asked: int | None, what: str) -> int:
     if asked is not None and asked not in known:
         text = ", ".join(map(str, known))
         raise UsageError(f"--attempt = {asked} is none of {what}; use one of {text}")
     return known[-1] if asked is None else asked
 
 
-def _read(path: Path) -> str | None:
+def _read_log(path: Path) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
 
 

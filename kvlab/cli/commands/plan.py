@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.cli.budget import budget_lines, why_lines
-from kvlab.cli.options import add_json, add_store
-from kvlab.cli.search import space_lines
-from kvlab.cli.sizes import memory_size, positive
-from kvlab.cli.sweep_file import read_sweep
-from kvlab.cli.table import short_number, table
+from kvlab.cli.search_summary import space_lines
+from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positive_float, read_sweep
+from kvlab.cli.terminal import format_bytes, format_number, format_table
 from kvlab.errors import UsageError
+from kvlab.spec.validation_errors import format_value
+from kvlab.store.progress import format_duration
+from kvlab.store.store import Store
 from kvlab.sweep import Plan, PlannedTrial, plan
-from kvlab.sweep.budget import budget
-from kvlab.sweep.nearest import Nearest, nearest_finished
-from kvlab.sweep.sameness import why_same
-from kvlab.trial import Store
+from kvlab.sweep.planning.budget import Budget, estimate_budget
+from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
 
 Levels = Mapping[str, str]
 
@@ -26,10 +24,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="a sweep's YAML file")
     add_store(parser)
     parser.add_argument(
-        "--rate", type=positive, metavar="FLOPS",
+        "--rate", type=positive_float, metavar="FLOPS",
         help="training FLOPs a second of one trial (default: measured from finished trials)",
     )  # fmt: skip
-    parser.add_argument("--price", type=positive, help="of one GPU or CPU core for an hour")
+    parser.add_argument("--price", type=positive_float, help="of one GPU or CPU core for an hour")
     parser.add_argument(
         "--memory", type=memory_size,
         help="of the device, such as 80GB (default for CPU trials: this machine's)",
@@ -45,37 +43,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
     planned = plan(read_sweep(options.sweep), store, provisional=True)
-    memory = options.memory or _this_memory(planned)
-    costs = budget(
+    memory = options.memory or _local_memory(planned)
+    costs = estimate_budget(
         planned, store, rate=options.rate, price=options.price, memory=memory,
-        at_once=_at_once(planned),
+        at_once=_concurrent_trials(planned),
     )  # fmt: skip
-    why = None if options.why is None else _why(planned, store, options.why)
+    why = None if options.why is None else _explain_missing(planned, store, options.why)
     if options.json:
-        facts = {**_facts(planned), "budget": None if costs is None else asdict(costs)}
+        facts = {**_plan_facts(planned), "budget": None if costs is None else asdict(costs)}
         if why is not None:
             facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
         print(json.dumps(facts, indent=1))
         return 0
-    print("\n".join([*_lines(planned), *(budget_lines(costs) if costs else [])]))
+    print("\n".join([*_plan_lines(planned), *(budget_lines(costs) if costs else [])]))
     if why is not None:
         print("\n".join(why_lines(*why)))
     return 0
 
 
-def _this_memory(planned: Plan) -> int | None:
+def _local_memory(planned: Plan) -> int | None:
     """Of this machine, where the trials run on CPU; a cluster's GPUs are not known here."""
     if any(one.trial.experiment.resources.devices for one in planned.trials):
         return None
-    from kvlab.sweep.memory import host_memory
+    from kvlab.sweep.planning.memory_check import host_memory
 
     return host_memory()
 
 
-def _at_once(planned: Plan) -> int:
+def _concurrent_trials(planned: Plan) -> int:
     """Trials that share this machine's memory, or that of one GPU, as Ray would run them here."""
-    from kvlab.sweep.executors.machine import cpu_count
-    from kvlab.sweep.memory import MachineMemory
+    from kvlab.sweep.executors.capacity import cpu_count
+    from kvlab.sweep.planning.memory_check import MachineMemory
 
     here = MachineMemory(0, 0, cpu_count())
     most = max(here.at_once(one.trial.experiment.resources) for one in planned.trials)
@@ -83,22 +81,24 @@ def _at_once(planned: Plan) -> int:
     return most if search is None else min(most, search.parallel)
 
 
-def _why(planned: Plan, store: Store, prefix: str) -> tuple[PlannedTrial, Nearest | None]:
+def _explain_missing(
+    planned: Plan, store: Store, prefix: str
+) -> tuple[PlannedTrial, NearestTrial | None]:
     found = [one for one in planned.trials if one.trial.id.startswith(prefix) and not one.ended]
     if not found:
         text = f"--why = {prefix}" if prefix else "--why"
         raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
-    return found[0], nearest_finished(found[0].trial, store)
+    return found[0], find_nearest_trial(found[0].trial, store)
 
 
-def _lines(planned: Plan) -> list[str]:
+def _plan_lines(planned: Plan) -> list[str]:
     factors = list(planned.sweep.factors)
     head = [*factors, "seed", "trial", "parameters", "KV/token", "KV/block", "FLOPs", "state"]
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells if cell.off}
-    rows = [[*_levels(one.levels, off), *_columns(one)] for one in planned.trials]
-    lines = [table([head, *rows], right="l" * len(factors) + "rlrrrrl"), ""]
+    rows = [[*_level_names(one.levels, off), *_trial_columns(one)] for one in planned.trials]
+    lines = [format_table([head, *rows], right="l" * len(factors) + "rlrrrrl"), ""]
     lines += [
-        f"{_label(other)} computes the same as {_label(first)} ({why})."
+        f"{_cell_label(other)} computes the same as {_cell_label(first)} ({why})."
         for other, first, why in _equal_cells(planned)
     ]
     if planned.sweep.search is not None:
@@ -113,25 +113,25 @@ def _lines(planned: Plan) -> list[str]:
     return lines
 
 
-def _levels(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]) -> list[str]:
+def _level_names(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]) -> list[str]:
     """A cell's levels; ``-`` where a factor does not apply."""
     without = off.get(tuple(levels.values()), frozenset())
     return ["-" if factor in without else level for factor, level in levels.items()]
 
 
-def _columns(one: PlannedTrial) -> list[str]:
+def _trial_columns(one: PlannedTrial) -> list[str]:
     return [
         str(one.trial.seed),
         one.trial.id[:8],
         f"{one.parameters:,}",
         f"{one.kv_bytes_per_token:,} B",
         f"{one.kv_bytes:,} B",
-        short_number(one.flops),
-        _state(one),
+        format_number(one.flops),
+        _describe_state(one),
     ]
 
 
-def _state(one: PlannedTrial) -> str:
+def _describe_state(one: PlannedTrial) -> str:
     if one.state == "new":
         start = one.trial.start
         if one.starts_from:
@@ -151,15 +151,15 @@ def _equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
             first, key = one.cells[0], tuple(other.values())
             if key not in told:
                 told.add(key)
-                why = why_same(experiments[tuple(first.values())], experiments[key])
+                why = explain_equality(experiments[tuple(first.values())], experiments[key])
                 yield other, first, why
 
 
-def _label(levels: Levels) -> str:
+def _cell_label(levels: Levels) -> str:
     return " ".join(f"{factor}={level}" for factor, level in levels.items())
 
 
-def _facts(planned: Plan) -> dict[str, Any]:
+def _plan_facts(planned: Plan) -> dict[str, Any]:
     return {
         "sweep": planned.sweep.name,
         "text_absent": list(planned.absent),
@@ -198,3 +198,72 @@ def _facts(planned: Plan) -> dict[str, Any]:
             "training_tokens_to_do": planned.tokens,
         },
     }
+
+
+# What a plan costs and why a trial is not there yet, as `kvlab plan` prints it.
+
+
+def budget_lines(costs: Budget) -> Iterator[str]:
+    """Totals of what is still to run."""
+    low, high = costs.parameters
+    sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
+    counts = f"{_count_noun(costs.trials, 'trial')}, {_count_noun(costs.trainings, 'training')}"
+    at_most = "at most " if costs.suggestions else ""
+    yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
+    if costs.suggestions:
+        some = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
+        number = f"{costs.suggestions:,} of them {some} to come"
+        yield f"{number}, each taken to cost what the base does."
+    yield _memory_line(costs)
+    yield _time_line(costs)
+    if costs.money is not None:
+        yield f"Money: {costs.money:,.2f}."
+
+
+def why_lines(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[str]:
+    """In which fields a trial differs from the nearest finished one."""
+    name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
+    if nearest is None:
+        yield f"{name} has no result: the store has no finished trial at all."
+        return
+    if not nearest.differences:
+        text = "asks for the same, and was made by an older version of kvlab's recipe"
+        yield f"{name} has no result: {nearest.trial[:8]} {text} or measurement."
+        return
+    yield f"{name} has no result: the nearest finished trial, {nearest.trial[:8]}, differs in"
+    for key, here, there in nearest.differences:
+        yield f"  {key}: {format_value(here)} here, {format_value(there)} there"
+
+
+def _memory_line(costs: Budget) -> str:
+    text = f"Predicted peak memory of a training: {format_bytes(costs.peak_bytes)}"
+    text += f" ({costs.peak_trial[:8]})"
+    if costs.memory is None:
+        return f"{text}; state the GPU's with --memory to compare."
+    together, there = format_bytes(costs.peak_bytes * costs.at_once), format_bytes(costs.memory)
+    beside = f"; {costs.at_once} at once take {together}" if costs.at_once > 1 else ""
+    if costs.fits:
+        return f"{text}{beside} of {there}."
+    way_out = "lower resources.microbatch_tokens or the model"
+    if beside:
+        way_out += ", or give each more cores or more of a GPU, so that fewer run at once"
+    return f"{text}{beside}{',' if beside else ' is'} more than the {there} there are; {way_out}."
+
+
+def _time_line(costs: Budget) -> str:
+    rate = costs.rate
+    if rate is None:
+        return "Time: not known; state a rate with --rate, or run a trial first."
+    speed = f"{format_number(rate.flops_per_second)} FLOPs a second a trial"
+    source = "stated" if rate.source == "stated" else f"median of {rate.results} finished here"
+    rest = "training alone"
+    if rate.measure_seconds is not None:
+        rest = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
+    if costs.hours is None:
+        return f"Time: not known, as trials are on CPU and on GPU; {speed} ({source})."
+    return f"Time: {format_number(costs.hours)} {costs.device} hours, {rest}; {speed} ({source})."
+
+
+def _count_noun(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -5,11 +5,11 @@ import json
 import tempfile
 from pathlib import Path
 
-from kvlab.cli.options import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.report import write_report
-from kvlab.report.sections import SECTIONS, unknown_section
-from kvlab.trial import Store
+from kvlab.report.sections import SECTIONS, explain_unknown_section
+from kvlab.store.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     name = sweep_name(options.sweep)
-    folder = _written(options, name, _sections(options.sections))
+    folder = _write_report(options, name, _parse_sections(options.sections))
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         print(json.dumps({"sweep": name, "report": str(folder), "files": files}, indent=1))
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _written(options: argparse.Namespace, name: str, sections: tuple[str, ...] | None) -> Path:
+def _write_report(options: argparse.Namespace, name: str, sections: tuple[str, ...] | None) -> Path:
     """The report's folder."""
     if options.tracking_uri is None:
         if options.mirrored_by is not None:
@@ -63,11 +63,11 @@ def _written(options: argparse.Namespace, name: str, sections: tuple[str, ...] |
         return write_report(store, name, Path(options.out), sections)
 
 
-def _sections(text: str | None) -> tuple[str, ...] | None:
+def _parse_sections(text: str | None) -> tuple[str, ...] | None:
     names = None if text is None else tuple(name.strip() for name in text.split(","))
     for name in names or ():
         if name not in SECTIONS:
-            raise UsageError(f"--sections = {name} {unknown_section(name)}")
+            raise UsageError(f"--sections = {name} {explain_unknown_section(name)}")
         if names is not None and names.count(name) > 1:
             raise UsageError(f"--sections names {name} twice; name each once")
     return names

@@ -4,7 +4,7 @@ import argparse
 import json
 
 from kvlab.benchmark.measurement import Measurement
-from kvlab.spec.schema import DRAFT, json_schema
+from kvlab.spec.json_schema import JSON_SCHEMA_DRAFT, json_schema
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.kind == "measurement":
-        schema = {"$schema": DRAFT, **Measurement.model_json_schema()}
+        schema = {"$schema": JSON_SCHEMA_DRAFT, **Measurement.model_json_schema()}
     else:
         schema = json_schema(options.kind)
     print(json.dumps(schema, indent=1))

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.cli.live import ID_DIGITS, outcome_line
-from kvlab.cli.options import add_cluster, add_json, add_store, sweep_name
-from kvlab.cli.table import table
-from kvlab.sweep.detached import driver_log, last_driver
-from kvlab.sweep.outlook import Outlook, outlook
-from kvlab.trial import Store
-from kvlab.trial.progress import describe, duration
+from kvlab.cli.progress_display import ID_DIGITS, outcome_line
+from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
+from kvlab.cli.terminal import format_table
+from kvlab.store.progress import format_duration, format_progress
+from kvlab.store.store import Store
+from kvlab.sweep.driver.eta import SweepPace, estimate_pace
+from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
@@ -27,17 +27,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.address:
-        from kvlab.cli.remote import remote_status
+        from kvlab.cli.remote_commands import remote_status
 
         name = None if options.sweep is None else sweep_name(options.sweep)
         return remote_status(options.address, name, as_json=options.json)
     store = Store(options.store)
     if options.sweep is None:
         facts = [sweep_facts(store, name) for name in store.sweep_names()]
-        print(json.dumps(facts, indent=1) if options.json else _overview(facts, options.store))
+        print(
+            json.dumps(facts, indent=1) if options.json else _format_overview(facts, options.store)
+        )
         return 0
     one = sweep_facts(store, sweep_name(options.sweep))
-    print(json.dumps(one, indent=1) if options.json else _detail(one))
+    print(json.dumps(one, indent=1) if options.json else _format_sweep(one))
     return 0
 
 
@@ -46,7 +48,7 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
     driver = _driver_facts(store, name)
     if driver is not None and name not in store.sweep_names():  # it ended before it began
         return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
-                "pace": asdict(Outlook(None, None, None))}  # fmt: skip
+                "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
     trials: dict[str, dict[str, Any]] = {}
     for cell in sweep["cells"]:
@@ -56,7 +58,7 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
                 trials[trial] = {**facts, **_trial_facts(store, trial)}
     counts = Counter(facts["state"] for facts in trials.values())
     by_state = {state: [t for t, f in trials.items() if f["state"] == state] for state in STATES}
-    pace = outlook(store, by_state["done"], by_state["running"], counts["missing"])
+    pace = estimate_pace(store, by_state["done"], by_state["running"], counts["missing"])
     return {
         "sweep": name,
         "question": sweep["question"],
@@ -70,7 +72,7 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
 
 def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
     """The newest detached driver; with the last line of its log if it ended badly."""
-    found = last_driver(store, name)
+    found = read_last_driver(store, name)
     if found is None:
         return None
     facts, state = found
@@ -90,11 +92,11 @@ def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
         return {"state": status, "detail": ""}
     if store.is_running(trial):
         progress = store.progress(trial)
-        return {"state": "running", "detail": describe(progress or {"stage": "starting"})}
+        return {"state": "running", "detail": format_progress(progress or {"stage": "starting"})}
     return {"state": "missing", "detail": "its result is damaged" if status else ""}
 
 
-def _overview(facts: list[dict[str, Any]], store: str) -> str:
+def _format_overview(facts: list[dict[str, Any]], store: str) -> str:
     if not facts:
         return f"{store} holds no sweep yet; start one with `kvlab submit SWEEP`"
     rows = [
@@ -105,17 +107,17 @@ def _overview(facts: list[dict[str, Any]], store: str) -> str:
         ]
         for one in facts
     ]
-    return table([["sweep", *STATES, "driver"], *rows], right="l" + "r" * len(STATES))
+    return format_table([["sweep", *STATES, "driver"], *rows], right="l" + "r" * len(STATES))
 
 
-def _detail(one: dict[str, Any]) -> str:
+def _format_sweep(one: dict[str, Any]) -> str:
     total = len(one["trials"])
     counts = ", ".join(f"{number} {state}" for state, number in one["states"].items())
     known = one["driver"]
     driven = one["driven"] or (known is not None and known["state"] == "running")
     driver = "a driver is running" if driven else "no driver is running"
     lines = [f"{one['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
-    lines += [*_driver_line(known), *_pace_line(one["pace"])]
+    lines += [*_driver_lines(known), *_rate_lines(one["pace"])]
     for facts in one["trials"]:
         if facts["detail"]:
             cell = " ".join(f"{factor}={level}" for factor, level in facts["levels"].items())
@@ -124,7 +126,7 @@ def _detail(one: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _driver_line(driver: dict[str, Any] | None) -> Iterator[str]:
+def _driver_lines(driver: dict[str, Any] | None) -> Iterator[str]:
     if driver is None:
         return
     line = f"driver {driver['number']}: {driver['place']}, started {driver['started']}"
@@ -137,13 +139,13 @@ def _driver_line(driver: dict[str, Any] | None) -> Iterator[str]:
         yield f"  its last words: {driver['last_line']}"
 
 
-def _pace_line(pace: dict[str, float | None]) -> Iterator[str]:
+def _rate_lines(pace: dict[str, float | None]) -> Iterator[str]:
     parts = []
     if pace["trials_per_hour"]:
         parts.append(f"{pace['trials_per_hour']:,.3g} trials an hour")
     if pace["tokens_per_second"]:
         parts.append(f"{pace['tokens_per_second']:,.0f} tokens/s in training")
     if pace["seconds_left"] is not None:
-        parts.append(f"about {duration(pace['seconds_left'])} left")
+        parts.append(f"about {format_duration(pace['seconds_left'])} left")
     if parts:
         yield f"rate: {', '.join(parts)}"

@@ -3,12 +3,12 @@
 import argparse
 import json
 
-from kvlab.cli.options import add_cluster, add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
 from kvlab.errors import UsageError
-from kvlab.files import write_atomic
-from kvlab.lock import seems_held
-from kvlab.sweep.detached import end_driver, last_driver
-from kvlab.trial import Store
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.lock import seems_held
+from kvlab.store.store import Store
+from kvlab.sweep.ops.detached_driver import end_detached_driver, read_last_driver
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,11 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     store, name = Store(options.store), sweep_name(options.sweep)
     if options.address:
-        from kvlab.cli.remote import remote_stop
+        from kvlab.cli.remote_commands import remote_stop
 
         return remote_stop(options.address, name, force=options.force, as_json=options.json)
     if options.force:
-        return _end(store, name, as_json=options.json)
+        return _force_stop(store, name, as_json=options.json)
     store.sweep(name)
     if not store.is_driven(name):
         raise UsageError(f"sweep = {name} is not running; see `kvlab status {name}`")
@@ -42,11 +42,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _end(store: Store, name: str, *, as_json: bool) -> int:
-    found = last_driver(store, name)
+def _force_stop(store: Store, name: str, *, as_json: bool) -> int:
+    found = read_last_driver(store, name)
     if found is None or found[1] != "running":
-        raise UsageError(_no_detached(store, name))
-    end_driver(store, name, found[0])
+        raise UsageError(_explain_no_detached(store, name))
+    end_detached_driver(store, name, found[0])
     if as_json:
         print(json.dumps({"sweep": name, "ended": True}))
     else:
@@ -54,7 +54,7 @@ def _end(store: Store, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def _no_detached(store: Store, name: str) -> str:
+def _explain_no_detached(store: Store, name: str) -> str:
     """Why ``--force`` ends nothing, and what does."""
     found = [lock.holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
     if not found:

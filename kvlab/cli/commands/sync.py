@@ -6,9 +6,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from kvlab.cli.options import add_json, add_store, sweep_name
-from kvlab.track import Mirrored
-from kvlab.trial import Store
+from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.store.store import Store
+from kvlab.track import MirrorSummary
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if not names:
         print("[]" if options.json else f"{options.store} holds no sweep yet; nothing to do")
         return 0
-    mirrored = sync(store, names, options.tracking_uri, report=not options.no_report)
+    mirrored = sync_sweeps(store, names, options.tracking_uri, report=not options.no_report)
     if options.json:
         print(json.dumps([asdict(one) for one in mirrored], indent=1))
     else:
@@ -41,7 +41,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def sync(store: Store, names: list[str], uri: str | None, *, report: bool) -> list[Mirrored]:
+def sync_sweeps(
+    store: Store, names: list[str], uri: str | None, *, report: bool
+) -> list[MirrorSummary]:
     """Mirrors sweeps with their reports, and ends runs whose driver died."""
     from kvlab.report import write_report
     from kvlab.track import Tracker

@@ -3,11 +3,11 @@
 import argparse
 import sys
 
-from kvlab.cli.commands.sync import sync
-from kvlab.cli.options import add_store
+from kvlab.cli.commands.sync import sync_sweeps
+from kvlab.cli.shared_arguments import add_store
 from kvlab.errors import UsageError
+from kvlab.store.store import Store
 from kvlab.track import is_server, serve_ui, tracking_uri
-from kvlab.trial import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     if not names and not (store.path / "mlflow.db").exists():
         text = f"--store = {options.store} holds no sweep yet; submit one first"
         raise UsageError(f"{text}, or name another store")
-    sync(store, names, options.tracking_uri, report=True)
+    sync_sweeps(store, names, options.tracking_uri, report=True)
     print(f"http://127.0.0.1:{options.port} shows {len(names)} sweeps; Ctrl-C ends it")
     print("`kvlab sync` brings it up to date while it runs", file=sys.stderr)
     return serve_ui(store.path, options.tracking_uri, options.port)

@@ -11,8 +11,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, final
 
-from kvlab.data.folder import Progress
-from kvlab.data.source import Source, Unit
+from kvlab.data.data_dir import ProgressCallback
+from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 
@@ -22,14 +22,14 @@ PACKAGES = ("matplotlib", "mlflow", "networkx", "numpy", "optuna", "pandas", "ra
 MIN_CHARACTERS = 200
 MIN_PROSE = 0.7  # share of letters and spaces; less is a table, a formula or code
 _UNIT_FILES = 32
-_LEFT_OUT = re.compile(r"(^|/)(tests?|testing|_?vendor(ed)?|third_?party(_files)?)/")
+_EXCLUDED_PATHS = re.compile(r"(^|/)(tests?|testing|_?vendor(ed)?|third_?party(_files)?)/")
 # Parsing is what costs: a file without one long triple-quoted string has nothing for us.
 _LONG_STRING = re.compile(rb'"""(?:[^"]|"(?!"")){200,}|' + rb"'''(?:[^']|'(?!'')){200,}")
-_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @final
-class Docstrings(Source):
+class Docstrings(TextSource):
     """Docstrings of modules, classes and functions, if they are prose of some length."""
 
     licence = "the packages' own: BSD-3-Clause, Apache-2.0, MIT and PSF-based"
@@ -39,33 +39,35 @@ class Docstrings(Source):
         """Versions, and the sha256 of every file as the installer recorded it."""
         packages = {}
         for name in PACKAGES:
-            installed = _installed(name)
-            lines = "\n".join(f"{path} {digest}" for path, digest, _ in _python_files(installed))
+            installed = _get_distribution(name)
+            lines = "\n".join(
+                f"{path} {digest}" for path, digest, _ in _list_python_files(installed)
+            )
             digest = hashlib.sha256(lines.encode()).hexdigest()
             packages[name] = {"version": installed.version, "files": digest}
         # What the parser refuses, and how it cleans a docstring, is Python's.
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return {"packages": packages, "python": python}
 
-    def units(self, data: DataConfig, progress: Progress) -> Iterator[Unit]:  # noqa: ARG002
-        files = [file for name in PACKAGES for file in _python_files(_installed(name))]
+    def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:  # noqa: ARG002
+        files = [file for name in PACKAGES for file in _list_python_files(_get_distribution(name))]
         files.sort(key=lambda file: hashlib.sha256(f"{file[0]} {file[1]}".encode()).digest())
         for start in range(0, len(files), _UNIT_FILES):
             part = files[start : start + _UNIT_FILES]
             key = " ".join(f"{name} {digest}" for name, digest, _ in part)
             yield {"key": f"docstrings {key}", "paths": [path for _, _, path in part]}
 
-    def read(self, unit: Unit) -> Iterator[str]:
+    def read(self, unit: TextUnit) -> Iterator[str]:
         for path in unit["paths"]:
             try:
                 raw = Path(path).read_bytes()
             except OSError as error:
                 text = f"{path} cannot be read ({error.strerror})"
                 raise DataError(f"{text}; install its package again") from None
-            yield from docstrings(raw)
+            yield from extract_docstrings(raw)
 
 
-def docstrings(source: bytes) -> Iterator[str]:
+def extract_docstrings(source: bytes) -> Iterator[str]:
     """The long prose docstrings of one Python file, in the order in which they stand there.
 
     A file that this Python cannot parse, such as one for a newer version, has none.
@@ -78,8 +80,8 @@ def docstrings(source: bytes) -> Iterator[str]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
-    for node in _documented(tree):
-        text = _docstring(node)
+    for node in _iter_definitions(tree):
+        text = _get_docstring(node)
         if text is not None and is_prose(text):
             yield text
 
@@ -95,17 +97,17 @@ def _is_wordlike(letter: str) -> bool:
     return letter == " " or letter.isalpha()
 
 
-def _documented(node: ast.AST) -> Iterator[_Documented]:
+def _iter_definitions(node: ast.AST) -> Iterator[_Definition]:
     """``node`` and what is defined inside it. Expressions, most of a tree, are not walked."""
-    if isinstance(node, _Documented):
+    if isinstance(node, _Definition):
         yield node
     for field in ("body", "orelse", "finalbody", "handlers"):
         for child in getattr(node, field, None) or ():
             if isinstance(child, ast.stmt | ast.ExceptHandler):
-                yield from _documented(child)
+                yield from _iter_definitions(child)
 
 
-def _docstring(node: _Documented) -> str | None:
+def _get_docstring(node: _Definition) -> str | None:
     first = node.body[0] if node.body else None
     if not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
         return None
@@ -113,7 +115,7 @@ def _docstring(node: _Documented) -> str | None:
     return inspect.cleandoc(value) if isinstance(value, str) else None
 
 
-def _installed(name: str) -> Distribution:
+def _get_distribution(name: str) -> Distribution:
     try:
         return distribution(name)
     except PackageNotFoundError:
@@ -121,7 +123,7 @@ def _installed(name: str) -> Distribution:
         raise DataError(f"{text}; run pip install {name}, or use source: files") from None
 
 
-def _python_files(installed: Distribution) -> list[tuple[str, str, str]]:
+def _list_python_files(installed: Distribution) -> list[tuple[str, str, str]]:
     """Path inside the installation, sha256 and whole path of every source file, sorted."""
     record = installed.read_text("RECORD")
     if record is None:
@@ -131,7 +133,11 @@ def _python_files(installed: Distribution) -> list[tuple[str, str, str]]:
     files = []
     for line in record.splitlines():
         name, _, rest = line.partition(",")
-        if name.endswith(".py") and not name.startswith(("..", "/")) and not _LEFT_OUT.search(name):
+        if (
+            name.endswith(".py")
+            and not name.startswith(("..", "/"))
+            and not _EXCLUDED_PATHS.search(name)
+        ):
             path = f"{root}/{name}"
             digest = rest.partition(",")[0] or hashlib.sha256(Path(path).read_bytes()).hexdigest()
             files.append((name, digest, path))

@@ -67,7 +67,7 @@ class Drawing:
     texts: list[Text] = field(default_factory=list)
 
 
-def lay_out(plot: Plot, width: float) -> Drawing:
+def lay_out_plot(plot: Plot, width: float) -> Drawing:
     """Places everything of a plot on ``width`` pixels; the height follows from the content."""
     legend = list(_legend_places(plot, width))
     top = 12 + (20 * (1 + legend[-1][2]) if legend else 0)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvlab.humanize import sanitize_line
 from kvlab.report.figures.layout import Drawing, Mark
-from kvlab.text import one_line
 
-COLOURS = {
+COLORS = {
     "ink": "#1b1f24", "muted": "#8a9199", "grid": "#e6e8eb", "axis": "#8a9199",
     "c0": "#0072b2", "c1": "#d55e00", "c2": "#bc819a", "c3": "#040716",
     "c4": "#7d0064", "c5": "#002695", "c6": "#6d0004", "c7": "#768050",
@@ -24,7 +24,7 @@ _DPI = 100.0
 _POINTS = 72 / _DPI
 
 
-def to_pictures(drawing: Drawing, name: str) -> tuple[bytes, bytes]:
+def render_picture_files(drawing: Drawing, name: str) -> tuple[bytes, bytes]:
     """The drawing as ``(svg, png)`` bytes; ``name`` salts the ids inside the SVG."""
     with _default_settings(name):
         figure = _figure(drawing)
@@ -63,7 +63,7 @@ def _figure(drawing: Drawing) -> Any:
             ys,
             linestyle="--" if stroke.dashed else "-",
             linewidth=stroke.width * _POINTS,
-            color=COLOURS[stroke.role],
+            color=COLORS[stroke.role],
             zorder=2 + order * 1e-6,
         )
     for (shape, role, radius), marks in _alike(drawing.marks).items():
@@ -73,8 +73,8 @@ def _figure(drawing: Drawing) -> Any:
             linestyle="none",
             marker=_MARKERS[shape],
             markersize=2 * radius * _POINTS * (0.95 if shape == "diamond" else 1),
-            markerfacecolor="none" if shape == "ring" else COLOURS[role],
-            markeredgecolor=COLOURS[role],
+            markerfacecolor="none" if shape == "ring" else COLORS[role],
+            markeredgecolor=COLORS[role],
             markeredgewidth=1.3 if shape == "ring" else 0,
             zorder=3,
         )
@@ -85,7 +85,7 @@ def _figure(drawing: Drawing) -> Any:
             text.y,
             _literal(text.text),
             fontsize=text.size * _POINTS * 0.95,
-            color=COLOURS[text.role],
+            color=COLORS[text.role],
             ha={"start": "left", "middle": "center", "end": "right"}[text.anchor],
             va="center" if text.upright else "baseline",
             rotation=90 if text.upright else 0,
@@ -106,4 +106,4 @@ def _alike(marks: list[Mark]) -> dict[tuple[str, str, float], list[Mark]]:
 
 def _literal(text: str) -> str:
     """Dollar signs would start mathematics."""
-    return one_line(text).replace("$", r"\$")
+    return sanitize_line(text).replace("$", r"\$")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.report.figures.plot import Axis
-from kvlab.report.numbers import fixed, mebibytes, megabytes
+from kvlab.report.formatting import format_fixed, format_mebibytes, format_megabytes
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def _round_ticks(low: float, high: float, wanted: int) -> tuple[Tick, ...]:
     step = next(power * factor for factor in (1, 2, 5, 10, 20) if power * factor >= raw)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return tuple(Tick(k * step, (fixed(k * step, digits),)) for k in range(first, last + 1))
+    return tuple(Tick(k * step, (format_fixed(k * step, digits),)) for k in range(first, last + 1))
 
 
 def _bytes_scale(values: Sequence[float], start: float, end: float, wanted: int) -> Scale:
@@ -77,13 +77,13 @@ def _binary(power: int) -> str:
     """A power of two in MiB, or in the unit in which it has four digits at most."""
     for unit, name in ((20, "MiB"), (30, "GiB")):
         if power < unit + 10:
-            return f"{mebibytes(2.0 ** (power - unit + 20))} {name}"
-    return f"{mebibytes(2.0 ** (power - 20))} TiB"
+            return f"{format_mebibytes(2.0 ** (power - unit + 20))} {name}"
+    return f"{format_mebibytes(2.0 ** (power - 20))} TiB"
 
 
 def _decimal(count: int) -> str:
     """Bytes in MB, or in the unit in which they have four digits at most."""
     for unit, name in ((10**6, "MB"), (10**9, "GB")):
         if count < 1000 * unit:
-            return f"{megabytes(count / unit * 10**6)} {name}"
-    return f"{megabytes(count / 10**6)} TB"
+            return f"{format_megabytes(count / unit * 10**6)} {name}"
+    return f"{format_megabytes(count / 10**6)} TB"

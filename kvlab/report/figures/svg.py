@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from markupsafe import Markup, escape
 
+from kvlab.humanize import sanitize_line, sanitize_text
 from kvlab.report.figures.layout import Drawing, Mark, Stroke, Text
-from kvlab.text import one_line, visible
 
 
 def to_svg(drawing: Drawing, alt: str, css_class: str = "") -> Markup:
@@ -14,7 +14,7 @@ def to_svg(drawing: Drawing, alt: str, css_class: str = "") -> Markup:
     head = (
         f'<svg class="plot {css_class}" viewBox="0 0 {_n(drawing.width)} {_n(drawing.height)}"'
         f' width="{_n(drawing.width)}" height="{_n(drawing.height)}" role="img"'
-        f' aria-label="{escape(one_line(alt))}">'
+        f' aria-label="{escape(sanitize_line(alt))}">'
     )
     body = [
         *map(_stroke, drawing.strokes),
@@ -44,13 +44,13 @@ def _text(text: Text) -> str:
     turn = f' transform="rotate(-90 {_n(text.x)} {_n(text.y)})"' if text.upright else ""
     anchor = "" if text.anchor == "start" else f' text-anchor="{text.anchor}"'
     place = f'x="{_n(text.x)}" y="{_n(text.y)}" font-size="{_n(text.size)}"{anchor}{turn}'
-    words = escape(one_line(text.text))
+    words = escape(sanitize_line(text.text))
     return f'<text class="f-{text.role}"{_key(text.key)} {place}>{words}</text>'
 
 
 def _mark(mark: Mark) -> str:
     tip = "\n".join(mark.tip)
-    title = f"<title>{escape(visible(tip))}</title>" if tip else ""
+    title = f"<title>{escape(sanitize_text(tip))}</title>" if tip else ""
     place = f'data-x="{_n(mark.x)}" data-y="{_n(mark.y)}"' if tip else ""
     shape = "".join(_shape(mark)) if mark.radius else ""
     return f'<g class="mark f-{mark.role}"{_key(mark.key)} {place}>{shape}{title}</g>'

@@ -1,22 +1,28 @@
 """The answer: the question, and three sentences written from the numbers."""
 
 from kvlab.report.effects import Effect
-from kvlab.report.numbers import bytes_text, counted, difference, distance, shown, times
-from kvlab.report.pareto import budget_bests, points
+from kvlab.report.formatting import (
+    counted,
+    format_bytes,
+    format_difference,
+    format_magnitude,
+    format_metric,
+    format_ratio,
+)
+from kvlab.report.pareto_front import best_cells_by_budget, memory_front
 from kvlab.report.section import Paragraph, Section, Span, Strong, paragraph
-from kvlab.report.sections.untrained import untrained_answer
-from kvlab.report.statistics.paired import Estimate
-from kvlab.report.study import ROUNDING, Study
-from kvlab.trial.metrics import METRICS
+from kvlab.report.statistics import Estimate
+from kvlab.report.study import GAP_ROUNDING, Study
+from kvlab.store.metrics import METRICS
 
-MOST_NAMED = 4
+MAX_NAMED_LEVELS = 4
 """Levels that the first sentence names one by one."""
 
 
-def answer(study: Study) -> Section:
+def report_answer(study: Study) -> Section:
     contents = [paragraph(Strong(str(study.sweep["question"])))]
     if study.untrained:
-        contents += untrained_answer(study)
+        contents += answer_untrained(study)
     elif study.done:
         contents += [_cost(study), _together(study), _trust(study)]
     missing = _missing(study)
@@ -32,7 +38,7 @@ def _cost(study: Study) -> Paragraph:
     base = study.values(study.baseline, metric)
     spans: list[Span] = [f"The baseline is not measured in {title}; "]
     if base:
-        mean = shown(metric, sum(base.values()) / len(base))
+        mean = format_metric(metric, sum(base.values()) / len(base))
         count = counted(len(base), "seed")
         spans = [f"In {title} the baseline is at {mean} {unit} ({count}); "]
     seen = sorted(
@@ -72,7 +78,7 @@ def _value(effect: Effect) -> float:
 def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
     """The largest few, each with its difference and interval, and how many more there are."""
     spans: list[Span] = []
-    most = MOST_NAMED if len(effects) > MOST_NAMED + 1 else len(effects)
+    most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     for number, effect in enumerate(effects[:most]):
         estimate = effect.estimate
         assert estimate is not None, "only effects with an estimate are named"
@@ -80,7 +86,7 @@ def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
         spans += [" and " if last else ", " if number else "", Strong(effect.name)]
         spans.append(
             (verb if number == 0 else verb.replace(" changes it", ""))
-            + difference(metric, estimate.value)
+            + format_difference(metric, estimate.value)
         )
         if estimate.kind == "tested":
             spans.append(f" ({_interval(metric, estimate)})")
@@ -92,26 +98,30 @@ def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
 def _together(study: Study) -> Paragraph:
     """What the reductions buy together."""
     metric = study.primary
-    front = [point for point in points(study) if point.front]
+    front = [point for point in memory_front(study) if point.front]
     base = study.kv_bytes(study.baseline)
     if not front or base is None:
         return paragraph("No cell has both its KV bytes and its quality recorded yet.")
     smallest = front[0]
     if smallest.levels == study.baseline:
-        text = f"No measured cell stores less than the baseline's {bytes_text(base)} and is on the"
+        text = (
+            f"No measured cell stores less than the baseline's {format_bytes(base)} and is on the"
+        )
         return paragraph(f"{text} front of memory against quality.")
     spans: list[Span] = [
         "The smallest cache that no other cell beats is that of ",
         Strong(study.label(smallest.levels)),
-        f", {bytes_text(round(smallest.cost))} for one sequence at block size,"
+        f", {format_bytes(round(smallest.cost))} for one sequence at block size,"
         f" {_of(base, smallest.cost)}",
         _change(study, smallest.levels),
     ]
-    bests = [best for best in budget_bests(study) if best.point.levels != smallest.levels]
+    bests = [best for best in best_cells_by_budget(study) if best.point.levels != smallest.levels]
     if bests:
         best = bests[0]
         spans += [f"; {best.condition} the best cell is ", Strong(study.label(best.point.levels))]
-        spans.append(f" at {shown(metric, best.point.mean)}{_change(study, best.point.levels)}")
+        spans.append(
+            f" at {format_metric(metric, best.point.mean)}{_change(study, best.point.levels)}"
+        )
     return Paragraph((*spans, "."))
 
 
@@ -119,7 +129,7 @@ def _of(base: int, stored: float) -> str:
     return (
         "the baseline's size"
         if stored == base
-        else f"{times(base / stored)} smaller than the baseline's"
+        else f"{format_ratio(base / stored)} smaller than the baseline's"
     )
 
 
@@ -130,7 +140,7 @@ def _change(study: Study, levels: tuple[str, ...]) -> str:
     found = study.paired(levels, study.baseline, metric)
     if found is None:
         return ""
-    text = f", {difference(metric, found.value)} against the baseline"
+    text = f", {format_difference(metric, found.value)} against the baseline"
     if found.kind == "one seed":
         return f"{text} (at one seed)"
     if found.kind != "tested":
@@ -139,7 +149,9 @@ def _change(study: Study, levels: tuple[str, ...]) -> str:
 
 
 def _interval(metric: str, found: Estimate) -> str:
-    return f"95% CI {difference(metric, found.low)} to {difference(metric, found.high)}"
+    return (
+        f"95% CI {format_difference(metric, found.low)} to {format_difference(metric, found.high)}"
+    )
 
 
 def _noise(found: Estimate, called: bool) -> str:
@@ -157,7 +169,10 @@ def _trust(study: Study) -> Paragraph:
     spans += _gap(study)
     detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
     if detectable:
-        low, high = distance(metric, detectable[0]), distance(metric, detectable[-1])
+        low, high = (
+            format_magnitude(metric, detectable[0]),
+            format_magnitude(metric, detectable[-1]),
+        )
         limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit} (by level)"
         spans.append(f"by the spread seen, this design of {counted(len(study.seeds), 'seed')}")
         spans.append(f" calls with 80% power a true difference of about {limit}")
@@ -181,9 +196,9 @@ def _gap(study: Study) -> list[Span]:
         return []
     worst = max(study.gaps, key=lambda levels: study.gaps[levels].value)
     gap = study.gaps[worst]
-    if gap.value < ROUNDING:
+    if gap.value < GAP_ROUNDING:
         return ["Scoring through the serving cache agrees with one-shot scoring; "]
-    text = f"{difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
+    text = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
     if gap.kind == "tested":
         called = worst in study.called_gaps
         text += f" ({_interval('serving_gap', gap)}{_noise(gap, called)})"
@@ -199,3 +214,52 @@ def _missing(study: Study) -> Paragraph | None:
     total = f"{len(study.done):,} of {counted(len(study.rows), 'trial')}"
     text = f" {total} are measured ({listed}); every number here is of those alone."
     return paragraph(Strong("This report is partial."), text)
+
+
+# The answer where no weights are trained: what layouts store and how fast they decode.
+
+
+def answer_untrained(study: Study) -> list[Paragraph]:
+    """Bytes, times, and what not to conclude."""
+    about = paragraph(
+        "The weights are as drawn, so losses say nothing and are left out: this is a study of"
+        " memory and speed, which do not depend on the weights' values."
+    )
+    return [part for part in (_untrained_bytes(study), _untrained_times(study), about) if part]
+
+
+def _untrained_bytes(study: Study) -> Paragraph | None:
+    base = study.kv_bytes(study.baseline)
+    if base is None:
+        return None
+    stored = {levels: study.kv_bytes(levels) for levels in study.cells}
+    smaller = [
+        (Strong(study.label(levels)), f" {format_ratio(base / count)}")
+        for levels, count in sorted(stored.items(), key=lambda item: -(item[1] or 0))
+        if count is not None and count < base
+    ]
+    spans: list[Span] = [f"The baseline's cache holds {format_bytes(base)} for one sequence at"]
+    if not smaller:
+        return paragraph(*spans, " block size; no other cell's is smaller.")
+    spans.append(" block size; smaller are ")
+    for number, part in enumerate(smaller):
+        last = number and number == len(smaller) - 1
+        spans += [" and " if last else ", " if number else "", *part]
+    return paragraph(*spans, ".")
+
+
+def _untrained_times(study: Study) -> Paragraph | None:
+    metric = "tpot_ms_p50"
+    found = study.means(metric)
+    base = found.get(study.baseline)
+    if base is None:
+        return None
+    spans: list[Span] = [
+        f"A token takes the baseline {format_metric(metric, base)} ms (median, batch 1,"
+        f" {counted(len(study.seeds), 'run')} a cell)"
+    ]
+    fastest = min(found, key=lambda levels: (found[levels], study.place(levels)))
+    if fastest != study.baseline:
+        spans += ["; least it takes ", Strong(study.label(fastest))]
+        spans.append(f", {format_metric(metric, found[fastest])} ms")
+    return paragraph(*spans, ".")

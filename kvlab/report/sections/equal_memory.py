@@ -1,18 +1,22 @@
 """At equal memory: the best cell in every budget, and whether the next best is told apart."""
 
 from kvlab.report.effects import ALPHA
-from kvlab.report.numbers import difference_unit, mebibytes, short, shown, unit_of
-from kvlab.report.pareto import CONTEXT, BudgetBest, binary, budget_bests, bytes_per_context
-from kvlab.report.quantities import (
-    difference_cell,
-    headed,
-    interval_column,
-    range_cell,
-    value_cell,
+from kvlab.report.formatting import (
+    difference_unit,
+    display_unit,
+    format_mebibytes,
+    format_metric,
+    short_title,
 )
-from kvlab.report.rows import Levels
+from kvlab.report.pareto_front import (
+    BUDGET_CONTEXT,
+    BudgetBest,
+    best_cells_by_budget,
+    bytes_per_context,
+    format_binary_size,
+)
 from kvlab.report.section import (
-    EMPTY,
+    EMPTY_CELL,
     Bullets,
     Cell,
     Column,
@@ -24,13 +28,21 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
-from kvlab.report.statistics.paired import UNTESTED
+from kvlab.report.statistics import UNTESTED
 from kvlab.report.study import Study
-from kvlab.trial.metrics import METRICS
+from kvlab.report.table_columns import (
+    difference_cell,
+    interval_column,
+    range_cell,
+    title_with_unit,
+    value_cell,
+)
+from kvlab.report.trial_rows import Levels
+from kvlab.store.metrics import METRICS
 
 
-def equal_memory(study: Study) -> Section | None:
-    bests = list(budget_bests(study))
+def report_equal_memory(study: Study) -> Section | None:
+    bests = list(best_cells_by_budget(study))
     if not bests:
         return None
     base = bytes_per_context(study)[study.baseline]
@@ -38,8 +50,8 @@ def equal_memory(study: Study) -> Section | None:
     sizes = " or ".join(f"{block:,}" for block in blocks)
     note = paragraph(
         f"Cells that fit in the same memory, ranked by the mean {METRICS[study.primary].title}."
-        f" Budgets are KV bytes per {CONTEXT:,} tokens of a sequence as long as the block size"
-        f" ({sizes} tokens); the baseline takes {mebibytes(base)} MiB of them. The best of many is"
+        f" Budgets are KV bytes per {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size"
+        f" ({sizes} tokens); the baseline takes {format_mebibytes(base)} MiB of them. The best of many is"
         " in part the luckiest: intervals between the two best do not allow for that.",
     )
     sentences = Bullets(tuple(_sentence(study, best) for best in bests))
@@ -52,7 +64,7 @@ def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
     spans: list[Span] = [
         f"{condition} the best cell is ",
         Strong(study.label(best.point.levels)),
-        f" at {shown(metric, best.point.mean)} {unit_of(metric)}",
+        f" at {format_metric(metric, best.point.mean)} {display_unit(metric)}",
     ]
     if best.second is None:
         return (*spans, "; no other fits.")
@@ -62,14 +74,14 @@ def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
 
 
 def _table(study: Study, bests: list[BudgetBest]) -> Table:
-    metric, budget = study.primary, f"budget per {CONTEXT:,} tokens"
+    metric, budget = study.primary, f"budget per {BUDGET_CONTEXT:,} tokens"
     delta = difference_unit(metric)
     columns = (
         Column(budget, True, csv=(f"{budget} (bytes)",)),
         Column("cells that fit", True),
         Column("best cell"),
-        Column("its MiB", True, f"2^20 bytes per {CONTEXT:,} tokens"),
-        Column(headed(metric, short(metric)), True),
+        Column("its MiB", True, f"2^20 bytes per {BUDGET_CONTEXT:,} tokens"),
+        Column(title_with_unit(metric, short_title(metric)), True),
         Column("against baseline", True, "paired by seed", (f"against baseline ({delta})",)),
         Column("next best"),
         Column(f"next minus best ({delta})", True, "paired by seed"),
@@ -83,13 +95,13 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
 def _row(study: Study, best: BudgetBest) -> Row:
     metric, point = study.primary, best.point
     value, interval, verdict = _against_second(study, best)
-    second = cell(study.label(best.second.levels)) if best.second else EMPTY
+    second = cell(study.label(best.second.levels)) if best.second else EMPTY_CELL
     return Row(
         (
-            cell(binary(best.budget), best.budget),
+            cell(format_binary_size(best.budget), best.budget),
             cell(f"{best.fitting:,}", best.fitting),
             cell(study.label(point.levels)),
-            cell(mebibytes(point.cost), point.cost / 2**20),
+            cell(format_mebibytes(point.cost), point.cost / 2**20),
             value_cell(metric, point.mean),
             _against(study, point.levels),
             second,
@@ -104,7 +116,7 @@ def _row(study: Study, best: BudgetBest) -> Row:
 def _against(study: Study, levels: Levels) -> Cell:
     found = study.paired(levels, study.baseline, study.primary)
     if found is None or levels == study.baseline:
-        return EMPTY
+        return EMPTY_CELL
     return difference_cell(study.primary, found.value)
 
 
@@ -112,13 +124,13 @@ def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
     """The next best minus the best: value, interval and what may be said of it."""
     metric = study.primary
     if best.second is None:
-        return EMPTY, EMPTY, "alone"
+        return EMPTY_CELL, EMPTY_CELL, "alone"
     found = study.paired(best.second.levels, best.point.levels, metric)
     if found is None:
-        return EMPTY, EMPTY, "no shared seed"
+        return EMPTY_CELL, EMPTY_CELL, "no shared seed"
     value = difference_cell(metric, found.value)
     if found.kind != "tested":
-        return value, EMPTY, UNTESTED.get(found.kind, "told apart")
+        return value, EMPTY_CELL, UNTESTED.get(found.kind, "told apart")
     ranked = len(study.means(metric))
     pairs = ranked * (ranked - 1) // 2  # any two of them could have come out as the best
     told = "told apart" if found.p * pairs < ALPHA else "within noise"

@@ -1,26 +1,27 @@
 """Two-way interactions: whether two reductions together cost the sum of what each costs alone."""
 
-from kvlab.report.alias_column import with_aliases
-from kvlab.report.effect_cells import (
+from kvlab.report.effects import Effect
+from kvlab.report.formatting import counted, difference_unit
+from kvlab.report.section import Column, Row, Section, Table, cell, paragraph
+from kvlab.report.study import Study
+from kvlab.report.table_columns import (
+    append_aliases,
     detectable_cell,
     detectable_column,
+    difference_cell,
     groups_cell,
     groups_column,
     interval_cell,
+    interval_column,
     p_cell,
 )
-from kvlab.report.effects import Effect
-from kvlab.report.numbers import counted, difference_unit
-from kvlab.report.quantities import difference_cell, interval_column
-from kvlab.report.section import Column, Row, Section, Table, cell, paragraph
-from kvlab.report.study import Study
-from kvlab.trial.metrics import METRICS
+from kvlab.store.metrics import METRICS
 
-MOST = 60
+MAX_ROWS = 60
 """Interactions shown; the strongest first where there are more."""
 
 
-def interactions(study: Study) -> Section | None:
+def report_interactions(study: Study) -> Section | None:
     metric = study.primary
     found = [effect for effect in study.interactions(metric) if effect.estimate]
     if not found:
@@ -35,7 +36,7 @@ def interactions(study: Study) -> Section | None:
     )
     # In units of the standard error; without one, what is largest.
     strongest = sorted(found, key=lambda e: (e.corrected, -abs(_value(e))))
-    shown_effects = strongest[:MOST]
+    shown_effects = strongest[:MAX_ROWS]
     rows = tuple(_row(study, effect) for effect in shown_effects)
     columns = (
         Column("level"),
@@ -47,8 +48,8 @@ def interactions(study: Study) -> Section | None:
         groups_column(),
         detectable_column(unit, "true interaction called with 80% power"),
     )
-    heads, rows = with_aliases(columns, rows, shown_effects)
-    cut = f" The {MOST} strongest." if len(found) > MOST else ""
+    heads, rows = append_aliases(columns, rows, shown_effects)
+    cut = f" The {MAX_ROWS} strongest." if len(found) > MAX_ROWS else ""
     caption = f"{counted(len(found), 'interaction')} of two levels.{cut}"
     return Section("Alone and together", (note, Table("interactions", caption, heads, rows)))
 

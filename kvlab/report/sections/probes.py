@@ -1,11 +1,9 @@
 """Probes that average loss hides: associative recall, and loss by position in the context."""
 
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
-from kvlab.report.numbers import PLUS_MINUS, counted, shown, unit_of
-from kvlab.report.quantities import mean_cell, mean_column
-from kvlab.report.rows import Levels
+from kvlab.report.formatting import PLUS_MINUS, counted, display_unit, format_metric
 from kvlab.report.section import (
-    EMPTY,
+    EMPTY_CELL,
     Cell,
     Column,
     Content,
@@ -18,13 +16,15 @@ from kvlab.report.section import (
     paragraph,
 )
 from kvlab.report.study import Study
+from kvlab.report.table_columns import mean_cell, mean_column
+from kvlab.report.trial_rows import Levels
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
 _POSITIONS = {f"loss_part{i}": f"{i}/8" for i in range(1, 9)} | {"loss_beyond": "beyond"}
 _WAYS = {"": "one-shot", "_served": "served"}
 
 
-def probes(study: Study) -> Section | None:
+def report_probes(study: Study) -> Section | None:
     contents = [*_recall(study), *_positions(study)]
     return Section("Probes", tuple(contents)) if contents else None
 
@@ -82,8 +82,8 @@ def _position_figure(study: Study) -> list[Content]:
     way = "through the serving cache" if served else "one-shot"
     caption = f"Loss by part of the context, {way}."
     ends = "; ".join(
-        f"{line.name} goes from {shown('loss', line.points[0].y)}"
-        f" to {shown('loss', line.points[-1].y)}"
+        f"{line.name} goes from {format_metric('loss', line.points[0].y)}"
+        f" to {format_metric('loss', line.points[-1].y)}"
         for line in lines
     )
     of = counted(len(lines), "line")
@@ -98,7 +98,7 @@ def _points(study: Study, levels: Levels, ending: str) -> tuple[Point, ...]:
         values = list(study.values(levels, f"loss_part{part}{ending}").values())
         if values:
             mean = sum(values) / len(values)
-            tip = (label, f"eighth {part} of 8", f"loss {shown('loss', mean)}")
+            tip = (label, f"eighth {part} of 8", f"loss {format_metric('loss', mean)}")
             found.append(Point(float(part), mean, tip, key))
     return tuple(found)
 
@@ -107,13 +107,13 @@ def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Tabl
     columns = (
         Column("cell"),
         Column("scored"),
-        *(mean_column(head, unit_of(metric)) for metric, head in heads.items()),
+        *(mean_column(head, display_unit(metric)) for metric, head in heads.items()),
     )
     rows = []
     for levels in study.cells:
         for ending, way in _WAYS.items():
             entries = [_entry(study, levels, f"{metric}{ending}") for metric in heads]
-            if any(entry is not EMPTY for entry in entries):
+            if any(entry is not EMPTY_CELL for entry in entries):
                 names = (cell(study.label(levels)), cell(way))
                 rows.append(Row((*names, *entries), study.key(levels)))
     seeds = f" {counted(len(study.seeds), 'seed')}." if len(study.seeds) > 1 else ""

@@ -1,22 +1,28 @@
 """The cells' layouts at other sizes: bytes exact, times from the roofline as measured here."""
 
-from kvlab.layout import TransferError
-from kvlab.layout.projection import BATCHES, CONTEXTS, SCALES, Projected, project
-from kvlab.layout.roofline import Ceilings
-from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_ceilings
-from kvlab.report.benchmark_plots import MOST
+from kvlab.layout import RescaleError
+from kvlab.layout.extrapolation import (
+    BATCH_SIZES,
+    CONTEXT_LENGTHS,
+    EXTRAPOLATION_PRESETS,
+    Extrapolation,
+    extrapolate,
+)
+from kvlab.layout.roofline_model import DevicePeaks
+from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
+from kvlab.report.benchmark_plots import MAX_VARIANTS
 from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
-from kvlab.report.numbers import percent, significant
-from kvlab.report.rows import Levels
+from kvlab.report.formatting import format_percent, format_significant
 from kvlab.report.section import Cell, Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
-from kvlab.spec.experiment import Shape
+from kvlab.report.trial_rows import Levels
+from kvlab.spec.experiment import ServedModel
 
 
-def projection(study: Study) -> Section | None:
+def report_projection(study: Study) -> Section | None:
     """Shown if trials measured the roofline: its ceilings and efficiencies are used."""
-    lines, keys = benchmark_lines(study, MOST)
-    ceilings = measured_ceilings(lines)
+    lines, keys = benchmark_lines(study, MAX_VARIANTS)
+    ceilings = measured_peaks(lines)
     shares = [line["value"] for line in lines if line["metric"] == "efficiency"]
     if ceilings is None or not shares:
         return None
@@ -30,8 +36,8 @@ def projection(study: Study) -> Section | None:
         return None
     note = paragraph(
         f"The layouts in {ceilings.dtype} on other models, exact in bytes. Times are what"
-        f" {ceilings.name} would take if it had the memory, at {percent(min(shares), 0)} to"
-        f" {percent(max(shares), 0)} of the roofline, the efficiencies measured in this sweep."
+        f" {ceilings.name} would take if it had the memory, at {format_percent(min(shares), 0)} to"
+        f" {format_percent(max(shares), 0)} of the roofline, the efficiencies measured in this sweep."
         " Quality at those sizes is not projected.",
     )
     columns = (
@@ -49,16 +55,16 @@ def projection(study: Study) -> Section | None:
     return Section("Projection", (note, _figure(study, found), table))
 
 
-def _figure(study: Study, found: dict[Levels, list[Projected]]) -> Figure:
+def _figure(study: Study, found: dict[Levels, list[Extrapolation]]) -> Figure:
     """Stored K/V of every layout at every size, where most sequences are served."""
-    batch, context = max(BATCHES), max(CONTEXTS)
+    batch, context = max(BATCH_SIZES), max(CONTEXT_LENGTHS)
     layers = []
     for number, (levels, some) in enumerate(found.items()):
         name, key = study.label(levels), study.key(levels)
         points = tuple(
             Point(
                 one.kv_bytes,
-                SCALES.index(one.size),
+                EXTRAPOLATION_PRESETS.index(one.size),
                 (name, one.size, f"K/V {_gigabytes(one.kv_bytes)}"),
                 key,
             )
@@ -69,44 +75,44 @@ def _figure(study: Study, found: dict[Levels, list[Projected]]) -> Figure:
             layers.append(Points(name, points, SERIES[number % len(SERIES)]))
     weights = {one.size: one.weight_bytes for some in reversed(found.values()) for one in some}
     rings = tuple(
-        Point(count, SCALES.index(size), (size, f"weights {_gigabytes(count)}"))
+        Point(count, EXTRAPOLATION_PRESETS.index(size), (size, f"weights {_gigabytes(count)}"))
         for size, count in weights.items()
     )
     plot = Plot(
         Axis("bytes stored (logarithmic)", "bytes"),
-        Axis("", "names", SCALES),
+        Axis("", "names", EXTRAPOLATION_PRESETS),
         (Points("weights of the first layout", rings, "muted", "ring"), *layers),
     )
     caption = f"Stored K/V at {batch} sequences of {context:,} tokens, against the weights."
     largest = "; ".join(
-        f"{layer.name}: {_gigabytes(layer.points[-1].x)} at {SCALES[round(layer.points[-1].y)]}"
+        f"{layer.name}: {_gigabytes(layer.points[-1].x)} at {EXTRAPOLATION_PRESETS[round(layer.points[-1].y)]}"
         for layer in layers
     )
     return Figure("projection", caption, f"{caption} {largest}.", plot)
 
 
 def _gigabytes(count: float) -> str:
-    return f"{significant(count / 1e9)} GB"
+    return f"{format_significant(count / 1e9)} GB"
 
 
-def _projected(study: Study, levels: Levels, ceilings: Ceilings) -> list[Projected]:
+def _projected(study: Study, levels: Levels, ceilings: DevicePeaks) -> list[Extrapolation]:
     """Nothing where the layout means nothing at a size, as owners that name layers by number."""
     experiment = cell_experiment(study, levels)
     if experiment is None:
         return []
-    shape = Shape(name=experiment.name, model=experiment.model, serving=experiment.serving)
-    found: list[Projected] = []
-    for size in SCALES:
+    shape = ServedModel(name=experiment.name, model=experiment.model, serving=experiment.serving)
+    found: list[Extrapolation] = []
+    for size in EXTRAPOLATION_PRESETS:
         try:
-            found += project(shape, size, ceilings)
-        except TransferError:
+            found += extrapolate(shape, size, ceilings)
+        except RescaleError:
             continue
     return found
 
 
-def _row(study: Study, levels: Levels, one: Projected, shares: list[float]) -> Row:
+def _row(study: Study, levels: Levels, one: Extrapolation, shares: list[float]) -> Row:
     def giga(count: float) -> Cell:
-        return cell(significant(count / 1e9), count / 1e9)
+        return cell(format_significant(count / 1e9), count / 1e9)
 
     soonest, latest = one.seconds / max(shares), one.seconds / min(shares)
     return Row(
@@ -118,8 +124,8 @@ def _row(study: Study, levels: Levels, one: Projected, shares: list[float]) -> R
             giga(one.kv_bytes),
             giga(one.cost.kv_read_bytes),
             giga(one.weight_bytes),
-            cell(significant(soonest), soonest),
-            cell(significant(latest), latest),
+            cell(format_significant(soonest), soonest),
+            cell(format_significant(latest), latest),
         ),
         study.key(levels),
     )

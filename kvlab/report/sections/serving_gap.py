@@ -2,15 +2,15 @@
 
 from dataclasses import replace
 
-from kvlab.report.numbers import PLUS_MINUS, counted, difference, shown, significant
-from kvlab.report.quantities import (
-    mean_and_spread,
-    mean_column,
-    range_cell,
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    counted,
+    format_difference,
+    format_metric,
+    format_significant,
 )
-from kvlab.report.rows import Levels, TrialRow
 from kvlab.report.section import (
-    EMPTY,
+    EMPTY_CELL,
     Cell,
     Column,
     Content,
@@ -23,14 +23,16 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
-from kvlab.report.study import ROUNDING, Study
+from kvlab.report.study import GAP_ROUNDING, Study
+from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
+from kvlab.report.trial_rows import Levels, TrialRow
 
 
-def serving_gap(study: Study) -> Section | None:
+def report_serving_gap(study: Study) -> Section | None:
     gaps = study.means("serving_gap")
     if not gaps:
         return None
-    real = [levels for levels in gaps if abs(gaps[levels]) >= ROUNDING]
+    real = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
     text = (
         "Each trial's weights are scored twice on the same text: in one shot, and token by token"
         " through the very cache that would serve. The gap is the second loss minus the first, so"
@@ -40,9 +42,14 @@ def serving_gap(study: Study) -> Section | None:
     if real:
         worst = max(real, key=lambda levels: gaps[levels])
         spans.append(f"{counted(len(real), 'cell')} of {len(gaps)} have one; the largest is ")
-        spans += [Strong(study.label(worst)), f" at {difference('serving_gap', gaps[worst])}."]
+        spans += [
+            Strong(study.label(worst)),
+            f" at {format_difference('serving_gap', gaps[worst])}.",
+        ]
     else:
-        spans.append(f"No cell of {len(gaps)} has one beyond rounding ({ROUNDING:g} nats/token).")
+        spans.append(
+            f"No cell of {len(gaps)} has one beyond rounding ({GAP_ROUNDING:g} nats/token)."
+        )
     contents: list[Content] = [paragraph(*spans), *_texts(study)]
     if real:
         contents.append(_table(study, real, len(gaps) - len(real)))
@@ -87,11 +94,11 @@ def _table(study: Study, real: list[Levels], quiet: int) -> Table:
 def _row(study: Study, levels: Levels) -> Row:
     values = list(study.values(levels, "serving_gap").values())
     mean, spread = mean_and_spread(values)
-    text = difference("serving_gap", mean)
-    text += f" {PLUS_MINUS} {shown('serving_gap', spread)}" if spread is not None else ""
+    text = format_difference("serving_gap", mean)
+    text += f" {PLUS_MINUS} {format_metric('serving_gap', spread)}" if spread is not None else ""
     gap = Cell(text, mean, csv=(mean, spread))
     ends = min(values), max(values)
-    extent = range_cell("serving_gap", *ends) if len(values) > 1 else EMPTY
+    extent = range_cell("serving_gap", *ends) if len(values) > 1 else EMPTY_CELL
     losses = (_mean(study, levels, "loss"), _mean(study, levels, "loss_served"))
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
@@ -142,8 +149,8 @@ def _small(values: list[float]) -> str:
     """Mean and standard deviation, by significant digits: such changes are far below the four
     decimals that losses are shown with."""
     mean, spread = mean_and_spread(values)
-    text = f"{'+' if mean > 0 else ''}{significant(mean, 2)}"
-    return text if spread is None else f"{text} {PLUS_MINUS} {significant(spread, 2)}"
+    text = f"{'+' if mean > 0 else ''}{format_significant(mean, 2)}"
+    return text if spread is None else f"{text} {PLUS_MINUS} {format_significant(spread, 2)}"
 
 
 def _mean(study: Study, levels: Levels, metric: str) -> Cell:
@@ -155,4 +162,4 @@ def _mean(study: Study, levels: Levels, metric: str) -> Cell:
 
 def _only_mean(study: Study, levels: Levels, metric: str) -> Cell:
     mean = study.mean(levels, metric)
-    return EMPTY if mean is None else cell(shown(metric, mean), mean)
+    return EMPTY_CELL if mean is None else cell(format_metric(metric, mean), mean)

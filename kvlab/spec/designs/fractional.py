@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from math import comb
 
-from kvlab.spec.design import Asked, Design, DesignError, Positions
+from kvlab.spec.design import Design, DesignError, DesignRequest, Positions
 
 Word = frozenset[int]
 """Axes whose product is constant over the fraction; its sign is `_sign`."""
 
-MOST_SEARCHED = 20_000
-MOST_FREE = 16
+MAX_SEARCHED = 20_000
+MAX_FREE = 16
 
 
-def positions(asked: Asked) -> Iterator[Positions]:
+def fractional_factorial(asked: DesignRequest) -> Iterator[Positions]:
     generators = _generators(asked)
     free = [place for place in range(len(asked.axes)) if place not in generators]
     for bits in product((0, 1), repeat=len(free)):
@@ -30,26 +30,30 @@ def positions(asked: Asked) -> Iterator[Positions]:
         yield asked.changed(cell)
 
 
-def notes(asked: Asked) -> tuple[str, ...]:
+def describe_aliasing(asked: DesignRequest) -> tuple[str, ...]:
     """The resolution, and for every effect of one or two factors what it is aliased with."""
-    words = _words([frozenset({place, *by}) for place, by in _generators(asked).items()])
+    words = _defining_relation(
+        [frozenset({place, *by}) for place, by in _generators(asked).items()]
+    )
     names = [axis.name for axis in asked.axes]
     resolution = min(map(len, words))
-    lines = [f"resolution {resolution}; constant: {', '.join(_signed(w, names) for w in words)}"]
+    lines = [
+        f"resolution {resolution}; constant: {', '.join(_format_signed(w, names) for w in words)}"
+    ]
     for size in (1, 2):
         for effect in map(frozenset, combinations(range(len(names)), size)):
             mixed = [(effect ^ word, _sign(word)) for word in words if len(effect ^ word) <= 2]
             others = [
-                f"{sign}{_name(alias, names)}"
+                f"{sign}{_format_word(alias, names)}"
                 for alias, sign in sorted(mixed, key=lambda m: (len(m[0]), sorted(m[0])))
                 if size == 1 or (len(alias) == 2 and sorted(effect) < sorted(alias))
             ]
             if others:
-                lines.append(f"{_name(effect, names)} is aliased with {', '.join(others)}")
+                lines.append(f"{_format_word(effect, names)} is aliased with {', '.join(others)}")
     return tuple(lines)
 
 
-def _generators(asked: Asked) -> dict[int, Word]:
+def _generators(asked: DesignRequest) -> dict[int, Word]:
     """Generated axis -> the free axes whose product sets it."""
     count, generated = len(asked.axes), asked.fraction.bit_length() - 1
     for axis in asked.axes:
@@ -59,15 +63,15 @@ def _generators(asked: Asked) -> dict[int, Word]:
     if count - generated < 2:
         text = f"keeps fewer than 4 of {2**count} cells; use a larger fraction, or full"
         raise DesignError("design", text)
-    if count - generated > MOST_FREE:
-        text = f"keeps 2^{count - generated} cells, and a sweep holds 2^{MOST_FREE}"
+    if count - generated > MAX_FREE:
+        text = f"keeps 2^{count - generated} cells, and a sweep holds 2^{MAX_FREE}"
         raise DesignError("design", f"{text}; use a smaller fraction")
     if asked.generators:
-        return _written(asked, generated)
-    return _chosen(count, generated)
+        return _check_generators(asked, generated)
+    return _choose_generators(count, generated)
 
 
-def _written(asked: Asked, generated: int) -> dict[int, Word]:
+def _check_generators(asked: DesignRequest, generated: int) -> dict[int, Word]:
     places = {axis.name: place for place, axis in enumerate(asked.axes)}
     written = asked.generators or {}
     if len(written) != generated:
@@ -84,13 +88,13 @@ def _written(asked: Asked, generated: int) -> dict[int, Word]:
             raise DesignError("generators", text)
         found[places[name]] = frozenset(places[factor] for factor in by)
     words = [frozenset({place, *by}) for place, by in found.items()]
-    if min(map(len, _words(words))) < 3:
+    if min(map(len, _defining_relation(words))) < 3:
         text = "make two factors move together, so that neither can be told; use other products"
         raise DesignError("generators", text)
     return found
 
 
-def _chosen(count: int, generated: int) -> dict[int, Word]:
+def _choose_generators(count: int, generated: int) -> dict[int, Word]:
     """The last axes as products of the first ones."""
     free = range(count - generated)
     sizes = range(len(free), 1, -1)
@@ -99,7 +103,7 @@ def _chosen(count: int, generated: int) -> dict[int, Word]:
         text = f"cannot set {generated} factors by products of {len(free)}; use a larger fraction"
         raise DesignError("design", text)
     last = range(count - generated, count)
-    if comb(len(products), generated) > MOST_SEARCHED:
+    if comb(len(products), generated) > MAX_SEARCHED:
         text = f"has too many fractions of {count} factors to choose from; write generators"
         raise DesignError("design", text)
     choices = (dict(zip(last, bys, strict=True)) for bys in combinations(products, generated))
@@ -108,12 +112,12 @@ def _chosen(count: int, generated: int) -> dict[int, Word]:
 
 def _aberration(generators: dict[int, Word]) -> list[int]:
     """How many words there are of each length, shortest first: less is better."""
-    words = _words([frozenset({place, *by}) for place, by in generators.items()])
+    words = _defining_relation([frozenset({place, *by}) for place, by in generators.items()])
     lengths = [len(word) for word in words]
     return [lengths.count(length) for length in range(1, max(lengths) + 1)]
 
 
-def _words(generators: Sequence[Word]) -> list[Word]:
+def _defining_relation(generators: Sequence[Word]) -> list[Word]:
     """The defining relation: all products of the generating words."""
     words: list[Word] = []
     for word in generators:
@@ -126,12 +130,12 @@ def _sign(word: Word) -> str:
     return "-" if len(word) % 2 else "+"
 
 
-def _signed(word: Word, names: Sequence[str]) -> str:
-    return f"{_sign(word)}{_name(word, names)}"
+def _format_signed(word: Word, names: Sequence[str]) -> str:
+    return f"{_sign(word)}{_format_word(word, names)}"
 
 
-def _name(places: Word, names: Sequence[str]) -> str:
+def _format_word(places: Word, names: Sequence[str]) -> str:
     return "*".join(names[place] for place in sorted(places))
 
 
-FRACTIONAL = Design("fractional factorial", positions, notes, filtered=False)
+FRACTIONAL = Design("fractional factorial", fractional_factorial, describe_aliasing, filtered=False)

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable
 
-from kvlab.sweep.executor import Executor, Run
+from kvlab.sweep.executors.executor import Executor, RunTask
 
 
-def _ray(run: Run, address: str | None) -> Executor:
+def _make_ray(run: RunTask, address: str | None) -> Executor:
     from kvlab.sweep.executors.ray import RayExecutor
 
     return RayExecutor(run, address)
 
 
-def _inline(run: Run, address: str | None) -> Executor:
+def _make_inline(run: RunTask, address: str | None) -> Executor:
     from kvlab.sweep.executors.inline import InlineExecutor
 
     assert address is None, "only a cluster has an address"
     return InlineExecutor(run)
 
 
-EXECUTORS: dict[str, Callable[[Run, str | None], Executor]] = {"ray": _ray, "inline": _inline}
+EXECUTORS: dict[str, Callable[[RunTask, str | None], Executor]] = {
+    "ray": _make_ray,
+    "inline": _make_inline,
+}

@@ -1,6 +1,7 @@
 """What a cluster offers, and how much of that our trials have. Machines come and go meanwhile."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,9 +11,9 @@ from kvlab.spec.parts import ResourcesConfig
 REFRESH_SECONDS = 10.0
 """Asking takes a millisecond; a machine that joins is worth minutes."""
 
-_SLACK = 1e-6  # of sums of fractions
+_TOLERANCE = 1e-6  # of sums of fractions
 
-Machines = Callable[[], Sequence[dict[str, float]]]
+ListMachines = Callable[[], Sequence[dict[str, float]]]
 """What each living machine of a cluster offers: ``CPU``, ``GPU`` and more."""
 
 
@@ -27,7 +28,7 @@ class Capacity:
         cpus, gpus: of all machines together, when they were last asked for.
     """
 
-    def __init__(self, machines: Machines, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, machines: ListMachines, clock: Callable[[], float] = time.monotonic):
         self._machines, self._clock = machines, clock
         self._taken = [0.0, 0.0]
         self.cpus = self.gpus = 0.0
@@ -47,8 +48,8 @@ class Capacity:
         if self._clock() - self._asked >= REFRESH_SECONDS:
             self.refresh()
         cpus, gpus = self._taken
-        fits_cpus = cpus + resources.cpus <= self.cpus + _SLACK
-        return fits_cpus and gpus + resources.devices <= self.gpus + _SLACK
+        fits_cpus = cpus + resources.cpus <= self.cpus + _TOLERANCE
+        return fits_cpus and gpus + resources.devices <= self.gpus + _TOLERANCE
 
     def take(self, resources: ResourcesConfig) -> None:
         self._change(resources, 1)
@@ -66,11 +67,11 @@ class Capacity:
             names = {"CPU": "cpus", "GPU": "gpus"}
             for key, number in wanted.items():
                 most = max((machine.get(key, 0.0) for machine in machines), default=0.0)
-                if number > most + _SLACK:
+                if number > most + _TOLERANCE:
                     text = f"resources.{names[key]} = {number:g}, and no machine here has more than"
                     raise ResourceError(f"{text} {most:g}; lower it or use a larger cluster")
             asked = f"resources.cpus = {request.cpus:g} with gpus = {request.devices:g}"
-            found = "; ".join(sorted({_offer(machine) for machine in machines}))
+            found = "; ".join(sorted({_describe_machine(machine) for machine in machines}))
             text = f"{asked}, and no single machine here has both ({found})"
             raise ResourceError(f"{text}; lower one of them or use a larger machine")
 
@@ -80,8 +81,27 @@ class Capacity:
 
 
 def _fits(machine: dict[str, float], wanted: dict[str, float]) -> bool:
-    return all(machine.get(key, 0.0) + _SLACK >= number for key, number in wanted.items())
+    return all(machine.get(key, 0.0) + _TOLERANCE >= number for key, number in wanted.items())
 
 
-def _offer(machine: dict[str, float]) -> str:
+def _describe_machine(machine: dict[str, float]) -> str:
     return f"{machine.get('CPU', 0.0):g} CPUs and {machine.get('GPU', 0.0):g} GPUs"
+
+
+# What this machine has.
+
+
+def cpu_count() -> int:
+    """Cores that this process may use: fewer than the machine's in a container or under taskset."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(allowed or 1, _cgroup_cpu_limit())
+
+
+def _cgroup_cpu_limit() -> int:
+    """The whole cores of a cgroup v2 quota; very many if there is none."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        return max(1, int(quota) // int(period))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return 1_000_000

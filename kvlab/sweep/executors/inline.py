@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 
 from kvlab.errors import ResourceError
 from kvlab.spec.parts import ResourcesConfig
-from kvlab.sweep.executor import Ended, Run
-from kvlab.sweep.executors.machine import cpu_count
+from kvlab.sweep.executors.capacity import cpu_count
+from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.trial.trial import Trial
 
 
 class InlineExecutor:
     """Holds one trial; `wait` is what runs it, in the calling thread."""
 
-    def __init__(self, run: Run):
+    def __init__(self, run: RunTask):
         self._run = run
         self._next: Trial | None = None
 
@@ -26,7 +26,7 @@ class InlineExecutor:
                 text = f"resources.cpus = {request.cpus:g}, and this machine has {cores}"
                 raise ResourceError(f"{text}; lower it")
             if request.devices:
-                devices = _cuda_devices() if devices is None else devices
+                devices = _count_gpus() if devices is None else devices
                 if request.devices > devices:
                     text = f"resources.gpus = {request.devices:g}, and this machine has {devices}"
                     raise ResourceError(f"{text}; lower it")
@@ -38,14 +38,14 @@ class InlineExecutor:
         assert self._next is None, "one trial at a time"
         self._next = trial
 
-    def wait(self, seconds: float) -> list[Ended]:  # noqa: ARG002 (ends when the trial does)
+    def wait(self, seconds: float) -> list[EndedTask]:  # noqa: ARG002 (ends when the trial does)
         if self._next is None:
             return []
         trial, self._next = self._next, None
         try:
-            return [Ended(trial.id, outcome=self._run(trial))]
+            return [EndedTask(trial.id, outcome=self._run(trial))]
         except Exception as error:
-            return [Ended(trial.id, error=error)]
+            return [EndedTask(trial.id, error=error)]
 
     def on_every_machine(
         self, task: Callable[[str], str], argument: str
@@ -59,7 +59,7 @@ class InlineExecutor:
         self._next = None
 
 
-def _cuda_devices() -> int:
+def _count_gpus() -> int:
     import torch  # only for trials that want a GPU, and those will need it here anyway
 
     return torch.cuda.device_count()

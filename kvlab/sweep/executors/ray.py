@@ -1,4 +1,4 @@
-"""Runs trials as Ray tasks. The only module that imports ray, but for `kvlab.trial.together`.
+"""Runs trials as Ray tasks. The only module that imports ray, but for `kvlab.trial.ddp`.
 
 Without an address it starts a local cluster of its own, which ends with this process. Ray
 retries nothing: ``max_retries=0`` also keeps it from running a trial again after the host's
@@ -17,9 +17,8 @@ from typing import Any, TextIO
 
 from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
 from kvlab.spec.parts import ResourcesConfig
-from kvlab.sweep.executor import Ended, Run, WorkerKilled
-from kvlab.sweep.executors.capacity import Capacity
-from kvlab.sweep.executors.machine import cpu_count
+from kvlab.sweep.executors.capacity import Capacity, cpu_count
+from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.reaper import Reaper
 from kvlab.trial.run import Outcome
 from kvlab.trial.trial import Trial
@@ -35,7 +34,7 @@ OBJECT_STORE_BYTES = 80 * 2**20
 ANSWER_SECONDS = 90.0
 """For a machine to start a process and answer a question."""
 
-_DEATHS = (
+_WORKER_DEATHS = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
     ray.exceptions.LocalRayletDiedError,
@@ -45,7 +44,7 @@ _DEATHS = (
 
 _TOKEN = secrets.token_hex(32)
 
-_GONE = (
+_NODE_DEATHS = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.LocalRayletDiedError,
     ray.exceptions.TaskUnschedulableError,
@@ -67,11 +66,11 @@ class RayExecutor:
     has died, and its trials are started again as after any other death.
     """
 
-    def __init__(self, run: Run, address: str | None = None):
+    def __init__(self, run: RunTask, address: str | None = None):
         self._address = address
         self._reaper: Reaper | None = None
         self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(contextlib.redirect_stdout(_WithoutRay(sys.stdout)))
+        self._quiet.enter_context(contextlib.redirect_stdout(_RayOutputFilter(sys.stdout)))
         try:
             self._connect()
         except Exception as error:
@@ -81,7 +80,7 @@ class RayExecutor:
             if address and "RAY_AUTH_MODE" not in os.environ:
                 text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
             raise ResourceError(f"{text}, or use --executor inline") from error
-        self._capacity = Capacity(_machines)
+        self._capacity = Capacity(_list_machines)
         self._running: dict[Any, Trial] = {}
 
         def kvlab_trial(trial: Trial) -> Outcome:
@@ -117,7 +116,7 @@ class RayExecutor:
         self._running[task.options(**options).remote(trial)] = trial
         self._capacity.take(resources)
 
-    def wait(self, seconds: float) -> list[Ended]:
+    def wait(self, seconds: float) -> list[EndedTask]:
         if not self._running:
             return []
         pending = list(self._running)
@@ -134,7 +133,7 @@ class RayExecutor:
     ) -> dict[str, str | Exception]:
         asked = {}
         remote = ray.remote(max_retries=2, num_cpus=0)(task)
-        for node in _nodes():
+        for node in _list_alive_nodes():
             if node["Resources"].get("CPU") or node["Resources"].get("GPU"):
                 name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}"
                 place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -144,7 +143,7 @@ class RayExecutor:
         for name, reference in asked.items():
             try:
                 found[name] = ray.get(reference, timeout=ANSWER_SECONDS)
-            except _GONE:
+            except _NODE_DEATHS:
                 continue  # the machine died meanwhile: it is no part of the cluster any more
             except ray.exceptions.GetTimeoutError:
                 found[name] = ResourceError(f"no answer in {ANSWER_SECONDS:g} seconds")
@@ -174,7 +173,7 @@ class RayExecutor:
                 return True
         return False
 
-    def _begin_again(self) -> list[Ended]:
+    def _begin_again(self) -> list[EndedTask]:
         """Another cluster of our own, or the way back into the one that was named.
 
         Returns:
@@ -188,7 +187,7 @@ class RayExecutor:
         if self._reaper is not None:
             self._reaper.close()
         lost = [
-            Ended(trial.id, error=WorkerKilled("its cluster died (LocalRayletDiedError)"))
+            EndedTask(trial.id, error=WorkerKilled("its cluster died (LocalRayletDiedError)"))
             for trial in self._running.values()
         ]
         for trial in self._running.values():
@@ -205,7 +204,7 @@ class RayExecutor:
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self._address is not None:
-            self._raylet = _raylet_of(ray.init(address=self._address, **quiet))
+            self._raylet = _raylet_socket(ray.init(address=self._address, **quiet))
             return
         self._reaper = Reaper()
         _set_token()
@@ -217,29 +216,29 @@ class RayExecutor:
             _temp_dir=self._reaper.folder,
             **quiet,
         )
-        self._raylet = _raylet_of(context)
+        self._raylet = _raylet_socket(context)
 
-    def _ended(self, reference: Any) -> Ended:
+    def _ended(self, reference: Any) -> EndedTask:
         trial = self._running.pop(reference)
         self._capacity.give_back(trial.experiment.resources)
         try:
-            return Ended(trial.id, outcome=ray.get(reference))
+            return EndedTask(trial.id, outcome=ray.get(reference))
         except ray.exceptions.OutOfMemoryError:
             text = "the machine's memory ran out, and Ray ended the trial"
-            return Ended(trial.id, error=MemoryError(f"{text}; run fewer at once, or smaller"))
-        except _DEATHS as error:
+            return EndedTask(trial.id, error=MemoryError(f"{text}; run fewer at once, or smaller"))
+        except _WORKER_DEATHS as error:
             text = f"its process died ({type(error).__name__})"
-            return Ended(trial.id, error=WorkerKilled(text))
+            return EndedTask(trial.id, error=WorkerKilled(text))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, WorkerLost):
-                return Ended(trial.id, error=WorkerKilled(str(error.cause)))
+                return EndedTask(trial.id, error=WorkerKilled(str(error.cause)))
             cause = error.cause if isinstance(error.cause, StoreError) else error
-            return Ended(trial.id, error=cause)
+            return EndedTask(trial.id, error=cause)
         except ray.exceptions.RayError as error:
-            return Ended(trial.id, error=error)
+            return EndedTask(trial.id, error=error)
 
 
-class _WithoutRay:
+class _RayOutputFilter:
     """Standard output without what Ray's threads print over it: a dead worker is told once, by us.
 
     Everybody else's output passes.
@@ -257,7 +256,7 @@ class _WithoutRay:
         return getattr(self._stream, name)
 
 
-def _raylet_of(context: Any) -> str:
+def _raylet_socket(context: Any) -> str:
     """The socket of the raylet that this process talks to; empty for a client (``ray://``)."""
     return str(getattr(context, "address_info", {}).get("raylet_socket_name") or "")
 
@@ -266,12 +265,12 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _machines() -> list[dict[str, float]]:
+def _list_machines() -> list[dict[str, float]]:
     """What each living machine of the cluster offers."""
-    return [node["Resources"] for node in _nodes()]
+    return [node["Resources"] for node in _list_alive_nodes()]
 
 
-def _nodes() -> list[dict[str, Any]]:
+def _list_alive_nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return [node for node in nodes if node["Alive"]]
 

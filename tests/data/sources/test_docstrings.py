@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.data.folder import silent
+from kvlab.data.data_dir import ignore_progress
 from kvlab.data.sources import SOURCES
-from kvlab.data.sources.docstrings import MIN_CHARACTERS, docstrings, is_prose
+from kvlab.data.sources.docstrings import MIN_CHARACTERS, extract_docstrings, is_prose
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
 
@@ -49,23 +49,23 @@ else:
     def j():
         {docs["in else"]}
 """
-    found = {text.split(".")[0] for text in docstrings(source.encode())}
+    found = {text.split(".")[0] for text in extract_docstrings(source.encode())}
     assert found == set(names)
 
 
 def test_short_ones_tables_and_other_strings_are_left_out():
     source = f'def f():\n    """Short."""\n    x = """{PROSE}"""\ndef g():\n    """{TABLE}"""\n'
-    assert list(docstrings(source.encode())) == []
+    assert list(extract_docstrings(source.encode())) == []
 
 
 def test_indentation_is_taken_off():
     source = f'def f():\n    """\n    {PROSE}\n\n        deeper\n    """\n'
-    assert list(docstrings(source.encode())) == [f"{PROSE}\n\n    deeper"]
+    assert list(extract_docstrings(source.encode())) == [f"{PROSE}\n\n    deeper"]
 
 
 def test_what_this_python_cannot_parse_has_none():
-    assert list(docstrings(f'def f(:\n    """{PROSE}"""'.encode())) == []
-    assert list(docstrings(b'\x00"""' + PROSE.encode() + b'"""')) == []
+    assert list(extract_docstrings(f'def f(:\n    """{PROSE}"""'.encode())) == []
+    assert list(extract_docstrings(b'\x00"""' + PROSE.encode() + b'"""')) == []
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_a_real_file_against_the_standard_library(module):
     nodes = [node for node in ast.walk(ast.parse(raw)) if isinstance(node, kinds)]
     expected = {text for node in nodes if (text := ast.get_docstring(node)) and is_prose(text)}
     assert len(expected) > 20
-    assert set(docstrings(raw)) == expected
+    assert set(extract_docstrings(raw)) == expected
 
 
 def test_the_first_units_hold_files_of_many_packages():
     source = SOURCES["docstrings"]
-    units = source.units(DataConfig(), silent)
+    units = source.units(DataConfig(), ignore_progress)
     paths = [path for _, unit in zip(range(8), units, strict=False) for path in unit["paths"]]
     packages = {path.split("site-packages/")[-1].split("/")[0] for path in paths}
     assert len(packages) >= 8
@@ -95,6 +95,6 @@ def test_the_first_units_hold_files_of_many_packages():
 
 def test_a_unit_holds_prose():
     source = SOURCES["docstrings"]
-    texts = list(source.read(next(source.units(DataConfig(), silent))))
+    texts = list(source.read(next(source.units(DataConfig(), ignore_progress))))
     assert min(map(len, texts)) >= MIN_CHARACTERS
     assert sum(" the " in text for text in texts) > len(texts) / 2

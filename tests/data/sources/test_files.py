@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from kvlab.data import identity
-from kvlab.data.folder import silent
+from kvlab.data import dataset_identity
+from kvlab.data.data_dir import ignore_progress
 from kvlab.data.sources import SOURCES
-from kvlab.data.sources.files import Files
+from kvlab.data.sources.local_files import LocalFiles
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
@@ -20,8 +20,8 @@ def config(*paths, **more):
 
 
 def texts(data):
-    source = Files()
-    return [text for unit in source.units(data, silent) for text in source.read(unit)]
+    source = LocalFiles()
+    return [text for unit in source.units(data, ignore_progress) for text in source.read(unit)]
 
 
 class TestFilesContract(SourceContract):
@@ -44,7 +44,7 @@ def test_folders_are_walked_and_other_files_are_named(tmp_path):
     (tmp_path / "in" / "z.txt").write_text("three")
     assert texts(config(tmp_path / "in")) == ["one", "two", "three"]
     said = []
-    list(Files().units(config(tmp_path / "in"), said.append))
+    list(LocalFiles().units(config(tmp_path / "in"), said.append))
     assert ".md" in said[0]
 
 
@@ -53,11 +53,11 @@ def test_identity_is_of_the_content_not_of_names_places_or_order(tmp_path):
     two = write_jsonl(tmp_path / "two.jsonl", stories(3, seed=1))
     shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("kvlab-data"))
     os.rename(tmp_path / "copy" / "one.jsonl", tmp_path / "copy" / "zzz.jsonl")
-    expected = identity(config(one, two))
-    assert identity(config(two, one)) == expected
-    assert identity(config(one, two, one)) == expected
-    assert identity(config(tmp_path / "copy")) == expected
-    assert identity(config(one)) != expected
+    expected = dataset_identity(config(one, two))
+    assert dataset_identity(config(two, one)) == expected
+    assert dataset_identity(config(one, two, one)) == expected
+    assert dataset_identity(config(tmp_path / "copy")) == expected
+    assert dataset_identity(config(one)) != expected
 
 
 def test_identity_follows_every_setting_that_changes_the_tokens(tmp_path):
@@ -68,41 +68,41 @@ def test_identity_follows_every_setting_that_changes_the_tokens(tmp_path):
         base.model_copy(update={"max_bytes": 1000}),
         base.model_copy(update={"validation_fraction": 0.5}),
     ]
-    assert len({identity(data) for data in [base, *changed]}) == 4
+    assert len({dataset_identity(data) for data in [base, *changed]}) == 4
 
 
 def test_identity_sees_a_change_of_one_byte_though_size_and_time_stay(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("hello")
-    before = identity(config(path))
+    before = dataset_identity(config(path))
     stat = path.stat()
     path.write_text("hellO")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert identity(config(path)) != before
+    assert dataset_identity(config(path)) != before
 
 
 def test_digests_of_settled_files_are_remembered(tmp_path, data_home):
     path = tmp_path / "a.txt"
     path.write_text("hello")
     os.utime(path, (1e9, 1e9))
-    before = identity(config(path))
+    before = dataset_identity(config(path))
     assert (data_home / "digests.json").is_file()
     stat = path.stat()
     with open(path, "r+") as file:  # same inode, size and time: only reading would tell
         file.write("hellO")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert identity(config(path)) == before
+    assert dataset_identity(config(path)) == before
     os.utime(path, (1e9 + 1, 1e9 + 1))
-    assert identity(config(path)) != before
+    assert dataset_identity(config(path)) != before
 
 
 def test_a_damaged_memory_of_digests_is_made_again(tmp_path, data_home):
     path = tmp_path / "a.txt"
     path.write_text("hello")
-    before = identity(config(path))
+    before = dataset_identity(config(path))
     data_home.mkdir(exist_ok=True)
     (data_home / "digests.json").write_text("{ cut")
-    assert identity(config(path)) == before
+    assert dataset_identity(config(path)) == before
 
 
 def test_a_second_copy_adds_nothing(tmp_path):
@@ -113,8 +113,8 @@ def test_a_second_copy_adds_nothing(tmp_path):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", stories(3))
-    source = Files()
-    unit = next(source.units(config(path), silent))
+    source = LocalFiles()
+    unit = next(source.units(config(path), ignore_progress))
     reading = source.read(unit)
     next(reading)
     with open(path, "a") as file:
@@ -131,4 +131,4 @@ def test_what_cannot_be_text_is_refused(tmp_path, name, rule):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
     with pytest.raises(DataError, match=rule):
-        identity(config(tmp_path / name))
+        dataset_identity(config(tmp_path / name))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.data import identity, prepare
+from kvlab.data import dataset_identity, prepare_dataset
 from kvlab.data.sources import SOURCES
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -55,7 +55,7 @@ class TestFineWebEduContract(SourceContract):
 
 def test_a_local_folder_serves_in_the_order_of_the_repository(data_home):
     local_sample(data_home)
-    dataset = prepare(DATA, workers=1)
+    dataset = prepare_dataset(DATA, workers=1)
     published = [*stories(60), *stories(60, seed=1)]
     train, held_out = documents(dataset.train, "bytes"), documents(dataset.validation, "bytes")
     assert sorted([*train, *held_out]) == sorted(published)
@@ -67,7 +67,7 @@ def test_max_bytes_takes_the_beginning(data_home):
     local_sample(data_home)
     published = stories(60)
     wanted = sum(len(text.encode()) for text in published[:30])
-    dataset = prepare(DATA.model_copy(update={"max_bytes": wanted}), workers=2)
+    dataset = prepare_dataset(DATA.model_copy(update={"max_bytes": wanted}), workers=2)
     found = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
     assert sorted(found) == sorted(published[:30])
 
@@ -77,7 +77,7 @@ def test_max_tokens_takes_the_beginning(data_home):
     published = stories(60)
     wanted = sum(len(text.encode()) + 1 for text in published[:30])  # an end of text each
     for count, documents_taken in ((wanted, 30), (wanted + 1, 31)):
-        dataset = prepare(DATA.model_copy(update={"max_tokens": count}), workers=2)
+        dataset = prepare_dataset(DATA.model_copy(update={"max_tokens": count}), workers=2)
         found = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
         assert sorted(found) == sorted(published[:documents_taken])
 
@@ -85,7 +85,7 @@ def test_max_tokens_takes_the_beginning(data_home):
 def test_the_samples_are_apart(data_home):
     local_sample(data_home, "100BT")
     other = DataConfig(source="fineweb-edu-100b", tokenizer="bytes")
-    assert identity(other)
+    assert dataset_identity(other)
 
 
 def test_a_crawl_is_read_whole_and_a_fair_mixture_of_it_taken(data_home):
@@ -93,24 +93,24 @@ def test_a_crawl_is_read_whole_and_a_fair_mixture_of_it_taken(data_home):
     write_parquet(folder / "train-00000-of-00001.parquet", stories(60), row_group_size=10)
     facts = {"source": "fineweb-edu-crawl", "tokenizer": "bytes", "validation_fraction": 0.3}
     one = DataConfig(subset="CC-MAIN-2024-10", **facts)
-    dataset = prepare(one, workers=1)
+    dataset = prepare_dataset(one, workers=1)
     assert dataset.train_documents + dataset.validation_documents == 60
     assert dataset.licence.startswith("ODC-By")
-    some = prepare(one.model_copy(update={"max_tokens": 3000}), workers=1)
+    some = prepare_dataset(one.model_copy(update={"max_tokens": 3000}), workers=1)
     taken = documents(some.train, "bytes") + documents(some.validation, "bytes")
     assert 1 < len(taken) < 60
     assert set(taken) <= set(stories(60))
     assert taken[0] != stories(60)[0], "in the order of their hash, not of the file"
     other = one.model_copy(update={"subset": "CC-MAIN-2023-50"})
     with pytest.raises(DataError, match="data/CC-MAIN-2023-50"):
-        identity(other)
+        dataset_identity(other)
 
 
 def test_identity_follows_the_files(data_home):
     folder = local_sample(data_home)
-    before = identity(DATA)
+    before = dataset_identity(DATA)
     write_parquet(folder / "002_00000.parquet", stories(5, seed=2))
-    assert identity(DATA) != before
+    assert dataset_identity(DATA) != before
 
 
 def test_a_file_of_another_size_than_listed_is_refused(data_home):
@@ -119,7 +119,7 @@ def test_a_file_of_another_size_than_listed_is_refused(data_home):
     files[1][1] += 1
     (folder / "listing.json").write_text(json.dumps({"revision": REVISION, "files": files}))
     with pytest.raises(DataError, match="001_00000"):
-        prepare(DATA, workers=1)
+        prepare_dataset(DATA, workers=1)
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -3,10 +3,10 @@
 import psutil
 import pytest
 
+from kvlab.store.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.executor import WorkerKilled
 from kvlab.sweep.executors import EXECUTORS
-from kvlab.trial import Store
+from kvlab.sweep.executors.executor import WorkerKilled
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
 from tests.sweep.stub import StubRun, numbers, tiny_plan
 

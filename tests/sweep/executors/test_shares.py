@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from kvlab.layout.packing import device_share
+from kvlab.layout.gpu_sharing import device_share
 from kvlab.sweep.executors import EXECUTORS
 from tests.contracts.executor_contract import Scripted, some_trial, until_ended
 from tests.ray_head import ROOT, ray_head

@@ -1,0 +1,130 @@
+"""`status`, `logs` and `stop` where the store is seen by a cluster alone: asked there, as jobs."""
+
+import json
+import os
+import re
+import sys
+from datetime import UTC, datetime
+
+from kvlab.cli.terminal import format_table
+from kvlab.errors import UsageError
+from kvlab.sweep.ops.ray_jobs import DriverJob, RayJobs, find_driver_job
+
+_ID_START = re.compile(r"[0-9a-f]{1,16}\Z")
+
+
+def remote_status(address: str, sweep: str | None, *, as_json: bool) -> int:
+    """Prints the driver's job and what `kvlab status` says there; without a sweep, all jobs."""
+    jobs = RayJobs(address)
+    if sweep is None:
+        found = jobs.drivers()
+        print(
+            json.dumps([_job_facts(job) for job in found], indent=1)
+            if as_json
+            else _jobs_table(found)
+        )
+        return 0
+    job = find_driver_job(jobs, sweep)
+    words = ["status", sweep, "--store", job.store]
+    code, text = _collect_answer(jobs, [*words, "--json"] if as_json else words)
+    if as_json and code == 0:
+        print(json.dumps({**json.loads(text), "job": _job_facts(job)}, indent=1))
+        return 0
+    if not as_json:
+        print(_job_line(job))
+    sys.stdout.write(text)
+    return code
+
+
+def remote_logs(address: str, name: str, store: str, words: list[str], *, follow: bool) -> int:
+    """Prints a driver's output, or a trial's log; followed to its end, gives its exit code.
+
+    Args:
+        store: where a trial is looked up, if absolute; else in that of the newest driver.
+        words: further arguments of `kvlab logs`.
+    """
+    jobs = RayJobs(address)
+    job = jobs.driver(name)
+    if job is not None:
+        for piece in jobs.output(job.name, follow=follow):
+            _write(piece)
+        return jobs.exit_code(job.name) if follow else 0
+    newest = next(iter(jobs.drivers()), None)
+    if not _ID_START.match(name) or (newest is None and not os.path.isabs(store)):
+        find_driver_job(jobs, name)  # says which drivers there are
+    if not os.path.isabs(store):
+        assert newest is not None, "checked above"
+        store = newest.store
+    return _stream_answer(jobs, ["logs", name, *words, "--store", store])
+
+
+def remote_stop(address: str, sweep: str, *, force: bool, as_json: bool) -> int:
+    """Asks a driver's job to stop at the next checkpoints, or ends it."""
+    jobs = RayJobs(address)
+    job = find_driver_job(jobs, sweep)
+    if not job.runs:
+        text = f"sweep = {sweep} is not running at {address}"
+        raise UsageError(f"{text}: its last driver {_job_state(job)}")
+    if not force:
+        words = ["stop", sweep, "--store", job.store]
+        return _stream_answer(jobs, [*words, "--json"] if as_json else words)
+    jobs.stop(job.name)
+    jobs.exit_code(job.name)
+    if as_json:
+        print(json.dumps({"sweep": sweep, "ended": True}))
+    else:
+        print(f"{sweep} was ended; submit it again to go on from the last checkpoints")
+    return 0
+
+
+def _stream_answer(jobs: RayJobs, words: list[str]) -> int:
+    """Prints what a command prints there, as it comes; its exit code."""
+    last = ""
+    for piece in jobs.answer(words):
+        _write(last)
+        last = piece
+    return int(last)
+
+
+def _collect_answer(jobs: RayJobs, words: list[str]) -> tuple[int, str]:
+    *pieces, code = jobs.answer(words)
+    return int(code), "".join(pieces)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _jobs_table(jobs: list[DriverJob]) -> str:
+    if not jobs:
+        return "no driver was submitted there yet; do it with `kvlab submit SWEEP --detach`"
+    rows = [[job.sweep, job.name, _start_time(job), _job_state(job), job.store] for job in jobs]
+    return format_table([["sweep", "job", "started", "state", "store"], *rows], right="lllll")
+
+
+def _job_line(job: DriverJob) -> str:
+    return f"job {job.name}: started {_start_time(job)}, {_job_state(job)}; store {job.store}"
+
+
+def _job_state(job: DriverJob) -> str:
+    if job.runs:
+        return job.status
+    if job.exit_code is None:
+        return job.status if not job.message else f"{job.status}: {job.message}"
+    return f"ended with exit code {job.exit_code}"
+
+
+def _start_time(job: DriverJob) -> str:
+    return datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _job_facts(job: DriverJob) -> dict[str, object]:
+    return {
+        "job": job.name,
+        "sweep": job.sweep,
+        "store": job.store,
+        "state": job.status,
+        "started": _start_time(job),
+        "exit_code": job.exit_code,
+    }

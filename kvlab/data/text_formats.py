@@ -1,0 +1,201 @@
+"""Documents out of files: txt, jsonl and parquet; txt and jsonl also as .gz, .xz and .zst."""
+
+import gzip
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from kvlab.errors import DataError
+
+SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst",
+            ".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet")  # fmt: skip
+MAX_DOCUMENT_CHARACTERS = 1_000_000
+"""A txt file of more characters than this is many documents, divided at blank lines."""
+
+PART_CHARACTERS = (4_000, 16_000)
+UNIT_BYTES = 64_000_000
+TEXT_PER_BYTE = {".gz": 2.7, ".xz": 3.5, ".zst": 3.0, ".parquet": 1.7}
+"""Bytes of English prose in one on disk, about; 1 in a file that is not compressed."""
+
+_READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def detect_format(path: str | Path) -> str | None:
+    """The suffix in `SUFFIXES` that ``path`` ends with, or None."""
+    name = Path(path).name.lower()
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def estimate_text_bytes(path: str | Path, size: int) -> int:
+    """UTF-8 bytes of text, about, in a file of ``size`` bytes."""
+    return int(size * TEXT_PER_BYTE.get(Path(path).suffix.lower(), 1.0))
+
+
+def split_file(path: Path) -> list[tuple[int, int]]:
+    """Parts of about `UNIT_BYTES` that can be read apart: [start, stop) each.
+
+    Row groups for parquet, bytes for plain jsonl. Other files are one part, (0, -1): a
+    compressed stream can be read only from its start.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    kind = detect_format(path)
+    if kind == ".jsonl":
+        size = path.stat().st_size
+        return [(at, at + UNIT_BYTES) for at in range(0, size, UNIT_BYTES)] or [(0, UNIT_BYTES)]
+    return _split_row_groups(path) if kind == ".parquet" else [(0, -1)]
+
+
+def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]:
+    """The documents of one file, or of one of the parts that `divide` found.
+
+    A jsonl line or a parquet row is a document: its ``text``. A txt file is one document, or
+    many if it is larger than `WHOLE_TEXT`. Windows line ends in txt become plain ones.
+
+    Raises:
+        DataError: the file is missing or damaged, or is not of its format; with the place.
+    """
+    kind = detect_format(path) or ""
+    try:
+        if kind == ".parquet":
+            yield from _read_parquet(path, part)
+            return
+        with _open_decompressed(path, kind) as file:
+            if kind.startswith(".jsonl"):
+                yield from _read_jsonl(path, file, part)
+            else:
+                yield from split_text(_decode_text(path, file.read()))
+    except _READ_ERRORS as error:
+        raise _read_error(path, error) from None
+
+
+def split_text(text: str) -> Iterator[str]:
+    """``text`` itself, or its parts of about 4,000 to 16,000 characters if it is large."""
+    if len(text) <= MAX_DOCUMENT_CHARACTERS:
+        yield text
+        return
+    shortest, longest = PART_CHARACTERS
+    part: list[str] = []
+    length = 0
+    for paragraph in re.split(r"\n(?:[ \t]*\n)+", text):
+        for piece in _split_paragraph(paragraph, longest):
+            if part and length + len(piece) > longest:
+                yield "\n\n".join(part)
+                part, length = [], 0
+            part.append(piece)
+            length += len(piece) + 2
+            if length >= shortest:
+                yield "\n\n".join(part)
+                part, length = [], 0
+    if part:
+        yield "\n\n".join(part)
+
+
+def _split_paragraph(paragraph: str, longest: int) -> Iterator[str]:
+    """Cuts a paragraph that is too long, at a line end or a space where there is one."""
+    while len(paragraph) > longest:
+        cut = max(paragraph.rfind("\n", 1, longest), paragraph.rfind(" ", 1, longest))
+        yield paragraph[: cut if cut > 0 else longest]
+        paragraph = paragraph[cut + 1 :] if cut > 0 else paragraph[longest:]
+    yield paragraph
+
+
+def _open_decompressed(path: Path, kind: str) -> BinaryIO:
+    if kind.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if kind.endswith(".xz"):
+        return cast(BinaryIO, lzma.open(path, "rb"))
+    if kind.endswith(".zst"):
+        import pyarrow  # type: ignore[import-untyped]
+
+        # pyarrow's reader refuses a cut-off stream; zstandard's takes it for the end.
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return path.open("rb")
+
+
+def _decode_text(path: Path, raw: bytes) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        reason = f"{path} is not UTF-8 at byte {error.start}; convert it"
+        raise DataError(reason) from None
+    return text.replace("\r\n", "\n")
+
+
+def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int]) -> Iterator[str]:
+    start, stop = part
+    at = start
+    if start:  # the line that starts before this part belongs to the one before
+        file.seek(start - 1)
+        at = start - 1 + len(file.readline())
+    after = f" after byte {at}" if start else ""
+    for number, line in enumerate(file, 1):
+        if stop >= 0 and at >= stop:
+            return
+        at += len(line)
+        if line.strip():
+            yield _parse_record(f"{path}, line {number}{after}", line)
+
+
+def _parse_record(place: str, line: bytes) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{place}: is not JSON ({error}); repair or remove it") from None
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{place}: has no field text that is a string; give every line one")
+    return text
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise _read_error(path, error) from None
+
+
+def _split_row_groups(path: Path) -> list[tuple[int, int]]:
+    metadata = _open_parquet(path).metadata
+    parts: list[tuple[int, int]] = []
+    start = size = 0
+    for group in range(metadata.num_row_groups):
+        size += metadata.row_group(group).total_byte_size
+        if size >= UNIT_BYTES or group + 1 == metadata.num_row_groups:
+            parts.append((start, group + 1))
+            start, size = group + 1, 0
+    return parts
+
+
+def _read_parquet(path: Path, part: tuple[int, int]) -> Iterator[str]:
+    import pyarrow
+
+    file = _open_parquet(path)
+    schema = file.schema_arrow
+    names = schema.names
+    if "text" not in names:
+        raise DataError(f"{path}: has no column text; its columns are {', '.join(names)}")
+    kind = schema.field("text").type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise DataError(f"{path}: column text is {kind}; write it as string")
+    start, stop = part
+    groups = range(start, file.num_row_groups if stop < 0 else stop)
+    try:
+        for batch in file.iter_batches(1024, row_groups=list(groups), columns=["text"]):
+            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+    except pyarrow.ArrowException as error:
+        raise _read_error(path, error) from None
+
+
+def _read_error(path: Path, error: Exception) -> DataError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return DataError(f"{path} cannot be read ({reason}); it is missing, damaged or cut off")

@@ -1,0 +1,55 @@
+"""Published checkpoints: folders in Hugging Face's form, by path or by repository. No torch."""
+
+import re
+from pathlib import Path
+
+from kvlab.errors import PretrainedError
+
+DOWNLOAD_PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json"]
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
+
+
+def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True) -> Path:
+    """A local folder as it is; a repository's files from the hub's cache or the hub.
+
+    Args:
+        download: also ask the hub, not only its cache on this machine.
+
+    Raises:
+        PretrainedError: it is neither, or the hub cannot be reached.
+    """
+    folder = Path(path_or_repo)
+    if folder.is_dir():
+        return folder
+    way_out = "name a folder with config.json and *.safetensors"
+    if not _REPOSITORY.match(str(path_or_repo)):
+        raise PretrainedError(f"{path_or_repo} is not a folder; {way_out}, or a repository")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                str(path_or_repo), allow_patterns=DOWNLOAD_PATTERNS, local_files_only=not download
+            )
+        )
+    except Exception as error:  # the hub raises a dozen kinds, all meaning "not had"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        text = f"{path_or_repo} is not a folder, and the hub does not give it: {reason}"
+        raise PretrainedError(f"{text}; {way_out}") from None
+
+
+def list_checkpoint_files(folder: Path) -> list[Path]:
+    """What a model is read from: ``config.json``, then every ``*.safetensors``.
+
+    Raises:
+        PretrainedError: one of the two is not there.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        text = "only safetensors are read, as other formats can run code"
+        raise PretrainedError(f"{folder} has no *.safetensors; {text}")
+    if not (folder / "config.json").is_file():
+        text = f"{folder} has no config.json, which says what the weights are"
+        raise PretrainedError(f"{text}; copy it there, or name another folder")
+    return [folder / "config.json", *weights]

@@ -1,0 +1,74 @@
+"""Parameters and FLOPs of a model, exactly. A multiply-add is two FLOPs.
+
+Attention is counted by the full-square convention: a global layer over t tokens scores t x t
+pairs, a local one t x min(t, window), masked or not. Norms, softmax and activations are left
+out, as is usual. For GPT-2 XL this gives 3,109,942,400 t + 307,200 t^2.
+"""
+
+from kvlab.spec.experiment import Experiment
+from kvlab.spec.model_config import ModelConfig
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Trainable parameters; a tied head counts once."""
+    embeddings = model.vocab_size * model.n_embd * (1 if model.tie_embeddings else 2)
+    if model.position == "learned":
+        embeddings += model.block_size * model.n_embd
+    norm = model.n_embd * (2 if model.norm == "layernorm" and model.bias else 1)
+    total = embeddings + norm
+    for layer, owner in enumerate(model.kv_owners):
+        total += 2 * norm + _attention_parameters(model, owner == layer) + _mlp_parameters(model)
+    return total
+
+
+def _attention_parameters(model: ModelConfig, owns: bool) -> int:
+    queries = model.n_head * model.head_dim
+    outputs = queries + (2 * model.n_kv_head * model.head_dim if owns else 0)
+    bias = outputs + model.n_embd if model.bias else 0
+    return model.n_embd * outputs + queries * model.n_embd + bias
+
+
+def _mlp_parameters(model: ModelConfig) -> int:
+    inner = model.ffn_dim * (2 if model.mlp == "swiglu" else 1)
+    bias = inner + model.n_embd if model.bias else 0
+    return model.n_embd * inner + model.ffn_dim * model.n_embd + bias
+
+
+def _matrix_weights(model: ModelConfig) -> int:
+    """Weights that every token is multiplied with: projections, MLPs and the head."""
+    total = model.vocab_size * model.n_embd
+    queries = model.n_head * model.head_dim
+    for layer, owner in enumerate(model.kv_owners):
+        outputs = queries + (2 * model.n_kv_head * model.head_dim if owner == layer else 0)
+        total += model.n_embd * outputs + queries * model.n_embd
+        total += model.n_embd * model.ffn_dim * (3 if model.mlp == "swiglu" else 2)
+    return total
+
+
+def _visible_tokens(model: ModelConfig, kind: str, tokens: int) -> int:
+    return tokens if kind == "G" or model.window is None else min(tokens, model.window)
+
+
+def forward_flops(model: ModelConfig, tokens: int) -> int:
+    """FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
+    pairs = sum(tokens * _visible_tokens(model, kind, tokens) for kind in model.layer_kinds)
+    return 2 * tokens * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
+
+
+def decode_flops(model: ModelConfig, context_length: int) -> int:
+    """FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
+    pairs = sum(_visible_tokens(model, kind, context_length) for kind in model.layer_kinds)
+    return 2 * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
+
+
+def training_flops(experiment: Experiment) -> int:
+    """FLOPs of the whole training: forward once, backward twice that."""
+    model, training = experiment.model, experiment.training
+    sequences = training.steps * (training.batch_tokens // model.block_size)
+    return 3 * sequences * forward_flops(model, model.block_size)
+
+
+def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
+    """Bytes of weights that one decode step reads: every matrix, and one row of each embedding."""
+    rows = 1 + (model.position == "learned")
+    return item_bytes * (_matrix_weights(model) + rows * model.n_embd)

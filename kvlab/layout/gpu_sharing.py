@@ -1,0 +1,43 @@
+"""How many trials fit one device, from what one of them was measured to take.
+
+The allocator's peak is not all: every process holds a CUDA context and the libraries' work
+space beside it, which no allocator counts and no fraction limits.
+"""
+
+from kvlab.errors import ResourceError
+
+CONTEXT_BYTES = 768 * 2**20
+"""Beside the allocator, of one process. CUDA's context and cuBLAS's kernels take 0.3 to 0.6 GB."""
+
+PEAK_MARGIN = 1.1
+"""A later step may fragment the allocator's memory more than the first few did."""
+
+MAX_TRIALS_PER_DEVICE = 16
+"""Trials on one device: beyond that the steps of one wait for those of the others."""
+
+
+def trials_per_device(peak_bytes: int, device_bytes: int) -> int:
+    """How many trials that each take ``peak_bytes`` run side by side in ``device_bytes``."""
+    each = peak_bytes * PEAK_MARGIN + CONTEXT_BYTES
+    return max(1, min(MAX_TRIALS_PER_DEVICE, int(device_bytes / each)))
+
+
+def device_share(count: int) -> float:
+    """The part of a device that each of ``count`` trials asks for; Ray counts to 1e-4."""
+    return 10_000 // count / 10_000
+
+
+def allocator_share(gpus: float, device_bytes: int) -> float:
+    """The part of a device's memory that a process of ``gpus`` may allocate, its context aside.
+
+    Raises:
+        ResourceError: nothing would be left.
+    """
+    if gpus >= 1:
+        return 1.0
+    share = gpus - CONTEXT_BYTES / device_bytes
+    if share <= 0:
+        least = CONTEXT_BYTES / device_bytes
+        text = f"resources.gpus = {gpus:g} of {device_bytes / 1e9:.3g} GB is less than a process"
+        raise ResourceError(f"{text} takes before it trains; use more than {least:.2g}")
+    return share

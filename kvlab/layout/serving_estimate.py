@@ -1,0 +1,82 @@
+"""What one model costs to serve: the exact numbers that `kvlab estimate` prints."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvlab.layout.flops import decode_flops, forward_flops, parameter_count
+from kvlab.layout.kv_layout import KVLayout
+from kvlab.spec.dtypes import ITEM_BYTES
+from kvlab.spec.experiment import ServedModel
+
+
+@dataclass(frozen=True)
+class ServingEstimate:
+    """Exact sizes of a model's KV cache and weights at one batch size and context length.
+
+    Bytes are integers; ``dtype`` is the model's, ``kv_dtype`` what K and V are kept in.
+    """
+
+    name: str
+    dtype: str
+    kv_dtype: str
+    batch_size: int
+    context_length: int
+    layers: int
+    slots: int
+    kv_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_token_at_limit: int
+    kv_bytes_read_per_token: int
+    kv_bytes_written_per_token: int
+    formula: str
+    parameters: int
+    weight_bytes: int
+    forward_flops: int
+    decode_flops: int
+    largest_batch: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def estimate_serving(
+    shape: ServedModel,
+    *,
+    batch_size: int = 1,
+    context_length: int | None = None,
+    dtype: str = "float32",
+    memory: int | None = None,
+) -> ServingEstimate:
+    """The numbers of one shape.
+
+    Args:
+        context_length: default the model's block size.
+        memory: bytes that weights and cache may take together; gives ``largest_batch``.
+    """
+    model, layout = shape.model, KVLayout.of(shape.model, shape.serving)
+    context = context_length or model.block_size
+    parameters = parameter_count(model)
+    weights = parameters * ITEM_BYTES[dtype]
+    batch = None
+    if memory is not None:
+        batch = max(0, layout.largest_batch(memory - weights, context, dtype))
+    return ServingEstimate(
+        name=shape.name,
+        dtype=dtype,
+        kv_dtype=layout.storage_dtype(dtype),
+        batch_size=batch_size,
+        context_length=context,
+        layers=model.n_layer,
+        slots=len(layout.slots),
+        kv_bytes=layout.stored_bytes(batch_size, context, dtype),
+        kv_bytes_per_token=layout.bytes_per_token(dtype),
+        kv_bytes_per_token_at_limit=layout.bytes_per_token_at_limit(dtype),
+        kv_bytes_read_per_token=layout.read_bytes(batch_size, context, dtype),
+        kv_bytes_written_per_token=layout.written_bytes(batch_size, dtype),
+        formula=layout.formula(batch_size, context, dtype),
+        parameters=parameters,
+        weight_bytes=weights,
+        forward_flops=forward_flops(model, context),
+        decode_flops=decode_flops(model, context),
+        largest_batch=batch,
+    )

@@ -1,0 +1,95 @@
+"""The ablation table: every cell's mean and spread over seeds."""
+
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    counted,
+    difference_unit,
+    format_mebibytes,
+    format_megabytes,
+    format_ratio,
+    short_title,
+)
+from kvlab.report.section import EMPTY_CELL, Cell, Column, Row, Section, Table, cell, paragraph
+from kvlab.report.study import Study
+from kvlab.report.table_columns import (
+    difference_cell,
+    interval_column,
+    mean_cell,
+    mean_column,
+    range_cell,
+    title_with_unit,
+)
+from kvlab.report.trial_rows import Levels
+from kvlab.store.metrics import METRICS
+
+
+def report_cells(study: Study) -> Section | None:
+    if not study.done:
+        return None
+    metric = study.primary
+    note = paragraph(
+        f"Mean {PLUS_MINUS} standard deviation over n seeds (none with one). The difference is"
+        " paired: cell minus baseline at the same seed, then averaged; its 95% interval is a"
+        " t interval over the seeds alone, so with two or three seeds it is wide; it is for this"
+        " cell alone, and of many cells one in twenty lies outside. For what a level does, read"
+        " the effects below, which use all matched pairs.",
+    )
+    columns = [Column(factor) for factor in study.factors]
+    columns += [
+        Column("n", True, "trials measured"),
+        Column("KV MB", True, "10^6 bytes, one sequence at block size"),
+        Column("KV MiB", True, "2^20 bytes, one sequence at block size"),
+        Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
+        mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
+        *_one_shot(study),
+        Column(f"against baseline ({difference_unit(metric)})", True, "paired by seed"),
+        interval_column(metric, "of the difference, over seeds"),
+    ]
+    rows = tuple(_row(study, levels, metric) for levels in study.cells)
+    caption = f"{counted(len(rows), 'cell')}; the baseline is the first."
+    return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
+
+
+def _one_shot(study: Study) -> list[Column]:
+    """A column for the loss without the serving cache, where the primary is with it."""
+    metric = study.one_shot
+    title, whole = short_title(metric), METRICS[metric]
+    return [mean_column(title, whole.unit, whole.title)] if metric != study.primary else []
+
+
+def _row(study: Study, levels: Levels, metric: str) -> Row:
+    values = study.values(levels, metric)
+    bases = zip(levels, study.baseline, strict=True)
+    names = [cell(name, tone="muted" if name == base else "") for name, base in bases]
+    spread = [_mean(study, levels, metric)]
+    if metric != study.one_shot:
+        spread.append(_mean(study, levels, study.one_shot))
+    count = cell(str(len(values)), len(values), "" if values else "muted")
+    entries = (*names, count, *_sizes(study, levels), *spread, *_change(study, levels, metric))
+    return Row(entries, study.key(levels), "" if values else "muted")
+
+
+def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
+    stored, base = study.kv_bytes(levels), study.kv_bytes(study.baseline)
+    if stored is None:
+        return EMPTY_CELL, EMPTY_CELL, EMPTY_CELL
+    ratio = cell(format_ratio(base / stored), base / stored) if base else EMPTY_CELL
+    return (
+        cell(format_megabytes(stored), stored / 10**6),
+        cell(format_mebibytes(stored), stored / 2**20),
+        ratio,
+    )
+
+
+def _mean(study: Study, levels: Levels, metric: str) -> Cell:
+    return mean_cell(metric, list(study.values(levels, metric).values()))
+
+
+def _change(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
+    found = study.paired(levels, study.baseline, metric)
+    if levels == study.baseline or found is None:
+        return EMPTY_CELL, EMPTY_CELL
+    value = difference_cell(metric, found.value)
+    if found.kind != "tested":
+        return value, EMPTY_CELL
+    return value, range_cell(metric, found.low, found.high)

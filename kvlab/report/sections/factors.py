@@ -1,0 +1,160 @@
+"""Baseline and factors: what was varied, what is compared with what, and what cannot be."""
+
+from collections.abc import Iterator
+from math import prod
+
+from kvlab.report.effects import Effect, change_name
+from kvlab.report.formatting import counted, format_signed
+from kvlab.report.section import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
+from kvlab.report.section import cell as text_cell
+from kvlab.report.study import Study
+from kvlab.spec.designs import DESIGNS
+
+
+def report_factors(study: Study) -> Section:
+    seeds = ", ".join(map(str, study.seeds))
+    cells = counted(len(study.cells), "cell")
+    trainings = len({row.training for row in study.done if row.training})
+    base = ", ".join(
+        f"{factor}={level}" for factor, level in zip(study.factors, study.baseline, strict=True)
+    )
+    intro = paragraph(
+        f"A {_title(study)} design: {cells} at"
+        f" {counted(len(study.seeds), 'seed')} ({seeds}). The {counted(len(study.done), 'trial')}"
+        f" measured rest on {counted(trainings, 'training')}: cells that differ only in serving"
+        " share weights. At one seed all cells see the same batches in the same order. The"
+        f" baseline, called baseline below, is {base}; every other cell is named by the levels"
+        " in which it differs.",
+    )
+    notes = Bullets(tuple(_notes(study)))
+    return Section("Baseline and factors", (intro, _table(study), notes))
+
+
+def _title(study: Study) -> str:
+    """``full factorial``; several designs are joined."""
+    titles = []
+    for name in str(study.sweep.get("design", "full")).split(" + "):
+        kind, _, fraction = name.partition(":")
+        title = DESIGNS[kind].title if kind in DESIGNS else kind
+        titles.append(f"1/{fraction} {title}" if fraction else title)
+    return " and ".join(titles)
+
+
+MAX_NAMED_ALIASES = 6
+"""Named in one note; the table of effects has all."""
+
+
+def _table(study: Study) -> Table:
+    patches = study.sweep.get("patches", {})
+    rows = []
+    for factor, levels in study.factors.items():
+        for level in levels:
+            patch = patches.get(factor, {}).get(level, {})
+            text = ", ".join(f"{key}: {value}" for key, value in patch.items())
+            role = "baseline" if level == levels[0] else ""
+            setting = Cell(text or "as the base experiment", text, code=bool(text))
+            names = (text_cell(factor), text_cell(level), text_cell(role))
+            rows.append(Row((*names, setting)))
+    columns = (Column("factor"), Column("level"), Column("role"), Column("what it sets"))
+    return Table("factors", "Factors and their levels.", columns, tuple(rows))
+
+
+def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
+    yield from ((f"{rule}.",) for rule in study.sweep.get("rules", ()))
+    full = prod(len(levels) for levels in study.factors.values())
+    absent_cells = full - len(study.cells)
+    if absent_cells and study.sweep.get("design", "full") == "full":
+        partner = "A level is compared only where its partner exists."
+        if study.sweep.get("rules"):  # they say already what is not there
+            yield (partner,)
+        else:
+            combinations = _absent_pairs(study)
+            absent = f": {'; '.join(combinations)} never occur" if combinations else ""
+            text = f"{absent_cells} of {full} combinations are not in the design{absent}."
+            yield (f"{text} {partner}",)
+    for effect in study.effects(study.primary):
+        yield from _limits(effect)
+    yield from _sizes(study)
+    if study.done and not study.untrained:
+        yield (
+            "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
+            " level that would do better with another learning rate looks worse than it is.",
+        )
+    data = {row.facts["provenance"]["data"]["digest"] for row in study.done if _has_data(row.facts)}
+    if len(data) > 1:
+        yield (f"Confounded: the cells were trained on {len(data)} different texts.",)
+    if len(study.tokenizers) > 1:
+        yield (
+            "Cells differ in tokenizer, so losses per token do not compare: conclusions are drawn"
+            " from bits per byte.",
+        )
+
+
+def _sizes(study: Study) -> Iterator[tuple[Span, ...]]:
+    """Levels that also change how many parameters there are: a confound that belongs to them."""
+    changes = []
+    for factor, levels in study.factors.items():
+        for level in levels[1:]:
+            shares = _parameter_shares(study, factor, level)
+            if shares and max(abs(share) for share in shares) >= 5e-4:
+                low, high = (
+                    f"{format_signed(100 * share, 1)}%" for share in (min(shares), max(shares))
+                )
+                changes.append(f"{factor}={level} ({low if low == high else f'{low} to {high}'})")
+    if changes:
+        yield (
+            f"Some levels also change the number of parameters: {', '.join(changes)}. Their"
+            " effects include that; nothing was resized to make up for it.",
+        )
+
+
+def _parameter_shares(study: Study, factor: str, level: str) -> list[float]:
+    """By what share a level changes the parameters, in every cell that has a partner."""
+    place = list(study.factors).index(factor)
+    shares = []
+    for levels in study.cells:
+        partner = (*levels[:place], study.factors[factor][0], *levels[place + 1 :])
+        mine, theirs = study.parameters(levels), study.parameters(partner)
+        if levels[place] == level and mine and theirs:
+            shares.append(mine / theirs - 1)
+    return shares
+
+
+def _has_data(facts: object) -> bool:
+    return isinstance(facts, dict) and bool((facts.get("provenance") or {}).get("data"))
+
+
+def _limits(effect: Effect) -> Iterator[tuple[Span, ...]]:
+    if effect.aliases:
+        listed = ", ".join(map(change_name, effect.aliases[:MAX_NAMED_ALIASES]))
+        more = len(effect.aliases) - MAX_NAMED_ALIASES
+        listed += f" and {more} more" if more > 0 else ""
+        yield Code(effect.name), f" is aliased with {listed}: this design cannot tell them apart."
+    elif not effect.designed:
+        yield (
+            Code(effect.name),
+            " has no cell that differs from it in this factor alone: its effect cannot be told"
+            " from those of the other factors.",
+        )
+    elif effect.limits:
+        where = " and ".join(f"{factor}={'|'.join(ls)}" for factor, ls in effect.limits)
+        yield (Code(effect.name), f" is compared only at {where}.")
+
+
+def _absent_pairs(study: Study) -> list[str]:
+    """Pairs of levels of two factors that no cell has together."""
+    factors = list(study.factors.items())
+    seen: set[tuple[int, str, int, str]] = set()
+    for levels in study.cells:
+        for i in range(len(levels)):
+            for j in range(i + 1, len(levels)):
+                seen.add((i, levels[i], j, levels[j]))
+    return [
+        f"{first}={one} with {second}={other}"
+        for i, (first, ones) in enumerate(factors)
+        for j, (second, others) in enumerate(factors)
+        if i < j
+        for one in ones
+        for other in others
+        if (i, one, j, other) not in seen
+    ]

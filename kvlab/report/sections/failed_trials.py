@@ -1,0 +1,124 @@
+"""Failures and retries: what has no measurement, and why."""
+
+from kvlab.report.formatting import counted, format_metric
+from kvlab.report.section import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Content,
+    Row,
+    Section,
+    Table,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+from kvlab.report.trial_rows import TrialRow
+
+MAX_ERROR_LENGTH = 600
+"""Characters of an error that are shown; the whole of it is in the trial's directory."""
+
+
+def report_failures(study: Study) -> Section:
+    ended = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
+    missing = [row for row in study.rows if row.status == "missing"]
+    pruned = [row for row in study.rows if row.status == "pruned"]
+    retried = [row for row in study.done if _attempts(row) > 1]
+    parts = []
+    if not ended:
+        parts.append("No trial failed.")
+    if missing:
+        cells = len({row.levels for row in missing})
+        of_cells = counted(cells, "cell")
+        parts.append(f"{counted(len(missing), 'trial')} of {of_cells} have not ended yet.")
+    if retried:
+        parts.append(f"{counted(len(retried), 'measured trial')} took more than one attempt.")
+    if ended:
+        parts.append(
+            f"{counted(len(ended), 'trial')} ended without a result. A diverged training is a"
+            " finding about its cell; any other failure says nothing about it. Pairs with these"
+            " trials are left out of every comparison."
+        )
+    if pruned:
+        parts.append(
+            f"The search pruned {counted(len(pruned), 'trial')}: their validation loss was behind"
+            " that of others at the same fraction of the steps. They are left out of every"
+            " comparison and of the front."
+        )
+    contents: list[Content] = [paragraph(" ".join(parts))]
+    if ended:
+        contents.append(_table(study, ended))
+    if pruned:
+        contents.append(_pruned_table(study, pruned))
+    return Section("Failures and retries", tuple(contents))
+
+
+def _attempts(row: TrialRow) -> int:
+    """Without those that ended at a rung of a search, as they were to."""
+    facts = row.facts["provenance"]
+    return int(facts.get("attempts", 1)) - int(facts.get("pauses", 0))
+
+
+def _pruned_table(study: Study, pruned: list[TrialRow]) -> Table:
+    columns = (
+        Column("cell"),
+        Column("seed", True),
+        Column("trial"),
+        Column("steps", True),
+        Column("of", True),
+        Column("validation loss there (nats/token)", True),
+    )
+    rows = []
+    for row in pruned:
+        facts = row.facts["pruned"]
+        entries = (
+            cell(study.label(row.levels)),
+            cell(str(row.seed), row.seed),
+            Cell(row.trial, row.trial, code=True),
+            cell(f"{facts['step']:,}", facts["step"]),
+            cell(f"{facts['steps']:,}", facts["steps"]),
+            cell(format_metric("loss", facts["loss"]), facts["loss"]),
+        )
+        rows.append(Row(entries, study.key(row.levels), "muted"))
+    return Table("pruned", "Trials that the search pruned.", columns, tuple(rows))
+
+
+def _table(study: Study, ended: list[TrialRow]) -> Table:
+    columns = (
+        Column("cell"),
+        Column("seed", True),
+        Column("trial"),
+        Column("status"),
+        Column("class"),
+        Column("error"),
+        Column("attempts", True),
+        Column("traceback"),
+    )
+    rows = tuple(_row(study, row) for row in ended)
+    return Table("failures", "Trials without measurements.", columns, rows)
+
+
+def _row(study: Study, row: TrialRow) -> Row:
+    error = row.facts.get("error") or {}
+    kind, message = error.get("type") or "", error.get("message") or ""
+    whole = f"{kind}: {message}" if kind else str(message)
+    short = (
+        whole
+        if len(whole) <= MAX_ERROR_LENGTH
+        else whole[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
+    )
+    attempts = (row.facts.get("provenance") or {}).get("attempts")
+    trace = error.get("traceback")
+    return Row(
+        (
+            cell(study.label(row.levels)),
+            cell(str(row.seed), row.seed),
+            Cell(row.trial, row.trial, code=True),
+            cell(row.status, tone="bad"),
+            cell(str(error.get("class") or "")),
+            Cell(short, whole, code=bool(short)),
+            EMPTY_CELL if attempts is None else cell(str(attempts), attempts),
+            Cell(str(trace), str(trace), code=True) if trace else EMPTY_CELL,
+        ),
+        study.key(row.levels),
+    )

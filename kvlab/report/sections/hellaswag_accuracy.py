@@ -1,0 +1,193 @@
+"""HellaSwag: accuracy with its error over items, and cells compared item by item."""
+
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    counted,
+    format_fixed,
+    format_metric,
+    format_p_value,
+    format_signed,
+)
+from kvlab.report.hellaswag_outcomes import (
+    MAX_ITEMS,
+    STYLES,
+    Outcomes,
+    accuracy_error,
+    all_at_chance,
+    compare_with_baseline,
+    exceeds_item_limit,
+    largest_accuracy_error,
+    read_outcomes,
+)
+from kvlab.report.section import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Content,
+    Heading,
+    Row,
+    Section,
+    Table,
+    Tone,
+    cell,
+    paragraph,
+)
+from kvlab.report.statistics import ItemComparison, holm_correction
+from kvlab.report.study import Study
+from kvlab.report.table_columns import range_cell, range_column
+from kvlab.report.trial_rows import Levels
+
+ALPHA = 0.05
+
+ACCURACIES = {
+    "hellaswag_acc": "acc",
+    "hellaswag_acc_norm": "acc_norm",
+    "hellaswag_acc_norm_served": "acc_norm served",
+    "hellaswag_lmeval_acc_norm": "lm-eval acc_norm",
+    "hellaswag_lmeval_acc_norm_served": "lm-eval acc_norm served",
+}
+_TITLES = {
+    "hellaswag_acc_norm": "one-shot",
+    "hellaswag_acc_norm_served": "through the serving cache",
+}
+
+
+def report_hellaswag(study: Study) -> Section | None:
+    metrics = [metric for metric in ACCURACIES if metric in study.measured]
+    if not metrics:
+        return None
+    contents: list[Content] = [paragraph(_note(study, metrics)), _accuracies(study, metrics)]
+    if exceeds_item_limit(study):
+        contents.append(paragraph(_TOO_MANY))
+    bits = read_outcomes(study)
+    compared = [_comparison(study, bits, style) for style in STYLES]
+    tables = [table for table in compared if table is not None]
+    if tables:
+        contents += [Heading("Item by item against the baseline"), paragraph(_METHOD), *tables]
+    return Section("HellaSwag", tuple(contents))
+
+
+_METHOD = (
+    "Both cells answer the same items, so the items that only one of them gets right decide:"
+    " McNemar's exact test with one seed, its form with items as the unit with several. The"
+    " interval says how another draw of items would move the difference, not another draw of"
+    " seeds. So a verdict is of these weights, Holm-corrected within the table: whether the"
+    " architecture does better, the effects over seeds say."
+)
+
+
+_TOO_MANY = (
+    f"Cells are not compared item by item: there are more than {MAX_ITEMS:,} outcomes. Compare"
+    " accuracies with the error over items in mind."
+)
+
+
+_CHANCE = (
+    " No accuracy here is above chance by more than two of its standard errors: these models have"
+    " not learned the task, so an order among them, or a front drawn through them, is no finding."
+)
+
+
+def _note(study: Study, metrics: list[str]) -> str:
+    items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done} - {0})
+    text = "Completion style scores the context alone; lm-eval style adds the activity label."
+    if items:
+        sizes = " or ".join(f"{size:,}" for size in items)
+        text = f"{sizes} items a trial; chance is 25%. {text}"
+    cut = max((r.measurements.get("hellaswag_shortened", 0) for r in study.done), default=0)
+    if cut:
+        text += f" Up to {counted(int(cut), 'context')} had to be cut to fit the model."
+    largest = largest_accuracy_error(study, metrics)
+    if largest is not None:
+        worst = 100 * largest
+        text += (
+            f" One accuracy has a standard error of up to {format_fixed(worst, 2)} points over items, so"
+            f" two cells that are not compared item by item must differ by about"
+            f" {format_fixed(2 * 2**0.5 * worst, 1)} points before that means anything."
+        )
+    if all_at_chance(study, metrics):
+        text += _CHANCE
+    return text
+
+
+def _accuracies(study: Study, metrics: list[str]) -> Table:
+    columns = (Column("cell"), *(_column(ACCURACIES[m]) for m in metrics))
+    rows = []
+    for levels in study.cells:
+        entries = [_accuracy(study, levels, metric) for metric in metrics]
+        if any(entry is not EMPTY_CELL for entry in entries):
+            rows.append(Row((cell(study.label(levels)), *entries), study.key(levels)))
+    caption = f"Mean over seeds {PLUS_MINUS} standard error over items (of one seed)."
+    return Table("hellaswag", caption, columns, tuple(rows))
+
+
+def _column(title: str) -> Column:
+    return Column(f"{title} (%)", True, csv=(f"{title} (%)", f"{title} {_ERROR}"))
+
+
+def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
+    mean, error = study.mean(levels, metric), accuracy_error(study, levels, metric)
+    if mean is None:
+        return EMPTY_CELL
+    text = format_metric(metric, mean)
+    if error is None:
+        return Cell(text, 100 * mean, csv=(100 * mean, None))
+    text += f" {PLUS_MINUS} {format_metric(metric, error)}"
+    return Cell(text, 100 * mean, csv=(100 * mean, 100 * error))
+
+
+_ERROR = "error over items (points)"
+
+
+def _comparison(study: Study, bits: Outcomes, style: str) -> Table | None:
+    found: list[tuple[Levels, ItemComparison]] = []
+    for levels in study.cells:
+        if levels != study.baseline:
+            compared = compare_with_baseline(study, bits, style, levels)
+            if compared is not None:
+                found.append((levels, compared))
+    if not found:
+        return None
+    corrected = holm_correction([compared.p for _, compared in found])
+    rows = tuple(
+        _compared(study, levels, compared, p)
+        for (levels, compared), p in zip(found, corrected, strict=True)
+    )
+    columns = (
+        Column("cell"),
+        Column("difference (points)", True),
+        Column("error over items", True, "standard error, in points", (_ERROR,)),
+        range_column("95% CI", "points", "over items"),
+        Column("gained", True, "items that only this cell gets right, over all seeds"),
+        Column("lost", True, "items that only the baseline gets right, over all seeds"),
+        Column("p", True),
+        Column("p (Holm)", True),
+        Column("these weights"),
+    )
+    sizes = {(compared.items, compared.seeds) for _, compared in found}
+    listed = " or ".join(f"{i:,} items at {counted(s, 'seed')}" for i, s in sorted(sizes))
+    caption = f"acc_norm {_TITLES[style]}, against the baseline on {listed}."
+    return Table(f"hellaswag-{_TITLES[style].split()[-1]}", caption, columns, rows)
+
+
+def _compared(study: Study, levels: Levels, found: ItemComparison, corrected: float) -> Row:
+    low, high = found.interval
+    called = corrected < ALPHA
+    verdict = (
+        ("more right" if found.difference > 0 else "fewer right") if called else "within noise"
+    )
+    tone: Tone = ("good" if found.difference > 0 else "bad") if called else "muted"
+    return Row(
+        (
+            cell(study.label(levels)),
+            cell(format_signed(100 * found.difference, 2), 100 * found.difference),
+            cell(format_fixed(100 * found.error, 2), 100 * found.error),
+            range_cell("hellaswag_acc_norm", low, high),
+            cell(f"{found.gained:,}", found.gained),
+            cell(f"{found.lost:,}", found.lost),
+            cell(format_p_value(found.p), found.p),
+            cell(format_p_value(corrected), corrected),
+            cell(verdict, tone=tone),
+        ),
+        study.key(levels),
+    )

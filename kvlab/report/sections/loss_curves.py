@@ -1,0 +1,89 @@
+"""Validation loss during training."""
+
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
+from kvlab.report.formatting import counted, format_metric
+from kvlab.report.pareto_front import memory_front
+from kvlab.report.section import Figure, Section, paragraph
+from kvlab.report.study import Study
+from kvlab.report.trial_rows import Levels
+
+MAX_CURVES = len(SERIES)
+
+
+def report_loss_curves(study: Study) -> Section | None:
+    drawn = _chosen(study)
+    if not drawn:
+        return None
+    lines = tuple(
+        Line(study.label(levels), curve, SERIES[number % MAX_CURVES], dashed=number % 2 == 1)
+        for number, (levels, curve) in enumerate(drawn.items())
+    )
+    last = "; ".join(
+        f"{line.name} ends at {format_metric('loss', line.points[-1].y)}" for line in lines
+    )
+    plot = Plot(Axis("training tokens (millions)"), Axis("validation loss (nats/token)"), lines)
+    curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
+    note = paragraph(
+        "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
+        " baseline, the cells that differ from it in one factor, then those on the front:"
+        f" {counted(len(drawn), 'curve')} of {counted(curved, 'cell')}. Cells that share a"
+        f" training share a curve.{_other_text(study)}",
+    )
+    caption = "Validation loss against training tokens."
+    return Section("Loss curves", (note, Figure("curves", caption, f"{caption} {last}.", plot)))
+
+
+def _other_text(study: Study) -> str:
+    """A note where a curve's losses and the final one are not over the same tokens."""
+    asked = [(row.facts["experiment"], row.measurements.get("loss_tokens")) for row in study.done]
+    pairs = {
+        (during, int(final))
+        for experiment, final in asked
+        if (during := experiment.get("training", {}).get("evaluate_tokens")) and final
+    }
+    listed = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
+    if all(during == final for during, final in pairs):
+        return ""
+    return (
+        " During training the loss is over fewer or more validation tokens than the final loss of"
+        f" the tables ({listed}), so a curve does not end at its cell's loss there."
+    )
+
+
+def _chosen(study: Study) -> dict[Levels, tuple[Point, ...]]:
+    """The curves that are worth a colour, each training's once."""
+
+    def changed(levels: Levels) -> int:
+        return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
+
+    front = [point.levels for point in memory_front(study) if point.front]
+    simple = sorted((c for c in study.cells if changed(c) <= 1), key=changed)
+    drawn: dict[Levels, tuple[Point, ...]] = {}
+    seen: set[str] = set()
+    for levels in dict.fromkeys([*simple, *front]):
+        trainings = {row.training for row in study.cells[levels].values() if row.curve}
+        if not trainings or trainings & seen or len(drawn) == MAX_CURVES:
+            continue
+        seen |= trainings
+        drawn[levels] = _mean_curve(study, levels)
+    return drawn
+
+
+def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
+    """The mean over seeds, at the steps that all of the cell's seeds have."""
+    rows = [row for row in study.cells[levels].values() if row.curve]
+    shared = set.intersection(*({step for step, _, _ in row.curve} for row in rows))
+    tokens = {step: count for row in rows for step, count, _ in row.curve if step in shared}
+    sums = dict.fromkeys(sorted(shared), 0.0)
+    for row in rows:
+        for step, _, loss in row.curve:
+            if step in shared:
+                sums[step] += loss
+    label, key = study.label(levels), study.key(levels)
+    found = []
+    for step, total in sums.items():
+        loss = total / len(rows)
+        place = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
+        tip = (label, place, f"loss {format_metric('loss', loss)}")
+        found.append(Point(tokens[step] / 10**6, loss, tip, key))
+    return tuple(found)

@@ -1,0 +1,294 @@
+"""Main effects: what each level costs against its factor's baseline level."""
+
+from kvlab.report.benchmark_lines import describe_shared_timings
+from kvlab.report.effects import ALPHA, Effect, corrected
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.formatting import (
+    counted,
+    difference_unit,
+    format_difference,
+    format_fixed,
+    format_p_value,
+    format_ratio,
+    format_significant,
+    in_display_unit,
+    short_title,
+)
+from kvlab.report.section import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Content,
+    Figure,
+    Heading,
+    Row,
+    Section,
+    Table,
+    Tone,
+    cell,
+    paragraph,
+)
+from kvlab.report.statistics import spread_factors
+from kvlab.report.study import Study
+from kvlab.report.table_columns import (
+    append_aliases,
+    detectable_cell,
+    detectable_column,
+    difference_cell,
+    groups_cell,
+    groups_column,
+    interval_cell,
+    interval_column,
+    p_cell,
+    pairs_cell,
+    pairs_column,
+    range_column,
+    seeds_cell,
+    seeds_column,
+    settings_cell,
+)
+from kvlab.store.metrics import METRICS
+
+OTHER_METRICS = (
+    "loss",
+    "bits_per_byte",
+    "hellaswag_acc_norm",
+    "hellaswag_acc_norm_served",
+    "tpot_ms_p50",
+    "training_tokens_per_second",
+)
+
+
+def report_effects(study: Study) -> Section | None:
+    metric = study.primary
+    found = [effect for effect in study.effects(metric) if effect.estimate]
+    if not found:
+        return None
+    title, unit = METRICS[metric].title, difference_unit(metric)
+    columns = (
+        Column("factor"),
+        Column("level"),
+        Column("against"),
+        Column(f"difference ({unit})", True),
+        interval_column(metric, "of the difference, over seeds"),
+        Column("verdict"),
+        Column("p (Holm)", True, "corrected for all levels of this table"),
+        Column("p", True, "two-sided t-test, uncorrected"),
+        range_column("KV smaller", hint=_SMALLER, ends=("least", "most")),
+        pairs_column(),
+        groups_column(),
+        range_column("over settings", unit, _SETTINGS),
+        seeds_column(study.seeds, unit),
+        detectable_column(unit, "true difference called with 80% power"),
+    )
+    everything = study.effects(metric)
+    rows = tuple(_row(study, effect) for effect in everything)
+    heads, rows = append_aliases(columns, rows, everything)
+    table = Table("effects", f"Effects on the {title}.", heads, rows)
+    contents: list[Content] = [*_method(study, found), table, _figure(study, found)]
+    others = _others(study)
+    if others:
+        contents += [Heading("Effects on other measurements"), *_timings(study), others]
+    return Section("What each level does", tuple(contents))
+
+
+_SMALLER = "baseline level's KV bytes divided by the level's"
+_SETTINGS = "smallest and largest mean difference of a setting"
+
+
+def _timings(study: Study) -> list[Content]:
+    """A warning beside verdicts on times that were not taken alone."""
+    beside = describe_shared_timings(study)
+    if not beside or not _TIMED & set(study.measured):
+        return []
+    return [paragraph(f"{beside}: a verdict on a time below may be that work's, not the level's.")]
+
+
+_TIMED = frozenset(name for name, metric in METRICS.items() if metric.unit in ("ms", "tokens/s"))
+
+
+def _method(study: Study, found: list[Effect]) -> list[Content]:
+    text = (
+        "A pair is two trials at the same seed and the same levels of all other factors, one with"
+        " the level and one with the baseline level. Settings whose trials share trained weights"
+        " are averaged into one group and count once. At every seed the difference is the mean"
+        " over groups; it is tested over the seeds (a paired t-test, seeds minus one degrees of"
+        " freedom), since what shares a seed may move together. Settings that were not seen at"
+        " the same seeds as the others are left out: see pairs. The difference describes these"
+        " settings; that a level acts differently in them (see over settings) is no noise."
+    )
+    tests = max((effect.tests for effect in found if effect.tested), default=0)
+    rule = (
+        f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
+        " within noise means not told apart from zero, not shown to be zero."
+    )
+    if any(effect.by_contrast for effect in found):
+        text += _BY_CONTRAST
+    single = " There is one seed: differences are shown, no significance is claimed."
+    repeated = any(effect.tested for effect in found)
+    end = rule if repeated else single if len(study.seeds) == 1 else ""
+    return [paragraph(text + end), *_power(found)]
+
+
+def _power(found: list[Effect]) -> list[Content]:
+    """How roughly so few seeds tell what could have been detected."""
+    freedoms = {effect.estimate.df for effect in found if effect.estimate and effect.tested}
+    if not freedoms:
+        return []
+    fewest = min(freedoms) + 1
+    if fewest < 3:
+        return [paragraph(_TWO_SEEDS)]
+    low, high = (format_significant(factor, 2) for factor in spread_factors(fewest - 1))
+    text = (
+        "The detectable difference is what this design calls with 80% power at the strictest step"
+        f" of the correction, by the spread that was seen. {fewest} seeds tell a spread only"
+        f" roughly: the true one is between {low} and {high} times it (95%), and so is what can"
+        " be detected."
+    )
+    return [paragraph(text)]
+
+
+_TWO_SEEDS = (
+    "Two seeds hardly tell a spread: only a difference many times larger than that between the"
+    " seeds is told apart from noise, and what could have been detected is not quoted. Every"
+    " further seed helps much: on average the interval of three is a third as wide, that of five a"
+    " sixth."
+)
+_BY_CONTRAST = (
+    " Levels without a pair in this design are estimated by a contrast over all its cells: the"
+    " least-squares main effect at every seed, tested over seeds. It contains what it is aliased"
+    " with, so it is the level's own only if those interactions are nothing."
+)
+
+
+def _row(study: Study, effect: Effect) -> Row:
+    factor, level = effect.change[0]
+    names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
+    pairs, key = pairs_cell(effect), study.change_key(effect.change)
+    if effect.estimate is None:
+        verdict = cell(effect.verdict, tone="muted")
+        nothing = (
+            *names,
+            EMPTY_CELL,
+            EMPTY_CELL,
+            verdict,
+            *(EMPTY_CELL,) * 3,
+            pairs,
+            *(EMPTY_CELL,) * 4,
+        )
+        return Row(nothing, key, tone="muted")
+    return Row(
+        (
+            *names,
+            difference_cell(effect.metric, effect.estimate.value),
+            interval_cell(effect),
+            cell(effect.verdict, tone=_tone(effect)),
+            p_cell(effect, effect.corrected),
+            p_cell(effect, effect.estimate.p),
+            _smaller(study, effect),
+            pairs,
+            groups_cell(effect),
+            settings_cell(effect),
+            seeds_cell(effect, study.seeds),
+            detectable_cell(effect),
+        ),
+        key,
+    )
+
+
+def _tone(effect: Effect) -> Tone:
+    tones: dict[str, Tone] = {"worse": "bad", "better": "good", "within noise": "muted"}
+    return tones.get(effect.verdict, "")
+
+
+def _smaller(study: Study, effect: Effect) -> Cell:
+    """By how much the level shrinks the cache, over the settings that were compared."""
+    factor, level = effect.change[0]
+    place = list(study.factors).index(factor)
+    ratios = []
+    for others, _ in effect.by_setting:
+        mine = (*others[:place], level, *others[place:])
+        base = (*others[:place], study.factors[factor][0], *others[place:])
+        small, large = study.kv_bytes(mine), study.kv_bytes(base)
+        if small and large:
+            ratios.append(large / small)
+    if not ratios:
+        return EMPTY_CELL
+    low, high = min(ratios), max(ratios)
+    both = (
+        format_ratio(low)
+        if high / low < 1.005
+        else f"{format_significant(low)} to {format_ratio(high)}"
+    )
+    return Cell(both, low, csv=(low, high))
+
+
+def _figure(study: Study, found: list[Effect]) -> Figure:
+    metric = study.primary
+    unit = difference_unit(metric)
+    names = tuple(effect.name for effect in found)
+    called: list[Point] = []
+    quiet: list[Point] = []
+    for place, effect in enumerate(found):
+        assert effect.estimate is not None, "only effects with an estimate are drawn"
+        low, high = effect.estimate.low, effect.estimate.high
+        tip = [effect.name, f"{format_difference(metric, effect.estimate.value)} {unit}"]
+        if effect.tested:
+            tip.append(
+                f"95% CI {format_difference(metric, low)} to {format_difference(metric, high)}"
+            )
+            tip.append(f"p (Holm) {format_p_value(effect.corrected)}")
+        bars = (low, high) if effect.tested else None
+        lines, key = (*tip, effect.verdict), study.change_key(effect.change)
+        point = Point(effect.estimate.value, place, lines, key, x_range=bars)
+        (called if effect.called else quiet).append(point)
+    claimed = "within noise" if any(e.tested for e in found) else "not tested"
+    plot = Plot(
+        Axis(f"difference in {short_title(metric)} ({unit})"),
+        Axis("", "names", names),
+        (Points("differs", tuple(called), "c1", "diamond"), Points(claimed, tuple(quiet), "muted")),
+        zero=True,
+    )
+    alt = "; ".join(
+        f"{effect.name}: {format_difference(metric, effect.estimate.value)} {unit}, {effect.verdict}"
+        for effect in found
+        if effect.estimate
+    )
+    caption = "Difference of each level from its factor's baseline level, with 95% intervals."
+    return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
+
+
+def _others(study: Study) -> Table | None:
+    derived = [name for name, metric in METRICS.items() if metric.derive]
+    metrics = [m for m in (*OTHER_METRICS, *derived) if m in study.measured and m != study.primary]
+    everything = corrected([effect for metric in metrics for effect in study.effects(metric)])
+    rows = []
+    for effect in everything:
+        if effect.estimate is None:
+            continue
+        factor, level = effect.change[0]
+        metric, value = effect.metric, effect.estimate.value
+        pairs = cell(format_fixed(effect.comparisons, 0), effect.comparisons)
+        names = (cell(short_title(metric)), cell(factor), cell(level))
+        unit, number = difference_unit(metric), in_display_unit(metric, value)
+        change = Cell(
+            f"{format_difference(metric, value)} {unit}".strip(), number, csv=(number, unit)
+        )
+        verdict = cell(effect.verdict, tone=_tone(effect))
+        entries = (change, interval_cell(effect), verdict, p_cell(effect, effect.corrected), pairs)
+        rows.append(Row((*names, *entries), study.change_key(effect.change)))
+    columns = (
+        Column("measurement"),
+        Column("factor"),
+        Column("level"),
+        Column("difference", True, csv=("difference", "unit")),
+        range_column("95% CI", hint="in the unit of the difference"),
+        Column("verdict"),
+        Column("p (Holm)", True, "corrected for all rows of this table"),
+        Column("pairs", True, "matched pairs, or seeds where there are none"),
+    )
+    caption = (
+        "The same comparison for other measurements. HellaSwag's error here is over seeds; its"
+        " error over items stands in its own section."
+    )
+    return Table("effects-other", caption, columns, tuple(rows)) if rows else None

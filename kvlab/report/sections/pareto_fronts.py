@@ -1,0 +1,210 @@
+"""Pareto fronts: quality against stored bytes, read bytes and time per token."""
+
+from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    counted,
+    difference_unit,
+    display_unit,
+    format_mebibytes,
+    format_megabytes,
+    format_metric,
+    format_ratio,
+    in_display_unit,
+    short_title,
+)
+from kvlab.report.hellaswag_outcomes import all_at_chance
+from kvlab.report.pareto_front import COSTS, CellPoint, Cost, cost_front, memory_front
+from kvlab.report.section import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Content,
+    Figure,
+    Heading,
+    Row,
+    Section,
+    Table,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+from kvlab.report.table_columns import difference_cell, mean_and_spread, title_with_unit, value_cell
+from kvlab.report.trial_rows import Levels
+from kvlab.store.metrics import METRICS
+
+Fronts = dict[tuple[str, str], list[CellPoint]]
+"""``(metric, name of the cost)`` -> its cells."""
+
+
+def report_pareto(study: Study) -> Section | None:
+    known = memory_front(study)
+    if not known:
+        return None
+    front = [point for point in known if point.front]
+    title = METRICS[study.primary].title
+    note = paragraph(
+        f"A cell is on the front if no other cell stores as few bytes with a better {title};"
+        f" {len(front)} of {counted(len(known), 'cell')} are. The front is drawn through means"
+        " over seeds: neighbours whose difference is within noise could change places. Bars of"
+        " standard deviations over seeds contain what all cells share at a seed, which paired"
+        " differences do not.",
+    )
+    figure = _figure(study, study.primary, "stored", known)
+    contents: list[Content] = [note, figure, _table(study, front)]
+    others = _others(study)
+    if others:
+        contents += [Heading("Other costs and qualities"), paragraph(_OTHERS)]
+        drawn = {pair: found for pair, found in others.items() if _is_drawn(study, *pair)}
+        contents += [_figure(study, *pair, found) for pair, found in drawn.items()]
+        contents.append(_members(study, {(study.primary, "stored"): known, **others}))
+    return Section("Memory and time against quality", tuple(contents))
+
+
+_OTHERS = (
+    "The same for bytes read per decoded token, which heads and windows shrink and sharing does"
+    " not, and for the measured time per token, whose noise between trials that ran side by side"
+    " moves this front more than the others; and for HellaSwag, where it was scored."
+)
+
+
+def _others(study: Study) -> Fronts:
+    """The other costs of the primary metric, and every cost against HellaSwag."""
+    served = "hellaswag_acc_norm_served"
+    accuracy = served if served in study.measured else "hellaswag_acc_norm"
+    pairs = [(study.primary, name) for name in COSTS if name != "stored"]
+    pairs += [(accuracy, name) for name in COSTS]
+    found = {(m, name): cost_front(study, m, COSTS[name]) for m, name in pairs}
+    return {pair: known for pair, known in found.items() if known}
+
+
+def _is_drawn(study: Study, metric: str, name: str) -> bool:
+    """HellaSwag is drawn against stored bytes alone; the table has its other fronts."""
+    return metric == study.primary or name == "stored"
+
+
+def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Figure:
+    cost = COSTS[name]
+    front = [point for point in known if point.front]
+    base = [point for point in known if point.levels == study.baseline]
+    dominated = [p for p in known if not p.front and p.levels != study.baseline]
+
+    def marks(chosen: list[CellPoint], named: bool = False) -> tuple[Point, ...]:
+        return tuple(_point(study, metric, cost, point, named) for point in chosen)
+
+    plot = Plot(
+        Axis(cost.title, cost.kind),
+        Axis(f"{short_title(metric)} ({display_unit(metric)})"),
+        (
+            Points("dominated", marks(dominated), "muted", "ring"),
+            Line("", _steps(metric, front), "c0", True),
+            Points("on the front", marks(front, True), "c0", "dot"),
+            Points("baseline", marks(base, True), "c1", "diamond"),
+        ),
+    )
+    listed = "; ".join(
+        f"{study.label(point.levels)}: {cost.text(point.cost)}, {format_metric(metric, point.mean)}"
+        for point in front
+    )
+    several = any(len(study.values(p.levels, metric)) > 1 for p in [*front, *base])
+    bars = " Bars are standard deviations over seeds, of the front and the baseline alone."
+    bars = bars if several else ""
+    title = cost.short[:1].upper() + cost.short[1:]
+    steps = " The dashed steps are what a budget buys: between two cells there is none."
+    steps = steps if len(front) > 1 else ""
+    caption = f"{title} against {short_title(metric)}: means over seeds.{steps}{bars}"
+    file = "pareto" if (metric, name) == (study.primary, "stored") else f"pareto-{name}"
+    if metric != study.primary:
+        file = f"pareto-hellaswag-{name}"
+        if all_at_chance(study, [metric]):
+            caption += " No accuracy is above chance within its error: this front is no finding."
+    return Figure(file, caption, f"{caption} The front: {listed}.", plot)
+
+
+def _steps(metric: str, front: list[CellPoint]) -> tuple[Point, ...]:
+    """The best that each cost can reach: level to the next cell, then to its quality."""
+    places: list[Point] = []
+    for point in front:
+        quality = in_display_unit(metric, point.mean)
+        if places:
+            places.append(Point(point.cost, places[-1].y))
+        places.append(Point(point.cost, quality))
+    return tuple(places)
+
+
+def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool) -> Point:
+    values = list(study.values(point.levels, metric).values())
+    _, spread = mean_and_spread(values)
+    deviation = "" if spread is None else f" {PLUS_MINUS} {format_metric(metric, spread)}"
+    tip = (
+        study.label(point.levels),
+        cost.text(point.cost),
+        f"{format_metric(metric, point.mean)}{deviation} {display_unit(metric)} (n = {len(values)})",
+        "on the front" if point.front else "dominated",
+    )
+    mean = in_display_unit(metric, point.mean)
+    label = study.label(point.levels) if named else ""
+    ends = None
+    if named and spread:
+        ends = (mean - in_display_unit(metric, spread), mean + in_display_unit(metric, spread))
+    return Point(point.cost, mean, tip, study.key(point.levels), label, y_range=ends)
+
+
+def _table(study: Study, front: list[CellPoint]) -> Table:
+    metric, delta = study.primary, difference_unit(study.primary)
+    base = study.kv_bytes(study.baseline)
+    rows = []
+    for point in front:
+        rows.append(
+            Row(
+                (
+                    cell(study.label(point.levels)),
+                    cell(f"{point.cost:,.0f}", point.cost),
+                    cell(format_megabytes(point.cost), point.cost / 10**6),
+                    cell(format_mebibytes(point.cost), point.cost / 2**20),
+                    cell(format_ratio(base / point.cost), base / point.cost)
+                    if base
+                    else EMPTY_CELL,
+                    value_cell(metric, point.mean),
+                    _against(study, point.levels),
+                ),
+                study.key(point.levels),
+            )
+        )
+    columns = (
+        Column("cell"),
+        Column("KV bytes", True),
+        Column("MB", True, "10^6 bytes"),
+        Column("MiB", True, "2^20 bytes"),
+        Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
+        Column(title_with_unit(metric, short_title(metric)), True, "mean over seeds"),
+        Column("against baseline", True, "paired by seed", (f"against baseline ({delta})",)),
+    )
+    return Table("pareto", "The cells on the front.", columns, tuple(rows))
+
+
+def _against(study: Study, levels: Levels) -> Cell:
+    found = study.paired(levels, study.baseline, study.primary)
+    if found is None or levels == study.baseline:
+        return EMPTY_CELL
+    return difference_cell(study.primary, found.value)
+
+
+def _members(study: Study, fronts: Fronts) -> Table:
+    """Every cell that is on a front, and on which."""
+    on = [{point.levels for point in known if point.front} for known in fronts.values()]
+    rows = tuple(
+        Row(
+            (
+                cell(study.label(levels)),
+                *(cell("on the front" if levels in one else "") for one in on),
+                cell(str(sum(levels in one for one in on)), sum(levels in one for one in on)),
+            ),
+            study.key(levels),
+        )
+        for levels in study.cells
+        if any(levels in one for one in on)
+    )
+    columns = tuple(Column(f"{short_title(m)} by {COSTS[name].short}") for m, name in fronts)
+    caption = "The cells that are on a front; every other cell is beaten everywhere."
+    return Table("fronts", caption, (Column("cell"), *columns, Column("fronts", True)), rows)

@@ -1,0 +1,125 @@
+"""Speed of serving: time to first token, time per output token, throughput."""
+
+from kvlab.report.benchmark_lines import benchmark_lines, describe_shared_timings
+from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.formatting import PLUS_MINUS, counted, display_unit, format_bytes, format_metric
+from kvlab.report.section import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Content,
+    Figure,
+    Row,
+    Section,
+    Table,
+    cell,
+    paragraph,
+)
+from kvlab.report.study import Study
+from kvlab.report.table_columns import mean_cell, mean_column
+from kvlab.report.trial_rows import Levels
+
+METRICS_SHOWN = {
+    "ttft_ms": "first token (ms)",
+    "tpot_ms_p50": "per token p50 (ms)",
+    "tpot_ms_p95": "per token p95 (ms)",
+    "tpot_ms_p99": "per token p99 (ms)",
+    "tpot_ms_uncached_p50": "per token, no cache (ms)",
+    "tokens_per_second": "tokens/s, largest batch",
+}
+
+
+def report_speed(study: Study) -> Section | None:
+    metrics = [metric for metric in METRICS_SHOWN if metric in study.measured]
+    if not metrics:
+        return None
+    devices = sorted({str(row.facts["provenance"].get("device")) for row in study.done})
+    differ = " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
+    note = paragraph(
+        f"Measured on {'; '.join(devices)}.{differ}{_shared(study)} On a small model the work"
+        " beside attention dominates, so saved K/V reads need not show in the time per token.",
+    )
+    columns = (Column("cell"), *(mean_column(METRICS_SHOWN[metric]) for metric in metrics))
+    rows = []
+    for levels in study.cells:
+        entries = [_entry(study, levels, metric) for metric in metrics]
+        if any(entry is not EMPTY_CELL for entry in entries):
+            rows.append(Row((cell(study.label(levels)), *entries), study.key(levels)))
+    caption = f"Mean {PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
+    contents: list[Content] = [note, Table("speed", caption, columns, tuple(rows))]
+    if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured:
+        contents.append(_figure(study))
+    return Section("Speed", tuple(contents))
+
+
+def _shared(study: Study) -> str:
+    """How many trials were timed while something else ran; older results do not say."""
+    said = [row.facts["provenance"].get("timings") for row in study.done]
+    beside = describe_shared_timings(study)
+    if beside:
+        return f" {beside}: compare their times with care."
+    if None in said:
+        return " Trials that ran side by side on one machine disturb each other's times."
+    return " Nothing else used a device while it was timed."
+
+
+def _entry(study: Study, levels: Levels, metric: str) -> Cell:
+    return mean_cell(metric, list(study.values(levels, metric).values()))
+
+
+def _figure(study: Study) -> Figure:
+    read, times = study.means("kv_bytes_read"), study.means("tpot_ms_p50")
+    marks: list[Point] = []
+    base: list[Point] = []
+    for levels, count in read.items():
+        if levels not in times or count <= 0:
+            continue
+        tip = (
+            study.label(levels),
+            f"reads {format_bytes(round(count))} per token",
+            f"{format_metric('tpot_ms_p50', times[levels])} {display_unit('tpot_ms_p50')} per token",
+        )
+        named = study.label(levels) if levels == study.baseline else ""
+        seen = study.values(levels, "tpot_ms_p50").values()
+        ends = (min(seen), max(seen))
+        point = Point(count, times[levels], tip, study.key(levels), named, y_range=ends)
+        (base if named else marks).append(point)
+    plot = Plot(
+        Axis("K/V bytes read per token at block size", "bytes"),
+        Axis("time per output token, p50 (ms)"),
+        (Points("cells", tuple(marks), "c0"), Points("baseline", tuple(base), "c1", "diamond")),
+    )
+    lows = f"from {format_metric('tpot_ms_p50', min(times.values()))}" if times else ""
+    highs = f"to {format_metric('tpot_ms_p50', max(times.values()))} ms" if times else ""
+    caption = (
+        "Time per token against the K/V bytes that it reads: mean, smallest and largest over"
+        " seeds. The vertical axis does not start at zero."
+    )
+    return Figure("speed", caption, f"{caption} Times range {lows} {highs}.", plot)
+
+
+# Latency against prompt and context, throughput against batch.
+
+
+def report_benchmark_curves(study: Study) -> Section | None:
+    """Shown if trials measured at several contexts or batch sizes."""
+    lines, keys = benchmark_lines(study, MAX_VARIANTS)
+    drawn = list(benchmark_figures(lines, keys))
+    if not drawn:
+        return None
+    spoiled = len({line["variant"] for line in lines if line["noisy"]})
+    noisy = (
+        f" In {counted(spoiled, 'cell')} of {len(keys)} something else used the machine, or the"
+        " times did not settle: see the lines of the trials' results."
+        if spoiled
+        else ""
+    )
+    contents: list[Content] = [
+        paragraph(
+            "The baseline and the cells that differ from it in one factor; means over seeds."
+            f"{noisy}",
+        )
+    ]
+    contents += [Figure(each.name, each.caption, each.alt, each.plot) for each in drawn]
+    return Section("Latency and throughput curves", tuple(contents))

@@ -1,1 +1,0 @@
-"""Statistics of paired comparisons. Pure functions of numbers; scipy does the distributions."""

@@ -1,0 +1,57 @@
+"""Patches: dotted keys put over nested data, as in ``{"model.n_kv_head": 1}``."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def apply_patch(data: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of ``data`` with every dotted key of ``patch`` set; ``data`` is not changed."""
+    result = dict(data)
+    for dotted, value in patch.items():
+        *sections, key = dotted.split(".")
+        target = result
+        for section in sections:
+            inner = target.get(section)
+            target[section] = dict(inner) if isinstance(inner, dict) else {}
+            target = target[section]
+        target[key] = value
+    return result
+
+
+# Paths in a YAML file stand relative to that file.
+
+
+def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
+    """The value of a dotted key; paths in it as seen from here, if the file lies in ``folder``.
+
+    ``data.paths`` are paths. ``training.init_from`` is one if it starts like one (``.``, ``/``
+    or ``~``) or is a folder beside the file; else it is a repository and stays as it is.
+    """
+    if key == "data.paths" and isinstance(value, list):
+        return [_join_path(item, folder) if isinstance(item, str) else item for item in value]
+    if key == "training.init_from" and isinstance(value, str) and value:
+        path = _join_path(value, folder)
+        if value.startswith((".", "/", "~")) or os.path.isdir(path):
+            return os.path.abspath(path)
+    return value
+
+
+def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`resolve` for the sections of a whole experiment."""
+    return {
+        name: (
+            {
+                key: resolve_path_value(f"{name}.{key}", value, folder)
+                for key, value in section.items()
+            }
+            if isinstance(section, dict)
+            else section
+        )
+        for name, section in data.items()
+    }
+
+
+def _join_path(path: str, folder: Path) -> str:
+    return os.path.normpath(folder / Path(path).expanduser())

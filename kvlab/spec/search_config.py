@@ -1,0 +1,160 @@
+"""`search` of a sweep: a space that is too big for a grid, and what to look for in it."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+
+from kvlab.spec.pruning_config import PruningConfig, pruning_problems
+from kvlab.spec.samplers import (
+    EXHAUSTIVE_SAMPLERS,
+    MAX_POINTS,
+    parse_sampler,
+    sampler_schema,
+    split_sampler,
+)
+from kvlab.spec.spec_model import PositiveFloat, PositiveInt, SpecModel, raise_problems
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Values = Annotated[tuple[Any, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=1000)]
+Sampler = Annotated[
+    str | dict[str, Any], BeforeValidator(parse_sampler), WithJsonSchema(sampler_schema())
+]
+FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Range(SpecModel):
+    """Numbers from ``low`` to ``high``, both included."""
+
+    low: FiniteFloat
+    high: FiniteFloat
+    log: bool = Field(default=False, description="Drawn evenly in the logarithm.")
+    whole: bool = Field(default=False, description="Whole numbers only.")
+    step: PositiveFloat | None = Field(default=None, description="Only low, low + step, ...")
+
+    @model_validator(mode="after")
+    def _check(self) -> "Range":
+        problems = []
+        if self.low >= self.high:
+            problems.append(("high", f"is not above low = {self.low:g}; use a larger number"))
+        if self.log and (self.low <= 0 or self.step is not None):
+            text = "needs low above 0 and no step; change one of them"
+            problems.append(("log", text))
+        if self.whole and not all(n.is_integer() for n in (self.low, self.high, self.step or 1.0)):
+            problems.append(("whole", "needs whole low, high and step; round them"))
+        raise_problems(problems)
+        return self
+
+    def points(self) -> list[float] | None:
+        """Every number of the range, None if they cannot be counted."""
+        if not self.whole and self.step is None:
+            return None
+        step = self.step or 1.0
+        found = (self.low + step * n for n in range(int((self.high - self.low) / step + 1e-8) + 1))
+        return [round(number) if self.whole else number for number in found]
+
+
+class Limit(SpecModel):
+    """What a number may be; one bound or both."""
+
+    at_most: FiniteFloat | None = None
+    at_least: FiniteFloat | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Limit":
+        if self.at_most is None and self.at_least is None:
+            raise_problems([("at_most", "and at_least are both missing; give one")])
+        return self
+
+
+class SearchConfig(SpecModel):
+    """Where to look, what for, and for how long.
+
+    Objectives and limits name measured numbers (``loss_served``, ``tpot_ms_p50``, ...) or what
+    is known beforehand: ``parameters``, ``kv_bytes`` (one sequence at the block size),
+    ``kv_bytes_per_token``, ``training_flops``. A suggestion beyond a limit on the latter is
+    never trained.
+    """
+
+    choices: dict[str, Values] = Field(
+        default_factory=dict, description="dotted key -> values to choose from."
+    )
+    ranges: dict[str, Range] = Field(
+        default_factory=dict, description="dotted key -> a range of numbers."
+    )
+    objectives: Annotated[
+        tuple[str, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=4)
+    ] = Field(description="Numbers to improve; with several, a Pareto front.")
+    limits: dict[str, Limit] = Field(
+        default_factory=dict, description="number -> at_most, at_least."
+    )
+    sampler: Sampler = Field(
+        default="tpe",
+        description="Optuna's sampler, by name or as {name: tpe, multivariate: true}.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Of the sampler.")
+    parallel: PositiveInt = Field(default=1, le=1000, description="Suggestions in flight at once.")
+    pruning: PruningConfig | None = Field(
+        default=None, description="Pause trainings early that are far behind; default: none."
+    )
+    trials: PositiveInt | None = Field(default=None, description="Stop after this many trained.")
+    flops: PositiveFloat | None = Field(
+        default=None, description="Stop after these training FLOPs, really spent."
+    )
+    hours: PositiveFloat | None = Field(
+        default=None, description="Stop after this time of searching."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "SearchConfig":
+        problems = []
+        if not self.choices and not self.ranges:
+            problems.append(("choices", "and ranges are both empty; give at least one key to vary"))
+        problems += [
+            (f"ranges.{key}", "stands in choices too; leave one out")
+            for key in self.ranges
+            if key in self.choices
+        ]
+        for name in ("choices", "ranges"):
+            problems += [
+                (name, f"names {key}, which is not section.key; write one such as model.n_kv_head")
+                for key in getattr(self, name)
+                if "." not in key.strip(".") or key != key.strip(".")
+            ]
+        problems += [
+            (
+                name,
+                f"names {key}, which changes where a trial runs, not what it finds; leave it out",
+            )
+            for name in ("choices", "ranges")
+            for key in getattr(self, name)
+            if key.startswith("resources.")
+        ]
+        if len(set(self.objectives)) != len(self.objectives):
+            problems.append(("objectives", "names a number twice; name each once"))
+        if self.trials is None and self.flops is None and self.hours is None:
+            problems.append(("trials", "is missing, as are flops and hours; give one of them"))
+        problems += self._too_many_points()
+        problems += pruning_problems(self.pruning, [*self.choices, *self.ranges])
+        raise_problems(problems)
+        return self
+
+    def _too_many_points(self) -> Iterator[tuple[str, str]]:
+        """Of a sampler that goes through all points of the space."""
+        name, _ = split_sampler(self.sampler)
+        if name not in EXHAUSTIVE_SAMPLERS:
+            return
+        count = math.prod(map(len, self.choices.values()))
+        for key, asked in self.ranges.items():
+            if not asked.whole and asked.step is None:
+                yield "sampler", f"goes through every point, and {key} has no step; give it one"
+                return
+            count *= int((asked.high - asked.low) / (asked.step or 1.0) + 1e-8) + 1
+        if count > MAX_POINTS:
+            text = f"goes through every point, and there are {count:,}, over {MAX_POINTS:,}"
+            yield "sampler", f"{text}; use another sampler or a smaller space"

@@ -1,0 +1,142 @@
+"""Files to specs: `load_experiment` and `load_sweep`."""
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from kvlab.errors import Problem, SpecError
+from kvlab.spec.experiment import Experiment, ServedModel
+from kvlab.spec.init_from import check_init_from
+from kvlab.spec.overrides import apply_patch, resolve_paths
+from kvlab.spec.presets import PRESETS
+from kvlab.spec.sweep import Sweep, SweepSource
+from kvlab.spec.validation_errors import format_value, list_field_errors
+from kvlab.spec.yaml_reader import YamlDocument, parse_yaml, read_yaml
+
+SpecT = TypeVar("Model", bound=BaseModel)
+_NO_OVERRIDES: Mapping[str, Any] = {}
+
+
+def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
+    """Reads one experiment file.
+
+    Args:
+        path: the YAML file.
+        overrides: dotted keys to values, as in ``{"model.n_kv_head": 1}``, put over the file.
+
+    Raises:
+        SpecError: with every problem found, each with file, line and column.
+    """
+    document = read_yaml(path)
+    data = resolve_paths(document.data, Path(path).parent)
+    return _validate(Experiment, data, document, overrides or {})
+
+
+def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -> ServedModel:
+    """The model and serving of a preset (``gpt2``) or of an experiment file.
+
+    Raises:
+        SpecError: as `load_experiment`; or ``target`` is neither.
+    """
+    if target in PRESETS:
+        preset = YamlDocument(target, {"name": target, "model": {"preset": target}}, {}, {})
+        return _validate(ServedModel, preset.data, preset, overrides or {})
+    if not target.endswith((".yaml", ".yml")):
+        near = [name for name in PRESETS if target and name.startswith(target)]
+        near += get_close_matches(target, PRESETS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"presets: {', '.join(PRESETS)}"
+        raise SpecError(f"{target}: is not a preset or a .yaml file; {hint}")
+    experiment = load_experiment(target, overrides)
+    return ServedModel(name=experiment.name, model=experiment.model, serving=experiment.serving)
+
+
+def load_sweep(path: str | Path) -> Sweep:
+    """Reads one sweep file and the experiment that it names.
+
+    Every level is checked by itself and every cell as a whole, so a sweep that loads, plans.
+
+    Raises:
+        SpecError: with every problem found in either file, each with file, line and column.
+    """
+    document = read_yaml(path)
+    data = {"name": Path(path).stem, **document.data}
+    try:
+        sweep = _validate(Sweep, data, document)
+    except SpecError as error:
+        raise SpecError([*error.problems, *_level_problems(document, path)]) from None
+    _attach_base(sweep, document, path)
+    check_init_from(sweep)
+    return sweep
+
+
+def _level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
+    """What is wrong in single levels of a sweep that has other problems too: all at once."""
+    kept = ("experiment", "factors", "baseline", "when", "zip")
+    parts = {key: document.data[key] for key in kept if key in document.data}
+    alone = {"question": "?", "design": "one_factor", **parts}
+    try:
+        _attach_base(Sweep.model_validate(alone), document, path)
+    except ValidationError:
+        return []  # the factors themselves are wrong, which is among the problems already
+    except SpecError as error:
+        return error.problems
+    return []
+
+
+def _attach_base(sweep: Sweep, document: YamlDocument, path: str | Path) -> None:
+    """Gives a sweep its base experiment, and checks every cell."""
+    base_path = os.path.normpath(Path(path).parent / sweep.experiment)
+    try:
+        base = read_yaml(base_path)
+    except SpecError as error:
+        if os.path.isfile(base_path):
+            raise
+        reason = str(error.problems[0].message)
+        message = f"experiment = {sweep.experiment} {reason} (looked for {base_path})"
+        raise SpecError([document.problem(("experiment",), message)]) from None
+    _validate(Experiment, resolve_paths(base.data, Path(base_path).parent), base)
+    source = SweepSource(
+        document, base, resolve_paths(base.data, Path(base_path).parent), str(Path(path).parent)
+    )
+    object.__setattr__(sweep, "_source", source)
+    sweep.check()
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``key=value`` as commands take it; the value is read as YAML.
+
+    Raises:
+        SpecError: there is no ``=`` or the value is not YAML.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
+    document = parse_yaml(f"value: {value}", text)
+    return key, document.data["value"]
+
+
+def _validate(
+    root: type[SpecT],
+    data: Any,
+    document: YamlDocument,
+    overrides: Mapping[str, Any] = _NO_OVERRIDES,
+) -> SpecT:
+    data = apply_patch(data, overrides)
+    try:
+        return root.model_validate(data)
+    except ValidationError as error:
+        found = list_field_errors(error, root, data)
+    problems: list[Problem] = []
+    for path, message, at_key in found:
+        dotted = ".".join(map(str, path))
+        override = next((key for key in overrides if f"{dotted}.".startswith(f"{key}.")), None)
+        if override is not None:
+            shown = f"{override}={format_value(overrides[override])}"
+            problems.append(Problem(shown, 0, 0, message))
+        else:
+            problems.append(document.problem(path, message, at_key=at_key))
+    raise SpecError(problems)

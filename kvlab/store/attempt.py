@@ -1,0 +1,83 @@
+"""One attempt at a trial: its directory, its log, and what its process printed."""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvlab.errors import StoreError
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.store.provenance import redact_paths, utc_now
+from kvlab.store.store import Store
+
+
+class Attempt:
+    """Writes ``attempts/<number>/``. Every line is on disk when the call returns to the system."""
+
+    def __init__(self, store: Store, trial_id: str):
+        self.number = store.new_attempt(trial_id)
+        self.directory = store.attempt_directory(trial_id, self.number)
+        self.started = utc_now()
+
+    @property
+    def log_path(self) -> Path:
+        return self.directory / "log.txt"
+
+    def log(self, line: str) -> None:
+        """Appends one line with the time in front.
+
+        Raises:
+            StoreError: the disk is full or gone.
+        """
+        try:
+            with open(self.log_path, "a", encoding="utf-8") as file:
+                file.write(f"{utc_now()} {line}\n")
+        except OSError as error:
+            text = f"{self.log_path} cannot be written: {error.strerror}"
+            raise StoreError(f"{text}; free or repair the disk, submit again") from None
+
+    def note_pause(self) -> None:
+        """Marks that it ended as a search wanted it to, for those who count attempts."""
+        write_atomic(self.directory / "paused", "")
+
+    def write_traceback(self, text: str) -> str:
+        """Keeps a traceback; returns its path relative to the trial's directory."""
+        write_atomic(self.directory / "traceback.txt", redact_paths(text))
+        return f"attempts/{self.number}/traceback.txt"
+
+
+@contextmanager
+def log_warnings(attempt: Attempt) -> Iterator[None]:
+    """Python warnings and log records go to the attempt's log instead of the terminal."""
+    handler = logging.FileHandler(attempt.log_path, encoding="utf-8", delay=True)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    logging.captureWarnings(True)
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        logging.captureWarnings(False)
+        handler.close()
+
+
+@contextmanager
+def redirect_output(path: Path) -> Iterator[None]:
+    """What this process prints, native libraries included, is appended to ``path``."""
+    with open(path, "ab", buffering=0) as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        saved = [(stream, os.dup(stream)) for stream in (1, 2)]
+        for stream, _ in saved:
+            os.dup2(file.fileno(), stream)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in saved:
+                os.dup2(copy, stream)
+                os.close(copy)

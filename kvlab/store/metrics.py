@@ -1,0 +1,120 @@
+"""What the cache buys in time."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def derive_cache_speedup(measured: Mapping[str, float]) -> float | None:
+    """Time per output token without a cache over the time with it, both medians at batch 1."""
+    without, cached = measured.get("tpot_ms_uncached_p50"), measured.get("tpot_ms_p50")
+    return without / cached if without and cached else None
+
+
+# Metrics that follow from others: one function of the measurements a file.
+#
+# The table of metrics names them, so they need no table of their own.
+
+
+# Every number that a trial can measure: its name in the record, in MLflow and in the report.
+
+
+@dataclass(frozen=True)
+class Metric:
+    """``better`` says which way is an improvement; ``unit`` is printed behind the number.
+
+    A metric with ``derive`` is not recorded: it follows from the measurements that are, also
+    from those of a trial that ended before the metric was thought of. None: it does not apply.
+    """
+
+    title: str
+    unit: str
+    better: Literal["lower", "higher", "neither"] = "neither"
+    derive: Callable[[Mapping[str, float]], float | None] | None = None
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether it is a share: those of a few items agree between seeds by chance."""
+        return not self.unit
+
+
+_CONTEXT_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
+_POSITION_METRICS = {
+    f"{name}{ending}": Metric(f"{title}, {way}", "nats/token", "lower")
+    for name, title in {**_CONTEXT_PARTS, "loss_beyond": "loss beyond the trained length"}.items()
+    for ending, way in (("", "one-shot"), ("_served", "served"))
+}
+
+METRICS: dict[str, Metric] = {
+    "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
+    "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
+    "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
+    "kv_dtype_loss_change": Metric(
+        "served loss, minus through the same cache in the model's dtype", "nats/token", "lower"
+    ),
+    "kv_dtype_logit_rms": Metric("logit error of the cache's dtype, root mean square", "nats"),
+    "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
+    "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
+    "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
+    "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),
+    "served_tokens": Metric("validation tokens scored through the cache", "tokens"),
+    "hellaswag_acc": Metric("HellaSwag acc (completion style)", "", "higher"),
+    "hellaswag_acc_norm": Metric("HellaSwag acc_norm (completion style)", "", "higher"),
+    "hellaswag_acc_stderr": Metric("standard error of HellaSwag acc", ""),
+    "hellaswag_acc_norm_stderr": Metric("standard error of HellaSwag acc_norm", ""),
+    "hellaswag_acc_served": Metric("HellaSwag acc, served", "", "higher"),
+    "hellaswag_acc_norm_served": Metric("HellaSwag acc_norm, served", "", "higher"),
+    "hellaswag_lmeval_acc": Metric("HellaSwag acc (lm-eval style)", "", "higher"),
+    "hellaswag_lmeval_acc_norm": Metric("HellaSwag acc_norm (lm-eval style)", "", "higher"),
+    "hellaswag_lmeval_acc_served": Metric("HellaSwag acc (lm-eval style), served", "", "higher"),
+    "hellaswag_lmeval_acc_norm_served": Metric(
+        "HellaSwag acc_norm (lm-eval style), served", "", "higher"
+    ),
+    "hellaswag_items": Metric("HellaSwag items scored", "items"),
+    "hellaswag_shortened": Metric("HellaSwag items whose context was cut to fit", "items"),
+    "recall_acc": Metric("associative recall, one-shot", "", "higher"),
+    "recall_acc_near": Metric("associative recall, at most 1/4 back", "", "higher"),
+    "recall_acc_far": Metric("associative recall, over 1/2 back", "", "higher"),
+    "recall_acc_served": Metric("associative recall, served", "", "higher"),
+    "recall_acc_near_served": Metric("associative recall, at most 1/4 back, served", "", "higher"),
+    "recall_acc_far_served": Metric("associative recall, over 1/2 back, served", "", "higher"),
+    "recall_rows": Metric("associative recall rows", "rows"),
+    "recall_pairs": Metric("associative recall pairs a row (chance is one in these)", "pairs"),
+    **_POSITION_METRICS,
+    "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
+    "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
+    "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
+    "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
+    "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
+    "peak_bytes_activations": Metric(
+        "peak memory decoding with the cache, without weights, cache and logits", "bytes", "lower"
+    ),
+    "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
+    "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
+    "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
+    "tpot_ms_p99": Metric("time per output token, p99 (batch 1)", "ms", "lower"),
+    "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
+    "tokens_per_second": Metric("decoded tokens per second (largest batch)", "tokens/s", "higher"),
+    "cache_speedup": Metric(
+        "time per token without a cache over with it", "times", "higher", derive_cache_speedup
+    ),
+    "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
+    "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
+    "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
+    "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
+}
+
+
+def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """A result's numbers by name: those recorded, and those that follow from them.
+
+    Args:
+        result: as `result.json` holds it.
+    """
+    found: dict[str, float] = dict(result.get("measurements") or {})
+    for name, metric in METRICS.items():
+        value = metric.derive(found) if metric.derive and name not in found else None
+        if value is not None and math.isfinite(value):
+            found[name] = value
+    return found

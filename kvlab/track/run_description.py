@@ -1,0 +1,225 @@
+"""What MLflow shall hold about one cell at one seed: a pure function of the record.
+
+Times come from the record too, so that the same result gives the same points whenever it is
+mirrored, and a point that is logged twice is one point.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kvlab.humanize import sanitize_text
+from kvlab.store.metrics import collect_metrics
+from kvlab.store.store import Store
+
+VERSION = 1
+"""Goes up when the same record comes to be mirrored differently: every run is then made anew."""
+
+PARENT = "parent"
+"""The key of a sweep's own run."""
+
+RECORD = "record"
+"""The parent's folder of artifacts that say what the sweep is; `reading` makes reports of it."""
+
+DAMAGED = "damaged.json"
+"""In it: trials whose results could not be read."""
+
+MAX_PARAM_LENGTH = 6000
+MAX_TAG_LENGTH = 5000
+HASH_DIGITS = 16
+
+MetricPoint = tuple[str, float, int, int]
+"""Name, value, time in ms, step."""
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """One run. ``artifacts`` are ``(folder inside the run, path relative to the trial)``."""
+
+    key: str
+    name: str
+    status: str
+    started: int
+    finished: int
+    params: Mapping[str, str]
+    points: tuple[MetricPoint, ...]
+    tags: Mapping[str, str]
+    artifacts: tuple[tuple[str, str], ...]
+    dataset: Mapping[str, str] | None
+
+    def digest(self, directory: Path) -> str:
+        """Of all of it, artifact contents included."""
+        contents = [
+            hashlib.sha256((directory / path).read_bytes()).hexdigest()
+            for _, path in self.artifacts
+        ]
+        text = json.dumps([VERSION, asdict(self), contents], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe_run(
+    sweep: Mapping[str, Any], levels: Mapping[str, str], result: Mapping[str, Any], directory: Path
+) -> RunDescription:
+    """The run of one result.
+
+    Args:
+        sweep: as `sweep.json` holds it.
+        levels: of the cell that the trial stands in.
+        result: as `result.json` holds it.
+        directory: of the trial.
+    """
+    provenance = result["provenance"]
+    started, finished = (
+        to_milliseconds(provenance["started"]),
+        to_milliseconds(provenance["finished"]),
+    )
+    params = {
+        name: truncate(value, MAX_PARAM_LENGTH)
+        for name, value in flatten_settings(result["experiment"])
+    }
+    return RunDescription(
+        key=run_key(result["trial"], levels),
+        name=run_name(sweep, levels, result["seed"]),
+        status={"done": "FINISHED", "pruned": "KILLED"}.get(result["status"], "FAILED"),
+        started=started,
+        finished=finished,
+        params={**params, "seed": str(result["seed"])},
+        points=tuple(_metric_points(result, started, finished)),
+        tags=dict(_tags(sweep, levels, result)),
+        artifacts=tuple(_artifacts(directory, provenance.get("attempts"))),
+        dataset=_dataset(result),
+    )
+
+
+def run_key(trial: str, levels: Mapping[str, str]) -> str:
+    """Names a run inside a sweep: a trial may answer several cells."""
+    text = json.dumps([trial, sorted(levels.items())])
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
+
+
+def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> str:
+    """The levels that differ from the baseline, and the seed."""
+    changed = [level for factor, level in levels.items() if level != sweep["baseline"][factor]]
+    return sanitize_text(f"{'+'.join(changed) or 'baseline'} seed {seed}")
+
+
+def find_start_ms(
+    store: Store, sweep: Mapping[str, Any], rows: Collection[RunDescription]
+) -> int | None:
+    """When the first of a sweep's trials was begun, in ms; None if none was.
+
+    Attempts count, not only results: which trial ends first must not matter, so that a sweep
+    which is mirrored as it runs looks like one that is mirrored at its end.
+    """
+    trials = {trial for cell in sweep["cells"] for trial in cell["trials"].values()}
+    attempts = (_first_attempt_ms(store, trial) for trial in trials)
+    found = [moment for moment in attempts if moment is not None]
+    return min([*found, *(row.started for row in rows)], default=None)
+
+
+def _first_attempt_ms(store: Store, trial: str) -> int | None:
+    """By its log, which opens with the time; a kill may have left it empty."""
+    for number in store.attempts(trial):
+        with contextlib.suppress(OSError, ValueError):
+            path = store.attempt_directory(trial, number) / "log.txt"
+            with open(path, encoding="utf-8") as file:
+                return to_milliseconds(file.readline().partition(" ")[0])
+    return None
+
+
+def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted names and texts; lists as JSON."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flatten_settings(item, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def truncate(text: str, longest: int) -> str:
+    """``text`` as MLflow can keep it: printable, as in reports, since a database refuses half
+    characters; its start and a hash of the whole where it is too long."""
+    text = sanitize_text(text)
+    if len(text) <= longest:
+        return text
+    end = f"... sha256:{hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]}"
+    return text[: longest - len(end)] + end
+
+
+def to_milliseconds(moment: str) -> int:
+    """An ISO 8601 time as MLflow wants it."""
+    parsed = datetime.fromisoformat(moment)
+    return round(parsed.replace(tzinfo=parsed.tzinfo or UTC).timestamp() * 1000)
+
+
+def _metric_points(result: Mapping[str, Any], started: int, finished: int) -> Iterator[MetricPoint]:
+    """Curves at their steps, everything else at the last step; no step of a curve twice."""
+    last = int((result.get("training_record") or {}).get("steps") or 0)
+    for name, curve in sorted((result.get("curves") or {}).items()):
+        losses = {int(step): float(loss) for step, _, loss in curve}
+        for step, loss in sorted(losses.items()):
+            share = min(1.0, step / last) if last else 1.0
+            yield name, loss, round(started + share * (finished - started)), step
+    sizes = {
+        "parameters": result["model"]["parameters"],
+        "training_flops": result["model"]["training_flops"],
+        "kv_bytes_at_block_size": result["kv"]["bytes_at_block_size"],
+        "kv_bytes_per_token": result["kv"]["bytes_per_token"],
+    }
+    for name, value in sorted({**sizes, **collect_metrics(result)}.items()):
+        yield name, float(value), finished, last
+
+
+def _tags(
+    sweep: Mapping[str, Any], levels: Mapping[str, str], result: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    provenance, error = result["provenance"], result.get("error") or {}
+    data = provenance.get("data") or {}
+    known = {
+        "kvlab.sweep": sweep["name"],
+        "kvlab.trial": result["trial"],
+        "kvlab.training": result["training"],
+        "kvlab.seed": result["seed"],
+        "kvlab.status": result["status"],
+        "kvlab.cell": run_name(sweep, levels, 0).removesuffix(" seed 0"),
+        **{f"kvlab.factor.{factor}": level for factor, level in levels.items()},
+        "kvlab.commit": provenance.get("commit"),
+        "kvlab.dirty": provenance.get("dirty"),
+        "kvlab.device": provenance.get("device"),
+        "kvlab.attempts": provenance.get("attempts"),
+        "kvlab.data.digest": data.get("digest"),
+        "kvlab.error.class": error.get("class"),
+        "kvlab.error.type": error.get("type"),
+        "kvlab.error.message": error.get("message"),
+        "mlflow.source.git.commit": provenance.get("commit"),
+        "mlflow.source.name": provenance.get("command"),
+        "mlflow.source.type": "JOB",
+    }
+    for name, value in known.items():
+        if value is not None and value != "":
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield name, truncate(text, MAX_TAG_LENGTH)
+
+
+def _artifacts(directory: Path, attempts: int | None) -> Iterator[tuple[str, str]]:
+    for name in ("result.json", "items.jsonl.gz"):
+        if (directory / name).exists():
+            yield "", name
+    for name in ("log.txt", "traceback.txt"):
+        path = f"attempts/{attempts}/{name}"
+        if attempts and (directory / path).exists():
+            yield f"attempts/{attempts}", path
+
+
+def _dataset(result: Mapping[str, Any]) -> dict[str, str] | None:
+    data = result["provenance"].get("data")
+    if not data:
+        return None
+    source = sanitize_text(str(result["experiment"]["data"]["source"]))
+    # MLflow keeps 36 characters of a digest.
+    return {"name": source, "digest": str(data["digest"])[:36], "profile": json.dumps(data)}

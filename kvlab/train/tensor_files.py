@@ -1,0 +1,102 @@
+"""Tensors on disk: safetensors files, written whole or not at all."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from kvlab.errors import StoreError
+from kvlab.fs.atomic_files import check_guards, replace_guarded
+
+FINAL_WEIGHTS = Path("final") / "model.safetensors"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes named tensors so that a kill at any moment leaves the old file or the new one.
+
+    Only one process may write ``path`` at a time.
+
+    Raises:
+        StoreError: the folder cannot be written or the disk is full; the old file stays.
+        LeaseLost: this process held the folder, and does not any more.
+    """
+    folder = path.parent
+    check_guards(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f".{path.name}.*"):  # of a kill while writing
+            shutil.rmtree(leftover)
+        plain = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
+        # a folder, since the library makes temporary files of its own beside what it writes
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=folder) as temporary:
+            written = Path(temporary) / path.name
+            save_file(plain, written, metadata={"format": "pt"})
+            fsync_path(written)
+            os.chmod(written, 0o644)
+            replace_guarded(written, path)
+        fsync_path(folder)
+    except (OSError, SafetensorError) as error:
+        text = f"{path} cannot be written: {error}"
+        raise StoreError(f"{text}; free or repair the disk, run again") from None
+
+
+def fsync_path(path: str | Path) -> None:
+    """Returns once a file's bytes, or a folder's entries, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The named tensors of one file.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    try:
+        return load_file(path, str(device))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+
+
+def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
+    """Puts ``tensors``, which come from ``source``, into the model's parameters.
+
+    Raises:
+        StoreError: names or shapes are not the model's; nothing is copied.
+    """
+    ours = dict(model.named_parameters())
+    wrong = sorted(set(ours) ^ set(tensors))
+    wrong += [n for n in ours if n in tensors and tensors[n].shape != ours[n].shape]
+    if wrong:
+        text = f"{source} does not fit the model: {len(wrong)} tensors differ, such as {wrong[0]}"
+        raise StoreError(f"{text}; it was trained as another configuration")
+    with torch.no_grad():
+        for name, parameter in ours.items():
+            parameter.copy_(tensors[name])
+
+
+def read_final_weights(directory: str | Path) -> dict[str, Tensor]:
+    """The final weights of the training in ``directory``, by parameter.
+
+    Raises:
+        StoreError: there are none, or they are damaged.
+    """
+    return read_tensors(Path(directory) / FINAL_WEIGHTS)
+
+
+def load_final_weights(model: nn.Module, directory: str | Path) -> None:
+    """Loads the final weights of the training in ``directory``.
+
+    Raises:
+        StoreError: there are none, they are damaged, or they belong to another model.
+    """
+    copy_weights(model, read_final_weights(directory), Path(directory) / FINAL_WEIGHTS)
