@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.chaos_checks import Watch, check_mlflow, check_record, numbers
 from tests.chaos_processes import (
     TwoNodes,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.spec import load_sweep
+from kvlab.store import Store
 from kvlab.store.metrics import METRICS
-from kvlab.store.store import Store
 from kvlab.sweep import plan
 from kvlab.track import Tracker
 from tests.track.contents import contents

@@ -31,7 +31,7 @@ import yaml
 from kvlab.cli.commands import submit
 from kvlab.cli.main import main as kvlab
 from kvlab.spec import load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor

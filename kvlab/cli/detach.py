@@ -17,7 +17,7 @@ from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep
 from kvlab.spec.overrides import resolve_path_value
 from kvlab.spec.yaml_reader import Key, YamlDocument
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_folder, driver_log
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_log, record_driver
 
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from kvlab.cli.terminal import format_bytes
+from kvlab.store import Store
 from kvlab.store.progress import format_duration, format_progress
-from kvlab.store.store import Store
 from kvlab.sweep.driver import Driver
 from kvlab.sweep.driver.eta import RemainingTime
 from kvlab.sweep.driver.events import Event

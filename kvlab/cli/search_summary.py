@@ -6,7 +6,7 @@ from kvlab.cli.terminal import format_number
 from kvlab.spec import Sweep
 from kvlab.spec.samplers import split_sampler
 from kvlab.spec.validation_errors import format_value
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.search import Searcher
 from kvlab.sweep.search.objectives import check_objectives, objective_direction
 

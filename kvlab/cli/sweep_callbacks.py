@@ -7,8 +7,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from kvlab.errors import CopyError, StoreError, TrackingError
+from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.store import Store
 from kvlab.store.sweep_backup import check_outside_store, copy_description, copy_sweep, copy_trial
 
 if TYPE_CHECKING:

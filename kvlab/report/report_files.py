@@ -13,7 +13,7 @@ from kvlab.report.markdown import to_markdown
 from kvlab.report.study import Study
 from kvlab.report.table_export import rows_to_csv, to_csv, to_latex
 from kvlab.report.trial_rows import flatten_row
-from kvlab.store.store import Store
+from kvlab.store import Store
 
 FIGURE_WIDTH = 820.0
 """Of the figures in files."""

@@ -8,8 +8,8 @@ from typing import Any
 from kvlab.report.effects import ALPHA, Effect, estimate_interactions, estimate_main_effects
 from kvlab.report.statistics import Estimate, estimate, holm_correction
 from kvlab.report.trial_rows import Levels, TrialRow, read_rows
+from kvlab.store import Store
 from kvlab.store.metrics import METRICS
-from kvlab.store.store import Store
 
 BASELINE_LABEL = "baseline"
 """What the baseline cell is called."""

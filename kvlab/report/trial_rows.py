@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlab.errors import StoreError
+from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
-from kvlab.store.store import Store
 
 Levels = tuple[str, ...]
 """Level names in the order of the sweep's factors."""

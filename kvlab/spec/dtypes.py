@@ -7,3 +7,6 @@ QUANTIZED = frozenset({"int8", "fp8"})
 
 SCALE_BYTES = 2
 """A scale is a float16."""
+
+MODEL_DTYPE = "float32"
+"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""

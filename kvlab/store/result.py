@@ -4,16 +4,34 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout, parameter_count, training_flops
+from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.store.failure import Failure
 from kvlab.store.metrics import METRICS
 from kvlab.store.provenance import DataProvenance, Machine
-from kvlab.trial.fingerprint import MODEL_DTYPE
-from kvlab.trial.trial import Trial
+
+
+class RecordedTrial(Protocol):
+    """What the record keeps of a trial. `kvlab.trial.Trial` is one."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def training_id(self) -> str: ...
+
+    @property
+    def experiment(self) -> Experiment: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def data_identity(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,7 @@ class TrialMeasurements:
 
 
 def build_result(
-    trial: Trial,
+    trial: RecordedTrial,
     status: Literal["done", "failed", "diverged", "pruned"],
     provenance: dict[str, Any],
     *,
@@ -77,7 +95,7 @@ def build_result(
     }
 
 
-def trial_facts(trial: Trial) -> dict[str, Any]:
+def trial_facts(trial: RecordedTrial) -> dict[str, Any]:
     """What names a trial, known before it runs: its ``trial.json``."""
     return {
         "trial": trial.id,

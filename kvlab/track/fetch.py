@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.track.connection import connect, redact_uri, translate_errors
 from kvlab.track.run_description import DAMAGED, PARENT, RECORD
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.humanize import sanitize_text
+from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
-from kvlab.store.store import Store
 
 VERSION = 1
 """Goes up when the same record comes to be mirrored differently: every run is then made anew."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import StoreError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.track.connection import (
     connect,
     hold_mlflow_lock,

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvlab.store import Status, Store
 from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin, build_provenance, utc_now
 from kvlab.store.result import build_result
-from kvlab.store.store import Status, Store
 from kvlab.trial.trial import Trial
 
 LOCK_PATIENCE_SECONDS = 5.0

@@ -12,12 +12,10 @@ import math
 from typing import Any
 
 from kvlab.layout import KVLayout
+from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import EvaluationConfig
 from kvlab.trial.initial_weights import InitialWeights
-
-MODEL_DTYPE = "float32"
-"""The dtype of a trial's parameters, and of its cache where ``kv_dtype`` is ``model``."""
 
 TRAINING_VERSION = 2
 """Goes up when the same training spec comes to compute something else."""

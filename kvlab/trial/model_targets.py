@@ -13,7 +13,7 @@ from kvlab.errors import UsageError
 from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig, ServingConfig, load_experiment, load_served_model
 from kvlab.spec.presets import PRESETS
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.train import load_final_weights
 
 _PRESET_REPOSITORIES = {

@@ -12,12 +12,12 @@ from typing import Literal, Protocol
 from kvlab.errors import Diverged, LeaseLost, Paused, SourceMissing, Stopped, StoreError, WorkerLost
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.lease import Fence
+from kvlab.store import Store
 from kvlab.store.attempt import Attempt, log_warnings, redirect_output
 from kvlab.store.failure import Failure
 from kvlab.store.progress import OnProgress, ProgressReporter, ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import TrialMeasurements, build_result, trial_facts
-from kvlab.store.store import Store
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.trial import Trial
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kvlab.fs.atomic_files import write_json
 from kvlab.spec.experiment import Experiment
+from kvlab.store import Store
 from kvlab.store.attempt import Attempt
 from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin, build_provenance, redact_paths
 from kvlab.store.result import build_result, trial_facts
-from kvlab.store.store import Store
 from kvlab.trial.finalize import claim_ending
 from kvlab.trial.run import Outcome, run_trial
 from kvlab.trial.trial import Trial

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from kvlab.spec import load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.capacity import cpu_count

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli.sweep_callbacks import BackupCallback
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.cli.tiny import call, tiny_place
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from kvlab.cli.main import main
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import (
     create_driver_folder,
     driver_log,
@@ -23,7 +23,7 @@ DRIVER = """
 import sys, time
 from kvlab.sweep.ops.detached_driver import recorded
 from kvlab.sweep.driver.shutdown import graceful_stop
-from kvlab.trial import Store
+from kvlab.store import Store
 with recorded(Store(sys.argv[1]), "s", int(sys.argv[2]), None) as code:
     try:
         with graceful_stop(lambda: None):  # it goes on to its next checkpoint

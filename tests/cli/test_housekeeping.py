@@ -7,7 +7,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.sweep.stub import SWEEP, StubRun, tiny_plan

@@ -11,7 +11,7 @@ from kvlab.cli.main import main
 from kvlab.errors import Stopped
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.train import read_final_weights

@@ -4,7 +4,7 @@ import pytest
 from mlflow import MlflowClient
 
 from kvlab.cli.sweep_callbacks import MLflowCallback
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.report.factory import Record
 
 FACTORS = {"heads": ("mha", "mqa")}

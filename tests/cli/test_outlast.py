@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from kvlab.cli.terminal import tolerate_broken_output
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.cli.tiny import SWEEP, write_tiny
 
 ROOT = Path(__file__).parent.parent.parent

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.cli.tiny import call, tiny_place
 
 SEARCH = """\

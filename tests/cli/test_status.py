@@ -4,7 +4,7 @@ import json
 
 from kvlab.cli.main import main
 from kvlab.fs.atomic_files import write_json
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep

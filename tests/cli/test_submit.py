@@ -13,7 +13,7 @@ import pytest
 from mlflow import MlflowClient
 
 from kvlab.errors import StoreError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.cli.tiny import EXPERIMENT, SWEEP, call, tiny_place
 
 # One level of three fails: there is not that much held-out text. It shares a training.

@@ -4,9 +4,9 @@ import torch
 
 from kvlab.model import GPT
 from kvlab.spec import Experiment
+from kvlab.store import Store
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements, build_result
-from kvlab.store.store import Store
 from kvlab.train.tensor_files import FINAL_WEIGHTS, write_tensors
 from kvlab.trial import Trial
 

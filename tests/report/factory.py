@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kvlab.store.store import Store
+from kvlab.store import Store
 
 Levels = Mapping[str, str]
 

@@ -18,7 +18,7 @@ from kvlab.report.effects import (
 from kvlab.report.statistics import POWER, smallest_detectable, spread_factors
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import TrialRow
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.report.factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
+from kvlab.store import Store
 from kvlab.store.provenance import Origin
-from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import EXECUTORS

@@ -8,7 +8,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_json
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.budget import estimate_budget

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from kvlab.errors import UsageError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor

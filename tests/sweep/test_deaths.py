@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
 from tests.sweep.stub import SWEEP, StubRun, tiny_plan

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.errors import DataError, ResourceError, StoreError
 from kvlab.spec import load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.trial_queue import order_trials
 from kvlab.sweep.executors.executor import EndedTask

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.sweep.stub import StubRun, numbers, tiny_plan
 
 ROOT = Path(__file__).parent.parent.parent

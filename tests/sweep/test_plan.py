@@ -10,7 +10,7 @@ import pytest
 
 from kvlab.errors import DataError, SpecError
 from kvlab.spec import load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import plan
 from tests.sweep.stub import SWEEP, StubRun, identify, tiny_plan, write_sweep
 

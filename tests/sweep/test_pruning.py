@@ -12,8 +12,8 @@ from kvlab.fs.atomic_files import read_json
 from kvlab.spec import load_sweep
 from kvlab.spec.pruning_config import PruningConfig
 from kvlab.spec.search_config import SearchConfig
+from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
-from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.search import Searcher

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.errors import ResourceError
 from kvlab.spec import load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.sweep import stub

@@ -6,7 +6,7 @@ import time
 import psutil
 
 from kvlab.spec import load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.sweep.stub import StubRun, identify, write_many

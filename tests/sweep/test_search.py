@@ -11,8 +11,8 @@ import pytest
 from kvlab.errors import SpecError, StoreError
 from kvlab.spec import load_sweep
 from kvlab.spec.search_config import SearchConfig
+from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
-from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep

@@ -9,8 +9,8 @@ from kvlab.errors import Stopped, StoreError
 from kvlab.fs.atomic_files import write_json
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.spec import load_sweep
+from kvlab.store import Store
 from kvlab.store.provenance import Origin
-from kvlab.store.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.preparation import (
     MAX_TRAINING_FLOPS,

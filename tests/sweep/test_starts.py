@@ -10,7 +10,7 @@ from kvlab.cli.main import main
 from kvlab.errors import SpecError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.sweep.stub import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep

@@ -12,7 +12,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import TrackingError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.track import Tracker
 from tests.chaos_checks import computed
 from tests.cli.tiny import write_tiny

@@ -188,7 +188,7 @@ def test_a_changed_result_makes_its_run_anew(copy):
     levels = {"heads": "mqa", "sharing": "none"}
     result = record.result(levels, 0, "done")
     result["measurements"]["loss"] = 1.25
-    from kvlab.store.store import Store
+    from kvlab.store import Store
 
     Store(copy).set_aside(result["trial"])
     Store(copy).write_result(result)

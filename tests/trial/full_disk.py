@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.cli.main import main
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
 
 PAGE = 4096

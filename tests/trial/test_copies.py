@@ -12,8 +12,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kvlab.errors import CopyError, UsageError
 from kvlab.fs.atomic_files import write_json
+from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage, redact_url
-from kvlab.store.store import Store
 from kvlab.store.sweep_backup import (
     check_outside_store,
     copy_sweep,

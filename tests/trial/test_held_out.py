@@ -10,7 +10,7 @@ from kvlab.errors import DataError
 from kvlab.evaluate import evaluate
 from kvlab.model import GPT
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.trial.run import run_trial
 from kvlab.trial.stages import check_validation_tokens

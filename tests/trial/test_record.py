@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import LeaseLost, StoreError, UsageError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from tests.sweep.stub import StubRun, tiny_plan
 
 ID = "0123456789abcdef"
@@ -170,7 +170,7 @@ def test_an_attempt_without_room_is_a_broken_store(store):
 RUN = """
 import sys
 from pathlib import Path
-from kvlab.trial import Store
+from kvlab.store import Store
 from tests.sweep.stub import StubRun, tiny_plan
 folder = Path(sys.argv[1])
 planned = tiny_plan(folder)

@@ -11,9 +11,9 @@ import pytest
 
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, Stopped, StoreError
 from kvlab.fs.atomic_files import read_json
+from kvlab.store import Store
 from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin
-from kvlab.store.store import Store
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.run import run_trial

@@ -11,7 +11,7 @@ import pytest
 from kvlab.data import dataset_identity
 from kvlab.errors import Diverged, ResourceError, WorkerLost
 from kvlab.spec import Experiment
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.executor import WorkerKilled
 from kvlab.trial.ddp import mark_worker_started, read_worker_error, train_ddp, write_worker_error

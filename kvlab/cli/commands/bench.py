@@ -171,7 +171,7 @@ def _session(options: argparse.Namespace) -> "Session":
 
 
 def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
-    from kvlab.store.store import Store
+    from kvlab.store import Store
     from kvlab.trial.model_targets import VariantFactory
 
     common = [parse_override(text) for text in options.set]

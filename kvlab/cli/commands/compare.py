@@ -8,8 +8,8 @@ from kvlab.cli.terminal import format_table
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
 from kvlab.report.study import Study
 from kvlab.report.sweep_comparison import Comparison, compare_sweeps
+from kvlab.store import Store
 from kvlab.store.metrics import METRICS
-from kvlab.store.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

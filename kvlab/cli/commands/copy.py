@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict
 
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.store import Store
 from kvlab.store.sweep_backup import (
     BackupSummary,
     check_outside_store,

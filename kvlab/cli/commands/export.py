@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from kvlab.store.store import Store
+    from kvlab.store import Store
     from kvlab.trial.model_targets import open_trial
 
     folder = Path(options.folder)

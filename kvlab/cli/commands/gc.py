@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.cli.terminal import format_bytes, format_table
+from kvlab.store import Store
 from kvlab.store.gc import Garbage, find_garbage, remove_garbage
-from kvlab.store.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from kvlab.model.generate import Sampling, generate
-    from kvlab.store.store import Store
+    from kvlab.store import Store
     from kvlab.trial.model_targets import open_model
 
     try:

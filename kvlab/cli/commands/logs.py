@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store
 from kvlab.errors import UsageError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import (
     driver_log,
     list_driver_numbers,

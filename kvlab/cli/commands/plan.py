@@ -11,8 +11,8 @@ from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positiv
 from kvlab.cli.terminal import format_bytes, format_number, format_table
 from kvlab.errors import UsageError
 from kvlab.spec.validation_errors import format_value
+from kvlab.store import Store
 from kvlab.store.progress import format_duration
-from kvlab.store.store import Store
 from kvlab.sweep import Plan, PlannedTrial, plan
 from kvlab.sweep.planning.budget import Budget, estimate_budget
 from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial

@@ -9,7 +9,7 @@ from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.report import write_report
 from kvlab.report.sections import SECTIONS, explain_unknown_section
-from kvlab.store.store import Store
+from kvlab.store import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 from kvlab.cli.progress_display import ID_DIGITS, outcome_line
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
+from kvlab.store import Store
 from kvlab.store.progress import format_duration, format_progress
-from kvlab.store.store import Store
 from kvlab.sweep.driver.eta import SweepPace, estimate_pace
 from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
 

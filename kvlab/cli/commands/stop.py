@@ -7,7 +7,7 @@ from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_n
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import seems_held
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import end_detached_driver, read_last_driver
 
 

@@ -17,9 +17,9 @@ from kvlab.cli.shared_arguments import add_json, add_store, read_sweep
 from kvlab.cli.sweep_callbacks import BackupCallback, MLflowCallback
 from kvlab.cli.terminal import tolerate_broken_output
 from kvlab.errors import UsageError
+from kvlab.store import Store
 from kvlab.store.progress import format_duration
 from kvlab.store.provenance import Origin, capture_origin, redact_command
-from kvlab.store.store import Store
 from kvlab.sweep import Driver, Plan, PlannedTrial, Summary, plan
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_data

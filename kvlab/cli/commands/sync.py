@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.track import MirrorSummary
 
 

@@ -6,7 +6,7 @@ import sys
 from kvlab.cli.commands.sync import sync_sweeps
 from kvlab.cli.shared_arguments import add_store
 from kvlab.errors import UsageError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.track import is_server, serve_ui, tracking_uri
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
+from kvlab.store import Store
 from kvlab.store.provenance import Origin
-from kvlab.store.store import Store
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.driver.events import Event, PrepareTrials, Summary
 from kvlab.sweep.driver.retry_policy import Retry, RetryPolicy

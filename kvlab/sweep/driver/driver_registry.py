@@ -17,7 +17,7 @@ from typing import Any
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.lease import lease_seconds
 from kvlab.fs.lock import Lock, seems_held
-from kvlab.store.store import Store
+from kvlab.store import Store
 
 LEASE_PATIENCE = 1.5
 """Times the life of a lease: what a lost machine held is free by then."""

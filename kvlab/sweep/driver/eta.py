@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from kvlab.errors import StoreError
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.planning.planner import PlannedTrial
 
 MAX_RESULTS_READ = 64

@@ -14,8 +14,8 @@ from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
+from kvlab.store import Store
 from kvlab.store.failure import OUT_OF_MEMORY, Failure
-from kvlab.store.store import Store
 from kvlab.sweep.executors.executor import Executor, WorkerKilled
 from kvlab.sweep.planning.planner import PlannedTrial
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import FrameType
 
 from kvlab.errors import Stopped
+from kvlab.store import Store
 from kvlab.store.provenance import Origin
-from kvlab.store.store import Store
 
 
 class StopRequest:

@@ -15,7 +15,7 @@ from kvlab.errors import ResourceError
 from kvlab.fs.lock import is_held
 from kvlab.layout import KVLayout
 from kvlab.spec.parts import ResourcesConfig
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.driver.events import Event
 from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.planner import PlannedTrial, ended_status

@@ -20,8 +20,8 @@ from typing import Literal
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lock import Lock, is_held, seems_held
+from kvlab.store import SCHEMA, Store
 from kvlab.store.provenance import utc_now
-from kvlab.store.store import SCHEMA, Store
 
 PATIENCE_SECONDS = 20.0
 _POLL_SECONDS = 0.1

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json
 from kvlab.spec.experiment import Experiment
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.trial.fingerprint import training_identity, trial_identity
 from kvlab.trial.trial import Trial
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from kvlab.errors import PretrainedError, SpecError
 from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, source_cell_levels
 from kvlab.spec.sweep import Cell, Sweep
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.trial.fingerprint import training_fingerprint
 from kvlab.trial.initial_weights import (
     CheckpointWeights,

@@ -17,7 +17,7 @@ from kvlab.errors import SpecError, StoreError, UsageError
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep.planning.planner import IdentifyDataset, Plan, PlannedTrial, plan
 from kvlab.sweep.search.objectives import (
     check_objectives,

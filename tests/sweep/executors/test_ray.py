@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from kvlab.store.store import Store
+from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.executor import WorkerKilled
