@@ -39,7 +39,7 @@ from tests.chaos_processes import (
     title,
     trial_workers,
 )
-from tests.cli.tiny import write_tiny
+from tests.support.tiny_sweep import write_tiny
 
 EXPERIMENT = """\
 name: tiny

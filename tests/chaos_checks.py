@@ -10,7 +10,7 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.sweep import plan
 from kvlab.track import Tracker
-from tests.track.contents import contents
+from tests.support.mlflow_contents import contents
 
 SWEEP = "s"
 _CLOCK_UNITS = ("ms", "tokens/s", "FLOP/s", "times")

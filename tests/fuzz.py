@@ -19,7 +19,7 @@ from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
 from kvlab.sharing import SharingError
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.oracle import Oracle, weights_of
+from tests.support.reference_model import Oracle, weights_of
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 LONGEST = 48

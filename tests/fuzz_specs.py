@@ -35,7 +35,7 @@ from kvlab.store import Store
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import StubRun
+from tests.support.stub_trials import StubRun
 
 EXPERIMENT: dict[str, Any] = {
     "name": "tiny",

@@ -27,7 +27,7 @@ from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.trial import Trial
 from tests.benchmarks.missed import Missed
-from tests.sweep.stub import StubRun, identify, write_many
+from tests.support.stub_trials import StubRun, identify, write_many
 
 PLAN_SECONDS = 3.0
 """Of processor time, to plan 10,000 trials."""

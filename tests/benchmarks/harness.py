@@ -19,9 +19,9 @@ from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
 from tests.benchmarks.decode import transformers_model
 from tests.benchmarks.missed import Missed
-from tests.evaluate import by_lm_eval
-from tests.evaluate.by_lm_eval import Predictions
-from tests.evaluate.hellaswag_items import ITEMS
+from tests.support import lm_eval_reference
+from tests.support.hellaswag_items import ITEMS
+from tests.support.lm_eval_reference import Predictions
 
 COUNT, ROUNDS = 96, 2
 BATCHES = (4, 16)
@@ -45,10 +45,10 @@ def run() -> Iterator[str]:
         yield f"skipped: {error}"
         return
     model = _loud(GPT(ModelConfig(preset="gpt2"), seed=0))
-    words = by_lm_eval.gpt2_words()
+    words = lm_eval_reference.gpt2_words()
     theirs = transformers_model(model)
     with tempfile.TemporaryDirectory() as folder:
-        task = by_lm_eval.hellaswag_task(Path(folder) / "items.jsonl", items)
+        task = lm_eval_reference.hellaswag_task(Path(folder) / "items.jsonl", items)
         ways: dict[str, Callable[[], Predictions]] = {}
         for rows in BATCHES:
             # lm-eval's model and its loop, told nothing but the rows of a batch
@@ -87,7 +87,9 @@ def _loud(model: GPT) -> GPT:
 
 
 def _by_lm_eval(lm: Any, task: Any) -> Callable[[], Predictions]:
-    return lambda: [by_lm_eval.prediction(sample) for sample in by_lm_eval.samples(lm, task)]
+    return lambda: [
+        lm_eval_reference.prediction(sample) for sample in lm_eval_reference.samples(lm, task)
+    ]
 
 
 def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvlab.report import write_report
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 SIZES = {1_000: (10, 10, 5), 10_000: (10, 10, 10, 5)}
 """Trials -> levels of the factors; two seeds each."""

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.cli.sweep_callbacks import BackupCallback
 from kvlab.store import Store
-from tests.cli.tiny import call, tiny_place
+from tests.support.tiny_sweep import call, tiny_place
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.data import prepare_dataset
 from kvlab.spec import DataConfig, load_experiment
-from tests.data.writing import stories, write_jsonl
+from tests.support.text_files import stories, write_jsonl
 
 
 @pytest.fixture(autouse=True)

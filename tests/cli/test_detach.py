@@ -16,8 +16,8 @@ from kvlab.sweep.ops.detached_driver import (
     read_driver,
     record_driver,
 )
-from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
-from tests.ray_head import ROOT, ray_head
+from tests.support.ray_head import ROOT, ray_head
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
 
 DRIVER = """
 import sys, time

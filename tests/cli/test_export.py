@@ -8,7 +8,7 @@ import torch
 from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
-from tests.cli.trained import lively, write_trial
+from tests.support.trained_trial import lively, write_trial
 
 COMMON = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 32}
 MODERN = {

@@ -10,7 +10,7 @@ from kvlab.model import GPT
 from kvlab.model.generate import generate
 from kvlab.spec import ModelConfig
 from kvlab.spec.presets import PRESETS
-from tests.cli.trained import experiment, lively, write_trial
+from tests.support.trained_trial import experiment, lively, write_trial
 
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 PROMPT = "ab ab"

@@ -10,7 +10,7 @@ from kvlab.spec import load_experiment, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import SWEEP, StubRun, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from mlflow import MlflowClient
 
 from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.store import Store
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa")}
 

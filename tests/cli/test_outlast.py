@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvlab.cli.terminal import tolerate_broken_output
 from kvlab.store import Store
-from tests.cli.tiny import SWEEP, write_tiny
+from tests.support.tiny_sweep import SWEEP, write_tiny
 
 ROOT = Path(__file__).parent.parent.parent
 # One level of three fails, so that the exit code is neither that of success nor of a crash.

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvlab.store import Store
-from tests.cli.tiny import call, tiny_place
+from tests.support.tiny_sweep import call, tiny_place
 
 SEARCH = """\
 question: Which learning rate?

@@ -8,7 +8,7 @@ import pytest
 
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
-from tests.cli.tiny import EXPERIMENT, SWEEP
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{one}: &{one} [{', '.join([f'*{last}'] * 9)}]\n"

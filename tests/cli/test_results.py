@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvlab.cli.main import main
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.cli.tiny import call, tiny_place
+from tests.support.tiny_sweep import call, tiny_place
 
 SEARCH = """\
 question: Which learning rate?

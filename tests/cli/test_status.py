@@ -8,7 +8,7 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
-from tests.sweep.stub import StubRun, tiny_plan
+from tests.support.stub_trials import StubRun, tiny_plan
 
 
 def test_it_counts_by_state_and_tells_rate_time_left_and_how_trials_failed(tmp_path, capsys):

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from kvlab.errors import StoreError
 from kvlab.store import Store
-from tests.cli.tiny import EXPERIMENT, SWEEP, call, tiny_place
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP, call, tiny_place
 
 # One level of three fails: there is not that much held-out text. It shares a training.
 FAILING = SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n"

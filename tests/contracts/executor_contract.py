@@ -14,7 +14,7 @@ from kvlab.spec import Experiment
 from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.trial import Trial
-from tests.sweep.stub import StubRun
+from tests.support.stub_trials import StubRun
 
 EXPERIMENT = {
     "name": "x",

@@ -7,7 +7,7 @@ from pyarrow import parquet
 from kvlab.data import text_formats
 from kvlab.data.text_formats import read_documents, split_file, split_text
 from kvlab.errors import DataError
-from tests.data.writing import PACKINGS, stories, write_jsonl, write_parquet
+from tests.support.text_files import PACKINGS, stories, write_jsonl, write_parquet
 
 TEXTS = ["plain", "två rader\nhär", "猫 👍", "<|endoftext|>", 'quoted "x" \\ \t']
 

@@ -25,7 +25,7 @@ from kvlab.data import token_pieces as workers_module
 from kvlab.data.token_pieces import PieceJob, TokenizerPool, token_dtype
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
-from tests.data.writing import documents, stories, write_jsonl, write_parquet
+from tests.support.text_files import documents, stories, write_jsonl, write_parquet
 
 PREPARE = """
 import json, sys

@@ -12,7 +12,7 @@ from kvlab.data import list_prepared_datasets, prepare_dataset, text_formats
 from kvlab.data.disk_space import check_disk_space, estimate_disk_use
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
-from tests.data.writing import stories, write_jsonl, write_parquet
+from tests.support.text_files import stories, write_jsonl, write_parquet
 
 Usage = namedtuple("Usage", "total used free")
 

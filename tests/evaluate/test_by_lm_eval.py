@@ -10,8 +10,8 @@ from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
 from tests.benchmarks.decode import transformers_model
-from tests.evaluate import by_lm_eval
-from tests.evaluate.hellaswag_items import ITEMS
+from tests.support import lm_eval_reference
+from tests.support.hellaswag_items import ITEMS
 
 huggingface = pytest.importorskip("lm_eval.models.huggingface", reason="lm-eval itself")
 
@@ -33,14 +33,14 @@ def task(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("datasets")
         patch.setattr("datasets.config.HF_DATASETS_CACHE", folder)  # read at import, so not by env
-        yield by_lm_eval.hellaswag_task(folder / "items.jsonl", ITEMS)
+        yield lm_eval_reference.hellaswag_task(folder / "items.jsonl", ITEMS)
 
 
 @pytest.fixture(scope="module")
 def theirs(model, task):
-    words = by_lm_eval.gpt2_words()
+    words = lm_eval_reference.gpt2_words()
     lm = huggingface.HFLM(pretrained=transformers_model(model), tokenizer=words, batch_size=4)
-    return by_lm_eval.samples(lm, task)
+    return lm_eval_reference.samples(lm, task)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -48,15 +48,19 @@ def test_our_evaluation_predicts_the_same(model, theirs):
     records = score_items(model, ITEMS, load_tokenizer("gpt2"), ("lmeval",))
     for record, sample in zip(records, theirs, strict=True):
         found = record["lmeval"]["one_shot"]
-        assert found["scores"] == pytest.approx(by_lm_eval.scores(sample), abs=2e-3)
-        assert (found["prediction"], found["prediction_norm"]) == by_lm_eval.prediction(sample)
-    assert len({by_lm_eval.prediction(sample) for sample in theirs}) > 2, "not all alike"
+        assert found["scores"] == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)
+        assert (found["prediction"], found["prediction_norm"]) == lm_eval_reference.prediction(
+            sample
+        )
+    assert len({lm_eval_reference.prediction(sample) for sample in theirs}) > 2, "not all alike"
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("served", [False, True])
 def test_our_model_inside_lm_eval_predicts_the_same(model, task, theirs, served):
     adapted = harness_model(OpenedModel("made", model, ServingConfig(), "gpt2"), served=served)
-    for ours, sample in zip(by_lm_eval.samples(adapted, task), theirs, strict=True):
-        assert by_lm_eval.scores(ours) == pytest.approx(by_lm_eval.scores(sample), abs=2e-3)
-        assert by_lm_eval.prediction(ours) == by_lm_eval.prediction(sample)
+    for ours, sample in zip(lm_eval_reference.samples(adapted, task), theirs, strict=True):
+        assert lm_eval_reference.scores(ours) == pytest.approx(
+            lm_eval_reference.scores(sample), abs=2e-3
+        )
+        assert lm_eval_reference.prediction(ours) == lm_eval_reference.prediction(sample)

@@ -14,7 +14,7 @@ from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hella
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
-from tests.evaluate.hellaswag_items import ITEMS
+from tests.support.hellaswag_items import ITEMS
 
 BPE, BYTES = load_tokenizer("gpt2:2048"), load_tokenizer("bytes")
 

@@ -9,7 +9,7 @@ from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.oracle import Oracle, weights_of
+from tests.support.reference_model import Oracle, weights_of
 
 SMALL = {"vocab_size": 29, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
 HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "position": "rope"}

@@ -5,8 +5,8 @@ from statistics import mean
 from scipy import stats
 
 from kvlab.spec import ServingConfig, load_served_model
-from tests.report.factory import Record
 from tests.report.test_benchmark_sections import lines
+from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained", "tied")}
 SEEDS = (0, 1, 2, 3, 4)

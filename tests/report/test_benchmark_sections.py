@@ -14,7 +14,7 @@ from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.serving_speed import report_benchmark_curves
 from kvlab.report.study import Study
 from kvlab.spec import ServingConfig, load_served_model
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "trained")}
 

@@ -12,8 +12,8 @@ from kvlab.report.effects import estimate_interactions, estimate_main_effects
 from kvlab.report.trial_rows import TrialRow
 from kvlab.spec import load_sweep
 from kvlab.spec.designs import DESIGNS
-from tests.report.factory import Record
 from tests.spec.designs.asking import asked
+from tests.support.record_factory import Record
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 

@@ -19,7 +19,7 @@ from kvlab.report.statistics import POWER, smallest_detectable, spread_factors
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import TrialRow
 from kvlab.store import Store
-from tests.report.factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
+from tests.support.record_factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
 
 
 def study(tmp_path, **changes):

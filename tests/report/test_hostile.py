@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from markdown_it import MarkdownIt
 
 from kvlab.report import write_report
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 HOSTILE = (
     "<script>alert(1)</script> | `x` `` <img src=x onerror=alert(1)> [a](javascript:b) **b** \x1b[31m"

@@ -9,8 +9,8 @@ import pytest
 from kvlab.report import write_report
 from kvlab.report.section import Cell, Column, Row, Table, cell
 from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, to_latex
-from tests.report.factory import Record
 from tests.report.test_hostile import hostile_record
+from tests.support.record_factory import Record
 
 PDFLATEX = shutil.which("pdflatex")
 

@@ -11,7 +11,7 @@ from kvlab.report.figures.plot import Line
 from kvlab.report.markdown import to_markdown
 from kvlab.report.section import Figure
 from kvlab.report.study import Study
-from tests.report.factory import Record, no_learned_hybrid
+from tests.support.record_factory import Record, no_learned_hybrid
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 

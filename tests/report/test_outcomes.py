@@ -9,7 +9,7 @@ from kvlab.errors import StoreError
 from kvlab.report import hellaswag_outcomes
 from kvlab.report.hellaswag_outcomes import STYLES, parse_outcomes, read_outcomes
 from kvlab.report.study import Study
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 WAYS = dict(zip(STYLES, ("one_shot", "served"), strict=True))
 

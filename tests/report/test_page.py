@@ -11,8 +11,8 @@ import pytest
 from kvlab.report.document import make_document
 from kvlab.report.html_page import to_html
 from kvlab.report.study import Study
-from tests.report.browser import Browser
-from tests.report.factory import Record, no_learned_hybrid
+from tests.support.browser import Browser
+from tests.support.record_factory import Record, no_learned_hybrid
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -8,7 +8,7 @@ import pytest
 from kvlab.report import write_report
 from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
 from kvlab.report.study import Study
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 
 def study(tmp_path, **changes):

@@ -8,7 +8,7 @@ from kvlab.report.markdown import to_markdown
 from kvlab.report.section import Figure, Table
 from kvlab.report.sections.probes import report_probes
 from kvlab.report.study import Study
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 
 class Probed(Record):

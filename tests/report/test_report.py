@@ -15,7 +15,7 @@ from kvlab.report.markdown import to_markdown
 from kvlab.report.study import Study
 from kvlab.report.table_export import to_latex
 from tests.benchmarks.report import big_record
-from tests.report.factory import Record, no_learned_hybrid
+from tests.support.record_factory import Record, no_learned_hybrid
 
 
 def files(folder: Path) -> dict[str, bytes]:

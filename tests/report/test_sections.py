@@ -11,7 +11,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.report import write_report
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 
 
 def test_a_sweep_picks_its_sections_and_their_order(tmp_path, capsys):

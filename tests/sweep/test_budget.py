@@ -13,7 +13,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.explain import find_nearest_trial
-from tests.sweep.stub import SWEEP, StubRun, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
 
 def ran(tmp_path, text=SWEEP):

@@ -12,7 +12,7 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import StubRun, numbers, tiny_plan
+from tests.support.stub_trials import StubRun, numbers, tiny_plan
 from tests.sweep.test_kill import (  # noqa: F401 (fixtures)
     _nothing_left,
     ended,

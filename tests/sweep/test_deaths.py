@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
-from tests.sweep.stub import SWEEP, StubRun, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
 
 class RoughExecutor:

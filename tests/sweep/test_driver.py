@@ -9,7 +9,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.trial_queue import order_trials
 from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import (
+from tests.support.stub_trials import (
     EXPERIMENT,
     SWEEP,
     StubRun,

@@ -13,7 +13,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
 from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import SWEEP, StubRun, StubStages, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, StubStages, tiny_plan
 
 ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
     '    tied: {serving.tie: "adjacent:2"}\n', ""

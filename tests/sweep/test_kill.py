@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from kvlab.store import Store
-from tests.sweep.stub import StubRun, numbers, tiny_plan
+from tests.support.stub_trials import StubRun, numbers, tiny_plan
 
 ROOT = Path(__file__).parent.parent.parent
 PATIENCE = 120.0
@@ -24,7 +24,13 @@ STARTED: list[subprocess.Popen[str]] = []
 
 
 def start(folder, *options):
-    command = [sys.executable, "-m", "tests.sweep.drive_stub", str(folder), *map(str, options)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.drive_stub_sweep",
+        str(folder),
+        *map(str, options),
+    ]
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=-1, stderr=-1, text=True, start_new_session=True
     )

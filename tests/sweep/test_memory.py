@@ -16,7 +16,7 @@ from kvlab.sweep.planning.memory_check import (
     host_memory,
     measure_machine_memory,
 )
-from tests.sweep.stub import tiny_plan
+from tests.support.stub_trials import tiny_plan
 
 ONE = """\
 question: q

@@ -3,7 +3,7 @@
 import random
 
 from kvlab.sweep.driver.trial_queue import order_trials
-from tests.sweep.stub import tiny_plan
+from tests.support.stub_trials import tiny_plan
 
 SWEEP = """\
 question: What does it cost?

@@ -12,7 +12,7 @@ from kvlab.errors import DataError, SpecError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
-from tests.sweep.stub import SWEEP, StubRun, identify, tiny_plan, write_sweep
+from tests.support.stub_trials import SWEEP, StubRun, identify, tiny_plan, write_sweep
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -7,7 +7,7 @@ from kvlab.errors import DataError, Stopped
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
 from kvlab.sweep.driver.preparation import prefetch_data
-from tests.cli.tiny import SWEEP, write_tiny
+from tests.support.tiny_sweep import SWEEP, write_tiny
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from kvlab.sweep.search import Searcher
 from kvlab.sweep.search.objectives import objective_direction
 from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
 from kvlab.train.training_record import write_rung
-from tests.sweep.deadly import deaths_until_done
-from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
+from tests.support.kill_process import deaths_until_done
+from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
 
 SEARCH = """\
 question: Which learning rate?

@@ -7,8 +7,8 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep import stub
-from tests.sweep.stub import StubRun, identify, tiny_plan, write_sweep
+from tests.support import stub_trials as stub
+from tests.support.stub_trials import StubRun, identify, tiny_plan, write_sweep
 from tests.sweep.test_search import SEARCH, searching
 
 

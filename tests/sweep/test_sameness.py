@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.sweep.planning.explain import explain_equality
-from tests.sweep.stub import tiny_plan
+from tests.support.stub_trials import tiny_plan
 
 SWEEP = """\
 question: What does it cost?

@@ -9,7 +9,7 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import StubRun, identify, write_many
+from tests.support.stub_trials import StubRun, identify, write_many
 
 PLAN_SECONDS = 8.0
 """Of processor time; `python -m tests.benchmarks driver` holds 3 seconds on a quiet machine, where

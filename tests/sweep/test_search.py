@@ -18,8 +18,8 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.sweep.search import Searcher
 from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
-from tests.sweep.deadly import deaths_until_done
-from tests.sweep.stub import StubRun, StubStages, identify, write_sweep
+from tests.support.kill_process import deaths_until_done
+from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
 
 SEARCH = """\
 question: Which learning rate?

@@ -21,7 +21,7 @@ from kvlab.sweep.driver.preparation import (
 from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest, run_smoke_test
-from tests.sweep.stub import EXPERIMENT, SWEEP, StubRun, identify, tiny_plan, write_sweep
+from tests.support.stub_trials import EXPERIMENT, SWEEP, StubRun, identify, tiny_plan, write_sweep
 
 
 def cuda():

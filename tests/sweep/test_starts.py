@@ -13,7 +13,7 @@ from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.sweep.stub import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
+from tests.support.stub_trials import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
 
 # The dependent level comes first, so that waiting is needed.
 UPTRAINED = """\

@@ -15,10 +15,10 @@ from kvlab.errors import TrackingError
 from kvlab.store import Store
 from kvlab.track import Tracker
 from tests.chaos_checks import computed
-from tests.cli.tiny import write_tiny
-from tests.report.factory import Record
-from tests.track.contents import contents
-from tests.track.mlflow_server import Server, free_port
+from tests.support.mlflow_contents import contents
+from tests.support.mlflow_server import Server, free_port
+from tests.support.record_factory import Record
+from tests.support.tiny_sweep import write_tiny
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -8,7 +8,7 @@ from kvlab.cli.main import main
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.report import write_report
 from kvlab.track import Tracker, fetch_record
-from tests.report.factory import Record
+from tests.support.record_factory import Record
 from tests.track.test_server import contents
 from tests.track.test_tracker import client_of, runs_of
 

@@ -8,8 +8,8 @@ from mlflow import MlflowClient
 from kvlab.cli.main import main
 from kvlab.report import write_report
 from kvlab.track import Tracker
-from tests.report.factory import Record
-from tests.track.mlflow_server import Server, get
+from tests.support.mlflow_server import Server, get
+from tests.support.record_factory import Record
 
 
 def contents(folder):

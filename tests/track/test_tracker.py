@@ -11,9 +11,9 @@ from mlflow import MlflowClient
 from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
 from kvlab.track import Tracker
-from tests.report.factory import Record
 from tests.report.test_hostile import HOSTILE
-from tests.track.contents import contents as everything
+from tests.support.mlflow_contents import contents as everything
+from tests.support.record_factory import Record
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 

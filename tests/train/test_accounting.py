@@ -6,7 +6,7 @@ import torch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.train import mfu
-from tests.train.small import experiment
+from tests.support.tiny_training import experiment
 
 
 def named(monkeypatch, name):

@@ -2,7 +2,7 @@ import pytest
 
 from kvlab.errors import Diverged
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
-from tests.train.small import experiment
+from tests.support.tiny_training import experiment
 
 TRAINING = experiment(training={"spike": 0.5}).training
 

@@ -10,7 +10,7 @@ from kvlab.spec import Experiment
 from kvlab.train import train
 from kvlab.train.train_step import TrainStepper
 from kvlab.trial.fingerprint import training_fingerprint
-from tests.train.small import dataset, experiment, model
+from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
 DATA.train[::11] = 256

@@ -9,7 +9,7 @@ from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
 from kvlab.train import load_final_weights, load_training_record, train
 from kvlab.train.optimizer import learning_rate
-from tests.train.small import dataset, experiment, model
+from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
 

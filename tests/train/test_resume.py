@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.atomic_files import read_json
 from kvlab.train import load_training_record, train
-from tests.train.small import dataset, experiment, model
+from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
 OF = experiment()

@@ -5,7 +5,7 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.spec.spec_loader import load_experiment
 from kvlab.train.optimizer import learning_rate
-from tests.train.small import experiment
+from tests.support.tiny_training import experiment
 
 
 def rates(**training):

@@ -12,7 +12,7 @@ from kvlab.errors import Paused, ResourceError, Stopped
 from kvlab.fs.atomic_files import read_json
 from kvlab.train import load_training_record, train
 from kvlab.train.distributed import WorkerGroup
-from tests.train.small import dataset, experiment, model
+from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
 STEPS = {"tokens": 64 * 50, "evaluate_every": 10, "evaluate_tokens": 160}

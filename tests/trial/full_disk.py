@@ -15,7 +15,7 @@ from typing import Any
 
 from kvlab.cli.main import main
 from kvlab.store import Store
-from tests.cli.tiny import EXPERIMENT, SWEEP, write_tiny
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
 
 PAGE = 4096
 TRAINED = EXPERIMENT.replace("tokens: 640,", "tokens: 6400, checkpoint_every: 20,")

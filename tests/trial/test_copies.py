@@ -23,7 +23,7 @@ from kvlab.store.sweep_backup import (
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
-from tests.sweep.stub import StubRun, tiny_plan
+from tests.support.stub_trials import StubRun, tiny_plan
 
 
 class FlakyFileSystem(MemoryFileSystem):

@@ -14,7 +14,7 @@ from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.trial.run import run_trial
 from kvlab.trial.stages import check_validation_tokens
-from tests.cli.tiny import EXPERIMENT, tiny_place
+from tests.support.tiny_sweep import EXPERIMENT, tiny_place
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from kvlab.errors import LeaseLost, StoreError, UsageError
 from kvlab.store import Store
-from tests.sweep.stub import StubRun, tiny_plan
+from tests.support.stub_trials import StubRun, tiny_plan
 
 ID = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -171,7 +171,7 @@ RUN = """
 import sys
 from pathlib import Path
 from kvlab.store import Store
-from tests.sweep.stub import StubRun, tiny_plan
+from tests.support.stub_trials import StubRun, tiny_plan
 folder = Path(sys.argv[1])
 planned = tiny_plan(folder)
 run = StubRun(folder / "runs")

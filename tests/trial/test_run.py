@@ -17,7 +17,7 @@ from kvlab.store.provenance import Origin
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.run import run_trial
-from tests.sweep.stub import StubStages, tiny_plan
+from tests.support.stub_trials import StubStages, tiny_plan
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_what_is_kept_of_a_failure_names_no_folder_and_nobody(store, trial, tmp_
     if len(getpass.getuser()) > 4:
         assert getpass.getuser() not in kept
     assert "text.txt" in kept
-    assert 'File "tests/sweep/stub.py"' in kept or 'File "stub.py"' in kept
+    assert 'File "tests/support/stub_trials.py"' in kept or 'File "stub.py"' in kept
     assert 'File "kvlab/trial/run.py"' in kept
 
 

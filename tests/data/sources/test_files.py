@@ -12,7 +12,7 @@ from kvlab.data.sources.local_files import LocalFiles
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
-from tests.data.writing import stories, write_jsonl, write_parquet
+from tests.support.text_files import stories, write_jsonl, write_parquet
 
 
 def config(*paths, **more):

@@ -16,7 +16,7 @@ from kvlab.data.sources import SOURCES
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
-from tests.data.writing import documents, stories, write_parquet
+from tests.support.text_files import documents, stories, write_parquet
 
 DATA = DataConfig(source="fineweb-edu-10b", tokenizer="bytes", validation_fraction=0.3)
 REVISION = "0123456789abcdef0123456789abcdef01234567"

@@ -9,7 +9,7 @@ import pytest
 
 from kvlab.sweep.executors import EXECUTORS
 from tests.contracts.executor_contract import Scripted, some_trial, until_ended, wait_for
-from tests.ray_head import ROOT
+from tests.support.ray_head import ROOT
 
 
 @pytest.mark.faults

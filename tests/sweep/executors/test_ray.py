@@ -8,7 +8,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.executor import WorkerKilled
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
-from tests.sweep.stub import StubRun, numbers, tiny_plan
+from tests.support.stub_trials import StubRun, numbers, tiny_plan
 
 
 @pytest.fixture(scope="module")

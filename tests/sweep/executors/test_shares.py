@@ -7,7 +7,7 @@ import sys
 from kvlab.layout.gpu_sharing import device_share
 from kvlab.sweep.executors import EXECUTORS
 from tests.contracts.executor_contract import Scripted, some_trial, until_ended
-from tests.ray_head import ROOT, ray_head
+from tests.support.ray_head import ROOT, ray_head
 
 
 def test_as_many_trials_as_share_a_gpu_run_at_once_and_no_more(tmp_path):

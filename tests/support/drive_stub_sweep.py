@@ -1,4 +1,4 @@
-"""Drives the stub sweep in a process of its own: ``python -m tests.sweep.drive_stub OPTIONS``."""
+"""Drives the stub sweep in a process of its own: ``python -m tests.support.drive_stub_sweep OPTIONS``."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.planning.planner import describe_sweep
-from tests.sweep.stub import StubRun, identify
+from tests.support.stub_trials import StubRun, identify
 
 
 def main() -> None:
