@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from kvlab.cli.terminal import format_bytes
 from kvlab.store import Store
 from kvlab.store.progress import format_duration, format_progress
-from kvlab.sweep.driver import Driver
+from kvlab.sweep.driver.driver import Driver
 from kvlab.sweep.driver.eta import RemainingTime
 from kvlab.sweep.driver.events import Event
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run

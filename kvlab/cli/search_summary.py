@@ -7,8 +7,8 @@ from kvlab.spec import Sweep
 from kvlab.spec.samplers import split_sampler
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
-from kvlab.sweep.search import Searcher
 from kvlab.sweep.search.objectives import check_objectives, objective_direction
+from kvlab.sweep.search.searcher import Searcher
 
 
 def space_lines(sweep: Sweep) -> Iterator[str]:

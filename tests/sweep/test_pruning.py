@@ -16,9 +16,10 @@ from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
-from kvlab.sweep.search import Searcher
 from kvlab.sweep.search.objectives import objective_direction
-from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
+from kvlab.sweep.search.optuna_sampler import suggest_params
+from kvlab.sweep.search.search_history import Observation
+from kvlab.sweep.search.searcher import Searcher
 from kvlab.train.training_record import write_rung
 from tests.support.kill_process import deaths_until_done
 from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep

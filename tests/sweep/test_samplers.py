@@ -10,7 +10,8 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.spec.samplers import SAMPLER_ARGUMENTS, SAMPLERS, UNSUPPORTED_SAMPLERS
 from kvlab.spec.search_config import SearchConfig
-from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
+from kvlab.sweep.search.optuna_sampler import suggest_params
+from kvlab.sweep.search.search_history import Observation
 from tests.sweep.test_search import SEARCH, history, searching
 
 CHOSEN = {

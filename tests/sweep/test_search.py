@@ -16,8 +16,9 @@ from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
-from kvlab.sweep.search import Searcher
-from kvlab.sweep.search.optuna_sampler import Observation, suggest_params
+from kvlab.sweep.search.optuna_sampler import suggest_params
+from kvlab.sweep.search.search_history import Observation
+from kvlab.sweep.search.searcher import Searcher
 from tests.support.kill_process import deaths_until_done
 from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
 
@@ -188,7 +189,9 @@ def clock(monkeypatch):
         passed[0] += 100.0
         return measure(self, directory)
 
-    monkeypatch.setattr("kvlab.sweep.search.time", SimpleNamespace(monotonic=lambda: passed[0]))
+    monkeypatch.setattr(
+        "kvlab.sweep.search.searcher.time", SimpleNamespace(monotonic=lambda: passed[0])
+    )
     monkeypatch.setattr(Bowl, "measure", slow)
     return passed
 

@@ -1,0 +1,1 @@
+"""Operations: detached drivers, jobs on a Ray cluster, the shared store."""

@@ -9,11 +9,11 @@ import json
 import logging
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvlab.spec.samplers import SAMPLERS, split_sampler
 from kvlab.spec.search_config import Range, SearchConfig
+from kvlab.sweep.search.search_history import Observation
 
 Direction = Literal["minimize", "maximize"]
 
@@ -30,26 +30,6 @@ _FIXED_SEED_SAMPLERS = ("qmc", "grid")
 
 _STUDY_PREFIX = "qmc:"
 """How far a sequence has been gone through, which Optuna keeps with the study."""
-
-Params = dict[str, Any]
-"""Dotted key -> index into its choices, or a number of its range."""
-
-
-@dataclass
-class Observation:
-    """One suggestion that was made.
-
-    ``open`` has no values yet; ``ok`` has; ``beyond`` breaks a limit, has diverged or is not
-    possible: above 0 in ``excess``; ``lost`` failed and says nothing; ``pruned`` waits at the
-    last of its ``rungs``, which are the validation losses at each that it has reached.
-    """
-
-    params: Params
-    state: Literal["open", "ok", "beyond", "lost", "pruned"] = "open"
-    values: list[float] = field(default_factory=list)
-    excess: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)  # the sampler's own
-    rungs: list[float] = field(default_factory=list)
 
 
 def suggest_params(

@@ -1,14 +1,33 @@
 """One suggestion of a search, as its history on disk holds it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.spec.search_config import SearchConfig
-from kvlab.sweep.search.optuna_sampler import Observation
+
+Params = dict[str, Any]
+"""Dotted key -> index into its choices, or a number of its range."""
+
+
+@dataclass
+class Observation:
+    """One suggestion that was made.
+
+    ``open`` has no values yet; ``ok`` has; ``beyond`` breaks a limit, has diverged or is not
+    possible: above 0 in ``excess``; ``lost`` failed and says nothing; ``pruned`` waits at the
+    last of its ``rungs``, which are the validation losses at each that it has reached.
+    """
+
+    params: Params
+    state: Literal["open", "ok", "beyond", "lost", "pruned"] = "open"
+    values: list[float] = field(default_factory=list)
+    excess: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)  # the sampler's own
+    rungs: list[float] = field(default_factory=list)
 
 
 @dataclass
