@@ -14,7 +14,7 @@ from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import TrackingError
 from kvlab.store import Store
 from kvlab.track import Tracker
-from tests.chaos_checks import computed
+from tests.faults.chaos_checks import computed
 from tests.support.mlflow_contents import contents
 from tests.support.mlflow_server import Server, free_port
 from tests.support.record_factory import Record

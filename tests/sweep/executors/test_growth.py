@@ -21,7 +21,7 @@ def test_a_machine_that_joins_is_used():
 
 
 def grow(folder):
-    from tests.chaos_processes import TwoNodes, set_environment
+    from tests.faults.chaos_processes import TwoNodes, set_environment
 
     class Growing(TwoNodes):
         """The second node comes when it is called."""

@@ -14,7 +14,7 @@ from kvlab.store import Store
 from kvlab.sweep import plan
 from tests.support.stub_trials import SWEEP, StubRun, identify, tiny_plan, write_sweep
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def states(planned):

@@ -12,7 +12,7 @@ from kvlab.spec.samplers import SAMPLER_ARGUMENTS, SAMPLERS, UNSUPPORTED_SAMPLER
 from kvlab.spec.search_config import SearchConfig
 from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
-from tests.sweep.test_search import SEARCH, history, searching
+from tests.support.stub_search import SEARCH, history, searching
 
 CHOSEN = {
     "tpe": "{name: TPESampler, multivariate: true, group: true, n_startup_trials: 3, n_ei_candidates: 8}",

@@ -1,6 +1,6 @@
 """Chaos, small: a few SIGKILLs over a real sweep on a Ray cluster of two nodes.
 
-Large, and on `submit`'s own cluster too: ``python -m tests.chaos --kills 100 --seed 0``.
+Large, and on `submit`'s own cluster too: ``python -m tests.faults.chaos --kills 100 --seed 0``.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-CHAOS = [sys.executable, "-m", "tests.chaos", "--seed", "0"]
+CHAOS = [sys.executable, "-m", "tests.faults.chaos", "--seed", "0"]
 PATIENCE = 280.0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.sweep.planning.budget import estimate_budget, list_remaining_trials
-from tests.sweep.test_search import SEARCH, searching
+from tests.support.stub_search import SEARCH, searching
 
 
 def left(folder, text=SEARCH, **options):

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 OBJECT_STORE_BYTES = 80 * 2**20
 PATIENCE = 120.0
 """Seconds for a node to come up, on a machine that has much else to do."""

@@ -12,8 +12,7 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.support.stub_trials import StubRun, numbers, tiny_plan
-from tests.sweep.test_kill import (  # noqa: F401 (fixtures)
+from tests.faults.test_driver_kills import (  # noqa: F401 (fixtures)
     _nothing_left,
     ended,
     finish,
@@ -23,6 +22,7 @@ from tests.sweep.test_kill import (  # noqa: F401 (fixtures)
     total,
     wait_for,
 )
+from tests.support.stub_trials import StubRun, numbers, tiny_plan
 
 
 def drive(planned, store, run, **options):

@@ -8,8 +8,8 @@ from kvlab.store import Store
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support import stub_trials as stub
+from tests.support.stub_search import SEARCH, searching
 from tests.support.stub_trials import StubRun, identify, tiny_plan, write_sweep
-from tests.sweep.test_search import SEARCH, searching
 
 
 class Crowded(InlineExecutor):

@@ -1,6 +1,6 @@
 """Chaos: a sweep of real trainings, and SIGKILLs at random over all the processes that run it.
 
-    python -m tests.chaos --kills 100 --seed 0
+    python -m tests.faults.chaos --kills 100 --seed 0
 
 Rounds alternate between a Ray cluster of two nodes (``submit --address``) and the cluster that
 ``submit`` starts itself. Each round is a sweep in a store of its own. Drivers, workers, raylets
@@ -26,8 +26,8 @@ from pathlib import Path
 import psutil
 
 from kvlab.store import Store
-from tests.chaos_checks import Watch, check_mlflow, check_record, numbers
-from tests.chaos_processes import (
+from tests.faults.chaos_checks import Watch, check_mlflow, check_record, numbers
+from tests.faults.chaos_processes import (
     TwoNodes,
     adopt_orphans,
     bury,

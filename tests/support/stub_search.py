@@ -1,0 +1,72 @@
+"""A search over a known loss, with stub trials, and its history."""
+
+import itertools
+import json
+import math
+
+from kvlab.spec import load_sweep
+from kvlab.store import Store
+from kvlab.store.result import TrialMeasurements
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.search.searcher import Searcher
+from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
+
+SEARCH = """\
+question: Which learning rate?
+experiment: e.yaml
+search:
+  ranges:
+    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+  choices:
+    model.n_kv_head: [1, 2]
+  objectives: [loss]
+  trials: 12
+  seed: 3
+"""
+
+
+class Bowl(StubStages):
+    """A known loss: best at learning_rate 1e-2 with two K/V heads."""
+
+    def measure(self, directory):
+        found = super().measure(directory)
+        experiment = self.trial.experiment
+        away = math.log10(experiment.training.learning_rate) + 2
+        found.measurements["loss"] = away**2 + 0.1 * (2 - experiment.model.n_kv_head)
+        return TrialMeasurements(**vars(found))
+
+
+class BowlRun(StubRun):
+    def make(self, trial, report):
+        return Bowl(trial, report, flag=self.flag, **self.stages)
+
+
+def searching(folder, text=SEARCH, stop_at=0, **stages):
+    """``stop_at``: the driver is asked to stop at its so many-th start or end of a trial."""
+    folder.mkdir(exist_ok=True)
+    store = Store(folder / "runs")
+    sweep = load_sweep(write_sweep(folder, text))
+    base = plan(sweep, store, identify=identify)
+
+    def describe(planned):
+        return describe_sweep(planned, yaml=text, experiment_yaml="", command="kvlab submit")
+
+    search = Searcher(base, store, describe, identify)
+    told = itertools.count(1)
+
+    def tell(_event):
+        if next(told) == stop_at:
+            driver.stop()
+
+    driver = Driver(
+        search.plan, store, InlineExecutor(BowlRun(store.path, **stages)),
+        description=describe(search.plan), feed=search, on_event=tell,
+    )  # fmt: skip
+    return store, search, driver
+
+
+def history(store):
+    points = json.loads((store.sweep_directory("s") / "search.json").read_text())["points"]
+    return [(p["patch"], p["past"]["state"], p["past"]["values"], p["trial"]) for p in points]
