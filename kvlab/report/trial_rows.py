@@ -27,7 +27,7 @@ class TrialRow:
     trial: str
     status: str
     training: str = ""
-    collect_metrics: Mapping[str, float] = field(default_factory=dict)
+    measurements: Mapping[str, float] = field(default_factory=dict)
     curve: tuple[tuple[float, float, float], ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
