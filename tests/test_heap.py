@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="gl
 FAULTS = """
 import ctypes, resource
 from contextlib import nullcontext
-from kvlab.model.kernels.malloc import freed_memory_kept
+from kvlab.model.kernels.malloc import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -33,12 +33,12 @@ def faults():
 
 
 first = resident()
-with freed_memory_kept():
+with keep_freed_memory():
     faults()
     print(faults() < 100, end=" ")
 print(resident() - first < SIZE // 2, end=" ")
 print(faults() > 1000, end=" ")
-with freed_memory_kept("cuda"):
+with keep_freed_memory("cuda"):
     faults()
     print(faults() > 1000)
 """

@@ -215,15 +215,15 @@ def test_clocks_do_not_matter(tmp_path):
 def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path):
     process = python("")
     process.wait()
-    ours = {**lease.identity(), "pid": process.pid}
+    ours = {**lease.process_identity(), "pid": process.pid}
     foreign(tmp_path / "lock", **ours)
     assert not is_held(tmp_path / "lock")
     for other in ({"host": "far"}, {"boot": "another"}, {"space": "a container's"}):
         foreign(tmp_path / "lock", **{**ours, **other})
         assert is_held(tmp_path / "lock")
-    foreign(tmp_path / "lock", **lease.identity())
+    foreign(tmp_path / "lock", **lease.process_identity())
     assert is_held(tmp_path / "lock")
-    foreign(tmp_path / "lock", **{**lease.identity(), "born": "1"})
+    foreign(tmp_path / "lock", **{**lease.process_identity(), "born": "1"})
     assert not is_held(tmp_path / "lock"), "its number was given to another process"
 
 

@@ -52,7 +52,7 @@ def test_what_really_happens_when_memory_is_gone_is_known():
     """In a process that may take no more: torch's allocator, Python's and the system's."""
     code = """
 import mmap, resource, torch
-from kvlab.oom import memory_gone
+from kvlab.oom import classify_oom
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 for take in (
     lambda: torch.empty(1 << 40),
@@ -62,7 +62,7 @@ for take in (
     try:
         take()
     except Exception as error:
-        print(type(error).__name__, memory_gone(error))
+        print(type(error).__name__, classify_oom(error))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [

@@ -49,7 +49,7 @@ class PieceJob:
     """
 
     source: str
-    load_tokenizer: str
+    tokenizer: str
     folder: str
     unit: TextUnit
     order_limit: int | None = None

@@ -122,7 +122,7 @@ def test_more_items_than_there_are_is_refused(limit):
 
 def test_with_nothing_in_reach_every_attempt_is_named_soon():
     environment = {**os.environ, **NO_NETWORK}
-    code = "from kvlab.data import get_hellaswag\nget_hellaswag()"
+    code = "from kvlab.data import get_hellaswag_file\nget_hellaswag_file()"
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
@@ -139,9 +139,7 @@ def test_with_nothing_in_reach_every_attempt_is_named_soon():
 
 @needs_file
 def test_who_waits_for_another_that_gets_it_asks_nobody(data_home):
-    code = (
-        "from kvlab.data import get_hellaswag\nget_hellaswag(lambda line: print(line, flush=True))"
-    )
+    code = "from kvlab.data import get_hellaswag_file\nget_hellaswag_file(lambda line: print(line, flush=True))"
     lock = Lock(data_home / ".hellaswag.lock")
     lock.acquire()
     try:

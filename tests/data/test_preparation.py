@@ -29,17 +29,17 @@ from tests.support.text_files import documents, stories, write_jsonl, write_parq
 
 PREPARE = """
 import json, sys
-from kvlab.data import prepare
+from kvlab.data import prepare_dataset
 from kvlab.spec import DataConfig
 paths, workers = json.loads(sys.argv[1])
 data = DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths))
-dataset = prepare(data, workers=workers)
+dataset = prepare_dataset(data, workers=workers)
 print(dataset.digest, (dataset.folder / "train.bin").stat().st_ino)
 """
 KILLS = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from kvlab.data import prepare, prepared, verify_dataset
+from kvlab.data import list_prepared_datasets, prepare_dataset, verify_dataset
 from kvlab.spec import DataConfig
 
 paths, home, workers, stride = json.loads(sys.argv[1])
@@ -69,12 +69,12 @@ while True:
     child = os.fork()
     if child == 0:
         killed_at(moment)
-        prepare(data, workers=workers)
+        prepare_dataset(data, workers=workers)
         os._exit(0)
     status = os.waitpid(child, 0)[1]
-    for folder in prepared():
+    for folder in list_prepared_datasets():
         assert verify_dataset(folder) == [], (moment, folder)
-    digests.append(prepare(data, workers=1).digest)
+    digests.append(prepare_dataset(data, workers=1).digest)
     left = [name for name in os.listdir(f"{home}/{moment}/datasets") if name.endswith(".work")]
     assert status == 0 or len(left) <= 1
     shutil.rmtree(f"{home}/{moment}")

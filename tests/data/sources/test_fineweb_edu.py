@@ -22,14 +22,14 @@ DATA = DataConfig(source="fineweb-edu-10b", tokenizer="bytes", validation_fracti
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import json, sys
-from kvlab.data import identity, prepare
+from kvlab.data import dataset_identity, prepare_dataset
 from kvlab.errors import KvlabError
 from kvlab.spec import DataConfig
 data = DataConfig(source="fineweb-edu-10b", tokenizer="bytes", validation_fraction=0.3,
                   max_bytes=json.loads(sys.argv[1]))
 try:
-    dataset = prepare(data, workers=1)
-    print(json.dumps({"digest": dataset.digest, "identity": identity(data)}))
+    dataset = prepare_dataset(data, workers=1)
+    print(json.dumps({"digest": dataset.digest, "identity": dataset_identity(data)}))
 except KvlabError as error:
     print(json.dumps({"error": str(error)}))
 """
