@@ -8,7 +8,7 @@ from kvlab.model import GPT
 from kvlab.model.attention_backends import BACKENDS
 from kvlab.model.loss import summed_loss
 from kvlab.spec import ModelConfig
-from tests.model.test_backends import naive
+from tests.model.test_attention_backends import naive
 
 START = 40
 LENGTHS = [(3, 1, 13, 7, 16), (40,), (1, 1, 30, 8)]

@@ -99,7 +99,7 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
         def as_on_cuda(_q, keys, window, has_documents=False):
             return "flex" if has_documents or (window or keys) < keys else "sdpa"
 
-        monkeypatch.setattr("kvlab.model.attention.pick_backend", as_on_cuda)
+        monkeypatch.setattr("kvlab.model.attention.select_backend", as_on_cuda)
         torch.compiler.reset()
         compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")
         found = compiled(text, document_start=document_start)
