@@ -9,7 +9,7 @@ import torch
 from kvlab.evaluate.kv_precision import compare_kv_precision
 from kvlab.evaluate.validation_loss import one_shot_window_losses, served_window_losses
 from kvlab.spec import ServingConfig
-from tests.model.test_documents import START, make, packed
+from tests.model.test_document_mask import START, make, packed
 
 SHAPE = {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5}
 MODEL = make(SHAPE, torch.float32).eval()
