@@ -280,7 +280,7 @@ def _call(command: str, place: Place, *options: str) -> tuple[int, str, str] | s
 def stub_stages() -> Iterator[None]:
     """Lets ``--executor inline`` record real trials around stages that only write files, and
     tells MLflow nothing: that would be most of the time."""
-    real, mirror = EXECUTORS["inline"], submit.Mirror
+    real, mirror = EXECUTORS["inline"], submit.MLflowCallback
 
     class Silent(mirror):  # type: ignore[valid-type, misc]
         def result(self, trial: str) -> None: ...
@@ -290,11 +290,11 @@ def stub_stages() -> Iterator[None]:
     def stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
         return InlineExecutor(StubRun(run.keywords["store"]))
 
-    EXECUTORS["inline"], submit.Mirror = stub, Silent  # type: ignore[misc]
+    EXECUTORS["inline"], submit.MLflowCallback = stub, Silent  # type: ignore[misc]
     try:
         yield
     finally:
-        EXECUTORS["inline"], submit.Mirror = real, mirror  # type: ignore[misc]
+        EXECUTORS["inline"], submit.MLflowCallback = real, mirror  # type: ignore[misc]
 
 
 def problems(numbers: range) -> dict[int, str]:

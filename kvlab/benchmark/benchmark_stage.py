@@ -2,23 +2,15 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 
 from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.measures import (
-    decode_energy,
-    decode_latency,
-    decode_memory,
-    decode_roofline,
-    decode_throughput,
-    generation_task,
-    max_batch,
-)
 from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.model import GPT
-from kvlab.spec.benchmark_config import BenchmarkConfig
+from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, measure_names
 from kvlab.spec.experiment import Experiment
 
 MAX_REPEATS_FACTOR = 5
@@ -80,21 +72,15 @@ def benchmark(
             on_progress({"stage": "benchmark", "note": note})
 
     session = Session([variant], settings, tick, say=tick)
-    lines = [line for part in _parts(config) for line in part(session)]
+    lines = [line for measure in _measures(config) for line in measure(session)]
     return BenchmarkResult(_measurements(lines, experiment), lines, session.disturbed)
 
 
-def _parts(config: BenchmarkConfig) -> list[Measure]:
-    parts: list[Measure] = [
-        decode_memory.measure,
-        decode_latency.measure,
-        decode_throughput.measure,
-    ]
-    further: dict[str, Measure] = {
-        "limit": max_batch.measure, "task": generation_task.measure, "energy": decode_energy.measure,
-    }  # fmt: skip
-    parts += [part for name, part in further.items() if name in config.parts]
-    return [*parts, decode_roofline.measure] if config.roofline else parts
+def _measures(config: BenchmarkConfig) -> list[Measure]:
+    """The measures of a trial: those of every trial, those that `parts` names, the roofline."""
+    names = [*measure_names("always"), *(n for n in measure_names("parts") if n in config.parts)]
+    names += measure_names("roofline") if config.roofline else ()
+    return [import_module(MEASURES[name].module).measure for name in names]
 
 
 def _measurements(lines: list[Measurement], experiment: Experiment) -> dict[str, float | int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvlab.cache import KVCache
 from kvlab.model import GPT
 from kvlab.model.generate import make_decoder, prefill
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 
 class DeviceClock:

@@ -11,8 +11,8 @@ from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.model import GPT
 from kvlab.model.generate import decode_step, prefill
 from kvlab.oom import classify_oom
+from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.parts import ServingConfig
 
 _BLOCKS = (2**30, 2**16)
 """The largest and the smallest block in which free memory of the process is taken."""

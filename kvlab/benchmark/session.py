@@ -22,7 +22,7 @@ from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.oom import classify_oom
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 
 @dataclass(frozen=True)

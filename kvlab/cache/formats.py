@@ -7,12 +7,14 @@ chunks, however coarse the storage is.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlab.errors import CacheError
+from kvlab.spec.dtypes import DTYPES
 
 Index = tuple[Any, ...]
 """An index into (B, H, S): slices, or tensors of rows and slots."""
@@ -138,30 +140,21 @@ class Quantized(KVFormat):
         return Quantized(tensors[0], tensors[1], self.compute_dtype)
 
 
-# The storages, by the name that `serving.kv_dtype` (or the model's dtype) gives.
-
-
-DENSE_DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-QUANTIZED_DTYPES = {"int8": torch.int8, "fp8": getattr(torch, "float8_e4m3fn", None)}
-
-
 def allocate_format(
-    kind: str, shape: tuple[int, int, int, int], compute_dtype: torch.dtype, device: torch.device
+    name: str, shape: tuple[int, int, int, int], compute_dtype: torch.dtype, device: torch.device
 ) -> KVFormat:
-    """An empty storage of ``shape`` (B, H, S, D).
+    """Return an empty format of ``shape`` (B, H, S, D).
+
+    Args:
+        name: of a dtype in `kvlab.spec.dtypes.DTYPES`, the table of this family.
 
     Raises:
         CacheError: this torch has no such dtype.
     """
-    if kind in DENSE_DTYPES:
-        return Dense.empty(shape, DENSE_DTYPES[kind], compute_dtype, device)
-    dtype = QUANTIZED_DTYPES.get(kind)
-    if dtype is None:
-        known = ", ".join(DENSE_DTYPES) + ", int8"
-        raise CacheError(f"kv_dtype = {kind} is not in torch {torch.__version__}; use {known}")
-    return Quantized.empty(shape, dtype, compute_dtype, device)
+    entry = DTYPES.get(name)
+    dtype = getattr(torch, entry.torch_name, None) if entry else None
+    if entry is None or dtype is None:
+        usable = ", ".join(n for n, other in DTYPES.items() if hasattr(torch, other.torch_name))
+        raise CacheError(f"kv_dtype = {name} is not in torch {torch.__version__}; use {usable}")
+    kv_format: KVFormat = resolve_name(entry.kv_format).empty(shape, dtype, compute_dtype, device)
+    return kv_format

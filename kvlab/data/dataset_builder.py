@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.data.shards import DATASET_SCHEMA
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
     DOCUMENT_DTYPE,
     DocumentTable,
@@ -105,7 +105,7 @@ def write_dataset(
         "source": data.source,
         "tokenizer": data.tokenizer,
         "vocab_size": data.vocab_size,
-        "licence": data.licence or SOURCES[data.source].licence,
+        "licence": data.licence or get_source(data.source).licence,
         "max_bytes": data.max_bytes,
         "max_tokens": data.max_tokens,
         "validation_fraction": data.validation_fraction,

@@ -13,7 +13,7 @@ from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignor
 from kvlab.data.dataset_builder import locate_documents, select_documents, write_dataset
 from kvlab.data.disk_space import check_disk_space
 from kvlab.data.shards import Dataset, open_dataset, read_manifest
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import PieceJob, TokenizerPool, available_cpus, read_document_table
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import check_guards, replace_guarded, write_json
@@ -32,7 +32,7 @@ def dataset_identity(data: DataConfig) -> str:
     facts = {
         "recipe": RECIPE,
         "source": data.source,
-        "text": SOURCES[data.source].identity(data),
+        "text": get_source(data.source).identity(data),
         "tokenizer": data.tokenizer,
         "max_bytes": data.max_bytes,
         "validation_fraction": data.validation_fraction,
@@ -176,7 +176,7 @@ def _build_dataset(
     started = time.monotonic()
     with TokenizerPool(workers) as pool:
         jobs = _TokenizingRun(data, work / "pieces", report, pool).run()
-    source = SOURCES[data.source]
+    source = get_source(data.source)
     table = select_documents(
         locate_documents(jobs),
         shuffled=source.shuffled,
@@ -209,7 +209,7 @@ class _TokenizingRun:
         self, data: DataConfig, folder: Path, report: ProgressCallback, pool: TokenizerPool
     ):
         self._data, self._folder, self._report, self._pool = data, folder, report, pool
-        self._source = SOURCES[data.source]
+        self._source = get_source(data.source)
 
     def run(self) -> list[PieceJob]:
         """The jobs done; no more than ``max_bytes`` or, of shuffled text, ``max_tokens`` need."""

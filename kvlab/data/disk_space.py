@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import token_dtype
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -48,7 +48,7 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> DiskEstimate | None:
     Raises:
         DataError: the text is not there.
     """
-    source = SOURCES[data.source]
+    source = get_source(data.source)
     text = source.text_bytes(data)
     a_token = estimate_bytes_per_token(data.ranks)
     asked = data.max_bytes if data.max_tokens is None else data.max_tokens * a_token

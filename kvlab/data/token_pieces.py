@@ -21,7 +21,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.text_source import TextUnit
 from kvlab.data.tokenizers import encode_utf8, load_tokenizer
 from kvlab.errors import DataError
@@ -110,7 +110,7 @@ def read_document_table(job: PieceJob) -> DocumentTable:
 
 def _iter_documents(job: PieceJob) -> Iterator[tuple[str, int, tuple[int, int, int]]]:
     """Text, its bytes, and the three numbers of its digest."""
-    for text in SOURCES[job.source].read(job.unit):
+    for text in get_source(job.source).read(job.unit):
         if not text or text.isspace():
             continue
         raw = encode_utf8(text)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvlab.evaluate.forward_passes import OnTokens, decode_rows, pass_rows, served_hidden_states
 from kvlab.model import GPT
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 _STREAM = 0x7265636C  # keeps these draws apart from other uses of a row's number
 

@@ -23,8 +23,8 @@ from kvlab.evaluate.validation_loss import (
 )
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.spec import ServingConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.parts import ServingConfig
 
 REPORT_SECONDS = 0.5
 
@@ -203,7 +203,9 @@ def position_loss_windows(experiment: Experiment) -> tuple[int, int]:
     model, wanted = experiment.model, experiment.evaluation
     tokens = (wanted.served and wanted.served_tokens) or wanted.loss_tokens
     # learned positions end with the trained length
-    return tokens, model.block_size * (1 if model.position == "learned" else WINDOW_MULTIPLE)
+    return tokens, model.block_size * (
+        1 if model.position_scheme.has_embedding else WINDOW_MULTIPLE
+    )
 
 
 def _measure_position_losses(

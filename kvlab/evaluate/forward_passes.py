@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 OnTokens = Callable[[int], None]
 """Called with the number of tokens just scored."""

@@ -13,7 +13,7 @@ from kvlab.data import HellaSwagItem, Tokenizer
 from kvlab.evaluate.hellaswag_prompts import CONVENTIONS, Question, make_question
 from kvlab.evaluate.scoring import score_continuations
 from kvlab.model import GPT
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 METRIC_PREFIXES = {"completion": "hellaswag", "lmeval": "hellaswag_lmeval"}
 """What the conventions' metrics are called."""

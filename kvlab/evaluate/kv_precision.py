@@ -20,7 +20,7 @@ from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kvlab.evaluate.packed_scoring import ContinuationScore, packed_scores, sum_
 from kvlab.model import GPT
 from kvlab.model.generate import last_token_indices
 from kvlab.model.kernels.malloc import keep_freed_memory
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 
 @torch.inference_mode()

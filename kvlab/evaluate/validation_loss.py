@@ -13,7 +13,7 @@ from kvlab.data import iter_validation_batches
 from kvlab.evaluate.forward_passes import OnTokens, decode_rows, pass_rows, served_hidden_states
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 Tokens = npt.NDArray[np.integer]
 

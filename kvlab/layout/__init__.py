@@ -11,13 +11,9 @@ from kvlab.layout.flops import (
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
 from kvlab.layout.training_memory import training_peak_bytes
-from kvlab.spec.dtypes import ITEM_BYTES, QUANTIZED, SCALE_BYTES
 
 __all__ = [
-    "ITEM_BYTES",
-    "QUANTIZED",
     "RESCALE_PRESETS",
-    "SCALE_BYTES",
     "KVLayout",
     "RescaleError",
     "ServingEstimate",

@@ -10,8 +10,8 @@ from typing import Any
 
 from kvlab.layout.flops import forward_flops, parameter_count
 from kvlab.layout.kv_layout import KVLayout
+from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.parts import ServingConfig
 from kvlab.spec.presets import PRESETS
 
 HYBRID = {"n_kv_head": 1, "position": "rope", "window": 256, "attention_pattern": "GLLLLL"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvlab.layout.flops import parameter_count
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.layout.roofline_model import Bound, DevicePeaks, StepCost, decode_step_cost
-from kvlab.spec.dtypes import ITEM_BYTES
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
@@ -91,7 +91,7 @@ def extrapolate(shape: ServedModel, size: str, ceilings: DevicePeaks) -> Iterato
     """
     target, dtype = rescale(shape, size), ceilings.dtype
     model, serving = target.model, target.serving
-    weights = parameter_count(model) * ITEM_BYTES[dtype]
+    weights = parameter_count(model) * DTYPES[dtype].item_bytes
     for context in CONTEXT_LENGTHS:
         for batch in BATCH_SIZES:
             cost = decode_step_cost(model, serving, batch, context, dtype)

@@ -12,7 +12,7 @@ from kvlab.spec.model_config import ModelConfig
 def parameter_count(model: ModelConfig) -> int:
     """Trainable parameters; a tied head counts once."""
     embeddings = model.vocab_size * model.n_embd * (1 if model.tie_embeddings else 2)
-    if model.position == "learned":
+    if model.position_scheme.has_embedding:
         embeddings += model.block_size * model.n_embd
     norm = model.n_embd * (2 if model.norm == "layernorm" and model.bias else 1)
     total = embeddings + norm
@@ -70,5 +70,5 @@ def training_flops(experiment: Experiment) -> int:
 
 def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
     """Bytes of weights that one decode step reads: every matrix, and one row of each embedding."""
-    rows = 1 + (model.position == "learned")
+    rows = 1 + model.position_scheme.has_embedding
     return item_bytes * (_matrix_weights(model) + rows * model.n_embd)

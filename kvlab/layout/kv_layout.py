@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvlab.sharing import owner_map, tied_slots
-from kvlab.spec.dtypes import ITEM_BYTES, QUANTIZED, SCALE_BYTES
+from kvlab.spec import ServingConfig
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.parts import ServingConfig
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,8 @@ class KVLayout:
         return min(self.window, context_length)
 
     def token_bytes(self, dtype: str = "float32") -> int:
-        """Bytes of one token in one slot: K and V of every K/V head, with scales if quantised."""
-        stored = self.storage_dtype(dtype)
-        head = self.head_dim * ITEM_BYTES[stored] + (SCALE_BYTES if stored in QUANTIZED else 0)
+        """Return the bytes of one token in one slot: K and V of every K/V head, with scales."""
+        head = DTYPES[self.storage_dtype(dtype)].vector_bytes(self.head_dim)
         return 2 * self.n_kv_head * head
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
@@ -118,7 +117,7 @@ class KVLayout:
 
     def formula(self, batch_size: int, context_length: int, dtype: str = "float32") -> str:
         """The arithmetic of `stored_bytes`, readable."""
-        stored = self.storage_dtype(dtype)
+        stored = DTYPES[self.storage_dtype(dtype)]
         terms = []
         for kind, name in (("G", "global"), ("L", "local")):
             count = sum(self.kinds[slot] == kind for slot in self.slots)
@@ -128,9 +127,9 @@ class KVLayout:
                 terms.append(
                     f"{count} {name} {'slot' if count == 1 else 'slots'} x {length} tokens"
                 )
-        head = f"{self.head_dim} x {ITEM_BYTES[stored]} bytes"
-        if stored in QUANTIZED:
-            head = f"({head} + {SCALE_BYTES} for the scale)"
+        head = f"{self.head_dim} x {stored.item_bytes} bytes"
+        if stored.is_quantized:
+            head = f"({head} + {stored.scale_bytes} for the scale)"
         total = self.stored_bytes(batch_size, context_length, dtype)
         inside = " + ".join(terms)
         return (

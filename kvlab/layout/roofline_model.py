@@ -14,9 +14,9 @@ from typing import Literal
 
 from kvlab.layout.flops import decode_flops, weight_bytes_read
 from kvlab.layout.kv_layout import KVLayout
-from kvlab.spec.dtypes import ITEM_BYTES
+from kvlab.spec import ServingConfig
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.parts import ServingConfig
 
 Bound = Literal["memory", "compute"]
 
@@ -92,7 +92,7 @@ def decode_step_cost(
     layout = KVLayout.of(model, serving)
     return StepCost(
         flops=batch_size * decode_flops(model, context_length),
-        weight_bytes=weight_bytes_read(model, ITEM_BYTES[dtype]),
+        weight_bytes=weight_bytes_read(model, DTYPES[dtype].item_bytes),
         kv_read_bytes=layout.read_bytes(batch_size, context_length, dtype),
         kv_written_bytes=layout.written_bytes(batch_size, dtype),
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvlab.layout.flops import decode_flops, forward_flops, parameter_count
 from kvlab.layout.kv_layout import KVLayout
-from kvlab.spec.dtypes import ITEM_BYTES
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 
 
@@ -56,7 +56,7 @@ def estimate_serving(
     model, layout = shape.model, KVLayout.of(shape.model, shape.serving)
     context = context_length or model.block_size
     parameters = parameter_count(model)
-    weights = parameters * ITEM_BYTES[dtype]
+    weights = parameters * DTYPES[dtype].item_bytes
     batch = None
     if memory is not None:
         batch = max(0, layout.largest_batch(memory - weights, context, dtype))

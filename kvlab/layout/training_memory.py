@@ -7,7 +7,7 @@ allocator wastes, and the process itself.
 
 from kvlab.layout.cpu_attention_memory import saved_probability_bytes
 from kvlab.layout.flops import parameter_count
-from kvlab.spec.dtypes import ITEM_BYTES
+from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 
 CPU_MICROBATCH_TOKENS, CPU_ACTIVATION_BYTES = 4096, 2**30
@@ -41,7 +41,7 @@ def activation_bytes(experiment: Experiment) -> int:
     model = experiment.model
     gated = 3 if model.mlp == "swiglu" else 2
     layer = 10 * model.n_embd + 4 * model.n_head * model.head_dim + gated * model.ffn_dim
-    return _MARGIN * ITEM_BYTES[experiment.training.precision] * model.n_layer * layer
+    return _MARGIN * DTYPES[experiment.training.precision].item_bytes * model.n_layer * layer
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
@@ -75,7 +75,7 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
         rows = microbatch_rows(experiment, memory if on_gpu else None)
     tokens = rows * experiment.model.block_size
     chunk = min(tokens, LOSS_CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
-    item, single = ITEM_BYTES[experiment.training.precision], ITEM_BYTES["float32"]
+    item, single = DTYPES[experiment.training.precision].item_bytes, DTYPES["float32"].item_bytes
     each = item + single  # logits and their softmax
     if item != single:
         each += item  # the gradient as products take it

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvlab.cache import KVCache
 from kvlab.model.gpt import GPT
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ServingConfig
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int
             text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
             raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
     fed = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never fed
-    if config.position == "learned" and fed > config.block_size:
+    if config.position_scheme.has_embedding and fed > config.block_size:
         text = f"{fed} tokens exceed block_size = {config.block_size}, the end of the learned"
         raise ValueError(f"{text} positions; shorten the text, or ask for fewer new tokens")
 

@@ -18,8 +18,8 @@ from kvlab.model.kernels.gelu import gelu
 from kvlab.model.kernels.linear import Linear
 from kvlab.model.positions import RopeTable, rope_table
 from kvlab.model.pretrained import load_weights, read_config, save_pretrained
+from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.parts import ServingConfig
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -106,7 +106,7 @@ class GPT(nn.Module):
             self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
             self.position_embedding = (
                 nn.Embedding(config.block_size, config.n_embd)
-                if config.position == "learned"
+                if config.position_scheme.has_embedding
                 else None
             )
             self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
@@ -208,7 +208,7 @@ class GPT(nn.Module):
             # only padding can stand beyond the end; its outputs mean nothing
             inside = step.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(inside)
-        elif self.config.position == "rope":
+        elif self.config.position_scheme.is_rotary:
             turn = rope_table(step.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         *before, last = self.blocks
         for block in before:

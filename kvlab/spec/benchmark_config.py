@@ -1,10 +1,11 @@
-"""`benchmark` of an experiment."""
+"""`benchmark` of an experiment, and the table of measures that it and `kvlab bench` choose from."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from kvlab.spec.spec_model import PositiveInt, SpecModel, raise_problems
+from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
 
 TASK_TOKENS = 512
 """Of the task: 256 are read and 256 sampled."""
@@ -12,8 +13,78 @@ TASK_TOKENS = 512
 DEFAULT_SECONDS = 0.5
 
 
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+@dataclass(frozen=True)
+class MeasureEntry:
+    """One measure of the benchmark, as the spec and the command line know it.
+
+    Attributes:
+        module: has ``measure(session)``. It is named, not imported: specs and `kvlab bench
+            --help` do not import torch.
+        summary: one line of `kvlab bench --help`.
+        in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, takes
+            it if `benchmark.roofline` is on, or never.
+        by_default: whether `kvlab bench` takes it without being asked; the others need more time
+            or more to know.
+    """
+
+    module: str
+    summary: str
+    in_trials: Literal["always", "parts", "roofline", "never"] = "never"
+    by_default: bool = False
+
+
+MEASURES: dict[str, MeasureEntry] = {
+    "memory": MeasureEntry(
+        "kvlab.benchmark.measures.decode_memory",
+        "KV bytes in every way, and the peak by what it is",
+        "always",
+        by_default=True,
+    ),
+    "latency": MeasureEntry(
+        "kvlab.benchmark.measures.decode_latency",
+        "first token by prompt, each token by context",
+        "always",
+        by_default=True,
+    ),
+    "throughput": MeasureEntry(
+        "kvlab.benchmark.measures.decode_throughput",
+        "tokens each second by batch",
+        "always",
+        by_default=True,
+    ),
+    "limit": MeasureEntry(
+        "kvlab.benchmark.measures.max_batch", "the largest batch that fits, by trying", "parts"
+    ),
+    "task": MeasureEntry(
+        "kvlab.benchmark.measures.generation_task",
+        "the RTX 4090 article's task, in tasks each second",
+        "parts",
+    ),
+    "roofline": MeasureEntry(
+        "kvlab.benchmark.measures.decode_roofline",
+        "measured times beside the device's ceilings",
+        "roofline",
+        by_default=True,
+    ),
+    "energy": MeasureEntry(
+        "kvlab.benchmark.measures.decode_energy",
+        "joules a token, where the device tells",
+        "parts",
+        by_default=True,
+    ),
+    "projection": MeasureEntry(
+        "kvlab.benchmark.measures.size_projection", "the same layouts at other sizes"
+    ),
+    "articles": MeasureEntry(
+        "kvlab.benchmark.measures.article_numbers", "the articles' numbers beside the right ones"
+    ),
+}
+"""Name -> measure, in the order of `kvlab bench`: the one table of measures."""
+
+
+def measure_names(in_trials: str) -> tuple[str, ...]:
+    """Return the measures that trials take always, by `parts`, by `roofline` or never."""
+    return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
 class BenchmarkConfig(SpecModel):
@@ -21,9 +92,7 @@ class BenchmarkConfig(SpecModel):
 
     prompt_tokens: PositiveInt = 64
     new_tokens: PositiveInt = 32
-    batch_sizes: Annotated[
-        tuple[PositiveInt, ...], BeforeValidator(_tuple), Field(min_length=1)
-    ] = (1,)
+    batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = (1,)
     repeats: PositiveInt = Field(
         default=3,
         le=1000,
@@ -34,19 +103,17 @@ class BenchmarkConfig(SpecModel):
         default=DEFAULT_SECONDS,
         description="At one context or batch: no run beyond `repeats` begins after this.",
     )
-    context_lengths: Annotated[tuple[PositiveInt, ...], BeforeValidator(_tuple)] = Field(
+    context_lengths: TupleOf[PositiveInt] = Field(
         default=(), description="Further prompt lengths at which latency is measured."
     )
     roofline: bool = Field(
         default=False, description="Compare with this device's ceilings, measured once for it."
     )
-    parts: Annotated[tuple[Literal["limit", "task", "energy"], ...], BeforeValidator(_tuple)] = (
-        Field(
-            default=(),
-            description="Further parts: limit, the largest batch that fits, by trying; task, 256"
-            " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
-            " counts it.",
-        )
+    parts: TupleOf[Annotated[str, OneOf(lambda: measure_names("parts"))]] = Field(
+        default=(),
+        description="Further parts: limit, the largest batch that fits, by trying; task, 256"
+        " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
+        " counts it.",
     )
     memory: PositiveInt | None = Field(
         default=None, description="Bytes that limit may use; on CPU it needs them."
@@ -63,8 +130,8 @@ class BenchmarkConfig(SpecModel):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """As of every part; but what came later enters only where it is asked for, so that the
-        ids of earlier results stay as they were."""
+        """Return the identity without fields that were added later and stand at their default,
+        so that earlier fingerprints keep their value."""
         data = super().identity()
         data["parts"] = sorted(self.parts)
         for name, default in (("parts", []), ("memory", None), ("seconds", DEFAULT_SECONDS)):

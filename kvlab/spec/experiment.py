@@ -4,15 +4,13 @@ from pydantic import Field, model_validator
 
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
+from kvlab.spec.data_config import DataConfig
+from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.model_config import ModelConfig
-from kvlab.spec.parts import (
-    DataConfig,
-    EvaluationConfig,
-    ResourcesConfig,
-    ServingConfig,
-    TrainingConfig,
-)
+from kvlab.spec.resources_config import ResourcesConfig
+from kvlab.spec.serving_config import ServingConfig
 from kvlab.spec.spec_model import NAME_PATTERN, SpecModel, raise_problems
+from kvlab.spec.training_config import TrainingConfig
 
 
 class ServedModel(SpecModel):

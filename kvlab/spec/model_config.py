@@ -1,6 +1,7 @@
 """`model`: the shape of one transformer."""
 
 import re
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -10,9 +11,30 @@ from pydantic_core import PydanticCustomError
 
 from kvlab.sharing import SharingError, owner_map
 from kvlab.spec.presets import PRESETS
-from kvlab.spec.spec_model import PositiveFloat, PositiveInt, SpecModel, raise_problems
+from kvlab.spec.spec_model import OneOf, PositiveFloat, PositiveInt, SpecModel, raise_problems
 
-Position = Literal["learned", "rope", "none"]
+
+@dataclass(frozen=True)
+class PositionScheme:
+    """What the spec, the arithmetic and the model need to know of a position scheme.
+
+    Attributes:
+        has_embedding: a learned vector for each of ``block_size`` positions is added to the
+            tokens, so there is no position beyond them.
+        is_rotary: pairs of query and key dimensions are rotated: ``head_dim`` is even, and
+            ``rope_theta`` counts.
+    """
+
+    has_embedding: bool = False
+    is_rotary: bool = False
+
+
+POSITIONS: dict[str, PositionScheme] = {
+    "learned": PositionScheme(has_embedding=True),
+    "rope": PositionScheme(is_rotary=True),
+    "none": PositionScheme(),
+}
+"""`model.position` -> its scheme: the one table of position schemes."""
 
 
 def _validate_sharing(value: Any) -> Any:
@@ -66,7 +88,9 @@ class ModelConfig(SpecModel):
         description="Hidden width of the MLP; default 4 n_embd, for swiglu 8/3 n_embd rounded"
         " up to a multiple of 64.",
     )
-    position: Position = Field(default="learned", description="How positions enter.")
+    position: Annotated[str, OneOf(lambda: POSITIONS)] = Field(
+        default="learned", description="How positions enter."
+    )
     rope_theta: PositiveFloat = Field(
         default=10_000.0, description="Base of the rotary frequencies."
     )
@@ -118,6 +142,11 @@ class ModelConfig(SpecModel):
         raise_problems(problems)
         return self
 
+    @property
+    def position_scheme(self) -> PositionScheme:
+        """The entry of ``position`` in `POSITIONS`."""
+        return POSITIONS[self.position]
+
     @cached_property
     def layer_kinds(self) -> str:
         """One letter a layer: ``attention_pattern`` tiled over ``n_layer``."""
@@ -140,7 +169,7 @@ class ModelConfig(SpecModel):
         kinds = self.layer_kinds
         if self.window is not None and self.window >= self.block_size:
             facts["window"], kinds = None, "G" * self.n_layer
-        if self.position != "rope":
+        if not self.position_scheme.is_rotary:
             del facts["rope_theta"]
         return {**facts, "owners": list(self.kv_owners), "kinds": kinds}
 
@@ -168,9 +197,9 @@ def _head_problems(model: ModelConfig) -> list[tuple[str, str]]:
 
 
 def _position_problems(model: ModelConfig) -> list[tuple[str, str]]:
-    if model.position == "rope" and model.head_dim % 2:
+    if model.position_scheme.is_rotary and model.head_dim % 2:
         derived = "" if "head_dim" in model.model_fields_set else " (n_embd / n_head)"
-        text = f"is odd{derived}: {model.head_dim}; rope rotates pairs, so use an even head_dim"
+        text = f"is odd{derived}: {model.head_dim}; {model.position} rotates pairs, so use an even head_dim"
         return [("head_dim", text)]
     return []
 

@@ -1,17 +1,23 @@
-"""What every spec model shares: frozen, no unknown keys, no silent conversions."""
+"""The base class of every spec section, and the field types that the sections share."""
 
-from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic.json_schema import GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 NAME_RULE = "use 1 to 64 of a-z, 0-9, '.', '_' and '-', starting with a letter or digit"
 
+FieldMessage = tuple[str, str]
+"""A field as a dotted path, and what is wrong with its value."""
+
 
 class SpecModel(BaseModel):
-    """A frozen part of a spec. Unknown keys and wrong types are refused, never converted.
+    """A frozen section of a spec. Unknown keys and wrong types are errors, never converted.
 
     ``not_identity`` names the fields that never enter a fingerprint: they change where, when
     or how often something is done, not what comes out.
@@ -21,29 +27,99 @@ class SpecModel(BaseModel):
     not_identity: ClassVar[frozenset[str]] = frozenset()
 
     def identity(self) -> dict[str, Any]:
-        """The fields that say what is computed, as plain data."""
+        """Return the fields that say what is computed, as plain data."""
         data = self.model_dump(mode="json")
         return {key: value for key, value in data.items() if key not in self.not_identity}
 
 
-def raise_problems(problems: Iterable[tuple[str, str]]) -> None:
-    """Raises one validation error that carries every ``(field, message)`` given."""
-    found = list(problems)
-    if found:
-        raise PydanticCustomError("rules", "{text}", {"text": found[0][1], "rules": found})
+def raise_problems(problems: Iterable[FieldMessage]) -> None:
+    """Raise one validation error that carries all ``problems``; do nothing if there are none."""
+    messages = list(problems)
+    if messages:
+        raise PydanticCustomError("rules", "{text}", {"text": messages[0][1], "rules": messages})
+
+
+class OneOf:
+    """Restrict a string field to the names of a table.
+
+    The table is read at every validation, so a member that is added to it is accepted, offered
+    in error messages and listed in the JSON Schema without a second list of names.
+
+    Args:
+        names: returns the names, in the order in which they are shown.
+    """
+
+    def __init__(self, names: Callable[[], Iterable[str]]):
+        self._names = names
+
+    def __get_pydantic_core_schema__(
+        self, _source: Any, _handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, _handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": list(self._names()), "type": "string"}
+
+    def _validate(self, value: Any) -> str:
+        names = list(self._names())
+        if isinstance(value, str) and value in names:
+            return value
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(names)})
+
+
+@dataclass(frozen=True)
+class TextRule:
+    """Restrict a string field to a regular expression, with a message that says what to write.
+
+    Attributes:
+        pattern, message: or functions that return them, for a rule that follows a table.
+    """
+
+    pattern: str | Callable[[], str]
+    message: str | Callable[[], str]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._validate, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "pattern": _evaluate(self.pattern)}
+
+    def _validate(self, value: str) -> str:
+        if re.fullmatch(_evaluate(self.pattern), value) is None:
+            raise PydanticCustomError("text_rule", "{text}", {"text": _evaluate(self.message)})
+        return value
+
+
+def _evaluate(text: str | Callable[[], str]) -> str:
+    return text if isinstance(text, str) else text()
 
 
 def _integral_to_int(value: Any) -> Any:
-    """``10e9`` is a whole number though YAML reads a float."""
+    """Convert ``10e9``, which YAML reads as a float, to the whole number that it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _list_to_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 def normalize_level_name(value: Any) -> Any:
-    """Level names such as 4 or true are names, not numbers."""
+    """Return a level name such as 4 or true as text."""
     return str(value).lower() if isinstance(value, int | bool) else value
 
+
+T = TypeVar("T")
+TupleOf = Annotated[tuple[T, ...], BeforeValidator(_list_to_tuple)]
+"""A YAML list as a tuple, so that a frozen section stays frozen."""
 
 PositiveInt = Annotated[int, BeforeValidator(_integral_to_int), Field(ge=1, le=10**15)]
 NonNegativeInt = Annotated[int, BeforeValidator(_integral_to_int), Field(ge=0, le=10**15)]
 DecayRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+Name = Annotated[str, TextRule(NAME_PATTERN, f"is not a usable name; {NAME_RULE}")]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from kvlab.errors import Diverged
-from kvlab.spec.parts import TrainingConfig
+from kvlab.spec import TrainingConfig
 
 WINDOW = 32
 """Steps whose mean loss is compared: a spike that passes sooner is noise."""

@@ -7,7 +7,7 @@ import torch
 from torch.optim import AdamW
 
 from kvlab.model import GPT
-from kvlab.spec.parts import TrainingConfig
+from kvlab.spec import TrainingConfig
 
 FUSED_DEVICES = frozenset({"cpu", "cuda"})
 """Devices on which torch updates all of a parameter's state in one pass over memory."""

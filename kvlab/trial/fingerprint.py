@@ -12,9 +12,9 @@ import math
 from typing import Any
 
 from kvlab.layout import KVLayout
+from kvlab.spec import EvaluationConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.parts import EvaluationConfig
 from kvlab.trial.initial_weights import InitialWeights
 
 TRAINING_VERSION = 2

@@ -10,7 +10,6 @@ from kvlab.benchmark import device_peaks as ceilings_module
 from kvlab.benchmark.device_peaks import load_device_peaks
 from kvlab.benchmark.measurement import PartName, StopRule
 from kvlab.benchmark.measures import (
-    MEASURES,
     decode_memory,
     decode_roofline,
     generation_task,
@@ -24,6 +23,7 @@ from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.benchmark_config import MEASURES
 
 SHAPE = {"vocab_size": 257, "block_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 16}
 DEVICE = DevicePeaks("made", "float32", 1, bandwidth=1e9, flops=1e10)
@@ -56,7 +56,7 @@ def by_metric(lines, variant, **place):
 
 def test_every_part_can_be_imported_and_has_a_name_in_the_schema():
     assert set(MEASURES) == set(PartName.__args__)
-    assert all(callable(import_module(module).measure) for module, _ in MEASURES.values())
+    assert all(callable(import_module(entry.module).measure) for entry in MEASURES.values())
 
 
 def test_memory_is_split_into_what_it_holds():

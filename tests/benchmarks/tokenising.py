@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import parquet
 
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import PieceJob, write_piece
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.spec import DataConfig
@@ -68,7 +68,7 @@ def _tiktoken(texts: list[str]) -> None:
 def _ours(path: Path) -> None:
     data = DataConfig(source="files", paths=(str(path),))
     with tempfile.TemporaryDirectory(dir=path.parent) as pieces:
-        for unit in SOURCES["files"].units(data, lambda _: None):
+        for unit in get_source("files").units(data, lambda _: None):
             write_piece(PieceJob("files", "gpt2", pieces, unit))
 
 
@@ -86,7 +86,7 @@ def _parquet(folder: Path, texts: list[str]) -> Path:
 
 def _texts() -> list[str]:
     """The documentation inside the installed packages, again and again with another beginning."""
-    data, source = DataConfig(source="docstrings"), SOURCES["docstrings"]
+    data, source = DataConfig(source="docstrings"), get_source("docstrings")
     found: list[str] = []
     size = 0
     while size < MEGABYTES * 10**6:

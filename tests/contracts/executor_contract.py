@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import ResourceError, StoreError
-from kvlab.spec import Experiment
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.trial import Trial
 from tests.support.stub_trials import StubRun

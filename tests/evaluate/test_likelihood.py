@@ -5,8 +5,7 @@ import torch
 
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
-from kvlab.spec import ModelConfig
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import ModelConfig, ServingConfig
 
 MODEL = GPT(
     ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16), seed=3

@@ -7,8 +7,7 @@ from kvlab.evaluate.associative_recall import make_recall_rows, recall_measureme
 from kvlab.evaluate.evaluation import measure_probes
 from kvlab.evaluate.validation_loss import position_losses, position_measurements
 from kvlab.model import GPT
-from kvlab.spec import Experiment, ModelConfig
-from kvlab.spec.parts import ServingConfig
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
 
 SHAPE = {"vocab_size": 258, "block_size": 32, "n_layer": 2, "n_head": 2, "n_embd": 16}

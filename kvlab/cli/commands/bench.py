@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.benchmark.measurement import Measurement, StopRule
-from kvlab.benchmark.measures import DEFAULT_MEASURES, MEASURES
 from kvlab.cli.bench_tables import format_tables
 from kvlab.cli.shared_arguments import add_store, memory_size, positive_int
 from kvlab.errors import UsageError
 from kvlab.spec import parse_override
+from kvlab.spec.benchmark_config import MEASURES
 
 if TYPE_CHECKING:
     from kvlab.benchmark.session import Session, Variant
+
+DEFAULT_MEASURES = tuple(name for name, entry in MEASURES.items() if entry.by_default)
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,7 +27,7 @@ EPILOG = (
     """\
 parts:
 """
-    + "\n".join(f"  {name:11} {line}" for name, (_, line) in MEASURES.items())
+    + "\n".join(f"  {name:11} {entry.summary}" for name, entry in MEASURES.items())
     + """
 
 examples:
@@ -129,7 +131,7 @@ def _measured(session: "Session", part: str) -> Iterator[Measurement]:
 
     session.doing = part
     with explain_out_of_memory(session):
-        yield from import_module(MEASURES[part][0]).measure(session)
+        yield from import_module(MEASURES[part].module).measure(session)
 
 
 NEEDED_BY = {"memory": "limit", "text": "task"}

@@ -26,9 +26,9 @@ from kvlab.data.hellaswag_dataset import (
     find_hellaswag_file,
 )
 from kvlab.data.shards import read_manifest
-from kvlab.data.sources import SOURCES
 from kvlab.errors import DataError, UsageError
 from kvlab.spec import DataConfig, load_experiment, parse_override
+from kvlab.spec.data_config import SOURCES
 from kvlab.spec.validation_errors import list_field_errors
 
 EPILOG = """\

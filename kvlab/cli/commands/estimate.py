@@ -15,7 +15,7 @@ from kvlab.layout import (
     rescale,
 )
 from kvlab.spec import ModelConfig, ServedModel, ServingConfig, load_served_model, parse_override
-from kvlab.spec.dtypes import ITEM_BYTES, QUANTIZED
+from kvlab.spec.dtypes import DTYPES
 
 CONTEXTS = (1024, 8192, 65_536)
 BATCHES = (1, 8, 64)
@@ -52,7 +52,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of each sequence (default the model's block size)",
     )
     parser.add_argument(
-        "--dtype", choices=sorted(set(ITEM_BYTES) - QUANTIZED), default="float32",
+        "--dtype", default="float32",
+        choices=sorted(name for name, dtype in DTYPES.items() if not dtype.is_quantized),
         help="the model's dtype (default float32)",
     )  # fmt: skip
     parser.add_argument(

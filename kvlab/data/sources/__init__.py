@@ -1,15 +1,18 @@
-"""The text sources by their name in `data.source`."""
+"""The text sources. Their table is `kvlab.spec.data_config.SOURCES`."""
 
-from kvlab.data.sources.docstrings import Docstrings
-from kvlab.data.sources.fineweb_edu import FineWebEdu
-from kvlab.data.sources.local_files import LocalFiles
+from functools import cache
+from pkgutil import resolve_name
+
 from kvlab.data.text_source import TextSource
+from kvlab.spec.data_config import SOURCES, SourceEntry
 
-SOURCES: dict[str, TextSource] = {
-    "docstrings": Docstrings(),
-    "files": LocalFiles(),
-    "fineweb-edu-10b": FineWebEdu("10BT"),
-    "fineweb-edu-100b": FineWebEdu("100BT"),
-    "fineweb-edu-350b": FineWebEdu("350BT"),
-    "fineweb-edu-crawl": FineWebEdu(None),
-}
+
+def get_source(name: str) -> TextSource:
+    """Return the text source that `data.source` names."""
+    return _make_source(SOURCES[name])
+
+
+@cache
+def _make_source(entry: SourceEntry) -> TextSource:
+    source: TextSource = resolve_name(entry.factory)(*entry.arguments)
+    return source

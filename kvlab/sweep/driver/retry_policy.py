@@ -11,8 +11,8 @@ from typing import Any
 
 from kvlab.errors import ResourceError, StoreError
 from kvlab.layout.training_memory import microbatch_rows
+from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.parts import ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.failure import OUT_OF_MEMORY, Failure

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvlab.errors import ResourceError
 from kvlab.fs.lock import is_held
 from kvlab.layout import KVLayout
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
 from kvlab.sweep.driver.events import Event
 from kvlab.sweep.executors.executor import Executor

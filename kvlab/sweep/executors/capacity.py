@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from kvlab.errors import ResourceError
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 
 REFRESH_SECONDS = 10.0
 """Asking takes a millisecond; a machine that joins is worth minutes."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.trial.run import Outcome
 from kvlab.trial.trial import Trial
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from kvlab.errors import ResourceError
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
 from kvlab.trial.trial import Trial

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.reaper import Reaper

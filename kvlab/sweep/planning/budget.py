@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from kvlab.errors import StoreError, UsageError
 from kvlab.layout import training_peak_bytes
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 from kvlab.sweep.search.search_history import Suggestion, load_history

@@ -15,8 +15,8 @@ from pathlib import Path
 from kvlab.errors import ResourceError
 from kvlab.layout import training_peak_bytes
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
+from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.spec.parts import ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import PlannedTrial
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from kvlab.errors import DataError
 from kvlab.layout import KVLayout, parameter_count, training_flops
+from kvlab.spec import DataConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
-from kvlab.spec.parts import DataConfig
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.init_from_resolver import InitFromResolver

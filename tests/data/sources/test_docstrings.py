@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.data.data_dir import ignore_progress
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.sources.docstrings import MIN_CHARACTERS, extract_docstrings, is_prose
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
@@ -18,7 +18,7 @@ TABLE = "=== ==== ====\n 1.0  2.0  3.0\n" * 20
 class TestDocstringsContract(SourceContract):
     @pytest.fixture
     def source(self):
-        return SOURCES["docstrings"]
+        return get_source("docstrings")
 
     @pytest.fixture
     def data(self):
@@ -85,7 +85,7 @@ def test_a_real_file_against_the_standard_library(module):
 
 
 def test_the_first_units_hold_files_of_many_packages():
-    source = SOURCES["docstrings"]
+    source = get_source("docstrings")
     units = source.units(DataConfig(), ignore_progress)
     paths = [path for _, unit in zip(range(8), units, strict=False) for path in unit["paths"]]
     packages = {path.split("site-packages/")[-1].split("/")[0] for path in paths}
@@ -94,7 +94,7 @@ def test_the_first_units_hold_files_of_many_packages():
 
 
 def test_a_unit_holds_prose():
-    source = SOURCES["docstrings"]
+    source = get_source("docstrings")
     texts = list(source.read(next(source.units(DataConfig(), ignore_progress))))
     assert min(map(len, texts)) >= MIN_CHARACTERS
     assert sum(" the " in text for text in texts) > len(texts) / 2

@@ -7,7 +7,7 @@ import pytest
 
 from kvlab.data import dataset_identity
 from kvlab.data.data_dir import ignore_progress
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -27,7 +27,7 @@ def texts(data):
 class TestFilesContract(SourceContract):
     @pytest.fixture
     def source(self):
-        return SOURCES["files"]
+        return get_source("files")
 
     @pytest.fixture
     def data(self, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.data import dataset_identity, prepare_dataset
-from kvlab.data.sources import SOURCES
+from kvlab.data.sources import get_source
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
@@ -45,7 +45,7 @@ def local_sample(data_home, sample="10BT"):
 class TestFineWebEduContract(SourceContract):
     @pytest.fixture
     def source(self):
-        return SOURCES["fineweb-edu-10b"]
+        return get_source("fineweb-edu-10b")
 
     @pytest.fixture
     def data(self, data_home):

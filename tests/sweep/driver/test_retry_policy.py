@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.progress import write_progress

@@ -3,7 +3,7 @@
 import pytest
 
 from kvlab.errors import ResourceError
-from kvlab.spec.parts import ResourcesConfig
+from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import REFRESH_SECONDS, Capacity
 
 CPU_MACHINE, GPU_MACHINE = {"CPU": 64.0}, {"CPU": 4.0, "GPU": 1.0}

@@ -1,0 +1,151 @@
+"""`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    OneOf,
+    PositiveInt,
+    SpecModel,
+    TextRule,
+    TupleOf,
+    raise_problems,
+)
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """One text source, as the spec knows it.
+
+    Attributes:
+        factory: the `kvlab.data.text_source.TextSource` class, as ``module:class``. It is named,
+            not imported: specs do not import what reads text.
+        arguments: of the factory.
+        reads_paths: whether it reads `data.paths`, whose licence the user states.
+        needs_subset: whether it reads `data.subset`.
+    """
+
+    factory: str
+    arguments: tuple[Any, ...] = ()
+    reads_paths: bool = False
+    needs_subset: bool = False
+
+
+_FINEWEB_EDU = "kvlab.data.sources.fineweb_edu:FineWebEdu"
+
+SOURCES: dict[str, SourceEntry] = {
+    "docstrings": SourceEntry("kvlab.data.sources.docstrings:Docstrings"),
+    "files": SourceEntry("kvlab.data.sources.local_files:LocalFiles", reads_paths=True),
+    "fineweb-edu-10b": SourceEntry(_FINEWEB_EDU, ("10BT",)),
+    "fineweb-edu-100b": SourceEntry(_FINEWEB_EDU, ("100BT",)),
+    "fineweb-edu-350b": SourceEntry(_FINEWEB_EDU, ("350BT",)),
+    "fineweb-edu-crawl": SourceEntry(_FINEWEB_EDU, (None,), needs_subset=True),
+}
+"""`data.source` -> its entry: the one table of text sources."""
+
+_TOKENIZER = TextRule(
+    r"^(gpt2(:[1-9][0-9]{0,5})?|bytes)$", "is not a tokenizer; use gpt2, gpt2:2048 or bytes"
+)
+_CRAWL = TextRule(r"^CC-MAIN-[0-9]{4}-[0-9]{2}$", "is not a crawl; use one such as CC-MAIN-2024-10")
+
+
+class DataConfig(SpecModel):
+    """`data`: which text, and how it becomes tokens."""
+
+    not_identity: ClassVar[frozenset[str]] = frozenset({"paths", "licence"})  # the contents count
+
+    source: Annotated[str, OneOf(lambda: SOURCES)] = Field(
+        default="docstrings", description="Where the text comes from."
+    )
+    subset: Annotated[str, _CRAWL] | None = Field(
+        default=None,
+        description="The crawl, such as CC-MAIN-2024-10, for source: fineweb-edu-crawl.",
+    )
+    tokenizer: Annotated[str, _TOKENIZER] = Field(
+        default="gpt2", description="gpt2, gpt2:N (its first N ranks), or bytes."
+    )
+    paths: TupleOf[str] = Field(
+        default=(), description="Files or folders of text, for source: files."
+    )
+    licence: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
+        default=None,
+        description="What the text may be used for, in words, for source: files; recorded with"
+        " the tokens and with every result.",
+    )
+    max_bytes: PositiveInt | None = Field(
+        default=None, description="Stop after this many bytes of text (whole documents)."
+    )
+    max_tokens: PositiveInt | None = Field(
+        default=None, description="Stop after this many tokens (whole documents)."
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.01, description="Share of the documents held out, chosen by document hash."
+    )
+
+    mask_documents: bool = Field(
+        default=False,
+        description="Attention never crosses from one document into another, and positions start"
+        " at 0 in each; default documents are packed and see those before them.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "DataConfig":
+        problems = [*self._source_problems()]
+        if self.max_bytes is not None and self.max_tokens is not None:
+            problems.append(("max_tokens", "and max_bytes both say where to stop; remove one"))
+        if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
+            text = "keeps too few or too many ranks; use 256 to 50256, such as gpt2:2048"
+            problems.append(("tokenizer", text))
+        raise_problems(problems)
+        return self
+
+    def _source_problems(self) -> Iterator[FieldMessage]:
+        """Yield the keys that this source needs and lacks, or has and does not read."""
+        entry = SOURCES[self.source]
+        if entry.reads_paths and not self.paths:
+            yield "source", "needs data.paths; name at least one file or folder"
+        if not entry.reads_paths and self.paths:
+            yield "paths", f"is read only by {_name_sources('reads_paths')}, {self._not_this}"
+        if not entry.reads_paths and self.licence is not None:
+            text = f"is known to kvlab for {self.source}"
+            yield "licence", f"{text}; say it only for {_name_sources('reads_paths')}"
+        if entry.needs_subset and self.subset is None:
+            yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
+        if self.subset is not None and not entry.needs_subset:
+            yield "subset", f"is read only by {_name_sources('needs_subset')}, {self._not_this}"
+
+    @property
+    def _not_this(self) -> str:
+        return f"not {self.source}; remove one"
+
+    @property
+    def ranks(self) -> int:
+        """The number of byte-pair ranks kept; 256 is single bytes only."""
+        name, _, count = self.tokenizer.partition(":")
+        return 256 if name == "bytes" else int(count or 50256)
+
+    @property
+    def vocab_size(self) -> int:
+        """The ranks plus the end-of-text token."""
+        return self.ranks + 1
+
+    @property
+    def document_start(self) -> int | None:
+        """The token at which attention ends and positions start anew; None: there is none."""
+        return self.ranks if self.mask_documents else None
+
+    def identity(self) -> dict[str, Any]:
+        """Return the identity without fields that were added later and stand at their default,
+        so that earlier fingerprints keep their value."""
+        unset = {"mask_documents": False, "subset": None}
+        data = super().identity()
+        return {key: value for key, value in data.items() if unset.get(key, ...) != value}
+
+
+def _name_sources(need: str) -> str:
+    """``source: files``: the sources whose entry has ``need``."""
+    return "source: " + " or ".join(n for n, entry in SOURCES.items() if getattr(entry, need))

@@ -1,0 +1,136 @@
+"""`training` of an experiment: the recipe."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvlab.spec.spec_model import (
+    DecayRate,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SpecModel,
+    normalize_level_name,
+    raise_problems,
+)
+
+
+def _validate_init_from(value: Any) -> Any:
+    if isinstance(value, dict) and value:
+        value = {factor: normalize_level_name(level) for factor, level in value.items()}
+        if all(isinstance(level, str) for level in value.values()):
+            return value
+    elif value is None or (isinstance(value, str) and value):
+        return value
+    text = "is not a folder, a repository or factor levels; write one such as ./weights,"
+    raise PydanticCustomError("start", f"{text} openai-community/gpt2 or {{heads: mha}}")
+
+
+InitFrom = Annotated[str | dict[str, str] | None, BeforeValidator(_validate_init_from)]
+
+
+class TrainingConfig(SpecModel):
+    """`training`: the recipe. AdamW, warm-up, then cosine or wsd to ``final_learning_rate``.
+
+    A step is ``batch_tokens`` tokens; the number of steps is ``tokens // batch_tokens``.
+    ``init_from`` names the first weights instead of drawing them: a published checkpoint, or
+    another cell of the sweep, as the levels in which it differs (uptraining).
+    """
+
+    not_identity: ClassVar[frozenset[str]] = frozenset(
+        {"checkpoint_every", "keep_last", "keep_best", "init_from"}
+    )
+    # init_from: its contents count, as `kvlab.trial.initial_weights` says
+
+    tokens: NonNegativeInt = Field(
+        default=0, description="Tokens seen in training; 0 trains nothing."
+    )
+    init_from: InitFrom = Field(
+        default=None,
+        description="First weights: a Hugging Face folder or repository, or the training of"
+        " another cell, as in {heads: mha}; default freshly drawn.",
+    )
+    batch_tokens: PositiveInt = Field(default=8192, description="Tokens an optimizer step.")
+    learning_rate: PositiveFloat = 6e-4
+    final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
+        default=None,
+        validate_default=True,
+        description="Where the schedule ends; default a tenth of learning_rate.",
+    )
+    schedule: Literal["cosine", "wsd"] = Field(
+        default="cosine",
+        description="After warm-up: half a cosine, or wsd: stable, then a decay at the end.",
+    )
+    decay_tokens: PositiveInt | None = Field(
+        default=None,
+        validate_default=True,
+        description="Of wsd, at the end of training; default 20% of tokens.",
+    )
+    warmup_tokens: NonNegativeInt | None = Field(
+        default=None, validate_default=True, description="Linear warm-up; default 4% of tokens."
+    )
+    weight_decay: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.1, description="On matrices only."
+    )
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.95
+    adam_eps: PositiveFloat = 1e-8
+    clip: PositiveFloat = Field(default=1.0, description="Largest norm of the gradient.")
+    spike: PositiveFloat | None = Field(
+        default=1.0,
+        description="The training has diverged once the mean loss of 32 steps is this many nats"
+        " above the lowest such mean; null: never.",
+    )
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = Field(default=False, description="torch.compile the model.")
+    evaluate_every: PositiveInt = Field(default=100, description="Steps between validation losses.")
+    evaluate_tokens: PositiveInt = Field(
+        default=65_536, description="Validation tokens of each of those losses."
+    )
+    checkpoint_every: PositiveInt = Field(default=100, description="Steps between checkpoints.")
+    keep_last: PositiveInt = Field(default=2, description="Newest checkpoints kept while training.")
+    keep_best: NonNegativeInt = Field(
+        default=0,
+        description="Checkpoints of lowest validation loss kept, also after the training.",
+    )
+
+    @field_validator("final_learning_rate")
+    @classmethod
+    def _fill_final_learning_rate(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None or "learning_rate" not in info.data:
+            return value
+        # rounded, so that 6e-4 gives the 6e-5 that a person would write
+        return float(f"{info.data['learning_rate'] / 10:.15g}")
+
+    @field_validator("decay_tokens")
+    @classmethod
+    def _fill_decay_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None or info.data.get("schedule") != "wsd" or "tokens" not in info.data:
+            return value
+        return max(1, int(info.data["tokens"]) // 5)
+
+    @field_validator("warmup_tokens")
+    @classmethod
+    def _fill_warmup_tokens(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None or "tokens" not in info.data:
+            return value
+        return int(info.data["tokens"]) * 4 // 100
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainingConfig":
+        if self.schedule != "wsd":
+            if self.decay_tokens is not None:
+                raise_problems([("decay_tokens", "is read only by schedule: wsd; remove one")])
+            return self
+        assert self.warmup_tokens is not None, "filled in"
+        assert self.decay_tokens is not None, "filled in"
+        if self.tokens and self.warmup_tokens + self.decay_tokens > self.tokens:
+            text = f"and warmup_tokens = {self.warmup_tokens} exceed tokens = {self.tokens}"
+            raise_problems([("decay_tokens", f"{text}; shorten one")])
+        return self
+
+    @property
+    def steps(self) -> int:
+        """The number of optimizer steps."""
+        return self.tokens // self.batch_tokens
