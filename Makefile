@@ -45,7 +45,7 @@ check: $(READY)
 	@$(BIN)/python -m tests.checks
 
 bench: $(READY)
-	@$(BIN)/python -m tests.benchmarks
+	@$(BIN)/python -m tests.performance
 
 clean:
 	rm -rf .venv runs

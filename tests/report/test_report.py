@@ -14,7 +14,7 @@ from kvlab.report.html_page import to_html
 from kvlab.report.markdown import to_markdown
 from kvlab.report.study import Study
 from kvlab.report.table_export import to_latex
-from tests.benchmarks.report import big_record
+from tests.performance.report_speed import big_record
 from tests.support.record_factory import Record, no_learned_hybrid
 
 

@@ -12,7 +12,7 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.stub_trials import StubRun, identify, write_many
 
 PLAN_SECONDS = 8.0
-"""Of processor time; `python -m tests.benchmarks driver` holds 3 seconds on a quiet machine, where
+"""Of processor time; `python -m tests.performance driver` holds 3 seconds on a quiet machine, where
 it takes 1.2, and cores that two processes share count double."""
 
 GROWTH_BYTES = 4e6

@@ -162,7 +162,7 @@ def test_shares_and_standard_errors():
 def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):
     from kvlab.spec import Experiment
 
-    monkeypatch.setattr("kvlab.evaluate.evaluation.hellaswag", lambda limit: ITEMS[:limit])
+    monkeypatch.setattr("kvlab.evaluate.evaluation.load_hellaswag", lambda limit: ITEMS[:limit])
     of = Experiment(
         name="small",
         model={"vocab_size": 257, "block_size": 256, "n_layer": 2, "n_head": 2, "n_embd": 8},

@@ -14,7 +14,7 @@ from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.measures import decode_energy
 from kvlab.benchmark.nvml import Nvml
-from tests.benchmark.test_parts import by_metric, session
+from tests.benchmark.test_measures import by_metric, session
 
 
 def test_noise_counts_what_others_use():

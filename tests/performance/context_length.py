@@ -1,6 +1,6 @@
 """What a token costs after how many: windows against global layers, a cache against none.
 
-Writes the plot ``runs/benchmarks/past.png`` and ``.svg``, and prints what it shows.
+Writes the plot ``runs/benchmarks/context-length.png`` and ``.svg``, and prints what it shows.
 """
 
 import time
@@ -133,6 +133,6 @@ def _plot(costs: dict[str, Curve], totals: dict[str, Curve]) -> Iterator[str]:
     left.set_ylim(bottom=0)
     PLACE.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):
-        figure.savefig(PLACE / f"past.{kind}", dpi=150)
-        yield str(PLACE / f"past.{kind}")
+        figure.savefig(PLACE / f"context-length.{kind}", dpi=150)
+        yield str(PLACE / f"context-length.{kind}")
     pyplot.close(figure)

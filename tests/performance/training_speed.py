@@ -27,7 +27,7 @@ from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import Experiment, load_experiment
 from kvlab.train.train_step import TrainStepper
-from tests.benchmarks.missed import Missed
+from tests.performance.limits import LimitMissed
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.yaml"
 WINDOWS = {"attention_pattern": "GLLLLL", "window": 256, "position": "rope"}
@@ -66,7 +66,7 @@ def run() -> Iterator[str]:
     against global; and compiled against the rate of a large product.
 
     Raises:
-        Missed: a ratio that is held is below `LEAST_RATIO`, or hybrid windows are slower than
+        LimitMissed: a ratio that is held is below `LEAST_RATIO`, or hybrid windows are slower than
             global attention.
     """
     quick, cores = load_experiment(QUICKSTART), torch.get_num_threads()
@@ -110,7 +110,7 @@ def run() -> Iterator[str]:
     else:
         yield "not measured: training on CUDA; no device here"
     if missed:
-        raise Missed("; ".join(missed))
+        raise LimitMissed("; ".join(missed))
 
 
 def _on_cuda() -> Iterator[str]:

@@ -1,12 +1,12 @@
-"""What `python -m tests.benchmarks` answers with when a benchmark misses its limit."""
+"""What `python -m tests.performance` answers with when a benchmark misses its limit."""
 
-from tests.benchmarks import __main__ as runner
-from tests.benchmarks.missed import Missed
+from tests.performance import __main__ as runner
+from tests.performance.limits import LimitMissed
 
 
 def missing():
     yield "three times"
-    raise Missed("three times is above twice")
+    raise LimitMissed("three times is above twice")
 
 
 def test_a_missed_limit_fails_the_run_and_the_others_run(monkeypatch, capsys):

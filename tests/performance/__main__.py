@@ -1,12 +1,12 @@
 """`make bench`: speed side by side in one run. Quote the ratios; the seconds are this machine's.
 
-python -m tests.benchmarks [decode past]
+python -m tests.performance [decode context-length]
 """
 
 import sys
 
-from tests.benchmarks import BENCHMARKS
-from tests.benchmarks.missed import Missed
+from tests.performance import BENCHMARKS
+from tests.performance.limits import LimitMissed
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def _run(name: str) -> int:
     try:
         for line in BENCHMARKS[name]():
             print(line, flush=True)
-    except Missed as missed:
+    except LimitMissed as missed:
         print(f"MISSED: {missed}", flush=True)
         return 1
     return 0

@@ -21,7 +21,7 @@ from kvlab.layout.roofline_model import StepCost, decode_step_cost
 from kvlab.model import GPT
 from kvlab.model.kernels.linear import linear
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmarks.missed import Missed
+from tests.performance.limits import LimitMissed
 
 LAYERS, STEPS, PROMPTS, ROUNDS = 6, 8, (64, 480, 1000), 8
 WITHIN = 0.25
@@ -31,7 +31,7 @@ def run() -> Iterator[str]:
     """One row a context: the predicted over the measured time of a step, in both ways.
 
     Raises:
-        Missed: ``step_predicted`` or the probe in turn is further than `WITHIN` from the measured.
+        LimitMissed: ``step_predicted`` or the probe in turn is further than `WITHIN` from the measured.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = ModelConfig(preset="gpt2-xl", n_layer=LAYERS)
@@ -57,7 +57,7 @@ def run() -> Iterator[str]:
         yield f"{name}: {len(found) - len(missed)} of {len(found)} within {WITHIN:.0%}"
     texts = [f"{name} is {', '.join(missed)}" for name, missed in outside.items() if missed]
     if texts:
-        raise Missed(f"{'; '.join(texts)}; within {WITHIN:.0%} is wanted")
+        raise LimitMissed(f"{'; '.join(texts)}; within {WITHIN:.0%} is wanted")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.trial import Trial
-from tests.benchmarks.missed import Missed
+from tests.performance.limits import LimitMissed
 from tests.support.stub_trials import StubRun, identify, write_many
 
 PLAN_SECONDS = 3.0
@@ -50,7 +50,7 @@ def run() -> Iterator[str]:
     """Planning and opening 10,000 trials; then 1,000 trials through each orchestrator.
 
     Raises:
-        Missed: one of the driver's figures is beyond its limit.
+        LimitMissed: one of the driver's figures is beyond its limit.
     """
     missed: list[str] = []
 
@@ -84,7 +84,7 @@ def run() -> Iterator[str]:
             tuned = 1000 * _tuned(folder, count, reuse=reuse)
             yield f"{count:,} Ray Tune trials of the same function, {how}: {tuned:.1f} ms each"
     if missed:
-        raise Missed("; ".join(missed))
+        raise LimitMissed("; ".join(missed))
 
 
 def _planning(folder: Path) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
-from tests.benchmarks.decode import transformers_model
+from tests.performance.decode_speed import transformers_model
 from tests.support import lm_eval_reference
 from tests.support.hellaswag_items import ITEMS
 

@@ -17,8 +17,8 @@ from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model
 from kvlab.trial.model_targets import OpenedModel
-from tests.benchmarks.decode import transformers_model
-from tests.benchmarks.missed import Missed
+from tests.performance.decode_speed import transformers_model
+from tests.performance.limits import LimitMissed
 from tests.support import lm_eval_reference
 from tests.support.hellaswag_items import ITEMS
 from tests.support.lm_eval_reference import Predictions
@@ -35,7 +35,7 @@ def run() -> Iterator[str]:
     """Predictions that agree, and seconds of each.
 
     Raises:
-        Missed: predictions differ, or kvlab's evaluation is less than `LEAST_RATIO` times as fast.
+        LimitMissed: predictions differ, or kvlab's evaluation is less than `LEAST_RATIO` times as fast.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -74,7 +74,7 @@ def run() -> Iterator[str]:
     if ratio < LEAST_RATIO:
         missed.append(f"{ratio:.2f} times as fast is below {LEAST_RATIO}")
     if missed:
-        raise Missed("; ".join(missed))
+        raise LimitMissed("; ".join(missed))
 
 
 def _loud(model: GPT) -> GPT:

@@ -14,7 +14,7 @@ from kvlab.errors import MeasurementError, UsageError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmark.budget import Broken, Budget, Crashing, Killed, Littered
+from tests.benchmark.attempts import Broken, Budget, Crashing, Killed, Littered
 
 TINY = {"vocab_size": 64, "block_size": 32, "n_layer": 3, "n_head": 4, "n_embd": 32}
 

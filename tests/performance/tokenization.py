@@ -17,7 +17,7 @@ from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import PieceJob, write_piece
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.spec import DataConfig
-from tests.benchmarks.missed import Missed
+from tests.performance.limits import LimitMissed
 
 MEGABYTES, ROUNDS = 12, 5
 LIMIT = 0.8
@@ -28,7 +28,7 @@ def run() -> Iterator[str]:
     """MB of text a second on one core, and the share of tiktoken's rate.
 
     Raises:
-        Missed: a format is read and tokenised below `LIMIT`.
+        LimitMissed: a format is read and tokenised below `LIMIT`.
     """
     texts = _texts()
     size = sum(len(text.encode()) for text in texts) / 10**6
@@ -46,7 +46,7 @@ def run() -> Iterator[str]:
         yield f"{way} {size / taken:.1f} MB/s: {alone / taken:.0%}"
     share = alone / max(seconds.values())
     if share < LIMIT:
-        raise Missed(f"{share:.1%} of tiktoken's speed is below {LIMIT:.0%}")
+        raise LimitMissed(f"{share:.1%} of tiktoken's speed is below {LIMIT:.0%}")
 
 
 def _in_turn(ways: dict[str, Callable[[], None]]) -> dict[str, float]:

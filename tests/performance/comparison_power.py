@@ -16,7 +16,7 @@ from kvlab.benchmark.session import Variant
 from kvlab.benchmark.timing_statistics import Comparison, compare_timings
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmarks.missed import Missed
+from tests.performance.limits import LimitMissed
 
 LAYERS, PROMPT, STEPS, TRIES = 20, 16, 16, 40
 SECONDS = 400.0
@@ -29,7 +29,7 @@ def run() -> Iterator[str]:
     """One line for each of the two: how often what was said.
 
     Raises:
-        Missed: more than `MOST_WRONG` of the comparisons are wrong: the same called different,
+        LimitMissed: more than `MOST_WRONG` of the comparisons are wrong: the same called different,
             or a layer more not found.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -57,7 +57,7 @@ def run() -> Iterator[str]:
         if good < (1 - MOST_WRONG) * len(tried):
             wrong.append(f"{name} is called {' or '.join(right)} in {good} of {len(tried)}")
     if wrong:
-        raise Missed(f"{'; '.join(wrong)}, where 95 in 100 are wanted")
+        raise LimitMissed(f"{'; '.join(wrong)}, where 95 in 100 are wanted")
 
 
 def _tries(device: torch.device, layers: int) -> list[tuple[Comparison, InterleavedTimings[str]]]:
