@@ -1,4 +1,4 @@
-"""Text from anywhere, made printable: what is recorded may hold anything, the report must not."""
+"""Text for people: sizes, durations and counts, and untrusted text without hidden characters."""
 
 import re
 
@@ -22,3 +22,36 @@ def sanitize_line(text: str) -> str:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def format_number(number: float, unit: str = "") -> str:
+    """Return ``number`` with three significant digits and a decimal prefix: ``62.5 GFLOP/s``."""
+    value = float(number)
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 999.5:
+            digits = f"{value:.3g}"
+            return f"{digits} {prefix}{unit}" if prefix or unit else digits
+        value /= 1000
+    return f"{value:.3g} E{unit}"
+
+
+def format_bytes(count: float) -> str:
+    """Return a size with three significant digits in powers of 1,000: ``1.05 MB``."""
+    return format_number(count, "B")
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in two units at most: ``7s``, ``3m05s``, ``2h07m``, ``4d03h``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 trial``, ``1,024 trials``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -1,8 +1,15 @@
-"""Text from anywhere becomes printable, and nothing else of it changes."""
+"""Sizes, durations and counts as text; untrusted text without hidden characters."""
 
 import pytest
 
-from kvlab.humanize import sanitize_line, sanitize_text
+from kvlab.humanize import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    sanitize_line,
+    sanitize_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,3 +29,31 @@ def test_what_cannot_be_seen_is_shown_as_its_escape(text, shown):
 
 def test_one_line():
     assert sanitize_line(" a\n\n b\tc\x07 ") == "a b c\\x07"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185, "3m05s"), (3599.6, "1h00m"),
+        (7620, "2h07m"), (86399.6, "1d00h"), (4 * 86400 + 3 * 3600, "4d03h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7, "7"), (999.4, "999"), (999.6, "1 k"), (62.5e9, "62.5 G"), (5e21, "5e+03 E")],
+)
+def test_decimal_prefixes(value, text):
+    assert format_number(value) == text
+    assert format_number(value, "B") == text + ("B" if " " in text else " B") == format_bytes(value)
+
+
+def test_a_count_agrees_with_its_noun():
+    assert [format_count(n, "trial") for n in (0, 1, 2048)] == [
+        "0 trials",
+        "1 trial",
+        "2,048 trials",
+    ]

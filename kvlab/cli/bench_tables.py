@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvlab.benchmark.measurement import Measurement
-from kvlab.cli.terminal import format_number, format_table
+from kvlab.cli.terminal import format_table
+from kvlab.humanize import format_number
 
 
 @dataclass(frozen=True)

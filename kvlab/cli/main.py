@@ -1,21 +1,28 @@
-"""The `kvlab` command: parse, call, print. Exit codes: 0 done, 1 look at it, 2 wrong input."""
+"""The `kvlab` command. Exit codes: 0 done, 1 something failed, 2 the input is wrong."""
 
 import argparse
-import os
 import sys
 from importlib import import_module
 
 from kvlab import __version__
 from kvlab.cli.commands import COMMANDS
+from kvlab.cli.terminal import discard_output
 from kvlab.errors import KvlabError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
+    """Run one command.
+
+    Args:
+        argv: Its arguments; by default those of this process.
+
+    Returns:
+        The exit code.
+    """
+    words = sys.argv[1:] if argv is None else argv
     try:
-        options = build_parser(arguments).parse_args(arguments)
-        options.words = arguments  # as typed, for a driver that takes them along
+        options = build_parser(words).parse_args(words)
+        options.words = words  # as typed, to start a detached driver with
         code: int = options.run(options)
         sys.stdout.flush()
         return code
@@ -25,24 +32,28 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `kvlab plan x | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # nobody reads the output any more, as in `kvlab plan x | head`
+        discard_output(sys.stdout)
         return 0
 
 
-def build_parser(arguments: list[str]) -> argparse.ArgumentParser:
+def build_parser(words: list[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands; only the one named in ``words`` has its arguments.
+
+    The modules of the other commands are not imported, so `kvlab --help` stays instant.
+    """
     parser = argparse.ArgumentParser(
         prog="kvlab",
         description="Ablations of KV-cache reductions: one YAML question, one command, one report.",
     )
     parser.add_argument("--version", action="version", version=f"kvlab {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    asked = next((word for word in arguments if not word.startswith("-")), None)
-    for name, (module, line) in COMMANDS.items():
-        command = commands.add_parser(name, help=line, description=line)
-        if name == asked:  # only the asked-for command's module is imported
+    selected = next((word for word in words if not word.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        if name == selected:
             implementation = import_module(module)
-            implementation.arguments(command)
+            implementation.add_arguments(command)
             command.set_defaults(run=implementation.run)
     return parser
 

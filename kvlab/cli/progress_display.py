@@ -1,170 +1,178 @@
-"""What `kvlab submit` shows while it runs: redrawn lines on a terminal, plain lines elsewhere."""
+"""Progress of a running sweep: redrawn in place on a terminal, plain lines in pipes and logs."""
 
-import shutil
+import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from kvlab.cli.terminal import format_bytes
+from kvlab.humanize import format_bytes, format_duration
 from kvlab.store import Store
-from kvlab.store.progress import format_duration, format_progress
-from kvlab.sweep.driver.driver import Driver
+from kvlab.store.progress import format_progress
+from kvlab.sweep import Driver
 from kvlab.sweep.driver.eta import RemainingTime
 from kvlab.sweep.driver.events import Event
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, trials_to_run
 from kvlab.trial.finalize import format_pruned
 
+if TYPE_CHECKING:
+    from kvlab.cli.live_screen import LiveScreen
+
 REDRAW_SECONDS = 0.5
 HEARTBEAT_SECONDS = 10.0
 ID_DIGITS = 8
 
-_UP, _CLEAR = "\x1b[A", "\x1b[J"
-
 
 class ProgressDisplay:
-    """One line for every event; and, redrawn, one for every running trial and for the sweep.
+    """Print one line for every event of a driver, and show the trials that run.
 
-    The redrawing runs in a thread of its own, so that it goes on while the driver waits or, with
-    the inline executor, works. It reads the progress that trials write to their directories.
+    On a terminal, the running trials and the state of the sweep are redrawn in place. Elsewhere
+    one line shows them every 10 seconds. A thread does this, because the driver waits for trials
+    or, with the inline executor, runs them. It reads the progress files of the trials.
+
+    Args:
+        plan: The sweep's trials before the driver runs.
+        store: Where the trials are recorded.
+        stream: Receives the lines.
+        retry_failed: Whether trials that failed before run again.
     """
 
     def __init__(self, plan: Plan, store: Store, stream: TextIO, *, retry_failed: bool = False):
-        self._name, self._store, self._stream = plan.sweep.name, store, stream
+        self._sweep, self._store, self._stream = plan.sweep.name, store, stream
         missing = trials_to_run(plan, retry_failed)
-        self._total = len(plan.trials)
-        self._known = {planned.trial.id for planned in plan.trials}
-        self._done = self._total - len(missing)
+        self._known_trials = {planned.trial.id for planned in plan.trials}
+        self._done = len(plan.trials) - len(missing)
         self._failed = sum(planned.state == "failed" for planned in plan.trials)
         if retry_failed:
             self._failed = 0
         self._pruned = {p.trial.id for p in plan.trials if p.state == "pruned"}
-        self._pace = RemainingTime(missing)
-        self._terminal = stream.isatty()
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._drawn = 0
+        self._remaining_time = RemainingTime(missing)
         self._started = time.monotonic()
-        self._told_stopping = False
-        self._note = ""
-        self._elsewhere = 0
+        self._preparation = ""
+        self._remote_trials = 0
+        self._screen = _open_screen(stream)
+        self._lock = threading.Lock()
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:
-        """Shows progress for the length of the block."""
-        thread = threading.Thread(target=self._loop, args=(driver,), daemon=True)
+        """Show the progress of ``driver`` during the block."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._run, args=(driver, ended), daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._ended.set()
+            ended.set()
             thread.join()
-            with self._lock:
-                self._erase()
+            if self._screen is not None:
+                self._screen.clear()
 
-    def say(self, line: str) -> None:
-        """Prints a line that stays."""
+    def print_line(self, line: str) -> None:
+        """Print a line that stays."""
+        if self._screen is not None:
+            self._screen.print_line(line)
+            return
         with self._lock:
-            self._erase()
             self._stream.write(f"{line}\n")
             self._stream.flush()
 
-    def note(self, line: str) -> None:
-        """Takes a line about what is prepared before the first trial; the last one is shown."""
-        if not self._note:
-            self.say(f"preparing data: {line}")
-        self._note = line
+    def report_preparation(self, line: str) -> None:
+        """Print the first line about the preparation of data; show later ones in the summary."""
+        if not self._preparation:
+            self.print_line(f"preparing data: {line}")
+        self._preparation = line
 
-    def prepared(self) -> None:
-        """Ends what `note` said."""
-        self._note = ""
+    def end_preparation(self) -> None:
+        """Remove the preparation of data from the summary."""
+        self._preparation = ""
 
-    def event(self, event: Event) -> None:
-        """Takes a driver's event."""
-        self._note = ""
+    def handle_event(self, event: Event) -> None:
+        """Print an event of the driver and count it."""
+        self.end_preparation()
         planned = event.planned
-        if planned.trial.id not in self._known:  # a search's
-            self._known.add(planned.trial.id)
-            self._total += 1
+        self._known_trials.add(planned.trial.id)  # a search suggests trials while it runs
         if event.kind == "started":
-            if planned.trial.id in self._pruned:  # it goes on after all
+            if planned.trial.id in self._pruned:  # promoted: it is trained to its end after all
                 self._pruned.remove(planned.trial.id)
                 self._done -= 1
-            self._pace.started(planned)
-            if not self._terminal:
-                self.say(f"started {_label(planned)}")
+            self._remaining_time.started(planned)
+            if self._screen is None:
+                self.print_line(f"started {_trial_label(planned)}")
         elif event.kind == "retried":
-            self.say(f"again   {_label(planned)}: {event.message}")
+            self.print_line(f"again   {_trial_label(planned)}: {event.message}")
         elif event.kind == "waiting":
-            self.say(f"waiting {_label(planned)}: {event.message}")
+            self.print_line(f"waiting {_trial_label(planned)}: {event.message}")
         elif event.kind == "halted":
-            self.say(f"giving up: {event.message}")
+            self.print_line(f"giving up: {event.message}")
         elif event.status in ("stopped", "paused", "elsewhere"):
-            self._pace.dropped(planned)
-            self.say(f"{event.status:<7} {_label(planned)}")
+            self._remaining_time.dropped(planned)
+            self.print_line(f"{event.status:<7} {_trial_label(planned)}")
         else:
-            self._pace.ended(planned, None if event.elsewhere else event.seconds)
-            self._done += 1
-            self._failed += event.status == "failed"
-            if event.status == "pruned":
-                self._pruned.add(planned.trial.id)
-            facts = outcome_line(self._store, planned.trial.id)
-            took = "elsewhere" if event.elsewhere else format_duration(event.seconds)
-            self.say(f"{event.status:<7} {_label(planned)}  {took}  {facts}".rstrip())
+            self._handle_end(event)
 
-    def _loop(self, driver: Driver) -> None:
-        pause = REDRAW_SECONDS if self._terminal else HEARTBEAT_SECONDS
-        beat = time.monotonic()
-        while not self._ended.wait(REDRAW_SECONDS):
-            if driver.stopping and not self._told_stopping:
-                self._told_stopping = True
-                self.say("stopping at the next checkpoints; Ctrl-C again ends it at once")
-            if time.monotonic() - beat >= pause - REDRAW_SECONDS / 2:
-                beat = time.monotonic()
-                self._elsewhere = len(driver.elsewhere)
+    def _handle_end(self, event: Event) -> None:
+        planned = event.planned
+        self._remaining_time.ended(planned, None if event.elsewhere else event.seconds)
+        self._done += 1
+        self._failed += event.status == "failed"
+        if event.status == "pruned":
+            self._pruned.add(planned.trial.id)
+        outcome = format_outcome(self._store, planned.trial.id)
+        duration = "elsewhere" if event.elsewhere else format_duration(event.seconds)
+        line = f"{event.status:<7} {_trial_label(planned)}  {duration}  {outcome}"
+        self.print_line(line.rstrip())
+
+    def _run(self, driver: Driver, ended: threading.Event) -> None:
+        interval = HEARTBEAT_SECONDS if self._screen is None else REDRAW_SECONDS
+        last_shown = time.monotonic()
+        announced_stop = False
+        while not ended.wait(REDRAW_SECONDS):
+            if driver.stopping and not announced_stop:
+                announced_stop = True
+                self.print_line("stopping at the next checkpoints; Ctrl-C again ends it at once")
+            if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
+                last_shown = time.monotonic()
+                self._remote_trials = len(driver.elsewhere)
                 self._show(driver.running)
 
     def _show(self, running: list[PlannedTrial]) -> None:
-        lines = [self._running_line(planned) for planned in running]
-        if not self._terminal:
-            self.say("; ".join([self._sweep_line(), *lines]))
-            return
-        with self._lock:
-            self._erase()
-            width = shutil.get_terminal_size().columns - 1
-            shown = [line[:width] for line in [*lines, self._sweep_line()]]
-            self._stream.write("".join(f"{line}\n" for line in shown))
-            self._stream.flush()
-            self._drawn = len(shown)
+        if self._screen is None:
+            lines = [f"{_short_id(one)} {self._format_progress(one)}" for one in running]
+            self.print_line("; ".join([self._format_summary(), *lines]))
+        else:
+            lines = [f"{_trial_label(one)}  {self._format_progress(one)}" for one in running]
+            self._screen.redraw(lines, self._format_summary())
 
-    def _running_line(self, planned: PlannedTrial) -> str:
-        state = self._store.progress(planned.trial.id) or {"stage": "starting"}
-        text = format_progress(state)
-        return f"{_label(planned)}  {text}" if self._terminal else f"{_short_id(planned)} {text}"
+    def _format_progress(self, planned: PlannedTrial) -> str:
+        return format_progress(self._store.progress(planned.trial.id) or {"stage": "starting"})
 
-    def _sweep_line(self) -> str:
-        parts = [f"{self._name}: {self._done}/{self._total} done"]
+    def _format_summary(self) -> str:
+        parts = [f"{self._sweep}: {self._done}/{len(self._known_trials)} done"]
         if self._failed:
             parts.append(f"{self._failed} failed")
-        if self._elsewhere:
-            parts.append(f"elsewhere: {self._elsewhere}")
+        if self._remote_trials:
+            parts.append(f"elsewhere: {self._remote_trials}")
         parts.append(f"{format_duration(time.monotonic() - self._started)} elapsed")
-        left = self._pace.seconds_left()
-        if left is not None:
-            parts.append(f"about {format_duration(left)} left")
-        if self._note:
-            parts.append(f"preparing data: {self._note}")
+        seconds_left = self._remaining_time.seconds_left()
+        if seconds_left is not None:
+            parts.append(f"about {format_duration(seconds_left)} left")
+        if self._preparation:
+            parts.append(f"preparing data: {self._preparation}")
         return ", ".join(parts)
 
-    def _erase(self) -> None:
-        if self._drawn:
-            self._stream.write("\r" + _UP * self._drawn + _CLEAR)
-            self._drawn = 0
+
+def _open_screen(stream: TextIO) -> "LiveScreen | None":
+    """Return a screen where lines can be redrawn, or None for pipes, logs and dumb terminals."""
+    if not stream.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+        return None
+    from kvlab.cli.live_screen import LiveScreen
+
+    return LiveScreen(stream)
 
 
-def outcome_line(store: Store, trial_id: str) -> str:
-    """The main numbers of a result, or why there are none."""
+def format_outcome(store: Store, trial_id: str) -> str:
+    """Return the main numbers of a trial's result, or why there are none, in one line."""
     result = store.result(trial_id)
     if result is None:
         return ""
@@ -172,27 +180,28 @@ def outcome_line(store: Store, trial_id: str) -> str:
         return format_pruned(result)
     if result["error"]:
         error = result["error"]
-        first = (str(error["message"]).splitlines() or [""])[0]
-        return f"{error['class']}: {error['type']}: {first} (kvlab logs {trial_id[:ID_DIGITS]})"
+        message = (str(error["message"]).splitlines() or [""])[0]
+        hint = f"kvlab logs {trial_id[:ID_DIGITS]}"
+        return f"{error['class']}: {error['type']}: {message} ({hint})"
     return "  ".join(_main_numbers(result))
 
 
 def _main_numbers(result: dict[str, Any]) -> Iterator[str]:
-    found = result["measurements"]
-    if "loss" in found:
-        yield f"loss {found['loss']:.4f}"
-    if "serving_gap" in found:
-        yield f"served {round(found['serving_gap'], 4) + 0.0:+.4f}"  # no -0.0000
-    if "hellaswag_acc_norm" in found:
-        yield f"HellaSwag {found['hellaswag_acc_norm']:.1%}"
+    measurements = result["measurements"]
+    if "loss" in measurements:
+        yield f"loss {measurements['loss']:.4f}"
+    if "serving_gap" in measurements:
+        yield f"served {round(measurements['serving_gap'], 4) + 0.0:+.4f}"  # no -0.0000
+    if "hellaswag_acc_norm" in measurements:
+        yield f"HellaSwag {measurements['hellaswag_acc_norm']:.1%}"
     yield f"KV {format_bytes(result['kv']['bytes_at_block_size'])}"
-    if "tpot_ms_p50" in found:
-        yield f"{found['tpot_ms_p50']:.2f} ms/token"
+    if "tpot_ms_p50" in measurements:
+        yield f"{measurements['tpot_ms_p50']:.2f} ms/token"
 
 
 def _short_id(planned: PlannedTrial) -> str:
     return planned.trial.id[:ID_DIGITS]
 
 
-def _label(planned: PlannedTrial) -> str:
+def _trial_label(planned: PlannedTrial) -> str:
     return f"{_short_id(planned)} {planned.label} seed={planned.trial.seed}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from kvlab.cli.terminal import format_number
+from kvlab.humanize import format_number
 from kvlab.spec import Sweep
 from kvlab.spec.samplers import split_sampler
 from kvlab.spec.validation_errors import format_value

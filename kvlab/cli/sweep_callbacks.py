@@ -1,4 +1,9 @@
-"""MLflow beside a running sweep: an outage costs one warning, never a trial and no waiting."""
+"""Publish results while a sweep runs: to MLflow and to object storage.
+
+A callback has ``on_result(trial_id)``, which the driver calls after every recorded trial, and
+``finish``, which brings the target up to date at the end. An outage of the target costs one
+warning; it neither ends a trial nor delays the sweep.
+"""
 
 import threading
 from collections.abc import Callable
@@ -14,15 +19,18 @@ from kvlab.store.sweep_backup import check_outside_store, copy_description, copy
 if TYPE_CHECKING:
     from kvlab.track import Tracker
 
+COPY_TO_VARIABLE = "KVLAB_COPY_TO"
+"""Environment variable with the default of ``kvlab submit --copy-to``."""
+
 
 class MLflowCallback:
-    """Mirrors one sweep while the driver runs it.
+    """Mirror a sweep into MLflow.
 
     Args:
-        store: of the record.
-        sweep: its name.
-        uri: of MLflow; None as `kvlab.track.Tracker`.
-        warn: takes the one warning.
+        store: Where the trials are recorded.
+        sweep: Its name.
+        uri: Of the MLflow server or database; see `kvlab.track.Tracker` for the default.
+        warn: Called with the warning about an outage.
     """
 
     def __init__(self, store: Store, sweep: str, uri: str | None, warn: Callable[[str], None]):
@@ -30,29 +38,30 @@ class MLflowCallback:
         self._tracker: Tracker | None = None
         self._error: str | None = None
 
-    def result(self, trial_id: str) -> None:
-        """Mirrors a trial that has just been recorded; after an outage, waits for `finish`."""
+    def on_result(self, trial_id: str) -> None:
+        """Mirror a trial; after an outage, leave it to `finish`."""
         if self._error is not None:
             return
         try:
             if self._tracker is not None:
                 self._tracker.mirror_trial(self._sweep, trial_id)
-            else:  # all of them, for what a driver that was killed has left
-                self._connected().mirror(self._sweep)
+            else:  # the whole sweep: a driver that was killed may have mirrored only a part
+                self._connect().mirror(self._sweep)
         except TrackingError as error:
-            self._failed(error)
+            self._handle_outage(error)
 
     def finish(self, report: Path | None) -> dict[str, str | None]:
-        """Brings all of it up to date, with the report; returns where, and what went wrong."""
+        """Mirror the whole sweep with its report; return the URI and the error, if any."""
         try:
-            self._connected().mirror(self._sweep, report)
+            tracker = self._connect()
+            tracker.mirror(self._sweep, report)
         except TrackingError as error:
-            self._failed(error)
+            self._handle_outage(error)
             return {"uri": self._uri, "error": self._error}
-        return {"uri": self._connected().uri, "error": None}
+        return {"uri": tracker.uri, "error": None}
 
-    def _connected(self) -> "Tracker":
-        from kvlab.track import Tracker
+    def _connect(self) -> "Tracker":
+        from kvlab.track import Tracker  # imports MLflow, which takes seconds
 
         if self._tracker is None:
             tracker = Tracker(self._store.path, self._uri)
@@ -60,82 +69,78 @@ class MLflowCallback:
             self._tracker = tracker
         return self._tracker
 
-    def _failed(self, error: TrackingError) -> None:
+    def _handle_outage(self, error: TrackingError) -> None:
         if self._error is None:
-            text = f"MLflow is not up to date: {error}"
-            self._warn(f"{text}; the sweep goes on without it")
+            self._warn(f"MLflow is not up to date: {error}; the sweep goes on without it")
         self._error = str(error)
-        self._tracker = None  # the end connects anew, which tells soon whether it is back
-
-
-# Object storage beside a running sweep: an outage costs one warning, never a trial.
-
-
-COPY_TO_VARIABLE = "KVLAB_COPY_TO"
-"""Names the URL where no option does."""
+        self._tracker = None  # `finish` connects again and finds out whether the outage is over
 
 
 class BackupCallback:
-    """Copies every trial of one sweep as it ends, in a thread: the driver does not wait for it.
+    """Copy the trials of a sweep to object storage, in a thread.
 
     Args:
-        store: of the record.
-        sweep: its name.
-        url: of object storage; None or empty copies nothing.
-        warn: takes the one warning.
+        store: Where the trials are recorded.
+        sweep: Its name.
+        url: Of the object storage; None or an empty string copies nothing.
+        warn: Called with the warning about an outage.
 
     Raises:
-        UsageError: the URL cannot be opened here, or lies in the store.
+        UsageError: If the URL cannot be opened or lies in the store.
     """
 
     def __init__(self, store: Store, sweep: str, url: str | None, warn: Callable[[str], None]):
         self._store, self._sweep, self._warn = store, sweep, warn
-        self._copies = ObjectStorage(url) if url else None
-        if self._copies is not None:
-            check_outside_store(self._copies, store)
-        self._ended: SimpleQueue[str | None] = SimpleQueue()
-        self._known: set[str] = set()
+        self._storage = ObjectStorage(url) if url else None
+        if self._storage is not None:
+            check_outside_store(self._storage, store)
+        self._queue: SimpleQueue[str | None] = SimpleQueue()
+        self._copied: set[str] = set()
         self._error: str | None = None
         self._thread: threading.Thread | None = None
 
-    def result(self, trial_id: str) -> None:
-        """Takes a trial that has just been recorded."""
-        if self._copies is None:
+    def on_result(self, trial_id: str) -> None:
+        """Queue a trial for the thread that copies."""
+        if self._storage is None:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvlab-copier", daemon=True)
+            run = self._copy_queued_trials
+            self._thread = threading.Thread(
+                target=run, args=(self._storage,), name="kvlab-backup", daemon=True
+            )
             self._thread.start()
-        self._known.discard(trial_id)
-        self._ended.put(trial_id)
+        self._copied.discard(trial_id)
+        self._queue.put(trial_id)
 
     def finish(self) -> dict[str, str | None]:
-        """Waits for what is under way, then copies all that is missing there, such as what a
-        driver that was killed has left; returns where to, and what went wrong."""
-        if self._copies is None:
+        """Wait for queued copies and copy the rest; return the URL and the error, if any.
+
+        The rest is what failed during an outage or was left by a driver that was killed.
+        """
+        if self._storage is None:
             return {"url": None, "error": None}
         if self._thread is not None:
-            self._ended.put(None)
+            self._queue.put(None)
             self._thread.join()
         try:
-            copy_sweep(self._store, self._copies, self._sweep, known=self._known)
+            copy_sweep(self._store, self._storage, self._sweep, known=self._copied)
         except (CopyError, StoreError) as error:
-            self._failed(error)
-            return {"url": self._copies.shown, "error": self._error}
-        return {"url": self._copies.shown, "error": None}
+            self._handle_outage(error)
+            return {"url": self._storage.shown, "error": self._error}
+        return {"url": self._storage.shown, "error": None}
 
-    def _run(self) -> None:
-        assert self._copies is not None, "only where there is a place to copy to"
-        while (trial := self._ended.get()) is not None:
+    def _copy_queued_trials(self, storage: ObjectStorage) -> None:
+        while (trial_id := self._queue.get()) is not None:
             if self._error is not None:
-                continue  # an outage: `finish` tries again
+                continue  # `finish` tries again
             try:
-                copy_trial(self._store, self._copies, trial)
-                copy_description(self._store, self._copies, self._sweep)
-                self._known.add(trial)
+                copy_trial(self._store, storage, trial_id)
+                copy_description(self._store, storage, self._sweep)
+                self._copied.add(trial_id)
             except (CopyError, StoreError) as error:
-                self._failed(error)
+                self._handle_outage(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_outage(self, error: Exception) -> None:
         if self._error is None:
             self._warn(f"the copy is not up to date: {error}; the sweep goes on without it")
         self._error = str(error)

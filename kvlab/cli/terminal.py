@@ -1,4 +1,4 @@
-"""Tables and sizes as the terminal shows them."""
+"""Text output of the commands: aligned tables, exact sizes, streams that may break."""
 
 import os
 import sys
@@ -8,51 +8,54 @@ from typing import Any, TextIO
 
 
 def format_table(rows: Sequence[Sequence[str]], right: str = "") -> str:
-    """Aligned columns, the first row as head; ``right`` holds an ``r`` for right-aligned ones."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    align = right.ljust(len(widths))
+    """Align columns, the same in a terminal and in a pipe.
 
-    def line(row: Sequence[str]) -> str:
+    Args:
+        rows: The head, then the body; all of equal length.
+        right: An ``r`` at the position of every column that is aligned to the right.
+    """
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    sides = right.ljust(len(widths))
+
+    def format_row(row: Sequence[str]) -> str:
         cells = [
             cell.rjust(width) if side == "r" else cell.ljust(width)
-            for cell, width, side in zip(row, widths, align, strict=False)
+            for cell, width, side in zip(row, widths, sides, strict=False)
         ]
         return "  ".join(cells).rstrip()
 
-    return "\n".join([line(rows[0]), line(["-" * w for w in widths]), *map(line, rows[1:])])
+    head, *body = rows
+    return "\n".join(map(format_row, [head, ["-" * width for width in widths], *body]))
 
 
 def format_exact_bytes(count: int) -> str:
-    """Bytes exactly, in MB (10^6) and in MiB (2^20): articles mix the two."""
-    return f"{count:,} bytes = {format_decimal(count / 10**6)} MB = {format_decimal(count / 2**20)} MiB"
+    """Return a size in bytes, MB (10^6) and MiB (2^20), because articles mix the two units."""
+    megabytes, mebibytes = format_decimal(count / 10**6), format_decimal(count / 2**20)
+    return f"{count:,} bytes = {megabytes} MB = {mebibytes} MiB"
 
 
 def format_decimal(value: float) -> str:
-    """One decimal, three below 10: 1,048,576 bytes are 1.049 MB, not 1.0."""
+    """Return one decimal, or three below 10: 1,048,576 bytes are 1.049 MB, not 1.0 MB."""
     return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
 
 
-def format_bytes(count: int) -> str:
-    """Bytes with three significant digits, in powers of 1,000."""
-    return format_number(count, "B")
+@contextmanager
+def tolerate_broken_output() -> Iterator[None]:
+    """Ignore that standard output or error cannot be written to any more during the block.
 
-
-def format_number(count: float, unit: str = "") -> str:
-    """A number with three significant digits and k, M, G, T, P or E."""
-    value = float(count)
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(value) < 999.5:
-            digits = f"{value:.3g}"
-            return f"{digits} {prefix}{unit}".strip() if prefix or unit else digits
-        value /= 1000
-    return f"{value:.3g} E{unit}"
-
-
-# Output that nobody reads any more must not end a sweep: ``kvlab submit x.yaml | head``.
+    A closed pipe (``kvlab submit x.yaml | head``), a terminal that is gone or a full disk under a
+    log must not end a sweep. Its output is lost; its exit code stays.
+    """
+    with redirect_stdout(_TolerantStream(sys.stdout)), redirect_stderr(_TolerantStream(sys.stderr)):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 class _TolerantStream:
-    """A stream that goes quiet for good once it cannot be written to."""
+    """A stream that discards all output after the first error."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -61,32 +64,24 @@ class _TolerantStream:
         try:
             return self._stream.write(text)
         except OSError:
-            self._mute()
+            discard_output(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            self._mute()
-
-    def _mute(self) -> None:
-        """What is still in its buffer goes nowhere too, or the exit code would tell of it."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+            discard_output(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-@contextmanager
-def tolerate_broken_output() -> Iterator[None]:
-    """In the block, both standard streams may break (a closed pipe, a terminal that is gone, a
-    full disk under a log): what is said then is lost, and the work goes on to its exit code."""
-    with redirect_stdout(_TolerantStream(sys.stdout)), redirect_stderr(_TolerantStream(sys.stderr)):
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+def discard_output(stream: TextIO) -> None:
+    """Send the output of ``stream`` nowhere from now on, with what is still in its buffer.
+
+    Python would otherwise fail to flush the buffer at exit, and change the exit code.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

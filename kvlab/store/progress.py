@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fs.atomic_files import replace_guarded
+from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import utc_now
 
 ProgressUpdate = Mapping[str, Any]
@@ -63,32 +64,12 @@ def format_progress(state: ProgressUpdate) -> str:
         parts.append(f"{state['tokens_per_second']:,.0f} tokens/s")
     if state.get("mfu") and state.get("flops_per_second"):
         parts.append(
-            f"{format_scaled(state['flops_per_second'])}FLOP/s, MFU {100 * state['mfu']:.0f}%"
+            f"{format_number(state['flops_per_second'], 'FLOP/s')}, MFU {100 * state['mfu']:.0f}%"
         )
     if state.get("peak_bytes"):
-        parts.append(f"peak {format_scaled(state['peak_bytes'])}B")
+        parts.append(f"peak {format_bytes(state['peak_bytes'])}")
     if state.get("seconds_left") is not None:
         parts.append(f"{format_duration(state['seconds_left'])} left")
     if state.get("note"):
         parts.append(str(state["note"]))
     return "  ".join(parts)
-
-
-def format_scaled(value: float) -> str:
-    """Two or three digits and a decimal prefix: ``62.5 G``, ``1.2 T``; a unit comes after it."""
-    prefixes = ["", "k", "M", "G", "T", "P", "E"]
-    while value >= 999.5 and len(prefixes) > 1:
-        value, prefixes = value / 1000, prefixes[1:]
-    return f"{value:.3g} {prefixes[0]}"
-
-
-def format_duration(seconds: float) -> str:
-    """``7s``, ``3m05s``, ``2h07m``, ``4d03h``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

@@ -32,7 +32,7 @@ class Machine:
 def default_rule():
     """What `kvlab bench` measures by if nothing is asked for."""
     parser = argparse.ArgumentParser()
-    bench.arguments(parser)
+    bench.add_arguments(parser)
     return bench.stop_rule(parser.parse_args(["gpt2"]))
 
 

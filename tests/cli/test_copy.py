@@ -63,7 +63,7 @@ def test_a_place_that_fails_costs_one_warning_and_is_brought_up_to_date_later(pl
     store = Store(place / "runs")
     copier = BackupCallback(store, "s", str(place / "file"), told.append)
     for trial in store.trial_ids():
-        copier.result(trial)
+        copier.on_result(trial)
     facts = copier.finish()
     assert len(told) == 1
     assert "the sweep goes on without it" in told[0]

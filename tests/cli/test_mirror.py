@@ -35,11 +35,11 @@ def test_results_can_be_seen_while_the_sweep_runs(store):
         path.unlink()
     mirror = MLflowCallback(store, "made", None, warned.append)
     with store.driver_lock("made").hold():
-        mirror.result(trials[0])
+        mirror.on_result(trials[0])
         assert runs(store) == (trials[:1], ["RUNNING"])
         for number, (trial, path) in enumerate(later.items(), 2):
             path.write_bytes(hidden[path])
-            mirror.result(trial)
+            mirror.on_result(trial)
             assert runs(store)[0] == sorted(trials[:number])
     assert mirror.finish(None) == {"uri": f"sqlite:///{store.path}/mlflow.db", "error": None}
     assert runs(store) == (sorted(trials), ["FINISHED"])
@@ -51,7 +51,7 @@ def test_a_sweep_that_was_stopped_is_not_left_running(store):
     (store.trial_directory(trials[-1]) / "result.json").unlink()
     mirror = MLflowCallback(store, "made", None, pytest.fail)
     with store.driver_lock("made").hold():
-        mirror.result(trials[0])
+        mirror.on_result(trials[0])
         assert runs(store)[1] == ["RUNNING"]
     mirror.finish(None)
     assert runs(store) == (sorted(trials[:-1]), ["KILLED"])
@@ -63,7 +63,7 @@ def test_an_outage_is_warned_about_once_and_the_end_tries_again(store):
     database.mkdir()  # in the way of the file
     mirror = MLflowCallback(store, "made", None, warned.append)
     for trial in trials:
-        mirror.result(trial)
+        mirror.on_result(trial)
     assert len(warned) == 1
     assert mirror.finish(None)["error"]
     assert len(warned) == 1

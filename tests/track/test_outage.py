@@ -97,7 +97,7 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
         with store.driver_lock("made").hold():
             for number, trial in enumerate(trials):
                 end(trial)
-                mirror.result(trial)
+                mirror.on_result(trial)
                 if number == 1:
                     server.kill()
             assert "nobody answers" not in warned[0], "it was there, so it was asked"
@@ -129,7 +129,7 @@ def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_
     with store.driver_lock("made").hold():
         for trial in trials:
             end(trial)
-            mirror.result(trial)
+            mirror.on_result(trial)
     mirror.finish(None)
     shutil.copytree(store.path, tmp_path / "other", ignore=shutil.ignore_patterns("mlflow.db"))
     shutil.copy(empty, tmp_path / "other" / "mlflow.db")

@@ -1,21 +1,8 @@
 """Progress: one line for people, a file for other processes, and not too often."""
 
-import pytest
-
 from kvlab.fs.atomic_files import read_json
 from kvlab.store import progress
-from kvlab.store.progress import ProgressReporter, format_duration, format_progress, format_scaled
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (185, "3m05s"), (3599.6, "1h00m"),
-        (7620, "2h07m"), (86399.6, "1d00h"), (4 * 86400 + 3 * 3600, "4d03h"),
-    ],
-)  # fmt: skip
-def test_durations(seconds, text):
-    assert format_duration(seconds) == text
+from kvlab.store.progress import ProgressReporter, format_progress
 
 
 def test_one_line_of_what_there_is():
@@ -34,14 +21,6 @@ def test_one_line_of_what_there_is():
         format_progress({"stage": "training", "steps": 5, "loss": 0.0})
         == "training  0/5  loss 0.0000"
     )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(7, "7 "), (999.4, "999 "), (999.6, "1 k"), (62.5e9, "62.5 G"), (5e21, "5e+03 E")],
-)
-def test_decimal_prefixes(value, text):
-    assert format_scaled(value) == text
 
 
 def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):

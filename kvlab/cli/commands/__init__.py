@@ -1,7 +1,8 @@
-"""The commands, one module each, in the order of `kvlab --help`: name -> (module, one line).
+"""The table of commands: name -> (module, summary), in the order of `kvlab --help`.
 
-A command module has ``arguments(parser)`` and ``run(options) -> exit code``; it is imported
-only when its command runs, so that `kvlab --help` stays instant.
+Each command is one module with ``add_arguments(parser)`` and ``run(options) -> exit code``. It is
+imported only when its command runs, so `kvlab --help` stays instant. To add a command, write its
+module and add a line here.
 """
 
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -12,7 +12,7 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("before", metavar="A", help="name or file of a submitted sweep")
     parser.add_argument("after", metavar="B", help="another one, or the same in --store-b")
     add_store(parser)

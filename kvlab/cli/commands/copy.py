@@ -16,7 +16,7 @@ from kvlab.store.sweep_backup import (
 )
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument(

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.cli.terminal import format_bytes, format_number, format_table
+from kvlab.cli.terminal import format_table
 from kvlab.data import (
     Dataset,
     get_data_dir,
@@ -27,6 +27,7 @@ from kvlab.data.hellaswag_dataset import (
 )
 from kvlab.data.shards import read_manifest
 from kvlab.errors import DataError, UsageError
+from kvlab.humanize import format_bytes, format_number
 from kvlab.spec import DataConfig, load_experiment, parse_override
 from kvlab.spec.data_config import SOURCES
 from kvlab.spec.validation_errors import list_field_errors
@@ -42,7 +43,7 @@ examples:
 """
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Literal
 
 from kvlab.cli.shared_arguments import add_json, add_store
-from kvlab.cli.terminal import format_bytes
 from kvlab.data import get_data_dir, list_prepared_datasets
 from kvlab.data.hellaswag_dataset import find_hellaswag_file
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
+from kvlab.humanize import format_bytes
 
 _MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     add_json(parser)
 

@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 from kvlab.cli.shared_arguments import memory_size, positive_int
-from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_number, format_table
+from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table
+from kvlab.humanize import format_number
 from kvlab.layout import (
     RESCALE_PRESETS,
     KVLayout,
@@ -28,7 +29,7 @@ examples:
 """
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("target", nargs="+", help="a preset such as gpt2, or an experiment file")

@@ -5,12 +5,13 @@ import json
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store
-from kvlab.cli.terminal import format_bytes, format_table
+from kvlab.cli.terminal import format_table
+from kvlab.humanize import format_bytes
 from kvlab.store import Store
 from kvlab.store.gc import Garbage, find_garbage, remove_garbage
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument(
         "--weights",

@@ -15,7 +15,7 @@ _INSTALLED_NAMES = {"gitignore": ".gitignore"}
 """Names that a package should not carry itself."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="made if it does not exist")
     add_json(parser)
 

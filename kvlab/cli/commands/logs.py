@@ -23,7 +23,7 @@ START_SECONDS = 15.0
 """How long a driver may take to say that it is there."""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="TRIAL|SWEEP",

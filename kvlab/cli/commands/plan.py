@@ -8,11 +8,11 @@ from typing import Any
 
 from kvlab.cli.search_summary import space_lines
 from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positive_float, read_sweep
-from kvlab.cli.terminal import format_bytes, format_number, format_table
+from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
+from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
-from kvlab.store.progress import format_duration
 from kvlab.sweep import Plan, PlannedTrial, plan
 from kvlab.sweep.planning.budget import Budget, estimate_budget
 from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
@@ -20,7 +20,7 @@ from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_ne
 Levels = Mapping[str, str]
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="a sweep's YAML file")
     add_store(parser)
     parser.add_argument(
@@ -208,7 +208,7 @@ def budget_lines(costs: Budget) -> Iterator[str]:
     low, high = costs.parameters
     sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
-    counts = f"{_count_noun(costs.trials, 'trial')}, {_count_noun(costs.trainings, 'training')}"
+    counts = f"{format_count(costs.trials, 'trial')}, {format_count(costs.trainings, 'training')}"
     at_most = "at most " if costs.suggestions else ""
     yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
     if costs.suggestions:
@@ -263,7 +263,3 @@ def _time_line(costs: Budget) -> str:
     if costs.hours is None:
         return f"Time: not known, as trials are on CPU and on GPU; {speed} ({source})."
     return f"Time: {format_number(costs.hours)} {costs.device} hours, {rest}; {speed} ({source})."
-
-
-def _count_noun(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

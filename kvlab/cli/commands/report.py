@@ -12,7 +12,7 @@ from kvlab.report.sections import SECTIONS, explain_unknown_section
 from kvlab.store import Store
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a submitted sweep")
     add_store(parser)
     parser.add_argument(

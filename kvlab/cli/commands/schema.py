@@ -7,7 +7,7 @@ from kvlab.benchmark.measurement import Measurement
 from kvlab.spec.json_schema import JSON_SCHEMA_DRAFT, json_schema
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kind",
         choices=["experiment", "sweep", "measurement"],

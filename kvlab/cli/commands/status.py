@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.cli.progress_display import ID_DIGITS, outcome_line
+from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
+from kvlab.humanize import format_duration
 from kvlab.store import Store
-from kvlab.store.progress import format_duration, format_progress
+from kvlab.store.progress import format_progress
 from kvlab.sweep.driver.eta import SweepPace, estimate_pace
 from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
 
 STATES = ("done", "failed", "diverged", "pruned", "running", "missing")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     add_store(parser)
     add_cluster(parser)
@@ -87,7 +88,7 @@ def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
 def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
     status = store.status(trial)
     if status in ("failed", "diverged", "pruned"):
-        return {"state": status, "detail": outcome_line(store, trial)}
+        return {"state": status, "detail": format_outcome(store, trial)}
     if status == "done":
         return {"state": status, "detail": ""}
     if store.is_running(trial):

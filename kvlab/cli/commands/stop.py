@@ -11,7 +11,7 @@ from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import end_detached_driver, read_last_driver
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep that is running")
     parser.add_argument(
         "--force",

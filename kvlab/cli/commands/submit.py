@@ -1,4 +1,4 @@
-"""`kvlab submit`: run what a sweep is missing, write its report, and mirror both into MLflow."""
+"""`kvlab submit`: run the missing trials of a sweep, write its report, publish both."""
 
 import argparse
 import json
@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from kvlab.cli import notification, sweep_callbacks
 from kvlab.cli.detach import submit_detached
-from kvlab.cli.progress_display import ProgressDisplay, outcome_line
+from kvlab.cli.notification import NOTIFY_VARIABLE, notify_at_end, outcome_facts
+from kvlab.cli.progress_display import ProgressDisplay, format_outcome
 from kvlab.cli.search_summary import promote_trials, search_lines
 from kvlab.cli.shared_arguments import add_json, add_store, read_sweep
-from kvlab.cli.sweep_callbacks import BackupCallback, MLflowCallback
+from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCallback
 from kvlab.cli.terminal import tolerate_broken_output
 from kvlab.errors import UsageError
+from kvlab.humanize import format_duration
 from kvlab.store import Store
-from kvlab.store.progress import format_duration
 from kvlab.store.provenance import Origin, capture_origin, redact_command
 from kvlab.sweep import Driver, Plan, PlannedTrial, Summary, plan
 from kvlab.sweep.driver.events import PrepareTrials
@@ -34,37 +34,38 @@ from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.smoke_test import run_task
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="a sweep's YAML file")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sweep", metavar="SWEEP", help="YAML file of a sweep")
     add_store(parser)
     parser.add_argument(
         "--executor",
         choices=sorted(EXECUTORS, reverse=True),
         default="ray",
-        help="ray (default) runs several trials at once, inline one after the other in here",
+        help="ray (default) runs several trials at once; inline runs them one after the other in"
+        " this process",
     )
-    parser.add_argument("--address", help="of a running Ray cluster; default: a local one")
+    parser.add_argument("--address", help="of a running Ray cluster (default: start a local one)")
     parser.add_argument(
         "--detach",
         action="store_true",
-        help="return at once: the driver goes on as a process of its own, or with --address as a"
-        " job of that cluster",
+        help="return at once and let the driver run in a process of its own, or with --address"
+        " as a job of that cluster",
     )
     parser.add_argument(
         "--smoke",
         action=argparse.BooleanOptionalAction,
-        help="take one step of every architecture before the long work (default: where a"
+        help="run one step of every architecture before the first training (default: if a"
         " training takes more than five minutes)",
     )
     parser.add_argument(
-        "--retry-failed", action="store_true", help="run trials that failed before once more"
+        "--retry-failed", action="store_true", help="also run trials that failed before"
     )
     parser.add_argument(
         "--promote",
         action="append",
         default=[],
         metavar="TRIAL",
-        help="train a trial that the search has pruned to its end; may be given again",
+        help="train a trial to its end that the search has pruned; may be repeated",
     )
     parser.add_argument("--no-report", action="store_true", help="write no report at the end")
     parser.add_argument(
@@ -73,16 +74,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tracking-uri", metavar="URI", help="of an MLflow server")
     parser.add_argument(
         "--copy-to",
-        default=os.environ.get(sweep_callbacks.COPY_TO_VARIABLE),
+        default=os.environ.get(COPY_TO_VARIABLE),
         metavar="URL",
-        help=f"copy results and checkpoints there (default: {sweep_callbacks.COPY_TO_VARIABLE}, else nowhere)",
+        help="copy results and checkpoints to this object storage or folder"
+        f" (default: {COPY_TO_VARIABLE}, else nowhere)",
     )
     parser.add_argument(
         "--notify",
-        default=os.environ.get(notification.NOTIFY_VARIABLE),
+        default=os.environ.get(NOTIFY_VARIABLE),
         metavar="COMMAND",
-        help="shell command for the end, with the summary as JSON on its standard input"
-        f" (default: {notification.NOTIFY_VARIABLE}, else none)",
+        help="shell command to run at the end, with the summary as JSON on its standard input"
+        f" (default: {NOTIFY_VARIABLE}, else none)",
     )
     add_json(parser)
 
@@ -104,24 +106,25 @@ def _submit(options: argparse.Namespace) -> int:
     store = Store(Path(options.store).absolute())
     planned = plan(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
-    live = ProgressDisplay(planned, store, stream, retry_failed=options.retry_failed)
-    mirror = MLflowCallback(store, sweep.name, options.tracking_uri, live.say)
-    copies = BackupCallback(store, sweep.name, options.copy_to, live.say)
+    display = ProgressDisplay(planned, store, stream, retry_failed=options.retry_failed)
+    warn = display.print_line
+    mlflow = MLflowCallback(store, sweep.name, options.tracking_uri, warn)
+    backup = BackupCallback(store, sweep.name, options.copy_to, warn)
 
-    def on_result(trial: str) -> None:
-        mirror.result(trial)
-        copies.result(trial)
+    def on_result(trial_id: str) -> None:
+        mlflow.on_result(trial_id)
+        backup.on_result(trial_id)
 
-    with notification.notify_at_end(options.notify, sweep.name, store.path, live.say) as told:
-        summary = _run_driver(options, planned, store, live, on_result)
+    with notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
+        summary = _run_driver(options, planned, store, display, on_result)
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
         _print_summary(planned, store, summary, stream)
         report = None
         if summary.exit_code != 130 and not options.no_report:
             report = _write_report(options, sweep.name, store)
             facts["report"] = str(report)
-        facts["mlflow"], facts["copy"] = mirror.finish(report), copies.finish()
-        told |= {**facts, **notification.outcome_facts(summary)}
+        facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
+        notice |= {**facts, **outcome_facts(summary)}
     if report is not None:
         print(report, file=stream)
     if options.json:
@@ -133,69 +136,112 @@ def _run_driver(
     options: argparse.Namespace,
     planned: Plan,
     store: Store,
-    live: ProgressDisplay,
+    display: ProgressDisplay,
     on_result: Callable[[str], None],
 ) -> Summary:
     sweep, missing = planned.sweep, trials_to_run(planned, options.retry_failed)
-    command, source = _neutral_command(options), sweep.source
+    command = _recorded_command(options)
     describe = partial(
         describe_sweep,
-        yaml=source.document.text,
-        experiment_yaml=source.base_document.text,
+        yaml=sweep.source.document.text,
+        experiment_yaml=sweep.source.base_document.text,
         command=command,
     )
     search = None if sweep.search is None else Searcher(planned, store, describe)
     if search is not None:
         promote_trials(search, store, options.promote)
         planned = search.plan
-    flags = store.stop_flag(sweep.name), store.own_stop_flag(sweep.name)
-    origin = capture_origin(command, *flags)
-    live.say(f"{sweep.name}: {planned.totals()}")
-    executor = _make_executor(options, store, origin, bool(missing) or search is not None)
+    may_run = bool(missing) or search is not None
+    origin = capture_origin(command, store.stop_flag(sweep.name), store.own_stop_flag(sweep.name))
+    display.print_line(f"{sweep.name}: {planned.totals()}")
+    executor = _make_executor(options, store, origin, may_run)
     forced = True
     try:
-        if options.address and (missing or search is not None):
+        if options.address and may_run:
             folder = store.sweep_directory(sweep.name)
             check_store_is_shared(store.path, folder, executor.on_every_machine)
-        where = f" on {executor.describe()}" if missing or search is not None else ""
-        live.say(f"{_describe_missing(planned, len(missing))}{where}; record in {options.store}")
+        where = f" on {executor.describe()}" if may_run else ""
+        trials = _describe_missing(planned, len(missing))
+        display.print_line(f"{trials}{where}; record in {options.store}")
         driver = Driver(
             planned,
             store,
             executor,
             origin=origin,
             description=describe(planned),
-            before=make_preflight(options, planned, store, executor, origin, live),
-            on_event=live.event,
+            before=_make_preflight(options, planned, store, executor, origin, display),
+            on_event=display.handle_event,
             on_result=on_result,
             retry_failed=options.retry_failed,
             feed=search,
         )
-        with stop_on_signal(driver.stop), live.watch(driver):
+        with stop_on_signal(driver.stop), display.watch(driver):
             summary = driver.run()
         if search is not None:
-            live.say("\n".join(search_lines(search)))
+            display.print_line("\n".join(search_lines(search)))
         forced = False
         return summary
     finally:
         executor.close(force=forced)
 
 
-def _neutral_command(options: argparse.Namespace) -> str:
-    """What computes the same again: no places, no machine."""
+def _make_preflight(
+    options: argparse.Namespace,
+    planned: Plan,
+    store: Store,
+    executor: Executor,
+    origin: Origin,
+    display: ProgressDisplay,
+) -> PrepareTrials:
+    """Return what the driver calls before the first trial: memory check, data, smoke tests.
+
+    Raises:
+        UsageError: If a search shares GPUs by memory; its trials are not known in advance.
+    """
+    shares_gpus = any(one.trial.experiment.resources.gpus == "auto" for one in planned.trials)
+    if shares_gpus and planned.sweep.search is not None:
+        text = "resources.gpus = auto is measured before trials start, and a search finds its"
+        raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
+    say = display.print_line
+    smoke_tests = SmokeTests(store, planned.sweep.name, executor, origin, say, options.smoke)
+    one_at_a_time = options.executor == "inline" or planned.sweep.search is not None
+
+    def prepare(missing: list[PlannedTrial], check_stop: Callable[[], None]) -> list[PlannedTrial]:
+        for line in check_memory(missing, _machine_memories(options, executor), one_at_a_time):
+            say(line)
+        if not options.address:  # the machines of a cluster have data folders of their own
+            prefetch_data(missing, display.report_preparation, check_stop)
+        display.end_preparation()
+        budget = estimate_budget(planned, store)
+        smoke_tests.rate = budget.rate.flops_per_second if budget and budget.rate else None
+        return smoke_tests(missing, check_stop)
+
+    return prepare
+
+
+def _machine_memories(options: argparse.Namespace, executor: Executor) -> list[MachineMemory]:
+    """Return the memory of the machines that trials may run on, if they answer."""
+    answers = [measure_machine_memory()]
+    if options.address:
+        replies = executor.on_every_machine(measure_machine_memory, "").values()
+        answers = [reply for reply in replies if isinstance(reply, str)]
+    return [MachineMemory(**json.loads(answer)) for answer in answers]
+
+
+def _recorded_command(options: argparse.Namespace) -> str:
+    """Return the command that computes the same again, without paths of this machine."""
     inline = ["--executor", "inline"] if options.executor == "inline" else []
     return redact_command(["submit", options.sweep, *inline])
 
 
 def _make_executor(
-    options: argparse.Namespace, store: Store, origin: Origin, needed: bool
+    options: argparse.Namespace, store: Store, origin: Origin, may_run: bool
 ) -> Executor:
-    name = options.executor if needed else "inline"  # nothing to run starts no cluster
-    own_process = name != "inline"
-    work: RunTask = partial(
-        run_task, store=store.path, origin=origin, capture_output=own_process, wait=False
+    name = options.executor if may_run else "inline"  # start no cluster for nothing
+    run_one: RunTask = partial(
+        run_task, store=store.path, origin=origin, capture_output=name != "inline", wait=False
     )
-    return EXECUTORS[name](work, options.address if needed else None)
+    return EXECUTORS[name](run_one, options.address if may_run else None)
 
 
 def _describe_missing(planned: Plan, missing: int) -> str:
@@ -213,9 +259,9 @@ def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO
     ]
     print(f"{', '.join(parts)} in {format_duration(summary.seconds)}", file=stream)
     if states["failed"]:
-        for one in planned.trials:
-            if store.status(one.trial.id) == "failed":
-                print(f"  {one.trial.id}  {outcome_line(store, one.trial.id)}", file=stream)
+        for trial_id in (one.trial.id for one in planned.trials):
+            if store.status(trial_id) == "failed":
+                print(f"  {trial_id}  {format_outcome(store, trial_id)}", file=stream)
         print("failed trials are not run again unless asked: --retry-failed", file=stream)
     if summary.exit_code == 130:
         print("stopped; submit again to go on from the last checkpoints", file=stream)
@@ -226,55 +272,3 @@ def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> Path
 
     with store.report_lock(sweep).hold():  # several drivers may end at once
         return write_report(store, sweep, Path(options.reports))
-
-
-# What `kvlab submit` does before the first trial: texts made ready, architectures tested.
-
-
-def make_preflight(
-    options: argparse.Namespace,
-    planned: Plan,
-    store: Store,
-    executor: Executor,
-    origin: Origin,
-    live: ProgressDisplay,
-) -> PrepareTrials:
-    """The driver's preparation, as the options say.
-
-    Raises:
-        ResourceError: a training cannot fit the memory of any machine.
-        UsageError: a search shares GPUs by memory, which is measured before its trials are known.
-    """
-    packed = any(one.trial.experiment.resources.gpus == "auto" for one in planned.trials)
-    if packed and planned.sweep.search is not None:
-        text = "resources.gpus = auto is measured before trials start, and a search finds its"
-        raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
-    smoke = SmokeTests(store, planned.sweep.name, executor, origin, live.say, options.smoke)
-
-    def prepare(missing: list[PlannedTrial], check_stop: Callable[[], None]) -> list[PlannedTrial]:
-        for line in check_memory(
-            missing, _machine_memories(options, executor), _runs_one_at_a_time(options, planned)
-        ):
-            live.say(line)
-        if not options.address:  # a cluster's machines have data folders of their own
-            prefetch_data(missing, live.note, check_stop)
-        live.prepared()
-        costs = estimate_budget(planned, store)
-        smoke.rate = costs.rate.flops_per_second if costs and costs.rate else None
-        return smoke(missing, check_stop)
-
-    return prepare
-
-
-def _machine_memories(options: argparse.Namespace, executor: Executor) -> list[MachineMemory]:
-    """The memory of the machines that trials may run on; of those that answer."""
-    answers = [measure_machine_memory()]
-    if options.address:
-        found = executor.on_every_machine(measure_machine_memory, "").values()
-        answers = [answer for answer in found if isinstance(answer, str)]
-    return [MachineMemory(**json.loads(answer)) for answer in answers]
-
-
-def _runs_one_at_a_time(options: argparse.Namespace, planned: Plan) -> bool:
-    """Whether one trial runs at a time; the base of a search always does."""
-    return options.executor == "inline" or planned.sweep.search is not None

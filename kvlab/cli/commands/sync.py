@@ -11,7 +11,7 @@ from kvlab.store import Store
 from kvlab.track import MirrorSummary
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     add_store(parser)
     parser.add_argument(

@@ -10,7 +10,7 @@ from kvlab.store import Store
 from kvlab.track import is_server, serve_ui, tracking_uri
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument("--port", type=int, default=5000, help="of the page (default: 5000)")
     parser.add_argument("--tracking-uri", metavar="URI", help="a database other than the store's")

@@ -15,6 +15,7 @@ from pathlib import Path
 from kvlab.data import get_hellaswag_file, prepare_dataset
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json
+from kvlab.humanize import format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.store import Store
 from kvlab.store.failure import OUT_OF_MEMORY, Failure
@@ -75,7 +76,7 @@ class SmokeTests:
         groups = self._groups(missing)
         if not groups:
             return list(missing)
-        self.say(f"smoke test: one step of {_count_noun(len(groups), 'architecture')}")
+        self.say(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
         answers = self._run({key: group[0] for key, group in groups.items()}, check_stop)
         settled: dict[str, PlannedTrial] = {}
         broken = 0
@@ -206,10 +207,6 @@ def _read_answer(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-
-
-def _count_noun(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # Text and evaluation sets, made ready once before the trials that need them start.

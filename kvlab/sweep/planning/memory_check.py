@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.errors import ResourceError
+from kvlab.humanize import format_bytes
 from kvlab.layout import training_peak_bytes
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec import ResourcesConfig
@@ -79,9 +80,12 @@ def check_memory(
             continue
         where = "a GPU" if experiment.resources.devices else "the largest machine"
         if least > most:
-            text = f"{_trial_name(one)} cannot be trained here: at least {_gb(least)} of memory, even at"
-            text = f"{text} one row of {experiment.model.block_size} tokens at once, and {where}"
-            raise ResourceError(f"{text} has {_gb(most)}; use a smaller model or a larger machine")
+            text = f"{_trial_name(one)} cannot be trained here: at least {format_bytes(least)}"
+            text = f"{text} of memory, even at one row of {experiment.model.block_size} tokens"
+            text = f"{text} at once, and {where}"
+            raise ResourceError(
+                f"{text} has {format_bytes(most)}; use a smaller model or a larger machine"
+            )
         count = 1 if alone else min(m.at_once(experiment.resources) for m in machines)
         peak = training_peak_bytes(experiment, most)
         if peak * count > most and experiment.resources not in told:
@@ -91,12 +95,12 @@ def check_memory(
 
 def _warning(one: PlannedTrial, peak: int, count: int, most: int, where: str) -> str:
     resources = one.trial.experiment.resources
-    text = f"{_trial_name(one)} is predicted to take {_gb(peak)}"
+    text = f"{_trial_name(one)} is predicted to take {format_bytes(peak)}"
     if count > 1:
-        text += f", and {count} such trials at once {_gb(peak * count)}"
+        text += f", and {count} such trials at once {format_bytes(peak * count)}"
     larger = f"raise resources.{'gpus' if resources.devices else 'cpus'} so that fewer run at once"
     way_out = "lower resources.microbatch_tokens" + (f" or {larger}" if count > 1 else "")
-    return f"memory may run out: {text}, of {_gb(most)} that {where} has; {way_out}"
+    return f"memory may run out: {text}, of {format_bytes(most)} that {where} has; {way_out}"
 
 
 def _with_one_row_microbatch(experiment: Experiment) -> Experiment:
@@ -127,7 +131,3 @@ def _device_memory() -> int:
 
 def _trial_name(one: PlannedTrial) -> str:
     return f"trial {one.trial.id[:8]} ({one.label})"
-
-
-def _gb(number: float) -> str:
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import DataError
+from kvlab.humanize import format_count
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec import DataConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
@@ -121,7 +122,7 @@ class Plan:
     def totals(self) -> str:
         """``36 trials, 24 trainings: 12 trials share a training with another``."""
         trials, sharing = len(self.trials), len(self.trials) - self.trainings
-        text = f"{_count_noun(trials, 'trial')}, {_count_noun(self.trainings, 'training')}"
+        text = f"{format_count(trials, 'trial')}, {format_count(self.trainings, 'training')}"
         if sharing:
             verb = "trial shares" if sharing == 1 else "trials share"
             text += f": {sharing:,} {verb} a training with another"
@@ -279,10 +280,6 @@ def _with_absolute_paths(experiment: Experiment) -> Experiment:
         return experiment
     paths = tuple(os.path.abspath(path) for path in data.paths)
     return experiment.model_copy(update={"data": data.model_copy(update={"paths": paths})})
-
-
-def _count_noun(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 # How a trial stands in the record, as a driver sees it.

@@ -1,0 +1,99 @@
+"""What `kvlab submit` shows: redrawn on a terminal, plain lines in a pipe."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.pty_process import PtyProcess, render_screen
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
+
+ROOT = Path(__file__).parent.parent.parent
+SCREEN = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+from kvlab.cli.live_screen import LiveScreen
+screen = LiveScreen(sys.stdout)
+screen.print_line("a line [bold]with[/bold] :smile: that is longer than forty columns")
+screen.redraw(["trial a: " + "x" * 60, "trial b"], "sum: 0/2")
+screen.print_line("trial b is done")
+screen.redraw([f"trial {number}" for number in range(30)], "sum: 1/2")
+signal.sigwait([signal.SIGUSR1])
+screen.clear()
+screen.print_line("done")
+"""
+
+
+def test_lines_that_stay_stand_above_those_that_are_redrawn():
+    process = PtyProcess("-c", SCREEN, rows=10, columns=40, PYTHONPATH=str(ROOT))
+    process.read_until(lambda output: "sum: 1/2" in output)
+    shown = render_screen(process.output)
+    assert shown[:2] == [
+        "a line [bold]with[/bold] :smile: that is longer than forty columns",
+        "trial b is done",
+    ]
+    assert shown[2:] == [*(f"trial {number}" for number in range(6)), "... and 24 more", "sum: 1/2"]
+    os.kill(process.pid, signal.SIGUSR1)
+    assert process.wait() == 0
+    assert render_screen(process.output)[2:] == ["done"]
+
+
+def test_a_line_is_cut_to_the_width_of_the_terminal():
+    process = PtyProcess("-c", SCREEN, rows=10, columns=40, PYTHONPATH=str(ROOT))
+    process.read_until(lambda output: "0/2" in output)
+    assert f"trial a: {'x' * 30}\r\n" in process.output
+    process.kill()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_tiny(tmp_path, SWEEP, EXPERIMENT.replace("tokens: 640,", "tokens: 64e9,"))
+    return tmp_path
+
+
+def submit_words(folder, *options):
+    words = ["-m", "kvlab.cli.main", "submit", folder / "s.yaml", "--executor", "inline"]
+    return [*words, "--store", folder / "runs", "--no-report", *options]
+
+
+def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
+    process = PtyProcess(*submit_words(folder), PYTHONPATH=str(ROOT))
+    process.read_until(lambda output: "training  " in output and "0/2 done" in output)
+    running = render_screen(process.output)
+    assert running[-1].startswith("s: 0/2 done, ")
+    assert "heads=" in running[-2]
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 130
+    shown = render_screen(process.output)
+    assert not any(line.startswith("s: 0/2 done") for line in shown)
+    assert any(line.startswith("stopped ") for line in shown)
+    assert shown[-1] == "stopped; submit again to go on from the last checkpoints"
+    assert "\x1b[?25l" not in process.output, "a killed process could not show the cursor again"
+
+
+def test_a_dumb_terminal_gets_plain_lines(folder):
+    process = PtyProcess(*submit_words(folder), PYTHONPATH=str(ROOT), TERM="dumb")
+    process.read_until(lambda output: "\nstarted " in output)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 130
+    assert "\x1b" not in process.output
+
+
+def test_a_pipe_gets_plain_lines_without_importing_rich(folder):
+    code = "import sys; from kvlab.cli.main import main; main(); print('rich' in sys.modules)"
+    (folder / "e.yaml").write_text(EXPERIMENT)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, submit_words(folder)[2:])],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+    assert done.stdout.splitlines()[-1] == "False"
