@@ -17,7 +17,7 @@ class Attempt:
     """Writes ``attempts/<number>/``. Every line is on disk when the call returns to the system."""
 
     def __init__(self, store: Store, trial_id: str):
-        self.number = store.new_attempt(trial_id)
+        self.number = store.create_attempt(trial_id)
         self.directory = store.attempt_directory(trial_id, self.number)
         self.started = utc_now()
 

@@ -98,7 +98,7 @@ def _find_temporary_files(store: Store) -> Iterator[Garbage]:
 
 def _find_checkpoints(store: Store) -> Iterator[Garbage]:
     for directory in _list_folders(store.path / "trainings"):
-        if store.training_done(directory.name):
+        if store.is_trained(directory.name):
             why = "checkpoints of a finished training"
         elif (directory / "diverged.json").exists():
             why = "checkpoints of a training that diverged"

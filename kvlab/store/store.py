@@ -70,7 +70,7 @@ class Store:
         """The file whose presence asks the trials of a sweep to stop."""
         return self.sweep_directory(name) / "stop"
 
-    def own_stop_flag(self, name: str) -> Path:
+    def new_driver_stop_flag(self, name: str) -> Path:
         """A new place for a file that asks the trials of one driver alone to stop."""
         return self.sweep_directory(name) / "drivers" / f"{secrets.token_hex(8)}.stop"
 
@@ -164,7 +164,7 @@ class Store:
         except FileExistsError:
             raise LeaseLost(f"{path} is there already: another process has ended it") from None
 
-    def set_aside(self, trial_id: str) -> None:
+    def archive_result(self, trial_id: str) -> None:
         """Moves a result that is to be made again into its last attempt. Needs the lock."""
         directory = self.trial_directory(trial_id)
         target = directory / "attempts" / str(max(self.attempts(trial_id), default=0))
@@ -210,7 +210,7 @@ class Store:
         names = _list_names(self.trial_directory(trial_id) / "attempts")
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def pauses(self, trial_id: str) -> int:
+    def count_pauses(self, trial_id: str) -> int:
         """How many of its attempts ended at a rung of a search: they lost nothing."""
         found = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
         return sum(path.exists() for path in found)
@@ -218,7 +218,7 @@ class Store:
     def attempt_directory(self, trial_id: str, attempt: int) -> Path:
         return self.trial_directory(trial_id) / "attempts" / str(attempt)
 
-    def new_attempt(self, trial_id: str) -> int:
+    def create_attempt(self, trial_id: str) -> int:
         """Makes the next attempt's directory. Needs the lock."""
         attempt = 1 + max(self.attempts(trial_id), default=0)
         path = self.attempt_directory(trial_id, attempt)
@@ -238,7 +238,7 @@ class Store:
 
     # Trainings
 
-    def training_done(self, training_id: str) -> bool:
+    def is_trained(self, training_id: str) -> bool:
         directory = self.training_directory(training_id)
         weights = directory / "final" / "model.safetensors"
         return (directory / "training.json").exists() and weights.exists()

@@ -142,7 +142,7 @@ def _restore_training(
     store: Store, copies: ObjectStorage, trial: str, copied: BackupSummary
 ) -> None:
     training = _read_training_id(store, trial)
-    if not training or store.training_done(training):
+    if not training or store.is_trained(training):
         return
     with store.training_lock(training).hold(patience=0.0) as ours:
         if ours:

@@ -1,4 +1,4 @@
-"""The contract of first weights that a training does not draw itself."""
+"""`train`: one training, from its initial weights or its newest checkpoint to its final weights."""
 
 import math
 import sys
@@ -27,18 +27,15 @@ from kvlab.train.training_record import (
 )
 
 
-class InitialWeights(Protocol):
-    """First weights that come from elsewhere."""
+class WeightLoader(Protocol):
+    """Load initial weights that are not freshly drawn."""
 
     @property
     def identity(self) -> Any:
-        """What they are, as plain data."""
+        """What the weights are, as plain data."""
 
-    def apply(self, model: GPT) -> None:
-        """Puts them into a model that has its own."""
-
-
-# The training loop.
+    def load(self, model: GPT) -> None:
+        """Replace the weights of ``model``."""
 
 
 CHECKPOINT_SECONDS = 60.0
@@ -59,7 +56,7 @@ def train(
     device: str | torch.device = "cpu",
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,
-    beginning: InitialWeights | None = None,
+    initial_weights: WeightLoader | None = None,
     until: int | None = None,
 ) -> TrainingRecord:
     """Trains ``model`` in place as ``experiment.training`` says; see `TrainingRecord`.
@@ -73,11 +70,11 @@ def train(
     `torch.distributed` process group, with one directory; the first of them writes and reports.
 
     Args:
-        seed: picks the batches; the initial weights are the model's own, but for `beginning`.
+        seed: picks the batches; the initial weights are the model's own, but for `initial_weights`.
         on_progress: gets ``stage, step, steps, loss, tokens_per_second, flops_per_second, mfu,
             peak_bytes, seconds_left``, at most about twice a second.
         should_stop: asked after every step.
-        beginning: gives the model other first weights, before step 0 and never on a resume.
+        initial_weights: loaded into the model before step 0, never on a resume.
         until: pause after this step, short of the end; the schedule stays that of the whole
             training, so one that goes on comes out bitwise as if it had never paused.
 
@@ -91,7 +88,7 @@ def train(
         DataError: a split has too few tokens.
     """
     directory = Path(directory)
-    run = _Run(model.to(device), dataset, experiment, seed, directory, beginning)
+    run = _Run(model.to(device), dataset, experiment, seed, directory, initial_weights)
     record = load_training_record(directory)
     if record is not None and (directory / FINAL_WEIGHTS).exists():
         load_final_weights(model, directory)
@@ -114,13 +111,13 @@ class _Run:
         experiment: Experiment,
         seed: int,
         directory: Path,
-        beginning: InitialWeights | None,
+        initial_weights: WeightLoader | None,
     ):
         self.stepper = TrainStepper(model, dataset, experiment, seed)
         self.experiment, self.training = experiment, experiment.training
         self.device, self.directory = model.device, directory
-        self.beginning = beginning
-        source = beginning and beginning.identity
+        self.initial_weights = initial_weights
+        source = initial_weights and initial_weights.identity
         identity = resume_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(
             directory, identity, self.training.keep_last, self.training.keep_best
@@ -162,8 +159,8 @@ class _Run:
         state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
         if state is None:
             state = TrainingState()
-            if self.beginning is not None and self.stepper.workers.leads:
-                self.beginning.apply(self.stepper.model)
+            if self.initial_weights is not None and self.stepper.workers.leads:
+                self.initial_weights.load(self.stepper.model)
         self.stepper.join()
         return state
 

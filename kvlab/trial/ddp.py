@@ -124,9 +124,9 @@ def _run_worker(task: dict[str, Any]) -> None:
             device=device,
             on_progress=report,
             should_stop=task["should_stop"],
-            beginning=None
-            if trial.start is None
-            else InitialWeightsLoader(trial.start, directory, report),
+            initial_weights=None
+            if trial.initial_weights is None
+            else InitialWeightsLoader(trial.initial_weights, directory, report),
             until=trial.until,
         )
     except Exception as error:

@@ -30,7 +30,7 @@ def claim_ending(
         status = store.status(trial.id)
         free = ours and (status is None or status in over)
         if free and status is not None:
-            store.set_aside(trial.id)
+            store.archive_result(trial.id)
         yield free
 
 
@@ -67,7 +67,7 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
                 origin,
                 started=utc_now(),
                 attempts=len(store.attempts(trial.id)),
-                pauses=store.pauses(trial.id),
+                pauses=store.count_pauses(trial.id),
             )
             pruned = {"step": rungs[-1][0], "steps": training.steps, "loss": rungs[-1][1]}
             result = build_result(trial, "pruned", facts, pruned=pruned)

@@ -1,69 +1,79 @@
 """Fingerprints: sha256 of canonical JSON of what a trial computes, never of where or when.
 
-The training fingerprint names the weights, the trial fingerprint adds how they are served and
+The training fingerprint names the weights. The trial fingerprint adds how they are served and
 measured. Settings that cannot change the computation are left out, and different spellings of
-one computation are made equal: sharing enters as the owner map, the attention pattern as one
-letter a layer, a tie as the slots and their writers.
+one computation are made equal: K/V sharing enters as the owner map, the attention pattern as one
+letter per layer, a tie as the buffers and their writers.
 """
 
 import hashlib
 import json
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvlab.layout import KVLayout
 from kvlab.spec import EvaluationConfig
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
-from kvlab.trial.initial_weights import InitialWeights
+
+if TYPE_CHECKING:
+    from kvlab.trial.initial_weights import InitialWeights
+
+ID_LENGTH = 16
+"""Hex digits of a fingerprint that make an id: 64 bits."""
 
 TRAINING_VERSION = 2
-"""Goes up when the same training spec comes to compute something else."""
+"""Raise it when the same training spec computes something else than before."""
 
 MEASUREMENT_VERSION = 1
-"""Goes up when the same serving, evaluation or benchmark spec comes to measure something else."""
-
+"""Raise it when the same serving, evaluation or benchmark spec measures something else."""
 
 _PLAIN_TYPES = frozenset({str, int, bool, type(None)})
 
 
 def fingerprint(value: Any) -> str:
-    """64 hex digits of ``value``, equal on every machine and Python version.
+    """Return 64 hex digits of ``value``, equal on every machine and Python version.
 
     Raises:
         ValueError: part of it has no stable form (NaN, infinity, -0.0, a set, bytes, any
-            object); the text names the place.
+            object); the message names the part.
     """
     _check_stable(value, "value")
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _check_stable(value: Any, place: str) -> None:
+def _check_stable(value: Any, path: str) -> None:
     # Exact types: a subclass, such as numpy.float64 or an enum, may print differently.
     kind = type(value)
     if kind is dict:
         for key, item in value.items():
             if type(key) is not str:
-                raise ValueError(f"{place} has the key {key!r}, which is not text; use text keys")
-            _check_stable(item, f"{place}.{key}")
+                raise ValueError(f"{path} has the key {key!r}, which is not text; use text keys")
+            _check_stable(item, f"{path}.{key}")
     elif kind is list or kind is tuple:
         if _PLAIN_TYPES.issuperset(map(type, value)):
             return
         for index, item in enumerate(value):
-            _check_stable(item, f"{place}[{index}]")
+            _check_stable(item, f"{path}[{index}]")
     elif kind is float:
         if not math.isfinite(value) or (value == 0.0 and math.copysign(1.0, value) < 0):
-            raise ValueError(f"{place} = {value!r} cannot be fingerprinted; use a plain number")
+            raise ValueError(f"{path} = {value!r} cannot be fingerprinted; use a plain number")
     elif kind not in _PLAIN_TYPES:
-        text = f"{place} is a {kind.__name__}, which has no stable form"
+        text = f"{path} is a {kind.__name__}, which has no stable form"
         raise ValueError(f"{text}; use numbers, text, lists and dicts")
 
 
 def training_identity(
-    experiment: Experiment, data_identity: str, seed: int, start: InitialWeights | None = None
+    experiment: Experiment,
+    data_identity: str,
+    seed: int,
+    initial_weights: "InitialWeights | None" = None,
 ) -> dict[str, Any]:
-    """What the weights depend on, as plain data. Freshly drawn weights follow from the seed."""
+    """Return what the final weights depend on, as plain data.
+
+    Freshly drawn weights follow from the seed; others enter by their contents.
+    """
     facts: dict[str, Any] = {
         "version": TRAINING_VERSION,
         "model": experiment.model.computation(),
@@ -71,18 +81,23 @@ def training_identity(
         "training": experiment.training.identity(),
         "seed": seed,
     }
-    return facts if start is None else {**facts, "start": start.identity}
+    if initial_weights is not None:
+        facts["start"] = initial_weights.identity
+    return facts
 
 
 def training_fingerprint(
-    experiment: Experiment, data_identity: str, seed: int, start: InitialWeights | None = None
+    experiment: Experiment,
+    data_identity: str,
+    seed: int,
+    initial_weights: "InitialWeights | None" = None,
 ) -> str:
-    """64 hex digits that name the weights. No training steps still names initial weights."""
-    return fingerprint(training_identity(experiment, data_identity, seed, start))
+    """Return 64 hex digits that name the weights, also those of a training of no steps."""
+    return fingerprint(training_identity(experiment, data_identity, seed, initial_weights))
 
 
 def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
-    """What a result depends on; ``training`` is the training fingerprint."""
+    """Return what a result depends on; ``training`` is the training fingerprint."""
     return {
         "version": MEASUREMENT_VERSION,
         "training": training,
@@ -93,10 +108,13 @@ def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
 
 
 def trial_fingerprint(
-    experiment: Experiment, data_identity: str, seed: int, start: InitialWeights | None = None
+    experiment: Experiment,
+    data_identity: str,
+    seed: int,
+    initial_weights: "InitialWeights | None" = None,
 ) -> str:
-    """64 hex digits that name the result."""
-    training = training_fingerprint(experiment, data_identity, seed, start)
+    """Return 64 hex digits that name the result."""
+    training = training_fingerprint(experiment, data_identity, seed, initial_weights)
     return fingerprint(trial_identity(experiment, training))
 
 
@@ -105,7 +123,7 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     data = experiment.serving.identity()
     del data["tie"], data["tie_rule"]
     if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
-        data["compared_with"] = MODEL_DTYPE  # such trials measure what their dtype costs
+        data["compared_with"] = MODEL_DTYPE  # a dtype of its own is measured against this one
     return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}
 
 

@@ -1,39 +1,55 @@
-"""Where a training's first weights come from, when they are not freshly drawn. No torch."""
+"""Decide where a training's initial weights come from (`training.init_from`). Imports no torch.
 
+A training starts from freshly drawn weights, from a published checkpoint, or from the final
+weights of another training of the same sweep. `kvlab.spec.init_from` checks what a sweep file
+asks for, `InitialWeightsResolver` turns it into an `InitialWeights` while the sweep is planned,
+and `kvlab.trial.initial_weights_loader` puts the tensors into the model.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvlab.data.file_hashes import cached_sha256
-from kvlab.errors import DataError, PretrainedError
+from kvlab.errors import DataError, PretrainedError, SpecError
 from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
+from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, source_cell_levels
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.sweep import Cell, Sweep
+from kvlab.store import Store
+from kvlab.trial.fingerprint import ID_LENGTH, training_fingerprint
 
-ID_LENGTH = 16
-"""Hex digits of a fingerprint that make an id: 64 bits."""
+if TYPE_CHECKING:
+    from kvlab.trial.trial import Trial
+
+TrialOf = Callable[[Cell, int], "Trial"]
+"""Return the trial of a cell at a seed."""
 
 
 @dataclass(frozen=True)
 class CheckpointWeights:
-    """From a published checkpoint.
+    """Weights of a published checkpoint.
 
     Attributes:
-        name: as the record shows it: a repository, or a folder's last name.
-        place: the repository, or the folder's absolute path.
-        identity: `checkpoint_identity` of its files.
+        name: the repository, or a folder's last name; shown in the record.
+        location: the repository, or the folder's absolute path.
+        identity: sha256 of each file, see `checkpoint_identity`.
     """
 
     name: str
-    place: str
+    location: str
     identity: dict[str, str]
 
 
 @dataclass(frozen=True)
 class TrainedWeights:
-    """From another training, which must be done first.
+    """Final weights of another training, which must be done first.
 
     Attributes:
-        name: the levels that lead to it, as written, and the seed.
+        name: the factor levels that lead to it, and the seed; shown in the record.
         fingerprint: its training fingerprint.
-        model: what was trained there.
+        model: configuration of the model that was trained.
     """
 
     name: str
@@ -52,15 +68,90 @@ class TrainedWeights:
 InitialWeights = CheckpointWeights | TrainedWeights
 
 
-def checkpoint_identity(place: str, *, download: bool = True) -> dict[str, str]:
-    """sha256 of every file that a model is read from, by name.
+class InitialWeightsResolver:
+    """Resolve `training.init_from` of the cells of a sweep.
+
+    Args:
+        sweep: gives the file, line and column of errors.
+        cells: where other trainings are looked up.
+        provisional: do not download a repository that is not on this machine; list it in
+            ``absent`` instead.
+
+    Attributes:
+        absent: why checkpoints are not on this machine, one line each.
+    """
+
+    def __init__(self, sweep: Sweep, cells: Sequence[Cell], *, provisional: bool):
+        self._sweep, self._provisional = sweep, provisional
+        self._cells = {cell_key(cell.levels): cell for cell in cells}
+        self._checkpoints: dict[str, CheckpointWeights] = {}
+        self.absent: list[str] = []
+
+    def resolve(self, cell: Cell, seed: int, trial_of: TrialOf) -> InitialWeights | None:
+        """Return the initial weights of a cell at a seed; None if they are freshly drawn.
+
+        Raises:
+            SpecError: a checkpoint is unavailable.
+        """
+        init_from, levels = cell.experiment.training.init_from, source_cell_levels(cell)
+        if isinstance(init_from, dict) and levels is not None:
+            # `check_init_from` has made sure that this cell exists.
+            source = self._cells[cell_key(levels)]
+            trial = trial_of(source, seed)
+            fingerprint = training_fingerprint(
+                trial.experiment, trial.data_identity, seed, trial.initial_weights
+            )
+            # Name the levels in init_from only, so that trials which share a training agree.
+            name = " ".join(f"{factor}={levels[factor]}" for factor in sorted(init_from))
+            return TrainedWeights(f"{name}, seed {seed}", fingerprint, source.experiment.model)
+        if not isinstance(init_from, str):
+            return None
+        if init_from not in self._checkpoints:
+            self._checkpoints[init_from] = self._resolve_checkpoint(init_from, cell)
+        return self._checkpoints[init_from]
+
+    def _resolve_checkpoint(self, location: str, cell: Cell) -> CheckpointWeights:
+        is_path = Path(location).is_absolute()
+        name = Path(location).name if is_path else location
+        try:
+            identity = checkpoint_identity(location, download=not self._provisional)
+        except PretrainedError as error:
+            if not self._provisional or is_path:
+                message = f"training.init_from = {name}: {error}"
+                problem = self._sweep.place((INIT_FROM_FIELD, message, False), cell.levels)
+                raise SpecError([problem]) from None
+            self.absent.append(str(error))
+            identity = {"absent": location}
+        return CheckpointWeights(name, location, identity)
+
+
+def checkpoint_identity(location: str, *, download: bool = True) -> dict[str, str]:
+    """Return the sha256 of each file that a model is read from, by file name.
 
     Raises:
-        PretrainedError: there is no such checkpoint, or a file of it is missing.
+        PretrainedError: there is no such checkpoint, or one of its files is missing.
     """
-    files = list_checkpoint_files(resolve_checkpoint_folder(place, download=download))
+    files = list_checkpoint_files(resolve_checkpoint_folder(location, download=download))
     try:
         digests = cached_sha256([path.resolve() for path in files])
     except DataError as error:
         raise PretrainedError(str(error)) from None
     return {path.name: digests[path.resolve()] for path in files}
+
+
+def is_source_missing(trial: "Trial", store: Store) -> bool:
+    """Return whether a trial has to train from another training that is not done."""
+    source = trial.source_training
+    if source is None or store.is_trained(trial.training_id):
+        return False
+    return not store.is_trained(source.training_id)
+
+
+def explain_missing_source(trial: "Trial", store: Store) -> str:
+    """Return why the training that ``trial`` starts from has no weights, and what to do."""
+    source = trial.source_training
+    assert source is not None, "only a trial that starts from a training can miss it"
+    message = store.divergence(source.training_id)
+    reason = f"diverged: {message}" if message else "has no weights: its trials failed or are gone"
+    text = f"its weights start from training {source.training_id} ({source.name}), which {reason}"
+    return f"{text}; repair that one, then submit with --retry-failed"

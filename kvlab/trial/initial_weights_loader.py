@@ -1,4 +1,4 @@
-"""First weights from a checkpoint or another training, put into a model. Imports torch."""
+"""Load initial weights into a model: the tensors of a checkpoint or of another training."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -16,57 +16,70 @@ from kvlab.store.progress import ProgressUpdate
 from kvlab.train import read_final_weights
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
 
-RECORD_FILE = "start.json"
+_RECORD_FILE = "start.json"
+
 _log = logging.getLogger(__name__)
 
 
 class InitialWeightsLoader:
-    """The first weights of one training.
+    """Load the initial weights of one training.
 
     Args:
-        start: where they come from.
-        directory: of the training; the source's stands beside it. `apply` writes there what
-            became of each parameter, into ``start.json``.
-        report: gets how many parameters came over.
+        weights: where they come from.
+        directory: of the training; that of a source training lies beside it.
+        report: receives how many parameters were loaded.
     """
 
     def __init__(
-        self, start: InitialWeights, directory: Path, report: Callable[[ProgressUpdate], None]
+        self, weights: InitialWeights, directory: Path, report: Callable[[ProgressUpdate], None]
     ):
-        self._start, self._directory, self._report = start, directory, report
+        self._weights, self._directory, self._report = weights, directory, report
 
     @property
     def identity(self) -> Any:
-        return self._start.identity
+        return self._weights.identity
 
-    def apply(self, model: GPT) -> None:
-        """Copies, pools and averages what fits; the rest keeps its own first values.
+    def load(self, model: GPT) -> None:
+        """Copy, pool and average what fits into ``model``; the rest keeps its own values.
+
+        What became of each parameter is written to ``start.json``.
 
         Raises:
-            SourceMissing: the source has changed since it was planned, or nothing of it fits.
+            SourceMissing: the source has changed since the sweep was planned, or none of its
+                weights fits.
             PretrainedError: the checkpoint is gone or cannot be read.
-            StoreError: the source training's weights are damaged.
+            StoreError: the weights of the source training are damaged.
         """
-        config, weights = self._source()
-        conversion = initialize_from(model, config, weights)
+        config, tensors = self._read_source()
+        conversion = initialize_from(model, config, tensors)
+        name = self._weights.name
         if not (conversion.copied or conversion.pooled or conversion.averaged):
             reasons = ", ".join(sorted(set(conversion.fresh.values()))[:3])
-            text = f"training.init_from = {self._start.name}: none of its weights fits ({reasons})"
+            text = f"training.init_from = {name}: none of its weights fits ({reasons})"
             raise SourceMissing(f"{text}; start from a model of the same n_embd")
-        _log_incompatibilities(self._start.name, conversion)
-        self._report({"stage": "first weights", "note": _summarize(self._start.name, conversion)})
-        facts = {"source": self._start.name, "identity": self.identity}
-        write_json(self._directory / RECORD_FILE, {**facts, **conversion.as_dict()})
+        _log_incompatibilities(name, conversion)
+        self._report({"stage": "first weights", "note": _summarize(name, conversion)})
+        facts = {"source": name, "identity": self.identity}
+        write_json(self._directory / _RECORD_FILE, {**facts, **conversion.as_dict()})
 
-    def _source(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
-        start = self._start
-        if isinstance(start, CheckpointWeights):
-            if checkpoint_identity(start.place) != start.identity:
-                text = f"training.init_from = {start.name}: its files are not those planned with"
+    def _read_source(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
+        weights = self._weights
+        if isinstance(weights, CheckpointWeights):
+            if checkpoint_identity(weights.location) != weights.identity:
+                text = f"training.init_from = {weights.name}: its files are not those planned with"
                 raise SourceMissing(f"{text}; submit again to plan with these")
-            model = GPT.from_pretrained(start.place)
+            model = GPT.from_pretrained(weights.location)
             return model.config, {name: p.detach() for name, p in model.named_parameters()}
-        return start.model, read_final_weights(self._directory.parent / start.training_id)
+        return weights.model, read_final_weights(self._directory.parent / weights.training_id)
+
+
+def read_initialization_record(directory: Path) -> dict[str, Any] | None:
+    """Return what `InitialWeightsLoader.load` wrote; None if the weights were freshly drawn."""
+    try:
+        record: dict[str, Any] = read_json(directory / _RECORD_FILE)
+    except FileNotFoundError:
+        return None
+    return record
 
 
 def _summarize(name: str, conversion: Conversion) -> str:
@@ -75,17 +88,8 @@ def _summarize(name: str, conversion: Conversion) -> str:
 
 
 def _log_incompatibilities(name: str, conversion: Conversion) -> None:
-    """Every parameter that did not come over whole, one line each."""
+    """Log each parameter that was not loaded in full."""
     for parameter, reason in conversion.fresh.items():
-        _log.warning("%s keeps its own first values: %s", parameter, reason)
+        _log.warning("%s keeps its own initial values: %s", parameter, reason)
     for parameter in conversion.unused:
-        _log.warning("%s of %s found no place", parameter, name)
-
-
-def read_initialization_record(directory: Path) -> dict[str, Any] | None:
-    """What `Beginning.apply` wrote, None if the first weights were freshly drawn."""
-    try:
-        found: dict[str, Any] = read_json(directory / RECORD_FILE)
-    except FileNotFoundError:
-        return None
-    return found
+        _log.warning("%s of %s is not used", parameter, name)

@@ -72,7 +72,7 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     """
     trial_id = store.find_trial(prefix)
     result = store.result(trial_id)
-    if result is None or not store.training_done(result["training"]):
+    if result is None or not store.is_trained(result["training"]):
         raise UsageError(f"trial {trial_id} is not trained yet; see `kvlab status`")
     experiment = Experiment.model_validate(result["experiment"])
     model = GPT(experiment.model)

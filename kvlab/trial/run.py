@@ -19,6 +19,7 @@ from kvlab.store.progress import OnProgress, ProgressReporter, ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import TrialMeasurements, build_result, trial_facts
 from kvlab.trial.fingerprint import training_identity
+from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.trial import Trial
 
 ReportProgress = Callable[[ProgressUpdate], None]
@@ -122,16 +123,6 @@ def run_trial(
         return "elsewhere"
 
 
-def explain_missing_source(trial: Trial, store: Store) -> str:
-    """Why the training that this one starts from is not there, and the way out."""
-    source = trial.source
-    assert source is not None, "only trainings that start from another can miss it"
-    said = store.divergence(source.training_id)
-    why = f"diverged: {said}" if said else "has no weights: its trials failed or are gone"
-    text = f"its weights start from training {source.training_id} ({source.name}), which {why}"
-    return f"{text}; repair that one, then submit with --retry-failed"
-
-
 class _TrialRun:
     """One call of `run_trial`."""
 
@@ -157,7 +148,7 @@ class _TrialRun:
             self.fences.append(lock.fence)
             ended = self.store.status(self.trial.id)
             if ended == "damaged" or ended == "pruned":
-                self.store.set_aside(self.trial.id)
+                self.store.archive_result(self.trial.id)
             elif ended is not None:
                 return ended
             self.check_stop()
@@ -218,7 +209,7 @@ class _TrialRun:
             self.origin,
             started=attempt.started,
             attempts=attempt.number,
-            pauses=self.store.pauses(self.trial.id),
+            pauses=self.store.count_pauses(self.trial.id),
             machine=measured.machine,
             data=measured.data,
         )
@@ -252,20 +243,20 @@ class _TrialRun:
 
         lock = self.store.training_lock(training)
         with lock.hold(on_wait=waiting), self.fenced(lock.fence):
-            if self.store.training_done(training):
+            if self.store.is_trained(training):
                 return
             if self.trial.until is not None and self.trial.until in self.store.rungs(training):
                 raise Paused(f"its training has paused after step {self.trial.until} before")
             message = self.store.divergence(training)
             if message is not None:
                 raise Diverged(message)
-            source = self.trial.source
-            if source is not None and not self.store.training_done(source.training_id):
+            source = self.trial.source_training
+            if source is not None and not self.store.is_trained(source.training_id):
                 raise SourceMissing(explain_missing_source(self.trial, self.store))
             if not (directory / "config.json").exists():
                 trial = self.trial
                 identity = training_identity(
-                    trial.experiment, trial.data_identity, trial.seed, trial.start
+                    trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
                 )
                 write_json(directory / "config.json", identity)
             try:

@@ -73,7 +73,7 @@ class TorchStages:
             device=self._device,
             on_progress=self._report,
             should_stop=self._between_steps(should_stop),
-            beginning=self._beginning(directory),
+            initial_weights=self._weight_loader(directory),
             until=self._trial.until,
         )
 
@@ -89,9 +89,9 @@ class TorchStages:
         if self._turns is not None:
             self._turns.give_way(lambda: self._report(state))
 
-    def _beginning(self, directory: Path) -> InitialWeightsLoader | None:
-        start = self._trial.start
-        return None if start is None else InitialWeightsLoader(start, directory, self._report)
+    def _weight_loader(self, directory: Path) -> InitialWeightsLoader | None:
+        weights = self._trial.initial_weights
+        return None if weights is None else InitialWeightsLoader(weights, directory, self._report)
 
     def measure(self, directory: Path) -> TrialMeasurements:
         training = load_training_record(directory)

@@ -1,25 +1,25 @@
-"""A trial: a cell with a seed, and the two ids that name its weights and its result."""
+"""A trial: one cell of a sweep at one seed, and the two ids that name its weights and result."""
 
 from dataclasses import dataclass
 
 from kvlab.spec.experiment import Experiment
-from kvlab.trial.fingerprint import fingerprint, training_fingerprint, trial_identity
-from kvlab.trial.initial_weights import ID_LENGTH, InitialWeights, TrainedWeights
+from kvlab.trial.fingerprint import ID_LENGTH, fingerprint, training_fingerprint, trial_identity
+from kvlab.trial.initial_weights import InitialWeights, TrainedWeights
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one worker runs. Plain data, picklable.
+    """What one worker trains and measures. Plain data, picklable.
 
     Attributes:
         id: first digits of the trial fingerprint; names the result.
         training_id: first digits of the training fingerprint; names the weights.
         experiment: the complete configuration.
-        seed: of the initial weights and the batches.
-        data_identity: digest of the text, as it was when the trial was planned.
-        start: where the first weights come from; None if they are freshly drawn.
-        until: the step after which the training pauses, as a search asks; None trains to the
-            end. Like resources, it is no part of what is computed.
+        seed: of the freshly drawn weights and the batches.
+        data_identity: digest of the text when the trial was planned.
+        initial_weights: where the training starts from; None for freshly drawn weights.
+        until: the step after which the training pauses, set by a search that prunes; None
+            trains to the end. Not part of the fingerprints.
     """
 
     id: str
@@ -27,7 +27,7 @@ class Trial:
     experiment: Experiment
     seed: int
     data_identity: str
-    start: InitialWeights | None = None
+    initial_weights: InitialWeights | None = None
     until: int | None = None
 
     @classmethod
@@ -36,16 +36,18 @@ class Trial:
         experiment: Experiment,
         data_identity: str,
         seed: int,
-        start: InitialWeights | None = None,
+        initial_weights: InitialWeights | None = None,
     ) -> "Trial":
-        unresolved = experiment.training.init_from is not None and start is None
-        assert not unresolved, "init_from is resolved before there is a trial"
-        training = training_fingerprint(experiment, data_identity, seed, start)
-        whole = fingerprint(trial_identity(experiment, training))
-        ids = whole[:ID_LENGTH], training[:ID_LENGTH]
-        return cls(*ids, experiment, seed, data_identity, start)
+        """Return the trial of an experiment, with its ids computed."""
+        is_unresolved = experiment.training.init_from is not None and initial_weights is None
+        assert not is_unresolved, "init_from is resolved before there is a trial"
+        training = training_fingerprint(experiment, data_identity, seed, initial_weights)
+        trial = fingerprint(trial_identity(experiment, training))
+        ids = trial[:ID_LENGTH], training[:ID_LENGTH]
+        return cls(*ids, experiment, seed, data_identity, initial_weights)
 
     @property
-    def source(self) -> TrainedWeights | None:
-        """The training that must be done before this one can start, if there is one."""
-        return self.start if isinstance(self.start, TrainedWeights) else None
+    def source_training(self) -> TrainedWeights | None:
+        """The training that must be done before this one starts; None if there is none."""
+        weights = self.initial_weights
+        return weights if isinstance(weights, TrainedWeights) else None

@@ -98,7 +98,7 @@ def test_weights_go_only_when_every_sweep_that_uses_them_has_ended(store, tmp_pa
     Driver(longer, store, InlineExecutor(StubRun(store.path))).run()
     assert collect("--weights", "--apply") == 0
     assert len(json.loads(capsys.readouterr().out)["items"]) == 4
-    assert all(not store.training_done(p.trial.training_id) for p in longer.trials)
+    assert all(not store.is_trained(p.trial.training_id) for p in longer.trials)
     assert all(one.ended for one in tiny_plan(tmp_path, store).trials)
 
 

@@ -31,7 +31,7 @@ def main() -> None:
         (planned.trials[index].trial.id, stage, step): act
         for index, stage, step, act in json.loads(options.script)
     }
-    own_flag = str(store.own_stop_flag("s"))
+    own_flag = str(store.new_driver_stop_flag("s"))
     run = StubRun(store.path, own_flag=own_flag, seconds=options.seconds, script=script)
     executor = EXECUTORS[options.executor](run, None)
     retried = []

@@ -190,7 +190,7 @@ def test_a_changed_result_makes_its_run_anew(copy):
     result["measurements"]["loss"] = 1.25
     from kvlab.store import Store
 
-    Store(copy).set_aside(result["trial"])
+    Store(copy).archive_result(result["trial"])
     Store(copy).write_result(result)
     mirrored = Tracker(copy).mirror("made")
     assert mirrored.written == 1

@@ -99,7 +99,7 @@ def test_there_and_back_it_is_the_same(store, flaky, tmp_path):
     found = restore_sweep(back, ObjectStorage("flaky://bucket/kvlab"), "s")
     assert (found.trials, found.missing) == (8, 0)
     assert contents(back) == contents(store)
-    assert all(back.training_done(back.result(t)["training"]) for t in back.trial_ids())
+    assert all(back.is_trained(back.result(t)["training"]) for t in back.trial_ids())
     assert [back.status(t) for t in back.trial_ids()].count("failed") == 1
 
 

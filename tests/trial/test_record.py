@@ -31,7 +31,7 @@ def test_reading_makes_nothing(store):
     assert store.status(ID) is None
     assert store.result(ID) is None
     assert (store.trial_ids(), store.sweep_names(), store.attempts(ID)) == ([], [], [])
-    answers = (store.is_running(ID), store.is_driven("s"), store.training_done(ID))
+    answers = (store.is_running(ID), store.is_driven("s"), store.is_trained(ID))
     assert answers == (False, False, False)
     assert not store.path.exists()
 
@@ -58,7 +58,7 @@ def test_a_name_never_becomes_another_path(store, name):
 def test_an_id_never_becomes_another_path(store, trial):
     for place in (
         store.trial_directory, store.training_directory, store.trial_lock, store.training_lock,
-        store.status, store.result, store.new_attempt, store.training_done,
+        store.status, store.result, store.create_attempt, store.is_trained,
     ):  # fmt: skip
         with pytest.raises(UsageError, match="is not 16 hex digits"):
             place(trial)
@@ -110,7 +110,7 @@ def test_a_sweeps_results_are_those_that_can_be_read(store):
 def test_names_that_are_not_ours_are_passed_over(store):
     store.write_result(result())
     store.write_sweep({"name": "s"})
-    store.new_attempt(ID)
+    store.create_attempt(ID)
     for name in ("trials/.tmp", "trials/notes", f"trials/{ID}0", "sweeps/.s", "sweeps/empty"):
         (store.path / name).mkdir(parents=True)
     (store.trial_directory(ID) / "attempts" / ".DS_Store").write_text("")
@@ -140,31 +140,31 @@ def test_items_come_back_and_equal_items_are_equal_bytes(store):
 
 
 def test_a_result_that_is_set_aside_is_kept_with_its_attempt(store):
-    store.new_attempt(ID)
+    store.create_attempt(ID)
     store.write_items(ID, [{"ind": 1}])
     store.write_result(result(status="failed"))
-    store.set_aside(ID)
+    store.archive_result(ID)
     assert store.status(ID) is None
     assert sorted(os.listdir(store.attempt_directory(ID, 1))) == ["items.jsonl.gz", "result.json"]
-    assert store.new_attempt(ID) == 2
+    assert store.create_attempt(ID) == 2
 
 
 def test_a_training_is_done_with_its_record_and_its_weights(store):
     directory = store.training_directory(ID)
     (directory / "final").mkdir(parents=True)
     (directory / "final" / "model.safetensors").write_text("")
-    assert not store.training_done(ID)
+    assert not store.is_trained(ID)
     (directory / "training.json").write_text("{}")
-    assert store.training_done(ID)
+    assert store.is_trained(ID)
     (directory / "final" / "model.safetensors").unlink()
-    assert not store.training_done(ID)
+    assert not store.is_trained(ID)
 
 
 def test_an_attempt_without_room_is_a_broken_store(store):
     store.trial_directory(ID).mkdir(parents=True)
     (store.trial_directory(ID) / "attempts").write_text("in the way")
     with pytest.raises(StoreError, match="attempts"):
-        store.new_attempt(ID)
+        store.create_attempt(ID)
 
 
 RUN = """

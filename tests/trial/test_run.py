@@ -258,7 +258,7 @@ def test_what_another_process_has_taken_over_is_left_to_it(store, trial, stage, 
     assert run(trial, store, Robbed) == "elsewhere"
     assert store.status(trial.id) is None
     if lost == "trainings":
-        assert not store.training_done(trial.training_id)
+        assert not store.is_trained(trial.training_id)
     assert run(trial, store) == "done"
 
 

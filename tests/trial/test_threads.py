@@ -11,7 +11,7 @@ SHOW = """
 import sys
 from kvlab.spec import Experiment
 from kvlab.trial import Trial
-from kvlab.trial.stages import set_up
+from kvlab.trial.stages import set_up_device
 experiment = Experiment.model_validate({
     "name": "x",
     "model": {"vocab_size": 257, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 4},
@@ -19,7 +19,7 @@ experiment = Experiment.model_validate({
     "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
     "resources": {"cpus": float(sys.argv[1])},
 })
-print(set_up(Trial.of(experiment, "text", 0)))
+print(set_up_device(Trial.of(experiment, "text", 0)))
 import torch
 print(torch.get_num_threads())
 print(torch.__config__.parallel_info())

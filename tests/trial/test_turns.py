@@ -10,8 +10,8 @@ from kvlab.trial.gpu_timing_lock import TimingLock
 WORKER = """
 import sys
 from pathlib import Path
-from kvlab.trial.gpu_timing_lock import Turns
-turns = Turns("GPU-1", Path(sys.argv[1]))
+from kvlab.trial.gpu_timing_lock import TimingLock
+turns = TimingLock("GPU-1", Path(sys.argv[1]))
 turns.enter()
 print("in", flush=True)
 for line in sys.stdin:

@@ -133,7 +133,7 @@ def _trial_columns(one: PlannedTrial) -> list[str]:
 
 def _describe_state(one: PlannedTrial) -> str:
     if one.state == "new":
-        start = one.trial.start
+        start = one.trial.initial_weights
         if one.starts_from:
             return f"new, after the training of {one.starts_from[:8]}"
         return f"new, from {start.name}" if start else "new"
@@ -186,7 +186,8 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
                 "training_tokens": one.tokens,
                 "state": one.state,
                 "shares_with": one.shares_with,
-                "starts_from": one.starts_from or (one.trial.start and one.trial.start.name),
+                "starts_from": one.starts_from
+                or (one.trial.initial_weights and one.trial.initial_weights.name),
             }
             for one in planned.trials
         ],

@@ -152,7 +152,8 @@ def _run_driver(
         promote_trials(search, store, options.promote)
         planned = search.plan
     may_run = bool(missing) or search is not None
-    origin = capture_origin(command, store.stop_flag(sweep.name), store.own_stop_flag(sweep.name))
+    flags = store.stop_flag(sweep.name), store.new_driver_stop_flag(sweep.name)
+    origin = capture_origin(command, *flags)
     display.print_line(f"{sweep.name}: {planned.totals()}")
     executor = _make_executor(options, store, origin, may_run)
     forced = True

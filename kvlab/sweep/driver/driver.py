@@ -21,7 +21,6 @@ from kvlab.sweep.driver.trial_queue import (
     order_trials,
 )
 from kvlab.sweep.executors.executor import EndedTask, Executor, WorkerKilled
-from kvlab.sweep.planning.init_from_resolver import needs_source
 from kvlab.sweep.planning.planner import (
     Plan,
     PlannedTrial,
@@ -32,7 +31,7 @@ from kvlab.sweep.planning.planner import (
     uses_pruning,
 )
 from kvlab.trial.finalize import record_failure, record_pruned
-from kvlab.trial.run import explain_missing_source
+from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
 
 
 class TrialSource(Protocol):
@@ -263,7 +262,7 @@ class Driver:
             training = planned.trial.training_id
             if self._has_ended(planned):
                 continue
-            if needs_source(planned.trial, self._store):
+            if is_source_missing(planned.trial, self._store):
                 self._after_source(planned)
                 continue
             if self._trainings.runs(training):
@@ -271,7 +270,7 @@ class Driver:
                 continue
             if self.elsewhere.takes(planned):
                 continue
-            if not self._store.training_done(training):
+            if not self._store.is_trained(training):
                 self._trainings.begin(planned)
             self._running[planned.trial.id] = time.monotonic()
             self._tell(Event("started", planned))
@@ -279,8 +278,8 @@ class Driver:
 
     def _after_source(self, planned: PlannedTrial) -> None:
         """Lets a trial wait for the training that it starts from, or fails it if none comes."""
-        assert planned.trial.source is not None, "asked for by `needs_source`"
-        source = planned.trial.source.training_id
+        assert planned.trial.source_training is not None, "asked for by `is_source_missing`"
+        source = planned.trial.source_training.training_id
         coming = (p.trial for p in self._plan.trials if p.trial.id not in self._states)
         if any(trial.training_id == source for trial in coming):
             self._trainings.wait_for(source, planned)

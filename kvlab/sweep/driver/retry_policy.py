@@ -85,7 +85,7 @@ class RetryPolicy:
         ):
             return None
         experiment = planned.trial.experiment
-        trained = self._store.training_done(planned.trial.training_id)
+        trained = self._store.is_trained(planned.trial.training_id)
         resources = experiment.resources
         beside = resources.devices > 0 and error["class"] == "host_memory"
         tokens = None if trained or beside else smaller_microbatch(experiment)

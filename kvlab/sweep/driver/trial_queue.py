@@ -145,7 +145,7 @@ class RemoteTrials:
         """Whether another process has the trial, or the training that it needs."""
         if _is_held(self._store.trial_directory(trial.id)):
             return True
-        if self._store.training_done(trial.training_id):
+        if self._store.is_trained(trial.training_id):
             return False
         return _is_held(self._store.training_directory(trial.training_id))
 
@@ -159,7 +159,7 @@ class RemoteTrials:
     def set_aside(self, planned: PlannedTrial) -> None:
         """Until `back`; those that share a training which runs there wait here for it."""
         training = planned.trial.training_id
-        if not self._trainings.runs(training) and not self._store.training_done(training):
+        if not self._trainings.runs(training) and not self._store.is_trained(training):
             self._trainings.begin(planned)
         self._aside[planned.trial.id] = planned
 

@@ -30,7 +30,9 @@ class NearestTrial:
 def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
     """Compares what identifies ``trial`` with every finished trial of the store; None if it has
     none. Records that are damaged or of an older spec are passed over."""
-    training = training_identity(trial.experiment, trial.data_identity, trial.seed, trial.start)
+    training = training_identity(
+        trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
+    )
     wanted = _identity_fields(trial.experiment, training)
     best: NearestTrial | None = None
     for trial_id in store.trial_ids():

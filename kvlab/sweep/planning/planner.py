@@ -17,7 +17,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
-from kvlab.sweep.planning.init_from_resolver import InitFromResolver
+from kvlab.trial.initial_weights import InitialWeightsResolver
 from kvlab.trial.trial import Trial
 
 TrialState = Literal["new", "shares training", "done", "failed", "diverged", "pruned"]
@@ -153,7 +153,7 @@ def plan(
     """
     record = Store(store) if isinstance(store, str | Path) else store
     every = sweep.cells() if cells is None else cells
-    starts = InitFromResolver(sweep, every, provisional=provisional)
+    starts = InitialWeightsResolver(sweep, every, provisional=provisional)
     builder = _PlanBuilder(
         record, identify or _dataset_id, provisional, starts, uses_pruning(sweep)
     )
@@ -179,7 +179,7 @@ class _PlanBuilder:
         store: Store | None,
         identify: IdentifyDataset,
         provisional: bool,
-        starts: InitFromResolver,
+        starts: InitialWeightsResolver,
         pruned: bool,
     ):
         self._store, self._identify, self._provisional = store, identify, provisional
@@ -219,7 +219,9 @@ class _PlanBuilder:
                     cells=tuple(self._cells[trial.id]),
                     state=state,
                     shares_with=None if leader == trial.id else leader,
-                    starts_from=by_training[trial.source.training_id] if trial.source else None,
+                    starts_from=by_training[trial.source_training.training_id]
+                    if trial.source_training
+                    else None,
                     **self._facts[trial.id],
                 )
             )
@@ -232,7 +234,7 @@ class _PlanBuilder:
             data = experiment.data
             if data not in self._identities:
                 self._identities[data] = self._identity(data)
-            start = self._starts.of(cell, seed, self._trial)
+            start = self._starts.resolve(cell, seed, self._trial)
             self._made[key] = Trial.of(experiment, self._identities[data], seed, start)
         return self._made[key]
 
@@ -252,7 +254,7 @@ class _PlanBuilder:
         """Whether the weights are there, or an earlier trial of this plan makes them."""
         if trial.training_id in planned:
             return True
-        return self._store is not None and self._store.training_done(trial.training_id)
+        return self._store is not None and self._store.is_trained(trial.training_id)
 
 
 def _dataset_id(data: DataConfig) -> str:
@@ -316,7 +318,7 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
     """Makes a failed trial missing again, unless some other process has taken it."""
     with store.trial_lock(trial_id).hold(patience=1.0) as ours:
         if ours and store.status(trial_id) == "failed":
-            store.set_aside(trial_id)
+            store.archive_result(trial_id)
     return ended_status(store, trial_id)
 
 
