@@ -1,7 +1,8 @@
 """Failure classes: why a trial has no measurements."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kvlab.errors import DataError, Diverged, PretrainedError, ResourceError, SourceMissing
 from kvlab.oom import classify_oom
@@ -10,8 +11,8 @@ from kvlab.store.provenance import redact_paths
 FailureClass = Literal[
     "bug", "diverged", "device_memory", "host_memory", "data", "resources", "source", "killed"
 ]
-"""``device_memory`` and ``host_memory``: there was not enough of it. ``source``: the weights that
-the training starts from cannot be had or do not fit."""
+"""``device_memory`` and ``host_memory``: it ran out. ``source``: the weights that the training
+starts from are unavailable or do not fit."""
 
 OUT_OF_MEMORY: tuple[FailureClass, ...] = ("device_memory", "host_memory")
 
@@ -26,10 +27,16 @@ class Failure:
     traceback: str | None = None
 
     @classmethod
-    def of(cls, error: BaseException, traceback: str | None = None) -> "Failure":
-        return cls(classify_error(error), type(error).__name__, redact_paths(str(error)), traceback)
+    def from_error(cls, error: BaseException, traceback: str | None = None) -> "Failure":
+        message = redact_paths(str(error))
+        return cls(classify_error(error), type(error).__name__, message, traceback)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Failure":
+        return cls(data["class"], data["type"], data["message"], data["traceback"])
 
     def as_dict(self) -> dict[str, str | None]:
+        """Return the ``error`` of a result."""
         return {
             "class": self.kind,
             "type": self.type,
@@ -39,7 +46,7 @@ class Failure:
 
 
 def classify_error(error: BaseException) -> FailureClass:
-    """The class of an error that ended a trial; what is not known is a bug."""
+    """Return the class of an error that ended a trial; an unknown one is a bug."""
     if isinstance(error, Diverged):
         return "diverged"
     if isinstance(error, DataError):

@@ -1,84 +1,105 @@
-"""Trials that a driver ends, since they cannot or shall not end themselves."""
+"""End trials from the driver: those that cannot record their own end, or are not to go on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from kvlab.store import Status, Store
+from kvlab.store.attempt import Attempt
 from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin, build_provenance, utc_now
-from kvlab.store.result import build_result
+from kvlab.store.result import build_result, trial_facts
+from kvlab.trial.smoke_test import SmokeResult
 from kvlab.trial.trial import Trial
 
 LOCK_PATIENCE_SECONDS = 5.0
-"""Seconds to wait for a process that is about to let go of the trial."""
+"""How long to wait for a process that is about to release the trial."""
 
 
 @contextmanager
-def claim_ending(
-    trial: Trial, store: Store, over: tuple[Status, ...] = ("damaged",)
+def claim_result(
+    trial: Trial, store: Store, replaceable: tuple[Status, ...] = ("damaged",)
 ) -> Iterator[bool]:
-    """Whether the block may write the trial's result: under its lock, an earlier one set aside.
+    """Hold a trial's lock and yield whether the block may write its result.
 
-    Args:
-        trial: to be ended.
-        store: where it is recorded.
-        over: results that do not count. With another one it has ended, and the block may not;
-            nor may it if some process runs the trial.
+    An earlier result is archived. The block may not write if a process runs the trial, or if the
+    trial has ended with a status that is not in ``replaceable``.
     """
-    with store.trial_lock(trial.id).hold(patience=LOCK_PATIENCE_SECONDS) as ours:
+    with store.trial_lock(trial.id).hold(patience=LOCK_PATIENCE_SECONDS) as is_held:
         status = store.status(trial.id)
-        free = ours and (status is None or status in over)
-        if free and status is not None:
+        may_write = is_held and (status is None or status in replaceable)
+        if may_write and status is not None:
             store.archive_result(trial.id)
-        yield free
+        yield may_write
 
 
 def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure) -> bool:
-    """Ends a trial that cannot do so itself, such as one whose process is killed again and again.
+    """Record the failure of a trial that cannot, such as one whose process is killed repeatedly.
 
     Returns:
-        Whether it was recorded: not if some process still runs it, or it has ended after all.
+        Whether it was recorded: not if a process still runs it, or if it has ended.
     """
-    with claim_ending(trial, store) as free:
-        if free:
-            facts = build_provenance(
+    with claim_result(trial, store) as may_write:
+        if may_write:
+            provenance = build_provenance(
                 origin, started=utc_now(), attempts=len(store.attempts(trial.id))
             )
-            store.write_result(build_result(trial, "failed", facts, failure=failure))
-        return free
+            store.write_result(build_result(trial, "failed", provenance, failure=failure))
+        return may_write
 
 
-# Trials that a search has left at a rung: recorded with their losses there, neither failed nor
-# measured. Whoever wants one runs it on from its checkpoint.
+def record_smoke_failure(trial: Trial, store: Store, origin: Origin, result: SmokeResult) -> bool:
+    """Record a trial whose architecture failed its smoke test, with the test's traceback.
+
+    Returns:
+        Whether it was recorded: not if a process runs it, or if it has ended.
+    """
+    assert result.failure is not None, "only failures are recorded"
+    with claim_result(trial, store, replaceable=("damaged", "pruned")) as may_write:
+        if may_write:
+            store.write_trial(trial.id, trial_facts(trial))
+            attempt = Attempt(store, trial.id)
+            attempt.log("not run: one step of its architecture failed in the smoke test")
+            failure = replace(
+                result.failure,
+                message=f"in the smoke test: {result.failure.message}",
+                traceback=attempt.write_traceback(result.traceback or ""),
+            )
+            provenance = build_provenance(origin, started=attempt.started, attempts=attempt.number)
+            store.write_result(build_result(trial, "failed", provenance, failure=failure))
+        return may_write
 
 
 def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
-    """Records that a trial, which has paused, does not go on for now.
+    """Record that a search leaves a paused trial at its rung.
+
+    It is neither failed nor measured; a later submit continues it from its checkpoint.
 
     Returns:
-        Whether it was recorded: not if some process runs it on, or it has ended after all.
+        Whether it was recorded: not if a process continues it, or if it has ended.
     """
-    with claim_ending(trial, store) as free:
-        if free:
+    with claim_result(trial, store) as may_write:
+        if may_write:
             training = trial.experiment.training
             rungs = sorted(store.rungs(trial.training_id).items())
-            facts = build_provenance(
+            provenance = build_provenance(
                 origin,
                 started=utc_now(),
                 attempts=len(store.attempts(trial.id)),
                 pauses=store.count_pauses(trial.id),
             )
-            pruned = {"step": rungs[-1][0], "steps": training.steps, "loss": rungs[-1][1]}
-            result = build_result(trial, "pruned", facts, pruned=pruned)
+            step, loss = rungs[-1]
+            pruned = {"step": step, "steps": training.steps, "loss": loss}
+            result = build_result(trial, "pruned", provenance, pruned=pruned)
             result["curves"]["validation_loss"] = [
                 [step, step * training.batch_tokens, loss] for step, loss in rungs
             ]
             store.write_result(result)
-        return free
+        return may_write
 
 
 def format_pruned(result: dict[str, Any]) -> str:
-    """Where a pruned trial stands, from its result."""
+    """Return where a pruned trial stands, from its result."""
     facts = result["pruned"]
     return f"validation loss {facts['loss']:.4f} after step {facts['step']:,} of {facts['steps']:,}"

@@ -217,7 +217,7 @@ class _TrialRun:
 
     def fail(self, attempt: Attempt, error: Exception) -> Outcome:
         trace = attempt.write_traceback(traceback.format_exc())
-        failure = Failure.of(error, trace)
+        failure = Failure.from_error(error, trace)
         status: Literal["failed", "diverged"] = (
             "diverged" if failure.kind == "diverged" else "failed"
         )

@@ -20,6 +20,7 @@ from kvlab.evaluate.evaluation import position_loss_windows
 from kvlab.evaluate.validation_loss import Tokens
 from kvlab.layout.gpu_sharing import allocator_share
 from kvlab.model import GPT
+from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.store.progress import ProgressUpdate
 from kvlab.store.provenance import DataProvenance, Machine
@@ -46,7 +47,7 @@ class TorchStages:
     def __init__(self, trial: Trial, report: Callable[[ProgressUpdate], None]):
         self._trial, self._report = trial, report
         self._experiment = trial.experiment
-        self._device, self._machine = set_up_device(trial)
+        self._device, self._machine = set_up_device(trial.resources, trial.seed)
         self._turns = _open_timing_lock(trial)
         if self._turns is not None:
             self._turns.enter(lambda: report({"stage": "waiting", "note": "somebody times"}))
@@ -166,12 +167,18 @@ def _turns_on(device: str) -> TimingLock:
     return TimingLock(device, settle=torch.cuda.synchronize)
 
 
-def set_up_device(trial: Trial) -> tuple[str, Machine]:
-    """Seeds, threads and device of this process, from the trial's resources."""
-    resources = trial.experiment.resources
-    random.seed(trial.seed)
-    np.random.seed(trial.seed)
-    torch.manual_seed(trial.seed)
+def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
+    """Set the seeds, threads and device memory of this process.
+
+    Returns:
+        The device's torch name and what the record says of the machine.
+
+    Raises:
+        ResourceError: a GPU is required and none is visible.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
     threads = max(1, int(resources.cpus))
     torch.set_num_threads(threads)
     if resources.devices == 0:
@@ -179,7 +186,7 @@ def set_up_device(trial: Trial) -> tuple[str, Machine]:
     if not torch.cuda.is_available():
         text = f"resources.gpus = {resources.devices:g}, and no CUDA device is visible here"
         raise ResourceError(f"{text}; set it to 0 or run where there is one")
-    if resources.shares:  # fractions schedule, they do not limit by themselves
+    if resources.shares:  # Ray only schedules fractions, it does not enforce them
         memory = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
     return "cuda", Machine(torch.cuda.get_device_name(), threads)

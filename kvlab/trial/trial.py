@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.trial.fingerprint import ID_LENGTH, fingerprint, training_fingerprint, trial_identity
 from kvlab.trial.initial_weights import InitialWeights, TrainedWeights
@@ -45,6 +46,10 @@ class Trial:
         trial = fingerprint(trial_identity(experiment, training))
         ids = trial[:ID_LENGTH], training[:ID_LENGTH]
         return cls(*ids, experiment, seed, data_identity, initial_weights)
+
+    @property
+    def resources(self) -> ResourcesConfig:
+        return self.experiment.resources
 
     @property
     def source_training(self) -> TrainedWeights | None:

@@ -72,8 +72,8 @@ def until_ended(executor, count=1):
     deadline = time.monotonic() + PATIENCE
     while len(found) < count and time.monotonic() < deadline:
         for ended in executor.wait(1.0):
-            assert ended.trial_id not in found
-            found[ended.trial_id] = ended
+            assert ended.task_id not in found
+            found[ended.task_id] = ended
     return found
 
 

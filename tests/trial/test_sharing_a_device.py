@@ -46,20 +46,20 @@ def limits(monkeypatch):
 
 @pytest.mark.parametrize("gpus", [0.5, 0.25, 0.1])
 def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus):
-    device, machine = set_up_device(Trial.of(experiment(gpus=gpus), "text", 0))
+    device, machine = set_up_device(experiment(gpus=gpus).resources, 0)
     assert (device, machine.device) == ("cuda", "a device")
     assert limits == [pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
 
 
 @pytest.mark.parametrize("gpus", [0.0, 1.0])
 def test_a_device_of_its_own_has_no_limit(limits, gpus):
-    set_up_device(Trial.of(experiment(gpus=gpus), "text", 0))
+    set_up_device(experiment(gpus=gpus).resources, 0)
     assert limits == []
 
 
 def test_a_part_that_no_process_fits_is_refused(limits):
     with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
-        set_up_device(Trial.of(experiment(gpus=0.005), "text", 0))
+        set_up_device(experiment(gpus=0.005).resources, 0)
     assert limits == []
 
 
@@ -67,10 +67,9 @@ ENFORCED = """
 import sys
 import torch
 from kvlab.layout.gpu_sharing import allocator_share
-from kvlab.trial import Trial
-from kvlab.trial.stages import set_up
+from kvlab.trial.stages import set_up_device
 from tests.trial.test_sharing_a_device import experiment
-set_up(Trial.of(experiment(gpus=0.1), "text", 0))
+set_up_device(experiment(gpus=0.1).resources, 0)
 total = torch.cuda.get_device_properties(0).total_memory
 part = int(total * allocator_share(0.1, total))
 held = torch.empty(part * 9 // 10, dtype=torch.uint8, device="cuda")

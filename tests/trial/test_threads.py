@@ -10,7 +10,6 @@ import pytest
 SHOW = """
 import sys
 from kvlab.spec import Experiment
-from kvlab.trial import Trial
 from kvlab.trial.stages import set_up_device
 experiment = Experiment.model_validate({
     "name": "x",
@@ -19,7 +18,7 @@ experiment = Experiment.model_validate({
     "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
     "resources": {"cpus": float(sys.argv[1])},
 })
-print(set_up_device(Trial.of(experiment, "text", 0)))
+print(set_up_device(experiment.resources, 0))
 import torch
 print(torch.get_num_threads())
 print(torch.__config__.parallel_info())

@@ -31,7 +31,7 @@ from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
 from kvlab.sweep.planning.planner import describe_sweep, trials_to_run, uses_pruning
 from kvlab.sweep.search.searcher import Searcher
-from kvlab.trial.smoke_test import run_task
+from kvlab.trial.task import run_task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

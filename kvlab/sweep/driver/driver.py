@@ -218,7 +218,7 @@ class Driver:
     def _wait(self) -> list[tuple[EndedTask, float]]:
         """What has ended, and how long it ran; none of it runs any more."""
         return [
-            (ended, time.monotonic() - self._running.pop(ended.trial_id))
+            (ended, time.monotonic() - self._running.pop(ended.task_id))
             for ended in self._executor.wait(WAIT_SECONDS)
         ]
 
@@ -317,7 +317,7 @@ class Driver:
         self._tell(Event("retried", again.planned, message=again.why))
 
     def _handle(self, ended: EndedTask, seconds: float) -> None:
-        planned = self._planned[ended.trial_id]
+        planned = self._planned[ended.task_id]
         self._queues.add_first(self._trainings.end(planned))
         if isinstance(ended.error, StoreError):
             raise ended.error
@@ -329,7 +329,7 @@ class Driver:
             if status is None:
                 self._go_on(planned)
         elif status is None and ended.outcome not in ("stopped", "elsewhere"):
-            text = f"trial {ended.trial_id} ended as {ended.outcome}, and {self._store.path} has"
+            text = f"trial {ended.task_id} ended as {ended.outcome}, and {self._store.path} has"
             raise StoreError(f"{text} no result; workers and driver must share the store")
         if status is not None:
             self._ended(planned, status, seconds)

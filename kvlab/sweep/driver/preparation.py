@@ -23,9 +23,9 @@ from kvlab.store.provenance import Origin
 from kvlab.sweep.driver.trial_queue import architecture_key
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning.planner import PlannedTrial
-from kvlab.trial.fingerprint import fingerprint
-from kvlab.trial.initial_weights import ID_LENGTH
-from kvlab.trial.smoke_test import SmokeResult, SmokeTest, record_smoke_failure
+from kvlab.trial.finalize import record_smoke_failure
+from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
+from kvlab.trial.smoke_test import SmokeResult, SmokeTest
 
 MIN_TRAINING_SECONDS = 300.0
 """Of the longest training, from which on the tests are made without being asked for."""
@@ -114,7 +114,7 @@ class SmokeTests:
         # of this run alone: another driver of the sweep may test the same
         folder = self.store.sweep_directory(self.sweep) / "smoke" / uuid.uuid4().hex[:8]
         tests = {
-            key: SmokeTest.like(planned.trial, folder / f"{key}.json")
+            key: SmokeTest.of(planned.trial, folder / f"{key}.json")
             for key, planned in chosen.items()
         }
         waiting, running = list(tests.values()), dict[str, SmokeTest]()
@@ -122,21 +122,21 @@ class SmokeTests:
         by_id = {test.id: key for key, test in tests.items()}
         while waiting or running:
             check_stop()
-            while waiting and self.executor.has_room(waiting[0].experiment.resources):
+            while waiting and self.executor.has_room(waiting[0].resources):
                 test = waiting.pop(0)
                 running[test.id] = test
                 self.executor.start(test)
             for ended in self.executor.wait(WAIT_SECONDS):
-                answer = _read_answer(running.pop(ended.trial_id), ended)
+                answer = _read_answer(running.pop(ended.task_id), ended)
                 if answer is not None:
-                    answers[by_id[ended.trial_id]] = answer
+                    answers[by_id[ended.task_id]] = answer
         for emptied in (folder, folder.parent):
             with contextlib.suppress(OSError):  # another driver's are in it, or none were written
                 emptied.rmdir()
         return answers
 
     def _is_broken(self, answer: SmokeResult) -> bool:
-        return answer.failure is not None and answer.failure["class"] not in _HANDLED_BY_TRIAL
+        return answer.failure is not None and answer.failure.kind not in _HANDLED_BY_TRIAL
 
     def _summary(self, broken: int, answers: list[SmokeResult]) -> str:
         peaks = [answer.peak_bytes for answer in answers if answer.peak_bytes]
@@ -196,11 +196,11 @@ def _read_answer(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
         raise ended.error
     if ended.outcome is None:
         if isinstance(ended.error, MemoryError):
-            return SmokeResult(failure=Failure.of(ended.error).as_dict())
+            return SmokeResult(failure=Failure.from_error(ended.error))
         return None
-    path = Path(test.answer)
+    path = Path(test.result_path)
     try:
-        return SmokeResult(**read_json(path))
+        return SmokeResult.from_json(read_json(path))
     except FileNotFoundError:
         text = f"{path} was not written; workers and driver must share the store"
         raise StoreError(text) from None

@@ -66,7 +66,7 @@ class RetryPolicy:
     def lasting(self, planned: PlannedTrial, error: BaseException) -> Failure:
         """What is recorded of an error after which it is not started again."""
         if not isinstance(error, WorkerKilled):
-            return Failure.of(error)
+            return Failure.from_error(error)
         kills = self._kills.get(planned.trial.id, 0)
         text = f"{error}, {kills} times; its log is in the last attempt"
         return Failure("killed", type(error).__name__, text)

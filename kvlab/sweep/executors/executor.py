@@ -10,10 +10,10 @@ from typing import Protocol
 
 from kvlab.spec import ResourcesConfig
 from kvlab.trial.run import Outcome
-from kvlab.trial.trial import Trial
+from kvlab.trial.task import Task
 
-RunTask = Callable[[Trial], Outcome]
-"""Runs one trial and records it. The real one is `kvlab.trial.run.run_trial` for one store."""
+RunTask = Callable[[Task], Outcome]
+"""Run one task and record it, as `kvlab.trial.task.run_task` does for one store."""
 
 
 class WorkerKilled(Exception):
@@ -28,7 +28,7 @@ class EndedTask:
     run itself raised.
     """
 
-    trial_id: str
+    task_id: str
     outcome: Outcome | None = None
     error: BaseException | None = None
 
@@ -48,8 +48,8 @@ class Executor(Protocol):
         """Whether a trial with these resources would start now."""
         ...
 
-    def start(self, trial: Trial) -> None:
-        """Starts a trial; only when there is room."""
+    def start(self, task: Task) -> None:
+        """Start a task; only when there is room."""
         ...
 
     def wait(self, seconds: float) -> list[EndedTask]:

@@ -6,7 +6,7 @@ from kvlab.errors import ResourceError
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask
-from kvlab.trial.trial import Trial
+from kvlab.trial.task import Task
 
 
 class InlineExecutor:
@@ -14,7 +14,7 @@ class InlineExecutor:
 
     def __init__(self, run: RunTask):
         self._run = run
-        self._next: Trial | None = None
+        self._next: Task | None = None
 
     def describe(self) -> str:
         return "this process, one trial at a time"
@@ -34,18 +34,18 @@ class InlineExecutor:
     def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
         return self._next is None
 
-    def start(self, trial: Trial) -> None:
-        assert self._next is None, "one trial at a time"
-        self._next = trial
+    def start(self, task: Task) -> None:
+        assert self._next is None, "one task at a time"
+        self._next = task
 
-    def wait(self, seconds: float) -> list[EndedTask]:  # noqa: ARG002 (ends when the trial does)
+    def wait(self, seconds: float) -> list[EndedTask]:  # noqa: ARG002 (ends when the task does)
         if self._next is None:
             return []
-        trial, self._next = self._next, None
+        task, self._next = self._next, None
         try:
-            return [EndedTask(trial.id, outcome=self._run(trial))]
+            return [EndedTask(task.id, outcome=self._run(task))]
         except Exception as error:
-            return [EndedTask(trial.id, error=error)]
+            return [EndedTask(task.id, error=error)]
 
     def on_every_machine(
         self, task: Callable[[str], str], argument: str

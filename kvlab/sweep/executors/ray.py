@@ -21,7 +21,7 @@ from kvlab.sweep.executors.capacity import Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.reaper import Reaper
 from kvlab.trial.run import Outcome
-from kvlab.trial.trial import Trial
+from kvlab.trial.task import Task
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported
 import ray
@@ -81,10 +81,10 @@ class RayExecutor:
                 text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
             raise ResourceError(f"{text}, or use --executor inline") from error
         self._capacity = Capacity(_list_machines)
-        self._running: dict[Any, Trial] = {}
+        self._running: dict[Any, Task] = {}
 
-        def kvlab_trial(trial: Trial) -> Outcome:
-            return run(trial)
+        def kvlab_trial(task: Task) -> Outcome:
+            return run(task)
 
         # A worker that used a GPU ends with its trial: nothing of it stays in GPU memory.
         self._on_cpu = ray.remote(max_retries=0)(kvlab_trial)
@@ -101,19 +101,19 @@ class RayExecutor:
     def has_room(self, resources: ResourcesConfig) -> bool:
         return self._capacity.has_room(resources)
 
-    def start(self, trial: Trial) -> None:
-        resources = trial.experiment.resources
+    def start(self, task: Task) -> None:
+        resources = task.resources
         options: dict[str, Any] = {
             "num_cpus": resources.cpus,
             "num_gpus": resources.devices,
-            "name": f"kvlab trial {trial.id}",
+            "name": f"kvlab trial {task.id}",
         }
         if (
             self._capacity.gpus and not resources.devices
         ):  # Ray would show it every GPU of the machine
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
-        task = self._on_gpu if resources.devices else self._on_cpu
-        self._running[task.options(**options).remote(trial)] = trial
+        function = self._on_gpu if resources.devices else self._on_cpu
+        self._running[function.options(**options).remote(task)] = task
         self._capacity.take(resources)
 
     def wait(self, seconds: float) -> list[EndedTask]:
@@ -187,11 +187,11 @@ class RayExecutor:
         if self._reaper is not None:
             self._reaper.close()
         lost = [
-            EndedTask(trial.id, error=WorkerKilled("its cluster died (LocalRayletDiedError)"))
-            for trial in self._running.values()
+            EndedTask(task.id, error=WorkerKilled("its cluster died (LocalRayletDiedError)"))
+            for task in self._running.values()
         ]
-        for trial in self._running.values():
-            self._capacity.give_back(trial.experiment.resources)
+        for task in self._running.values():
+            self._capacity.give_back(task.resources)
         self._running.clear()
         try:
             self._connect()
@@ -219,23 +219,23 @@ class RayExecutor:
         self._raylet = _raylet_socket(context)
 
     def _ended(self, reference: Any) -> EndedTask:
-        trial = self._running.pop(reference)
-        self._capacity.give_back(trial.experiment.resources)
+        task = self._running.pop(reference)
+        self._capacity.give_back(task.resources)
         try:
-            return EndedTask(trial.id, outcome=ray.get(reference))
+            return EndedTask(task.id, outcome=ray.get(reference))
         except ray.exceptions.OutOfMemoryError:
             text = "the machine's memory ran out, and Ray ended the trial"
-            return EndedTask(trial.id, error=MemoryError(f"{text}; run fewer at once, or smaller"))
+            return EndedTask(task.id, error=MemoryError(f"{text}; run fewer at once, or smaller"))
         except _WORKER_DEATHS as error:
             text = f"its process died ({type(error).__name__})"
-            return EndedTask(trial.id, error=WorkerKilled(text))
+            return EndedTask(task.id, error=WorkerKilled(text))
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, WorkerLost):
-                return EndedTask(trial.id, error=WorkerKilled(str(error.cause)))
+                return EndedTask(task.id, error=WorkerKilled(str(error.cause)))
             cause = error.cause if isinstance(error.cause, StoreError) else error
-            return EndedTask(trial.id, error=cause)
+            return EndedTask(task.id, error=cause)
         except ray.exceptions.RayError as error:
-            return EndedTask(trial.id, error=error)
+            return EndedTask(task.id, error=error)
 
 
 class _RayOutputFilter:

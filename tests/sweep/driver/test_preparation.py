@@ -1,7 +1,7 @@
 """The smoke test of architectures, with real steps of tiny models."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -127,7 +127,7 @@ def test_a_step_has_the_trials_microbatch_and_tells_its_memory(tmp_path):
     (tmp_path / "e.yaml").write_text(f"{text}resources: {{microbatch_tokens: 32}}\n")
     planned = plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
     answer = tmp_path / "answer.json"
-    assert run_smoke_test(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
+    assert run_smoke_test(SmokeTest.of(planned.trials[0].trial, answer)) == "done"
     found = json.loads(answer.read_text())
     assert (found["microbatch_tokens"], found["failure"]) == (32, None)
     # at the least weights, gradients and AdamW's two moments, of 4 bytes each
@@ -183,7 +183,7 @@ class Measures(InlineExecutor):
         if trial is None:
             return []
         answer = SmokeResult(5 * 10**9, 80 * 10**9, 16)
-        write_json(trial.answer, asdict(answer))
+        write_json(trial.result_path, answer.to_json())
         return [EndedTask(trial.id, outcome="done")]
 
 
@@ -212,7 +212,7 @@ def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
 
     planned = packed(tmp_path)
     answer = tmp_path / "answer.json"
-    assert run_smoke_test(SmokeTest.like(planned.trials[0].trial, answer)) == "done"
+    assert run_smoke_test(SmokeTest.of(planned.trials[0].trial, answer)) == "done"
     found = json.loads(answer.read_text())
     assert found["device_bytes"] == torch.cuda.get_device_properties(0).total_memory
     assert 2**20 < found["peak_bytes"] < 2**32

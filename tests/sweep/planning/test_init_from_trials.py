@@ -44,7 +44,7 @@ def test_the_source_is_the_same_cell_at_the_same_seed_but_for_what_is_named(tmp_
     for serving in ("plain", "tied"):
         for seed in (0, 1):
             dependent, source = trials["mqa", serving, seed], trials["mha", "plain", seed]
-            assert dependent.trial.source.training_id == source.trial.training_id
+            assert dependent.trial.source_training.training_id == source.trial.training_id
             assert dependent.starts_from == source.trial.id
     assert trials["mha", "plain", 0].starts_from is None
 
@@ -172,7 +172,7 @@ def test_a_checkpoints_bytes_are_its_identity_wherever_it_lies(tmp_path):
     tensors["transformer.wte.weight"][0, 0] += 1e-3
     save_file(tensors, file, metadata={"format": "pt"})
     assert checkpoint_plan(two)[key].trial.training_id != first.training_id
-    assert first.source is None
+    assert first.source_training is None
 
 
 @pytest.mark.parametrize("missing", ["everything", "config.json", "model.safetensors"])
