@@ -1,4 +1,4 @@
-"""All that MLflow holds of a sweep, in a form that two stores of it can be compared in."""
+"""Read what MLflow holds of a sweep, in a form in which two databases can be compared."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,24 @@ from typing import Any
 from mlflow import MlflowClient
 
 
-def contents(uri: str, sweep: str) -> dict[str, Any]:
-    """Everything in an experiment but the ids that MLflow gives, by the runs' names.
+def store_client(store: Path) -> MlflowClient:
+    """Return a client of the database in a store."""
+    return MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
 
-    Status and times, params, every point of every metric with its time and step, tags, the
-    bytes of every artifact, data sets.
+
+def store_runs(store: Path, sweep: str = "made") -> list[Any]:
+    """Return all runs of a sweep in the database of a store."""
+    client = store_client(store)
+    experiment = client.get_experiment_by_name(sweep)
+    assert experiment is not None, f"{store} has no {sweep}"
+    return list(client.search_runs([experiment.experiment_id], max_results=1000))
+
+
+def contents(uri: str, sweep: str) -> dict[str, Any]:
+    """Return an experiment by run names, without the ids that MLflow gives.
+
+    Of each run: status and times, params, every point of every metric with its time and step,
+    tags, the bytes of every artifact, data sets.
     """
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name(sweep)
@@ -41,7 +54,11 @@ def _files(client: MlflowClient, run: Any) -> dict[str, bytes]:
     place = run.info.artifact_uri.removeprefix("file://")
     if "://" in place or place.startswith("mlflow-artifacts:"):
         place = client.download_artifacts(run.info.run_id, "")
-    folder = Path(place)
+    return read_files(Path(place))
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every file in a folder, by its path in there."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(folder.rglob("*"))

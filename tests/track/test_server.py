@@ -8,12 +8,9 @@ from mlflow import MlflowClient
 from kvlab.cli.main import main
 from kvlab.report import write_report
 from kvlab.track import Tracker
+from tests.support.mlflow_contents import read_files
 from tests.support.mlflow_server import Server, get
 from tests.support.record_factory import Record
-
-
-def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
@@ -48,4 +45,4 @@ def test_mirroring_to_a_server(server, tmp_path, capsys):
     shutil.rmtree(store.path)
     command = ["report", "made", "--tracking-uri", server, "--out", str(tmp_path / "again")]
     assert main(command) == 0
-    assert contents(tmp_path / "again") == contents(tmp_path / "reports")
+    assert read_files(tmp_path / "again") == read_files(tmp_path / "reports")

@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
 from kvlab.track import Tracker
 from tests.report.test_hostile import HOSTILE
-from tests.support.mlflow_contents import contents as everything
+from tests.support.mlflow_contents import contents as mlflow_contents
+from tests.support.mlflow_contents import store_client, store_runs
 from tests.support.record_factory import Record
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
@@ -22,18 +22,8 @@ def small(**changes) -> Record:
     return Record(**{"factors": SMALL, "seeds": (0, 1), "items": 5, **changes})
 
 
-def client_of(store: Path) -> MlflowClient:
-    return MlflowClient(tracking_uri=f"sqlite:///{store}/mlflow.db")
-
-
-def runs_of(store: Path, sweep: str = "made"):
-    client = client_of(store)
-    experiment = client.get_experiment_by_name(sweep)
-    return client.search_runs([experiment.experiment_id], max_results=1000)
-
-
 def contents(store: Path, sweep: str = "made"):
-    return everything(f"sqlite:///{store}/mlflow.db", sweep)
+    return mlflow_contents(f"sqlite:///{store}/mlflow.db", sweep)
 
 
 def database(store: Path) -> dict[str, list]:
@@ -152,7 +142,7 @@ def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path, empty):
     tracker = Tracker(store.path)
     for trial in store.sweep_trials("made"):
         tracker.mirror_trial("made", trial)
-    states = {run.info.run_name: run.info.status for run in runs_of(store.path)}
+    states = {run.info.run_name: run.info.status for run in store_runs(store.path)}
     assert states.pop("made") == "RUNNING"
     assert set(states.values()) == {"FINISHED"}
     assert tracker.mirror("made", made[1]).written == 0
@@ -162,8 +152,8 @@ def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path, empty):
 def test_a_half_made_run_is_completed_without_a_point_twice(copy):
     """As after a kill: begun, some of its points there, not ended."""
     before = contents(copy)
-    client = client_of(copy)
-    run = next(run for run in runs_of(copy) if run.info.run_name == "mqa seed 0")
+    client = store_client(copy)
+    run = next(run for run in store_runs(copy) if run.info.run_name == "mqa seed 0")
     client.delete_tag(run.info.run_id, "kvlab.digest")
     client.update_run(run.info.run_id, "RUNNING")
     tracker = Tracker(copy)
@@ -173,13 +163,13 @@ def test_a_half_made_run_is_completed_without_a_point_twice(copy):
 
 
 def test_a_run_begun_twice_is_one_run_afterwards(copy):
-    client = client_of(copy)
-    run = next(run for run in runs_of(copy) if run.info.run_name == "mqa seed 0")
+    client = store_client(copy)
+    run = next(run for run in store_runs(copy) if run.info.run_name == "mqa seed 0")
     tags = {k: v for k, v in run.data.tags.items() if k != "kvlab.digest"}
     client.create_run(run.info.experiment_id, run.info.start_time, tags, run.info.run_name)
-    before = len(runs_of(copy))
+    before = len(store_runs(copy))
     Tracker(copy).mirror("made")
-    assert len(runs_of(copy)) == before - 1
+    assert len(store_runs(copy)) == before - 1
     assert len(contents(copy)) == 9
 
 
@@ -211,7 +201,7 @@ def test_a_result_that_is_gone_takes_its_run_along(copy):
 
 
 def test_runs_that_are_not_ours_are_left_alone(copy):
-    client = client_of(copy)
+    client = store_client(copy)
     experiment = client.get_experiment_by_name("made").experiment_id
     theirs = client.create_run(experiment, 1, {"kvlab.store": "another"}, "theirs").info.run_id
     tracker = Tracker(copy)
@@ -297,8 +287,8 @@ def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty)
     levels = {"heads": "mha", "sharing": "none"}
     tracker.mirror_trial("made", resumed.trial(levels, 0))
     tracker.mirror("made")
-    client = client_of(store.path)
-    run = next(run for run in runs_of(store.path) if run.info.run_name == "baseline seed 0")
+    client = store_client(store.path)
+    run = next(run for run in store_runs(store.path) if run.info.run_name == "baseline seed 0")
     client.delete_tag(run.info.run_id, "kvlab.digest")  # as after a kill of the driver, too
     Tracker(store.path).mirror("made")
     plain = Record.result(resumed, levels, 0, "done")["curves"]["validation_loss"]
@@ -316,13 +306,13 @@ def test_a_trial_of_two_sweeps_is_in_both(tmp_path, empty):
     tracker = Tracker(store.path)
     assert tracker.mirror("made").written == 8
     assert tracker.mirror("other").written == 2
-    trials = {run.data.tags.get("kvlab.trial") for run in runs_of(store.path, "other")} - {None}
+    trials = {run.data.tags.get("kvlab.trial") for run in store_runs(store.path, "other")} - {None}
     assert len(trials) == 2
-    assert trials <= {run.data.tags.get("kvlab.trial") for run in runs_of(store.path)}
+    assert trials <= {run.data.tags.get("kvlab.trial") for run in store_runs(store.path)}
 
 
 def test_a_deleted_experiment_comes_back(copy):
-    client = client_of(copy)
+    client = store_client(copy)
     client.delete_experiment(client.get_experiment_by_name("made").experiment_id)
     Tracker(copy).mirror("made")
     assert client.get_experiment_by_name("made").lifecycle_stage == "active"

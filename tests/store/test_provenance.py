@@ -83,7 +83,7 @@ def test_texts_lose_folders_and_nothing_else(text, kept, monkeypatch):
 def test_our_own_files_are_named_as_in_the_repository():
     assert (
         redact_paths(f'File "{redact_paths.__code__.co_filename}"')
-        == 'File "kvlab/trial/origin.py"'
+        == 'File "kvlab/store/provenance.py"'
     )
 
 

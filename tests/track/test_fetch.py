@@ -8,9 +8,8 @@ from kvlab.cli.main import main
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.report import write_report
 from kvlab.track import Tracker, fetch_record
+from tests.support.mlflow_contents import read_files, store_client, store_runs
 from tests.support.record_factory import Record
-from tests.track.test_server import contents
-from tests.track.test_tracker import client_of, runs_of
 
 
 def status(levels, seed):
@@ -49,7 +48,7 @@ def uri(mirrored):
 def test_the_same_report_without_the_store(mirrored, uri, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report", "made", "--tracking-uri", uri, "--out", "again"]) == 0
-    assert contents(tmp_path / "again") == contents(mirrored / "report")
+    assert read_files(tmp_path / "again") == read_files(mirrored / "report")
     text = (tmp_path / "again" / "made" / "report.md").read_text()
     assert "1 damaged, 1 diverged, 1 failed" in text
     assert not (tmp_path / "runs").exists()
@@ -58,8 +57,8 @@ def test_the_same_report_without_the_store(mirrored, uri, tmp_path, monkeypatch,
 
 def test_a_run_that_is_not_whole_is_missing(mirrored, tmp_path):
     shutil.copytree(mirrored / "store", tmp_path / "store")
-    client = client_of(tmp_path / "store")
-    run = next(r for r in runs_of(tmp_path / "store") if r.info.run_name == "trained seed 1")
+    client = store_client(tmp_path / "store")
+    run = next(r for r in store_runs(tmp_path / "store") if r.info.run_name == "trained seed 1")
     client.delete_tag(run.info.run_id, "kvlab.digest")
     store = fetch_record(f"sqlite:///{tmp_path}/store/mlflow.db", "made", tmp_path / "fetched")
     trial = run.data.tags["kvlab.trial"]
@@ -94,8 +93,8 @@ def test_what_is_not_there_is_refused(uri, tmp_path, capsys):
 
 def test_what_an_older_version_mirrored_says_how_to_go_on(mirrored, tmp_path):
     shutil.copytree(mirrored / "store", tmp_path / "store")
-    client = client_of(tmp_path / "store")
-    parent = next(run for run in runs_of(tmp_path / "store") if run.info.run_name == "made")
+    client = store_client(tmp_path / "store")
+    parent = next(run for run in store_runs(tmp_path / "store") if run.info.run_name == "made")
     client.delete_tag(parent.info.run_id, "kvlab.record.digest")
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     with pytest.raises(TrackingError, match="kvlab sync made"):
@@ -105,8 +104,8 @@ def test_what_an_older_version_mirrored_says_how_to_go_on(mirrored, tmp_path):
 @pytest.mark.parametrize("trial", ["../../evil", "/etc/passwd", "0123456789abcdeg"])
 def test_names_from_a_server_never_become_paths(mirrored, tmp_path, trial):
     shutil.copytree(mirrored / "store", tmp_path / "store")
-    client = client_of(tmp_path / "store")
-    run = next(r for r in runs_of(tmp_path / "store") if r.info.run_name == "trained seed 1")
+    client = store_client(tmp_path / "store")
+    run = next(r for r in store_runs(tmp_path / "store") if r.info.run_name == "trained seed 1")
     client.set_tag(run.info.run_id, "kvlab.trial", trial)
     uri = f"sqlite:///{tmp_path}/store/mlflow.db"
     with pytest.raises((UsageError, StoreError), match="16 hex digits"):

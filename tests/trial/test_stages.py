@@ -1,6 +1,8 @@
-"""A part of a device: what is asked of torch.cuda, faked where there is none, and what a result
-says about its timings."""
+"""Stages of a trial: the device, memory share and threads that are set up, and what a result
+says about its timings. CUDA is faked where there is none."""
 
+import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -16,7 +18,7 @@ from kvlab.spec import Experiment
 from kvlab.trial import Trial
 from kvlab.trial.gpu_timing_lock import TimingLock
 from kvlab.trial.stages import TorchStages, set_up_device
-from tests.trial.test_turns import Worker
+from tests.trial.test_gpu_timing_lock import Worker
 
 MEMORY = 80 * 10**9
 
@@ -68,7 +70,7 @@ import sys
 import torch
 from kvlab.layout.gpu_sharing import allocator_share
 from kvlab.trial.stages import set_up_device
-from tests.trial.test_sharing_a_device import experiment
+from tests.trial.test_stages import experiment
 set_up_device(experiment(gpus=0.1).resources, 0)
 total = torch.cuda.get_device_properties(0).total_memory
 part = int(total * allocator_share(0.1, total))
@@ -87,6 +89,36 @@ except torch.OutOfMemoryError:
 def test_a_real_device_gives_no_more_than_the_part():
     done = subprocess.run([sys.executable, "-c", ENFORCED], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+
+
+SHOW_THREADS = """
+import sys
+import torch
+from kvlab.trial.stages import set_up_device
+from tests.trial.test_stages import experiment
+print(set_up_device(experiment(cpus=float(sys.argv[1])).resources, 0))
+print(torch.get_num_threads())
+print(torch.__config__.parallel_info())
+"""
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [("1", 1), ("2.5", 2), ("0.5", 1), ("3", 3)])
+def test_torch_openmp_and_mkl_have_the_trials_cores(cpus, threads):
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW_THREADS, cpus],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, "OMP_NUM_THREADS": "7"},  # whatever the worker was started with
+    )
+    machine, own, *rest = done.stdout.splitlines()
+    assert f"threads={threads}," in machine
+    assert int(own) == threads
+    info = "\n".join(rest)
+    assert re.search(rf"omp_get_max_threads\(\) : {threads}\b", info), info
+    if "mkl_get_max_threads() : " in info:
+        assert re.search(rf"mkl_get_max_threads\(\) : {threads}\b", info), info
 
 
 class Impatient(TimingLock):

@@ -30,7 +30,7 @@ pytestmark = [
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("full")
     ended = subprocess.run(
-        [*OWN_MOUNTS, sys.executable, "-m", "tests.trial.full_disk", str(folder)],
+        [*OWN_MOUNTS, sys.executable, "-m", "tests.faults.full_disk", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,

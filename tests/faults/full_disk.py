@@ -1,4 +1,4 @@
-"""A disk with a given number of free pages: ``python -m tests.trial.full_disk FOLDER``.
+"""A disk with a given number of free pages: ``python -m tests.faults.full_disk FOLDER``.
 
 Runs in a mount namespace of its own (``unshare --map-root-user --mount``), so that it may put a
 small tmpfs on ``FOLDER/disk``. Prints what happened as JSON; asserts nothing.
