@@ -1,55 +1,58 @@
-"""Where kvlab keeps text, tokens and evaluation sets, and the lock on making one of them."""
+"""The folder of texts, tokens and evaluation sets, and locks in it."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kvlab.errors import DataError, StoreError
+from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock
 
 ProgressCallback = Callable[[str], None]
-"""Takes one line of text for the person who waits."""
+"""Receives lines of text for the person who waits."""
 
 
 def ignore_progress(_: str) -> None:
-    """A `Progress` for when nobody waits."""
+    """A `ProgressCallback` that discards its lines."""
 
 
 def get_data_dir() -> Path:
-    """``KVLAB_DATA``, or the platform's user cache folder. It may not exist yet."""
-    chosen = os.environ.get("KVLAB_DATA")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "kvlab"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "kvlab"
+    """Return ``KVLAB_DATA``, or kvlab's folder in the platform's user cache. It may not exist."""
+    configured = os.environ.get("KVLAB_DATA")
+    if configured:
+        return Path(configured).expanduser().absolute()
+    import platformdirs
+
+    return platformdirs.user_cache_path("kvlab", appauthor=False)
 
 
 @contextmanager
-def hold_lock(
-    path: Path, progress: ProgressCallback, waiting: str, guards: Path | None = None
-) -> Iterator[None]:
-    """Holds the lock ``path``; others wait. See `kvlab.fs.lock.Lock`, also for ``guards``.
+def hold_lock(path: Path, progress: ProgressCallback, waiting: str) -> Iterator[Fence]:
+    """Hold the lock at ``path``, after waiting for other processes that hold it.
+
+    Args:
+        path: Path of the lock.
+        progress: Receives ``waiting``, once, if another process holds the lock.
+        waiting: The line to show.
 
     Raises:
-        DataError: the folder cannot be written.
+        DataError: The folder cannot be written.
     """
-    lock, told = Lock(path, guards), False
+    lock, announced = Lock(path), False
 
-    def tell() -> None:
-        nonlocal told
-        if not told:
+    def announce() -> None:
+        nonlocal announced
+        if not announced:
             progress(waiting)
-        told = True
+        announced = True
 
     try:
-        lock.acquire(on_wait=tell)
+        fence = lock.acquire(on_wait=announce)
     except StoreError as error:
         raise DataError(f"{error}, or set KVLAB_DATA to another folder") from None
+    assert fence is not None, "acquired without a time limit"
     try:
-        yield
+        yield fence
     finally:
         lock.release()

@@ -16,7 +16,8 @@ from kvlab.data.shards import Dataset, open_dataset, read_manifest
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import PieceJob, TokenizerPool, available_cpus, read_document_table
 from kvlab.errors import DataError
-from kvlab.fs.atomic_files import check_guards, replace_guarded, write_json
+from kvlab.fs.atomic_files import replace_file, write_json
+from kvlab.fs.lease import Fence
 from kvlab.spec import DataConfig
 
 RECIPE = 1
@@ -125,9 +126,9 @@ def prepare_dataset(
     if not _is_prepared(folder):
         lock = _datasets_dir() / f".{name[:16]}.lock"
         waiting = "another process is preparing this text; waiting"
-        with hold_lock(lock, report, waiting, guards=_work_dir(folder)):
+        with hold_lock(lock, report, waiting) as fence:
             if not _is_prepared(folder):
-                _build_dataset(data, name, folder, report, workers or available_cpus())
+                _build_dataset(data, name, folder, report, workers or available_cpus(), fence)
     dataset = open_dataset(folder)
     if dataset.identity != name:
         raise DataError(f"{folder} holds another text; remove it, prepare again")
@@ -164,7 +165,7 @@ def _is_prepared(folder: Path) -> bool:
 
 
 def _build_dataset(
-    data: DataConfig, name: str, folder: Path, report: ProgressCallback, workers: int
+    data: DataConfig, name: str, folder: Path, report: ProgressCallback, workers: int, fence: Fence
 ) -> None:
     """Makes ``folder`` appear whole. What is half made waits in a folder beside it."""
     _remove_leftovers()
@@ -183,9 +184,9 @@ def _build_dataset(
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
-    check_guards(whole)
+    fence.check()
     write_dataset(whole, data, name, jobs, table)
-    replace_guarded(whole, folder)
+    replace_file(whole, folder, fence)
     shutil.rmtree(work, ignore_errors=True)
     tokens = int(table["tokens"].sum())
     seconds = time.monotonic() - started

@@ -1,72 +1,47 @@
-"""Files that are written whole or not at all, and only by whoever may.
+"""Files that are written whole or not at all, and only by the process that may write them.
 
-A process that holds a lease on a folder guards it (`kvlab.fs.lock.Lock`). Whatever it puts in place
-there, it checks right before that the lease is still its own: a machine that was suspended finds
-out before it writes over what its successor wrote.
+Writers take the `Fence` of the lock on the folder they write to, and check it right before a file
+is put in place. A machine that was suspended finds out that its lock was taken over before it
+overwrites what the next holder wrote.
 """
 
 import errno
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvlab.errors import StoreError
+from kvlab.fs.lease import Fence
 
-Check = Callable[[], None]
-"""Raises LeaseLost if the lease is not this process's any more."""
-
-_guards: dict[str, Check] = {}
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES)
 
 
-def guard(folder: str | Path, check: Check) -> None:
-    """From now on, `check` is asked before this process puts anything in place in ``folder``."""
-    _guards[os.path.abspath(folder)] = check
-
-
-def unguard(folder: str | Path, check: Check) -> None:
-    if _guards.get(os.path.abspath(folder)) is check:
-        del _guards[os.path.abspath(folder)]
-
-
-def guard_of(folder: str | Path) -> Check | None:
-    """What guards a folder, for processes that write there on this one's behalf."""
-    return _guards.get(os.path.abspath(folder))
-
-
-def check_guards(path: str | Path) -> None:
-    """Asks what guards ``path`` or a folder above it.
+def replace_file(source: str | Path, target: str | Path, fence: Fence | None = None) -> None:
+    """Move ``source`` to ``target`` with ``os.replace``, after a check of ``fence``.
 
     Raises:
-        LeaseLost: another process has taken over.
+        LeaseLost: The fence's lock was taken over.
     """
-    if _guards:
-        place = os.path.abspath(path)
-        for folder, check in list(_guards.items()):
-            if place == folder or place.startswith(folder + os.sep):
-                check()
-
-
-def replace_guarded(source: str | Path, target: str | Path) -> None:
-    """``os.replace``, after `check_guards` of both."""
-    check_guards(source)
-    check_guards(target)
+    if fence is not None:
+        fence.check()
     os.replace(source, target)
 
 
-def _link_new(source: str | Path, target: str | Path) -> None:
-    """`replace`, but FileExistsError if ``target`` is there: no moment for anybody in between."""
-    check_guards(target)
+def _link_new(source: Path, target: Path, fence: Fence | None) -> None:
+    """Move ``source`` to ``target``, or raise FileExistsError, in one step."""
+    if fence is not None:
+        fence.check()
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        if os.path.exists(target):  # a file system without hard links: nearly as good
+        if target.exists():  # without hard links there is a moment between check and rename
             raise FileExistsError(errno.EEXIST, "File exists", str(target)) from None
         os.replace(source, target)
     else:
@@ -74,17 +49,19 @@ def _link_new(source: str | Path, target: str | Path) -> None:
 
 
 @contextmanager
-def atomic_file(path: str | Path, *, once: bool = False) -> Iterator[Path]:
-    """An empty file beside ``path``, which takes its place when the block ends without an error.
+def atomic_file(
+    path: str | Path, *, fence: Fence | None = None, once: bool = False
+) -> Iterator[Path]:
+    """Give an empty temporary file that is moved to ``path`` when the block ends without error.
 
     Args:
-        path: of the file.
-        once: leave a file alone that is there already.
+        path: Path of the file.
+        fence: Of the lock that allows writing there; None where no lock does.
+        once: Raise FileExistsError instead of replacing a file.
 
     Raises:
-        StoreError: the folder cannot be written or the disk is full; the old file stays.
-        LeaseLost: this process held the folder, and does not any more.
-        FileExistsError: ``once``, and there is one.
+        StoreError: The folder cannot be written or the disk is full; the old file stays.
+        LeaseLost: The fence's lock was taken over; the old file stays.
     """
     path = Path(path)
     with _explain_os_errors(path):
@@ -98,14 +75,13 @@ def atomic_file(path: str | Path, *, once: bool = False) -> Iterator[Path]:
             with open(temporary, "rb+") as file:
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
-            (_link_new if once else replace_guarded)(temporary, path)
+            (_link_new if once else replace_file)(temporary, path, fence)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def _explain_os_errors(path: Path, once: bool = False) -> Iterator[None]:
-    """Says of what the operating system refuses which file it was, and the way out."""
     try:
         yield
     except OSError as error:
@@ -115,31 +91,42 @@ def _explain_os_errors(path: Path, once: bool = False) -> Iterator[None]:
         raise StoreError(reason) from None
 
 
-def write_atomic(path: str | Path, data: bytes | bytearray | str, *, once: bool = False) -> None:
-    """Writes ``data`` so that a reader, or a kill at any moment, sees the old file or the new.
+def write_atomic(
+    path: str | Path,
+    data: bytes | bytearray | str,
+    *,
+    fence: Fence | None = None,
+    once: bool = False,
+) -> None:
+    """Write a file so that a reader, and a kill at any moment, sees the old contents or the new.
 
     Args:
-        path: of the file.
-        data: all of it.
-        once: leave a file alone that is there already.
+        path: Path of the file.
+        data: The whole contents.
+        fence: See `atomic_file`.
+        once: See `atomic_file`.
 
     Raises:
-        StoreError, LeaseLost, FileExistsError: as of `whole_file`.
+        StoreError, LeaseLost, FileExistsError: See `atomic_file`.
     """
-    with atomic_file(path, once=once) as temporary, _explain_os_errors(Path(path)):
+    with atomic_file(path, fence=fence, once=once) as temporary, _explain_os_errors(Path(path)):
         temporary.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
-def write_json(path: str | Path, value: Any, *, once: bool = False) -> None:
-    """Writes ``value`` as indented JSON; see `write_atomic`. NaN and infinity are refused."""
-    write_atomic(path, json.dumps(value, indent=1, allow_nan=False) + "\n", once=once)
+def write_json(
+    path: str | Path, value: Any, *, fence: Fence | None = None, once: bool = False
+) -> None:
+    """Write ``value`` as indented JSON; see `write_atomic`. NaN and infinity are a ValueError."""
+    text = json.dumps(value, indent=1, allow_nan=False) + "\n"
+    write_atomic(path, text, fence=fence, once=once)
 
 
 def read_json(path: str | Path) -> Any:
-    """Reads one JSON file.
+    """Read a JSON file.
 
     Raises:
-        StoreError: it is damaged or cannot be read. A missing file raises FileNotFoundError.
+        StoreError: The file is damaged or cannot be read.
+        FileNotFoundError: There is none.
     """
     try:
         return json.loads(Path(path).read_bytes())
@@ -147,3 +134,13 @@ def read_json(path: str | Path) -> Any:
         raise
     except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read ({error}); remove it to make it again") from None
+
+
+def file_sha256(path: str | Path) -> str:
+    """Return the sha256 of a file's contents, 64 hex digits.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,19 +1,19 @@
-"""Who may write, agreed on through nothing but files in a shared folder.
+"""Leases: exclusive ownership agreed on through files in a shared folder.
 
-A lock at ``path`` is a row of numbered files, ``path.1``, ``path.2``, ...; only the highest
-counts. It says ``free``, or ``held`` with the holder's heartbeat: a number that goes up. Whoever
-finds it free, or its holder gone, makes the next number with O_EXCL, which one process alone can,
-and removes the lower ones before it does anything else. So a number is never given twice, and a
-holder that was given up on, a suspended machine for instance, finds its own file gone.
+A lock at ``path`` is a series of numbered files, ``path.1``, ``path.2``, ...; only the highest
+number counts. Its file says ``free``, or ``held`` with the holder's heartbeat, a counter. A process
+that finds the lock free, or its holder gone, creates the next number with ``O_EXCL``, which only
+one process can do, and then removes the lower numbers. A number is never used twice, so a holder
+that was given up on, such as a suspended machine, finds its own file missing.
 
-A holder is gone if its process is dead, which can be seen on its own machine alone; or if the
-heartbeat has stood still for as long as the holder itself has written there, by the watcher's own
-monotonic clock: no two clocks are compared, so skewed ones do no harm.
+A holder is gone if its process is dead, which only a process on the same machine can see, or if
+its heartbeat has not changed for as long as the holder itself declared, measured by the watcher's
+monotonic clock. Clocks of different machines are never compared.
 
-This asks little of a file system: exclusive creation, and that an opened file is read as it was
-last closed (NFS's rule). Locks by ``flock`` would ask more. Lustre and many network mounts have
-none or keep them to one machine without saying so, NFS may keep those of a machine that is lost,
-and none tells a holder that it has lost its lock; so leases replace them.
+The file system must support exclusive creation, and a file that is opened must have the contents
+of its last close (NFS's close-to-open consistency). ``flock`` needs more: Lustre and many network
+mounts do not support it, or restrict it to one machine without an error; NFS can keep the lock of
+a machine that is lost; and none of them tells a holder that it has lost its lock.
 """
 
 import contextlib
@@ -35,63 +35,67 @@ DEFAULT_SECONDS = 60.0
 LEASE_SECONDS_VARIABLE = "KVLAB_LEASE_SECONDS"
 
 _LEASE_LINE = re.compile(r"(held|free) (\d{12}) (\{.*\})\s*\Z")
+_ProcessFacts = dict[str, Any]
 
 
 def lease_seconds() -> float:
-    """How long this process's heartbeats may fail before others take over what it holds.
+    """Return how long this process's heartbeats may fail before others take over its locks.
 
     Raises:
-        UsageError: the environment says no number of at least 1.
+        UsageError: ``KVLAB_LEASE_SECONDS`` is not a number from 1 to 86400.
     """
     text = os.environ.get(LEASE_SECONDS_VARIABLE)
     try:
-        found = DEFAULT_SECONDS if text is None else float(text)
+        seconds = DEFAULT_SECONDS if text is None else float(text)
     except ValueError:
-        found = 0.0
-    if not 1.0 <= found <= 86400.0:
+        seconds = 0.0
+    if not 1.0 <= seconds <= 86400.0:
         raise UsageError(
             f"{LEASE_SECONDS_VARIABLE} = {text} is not in 1 to 86400 seconds; unset it for 60"
         )
-    return found
+    return seconds
 
 
 @dataclass(frozen=True)
 class Fence:
-    """Tells a holder whether it still is. May travel to other processes that write for it."""
+    """Proof of ownership, to be checked before each write that only the holder may do.
 
-    place: str
+    It can be pickled and sent to processes that write on the holder's behalf.
+    """
+
+    path: str
     token: str
 
     def holds(self) -> bool:
-        """Opens the file anew, so that no cache of the file system answers."""
-        found = read_lease(self.place)
-        return found is not None and found.held and found.facts.get("token") == self.token
+        """Return whether the lease is still held. Reopens the file, so caches are bypassed."""
+        state = read_lease(self.path)
+        return state is not None and state.held and state.facts.get("token") == self.token
 
-    def __call__(self) -> None:
-        """Raises LeaseLost if another process has taken over."""
+    def check(self) -> None:
+        """Raise LeaseLost if another process has taken over."""
         if not self.holds():
-            text = f"{self.place} is not held any more: it was silent for too long"
-            raise LeaseLost(f"{text}, and another process may go on with the work")
+            text = f"{self.path} is not held any more: this process was silent for too long"
+            raise LeaseLost(f"{text}, and another process may continue the work")
 
 
 @dataclass(frozen=True)
 class LeaseState:
-    """What a lease file says; ``facts`` are empty if it is not written yet."""
+    """The contents of a lease file; ``facts`` is empty if its holder has not written it yet."""
 
     text: str
     held: bool
-    facts: dict[str, Any]
+    facts: _ProcessFacts
 
 
-def read_lease(place: str) -> LeaseState | None:
-    """A lease file as it is now; None if there is none."""
+def read_lease(path: str) -> LeaseState | None:
+    """Read a lease file; return None if it does not exist."""
     try:
-        with open(place, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(2000)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(_cannot_lock(place, error)) from None
+        raise StoreError(_cannot_lock(path, error)) from None
     match = _LEASE_LINE.match(text)
     try:
         facts = json.loads(match.group(3)) if match else {}
@@ -101,7 +105,7 @@ def read_lease(place: str) -> LeaseState | None:
 
 
 def highest_number(path: Path) -> int:
-    """The number that counts, 0 if there is none yet."""
+    """Return the number of the lock's current lease file, 0 if there is none."""
     return max(_list_numbers(path), default=0)
 
 
@@ -110,144 +114,146 @@ def lease_path(path: Path, number: int) -> str:
 
 
 def is_lease_file(path: Path, name: str) -> bool:
-    """Whether a file called ``name`` in the folder of ``path`` is of that lock."""
+    """Return whether the file ``name``, in the folder of ``path``, belongs to that lock."""
     return name.startswith(f"{path.name}.") and name[len(path.name) + 1 :].isdecimal()
 
 
 def create_lease(path: Path, number: int) -> Fence | None:
-    """Makes the file of this number; None if another process was first.
+    """Create the lease file ``number``; return None if another process was first.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: The file cannot be written.
     """
-    place, token = lease_path(path, number), secrets.token_hex(8)
+    file_path, token = lease_path(path, number), secrets.token_hex(8)
     facts = {"token": token, "seconds": lease_seconds(), "since": _utc_now(), **process_identity()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(_cannot_lock(place, error)) from None
+        raise StoreError(_cannot_lock(file_path, error)) from None
     try:
-        handle = os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        handle = os.open(file_path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     except FileExistsError:
         return None
     except OSError as error:
-        raise StoreError(_cannot_lock(place, error)) from None
+        raise StoreError(_cannot_lock(file_path, error)) from None
     try:
         try:
             os.write(handle, f"held {0:012d} {json.dumps(facts)}\n".encode())
         finally:
             os.close(handle)
         numbers = _list_numbers(path)
-        if max(numbers, default=0) > number:  # what we had looked at was long out of date
-            _unlink_if_exists(place)  # unless a later holder, which removes all below its own, has
+        if max(numbers, default=0) > number:  # our view of the folder was out of date
+            _unlink_if_exists(file_path)  # the later holder may have removed it already
             return None
-        for older in sorted(numbers):  # upwards: while one is there, so are all above it
+        # In ascending order: as long as one number exists, all above it do.
+        for older in sorted(numbers):
             if older < number:
                 _unlink_if_exists(lease_path(path, older))
     except OSError as error:
-        _unlink_if_exists(place)
-        raise StoreError(_cannot_lock(place, error)) from None
-    return Fence(place, token)
+        _unlink_if_exists(file_path)
+        raise StoreError(_cannot_lock(file_path, error)) from None
+    return Fence(file_path, token)
 
 
-def write_heartbeat(fence: Fence, state: str, beat: int) -> bool:
-    """Says ``held`` or ``free`` in a holder's own file; False if it is there no more."""
+def write_heartbeat(fence: Fence, state: str, count: int) -> bool:
+    """Write ``held`` or ``free`` and the heartbeat's count; return False if the file is gone."""
     try:
-        handle = os.open(fence.place, os.O_WRONLY)
+        handle = os.open(fence.path, os.O_WRONLY)
     except FileNotFoundError:
         return False
     try:
-        os.pwrite(handle, f"{state} {beat:012d}".encode(), 0)
+        os.pwrite(handle, f"{state} {count:012d}".encode(), 0)
     finally:
         os.close(handle)
     return True
 
 
 def remove_lease(fence: Fence) -> None:
-    """Takes the file away: only of a lock whose path nobody else ever asks for."""
-    _unlink_if_exists(fence.place)
+    """Remove the lease file, for a lock whose path no other process ever acquires."""
+    _unlink_if_exists(fence.path)
 
 
 @dataclass
 class _Observation:
     text: str
-    at: float
-    silent: float = 0.0
+    time: float
+    silent_seconds: float = 0.0
 
 
-_observations: dict[str, _Observation] = {}  # by the lock's path: what this process last saw there
+class LeaseWatcher:
+    """Tell whether locks are held, and remember how long their heartbeats have been silent.
 
-
-def is_held(path: Path, number: int | None = None) -> bool:
-    """Whether some process holds the lock, as far as this one can tell yet.
-
-    One on another machine counts as gone only after this process has looked again and again for
-    as long as the holder gave itself. ``number`` is the highest, if it is known.
+    A holder on another machine counts as gone only after one watcher has looked repeatedly for as
+    long as that holder declared.
     """
-    number = highest_number(path) if number is None else number
-    found = read_lease(lease_path(path, number)) if number else None
-    if found is None:  # none yet; or gone since it was listed: taken by another
-        return number > 0
-    if not found.held or is_process_dead(found.facts):
-        _observations.pop(str(path), None)
-        return False
-    return not _is_silent(str(path), found)
 
+    def __init__(self) -> None:
+        self._observations: dict[Path, _Observation] = {}
 
-def _is_silent(key: str, found: LeaseState) -> bool:
-    limit, moment = float(found.facts.get("seconds", DEFAULT_SECONDS)), time.monotonic()
-    look = _observations.get(key)
-    if look is None or look.text != found.text:
-        _observations[key] = _Observation(found.text, moment)
-        return False
-    # A long gap counts little: this process may have been suspended with the holder.
-    look.silent += min(moment - look.at, limit / 4)
-    look.at = moment
-    return look.silent >= limit
+    def is_held(self, path: Path, number: int | None = None) -> bool:
+        """Return whether some process holds the lock at ``path``, as far as is known yet.
+
+        Args:
+            path: Path of the lock.
+            number: Number of its current lease file, if the caller has just listed it.
+        """
+        number = highest_number(path) if number is None else number
+        state = read_lease(lease_path(path, number)) if number else None
+        if state is None:  # never taken; or removed since it was listed, by its next holder
+            return number > 0
+        if not state.held or is_process_dead(state.facts):
+            self._observations.pop(path, None)
+            return False
+        return not self._is_silent(path, state)
+
+    def free_if_abandoned(self, path: Path) -> bool:
+        """Free the lock if nobody holds it but its file still says so; return whether it is free.
+
+        Other processes then need not watch it as long as this watcher did.
+        """
+        number = highest_number(path)
+        if self.is_held(path, number):
+            return False
+        state = read_lease(lease_path(path, number)) if number else None
+        if state is None or not state.held:
+            return True
+        fence = create_lease(path, number + 1)
+        return fence is not None and write_heartbeat(fence, "free", 0)
+
+    def _is_silent(self, path: Path, state: LeaseState) -> bool:
+        limit, now = float(state.facts.get("seconds", DEFAULT_SECONDS)), time.monotonic()
+        last = self._observations.get(path)
+        if last is None or last.text != state.text:
+            self._observations[path] = _Observation(state.text, now)
+            return False
+        # A long gap counts little: this process may have been suspended together with the holder.
+        last.silent_seconds += min(now - last.time, limit / 4)
+        last.time = now
+        return last.silent_seconds >= limit
 
 
 def describe_holder(path: Path) -> str:
-    """Who holds the lock, for people."""
+    """Return who holds the lock, as text for people."""
     number = highest_number(path)
-    found = read_lease(lease_path(path, number)) if number else None
-    if found is None or "pid" not in found.facts:
+    state = read_lease(lease_path(path, number)) if number else None
+    if state is None or "pid" not in state.facts:
         return "another process"
-    facts = found.facts
-    where = "" if facts["host"] == process_identity()["host"] else f" on {facts['host']}"
-    return f"process {facts['pid']}{where} since {facts['since']}"
+    facts = state.facts
+    host = "" if facts["host"] == process_identity()["host"] else f" on {facts['host']}"
+    return f"process {facts['pid']}{host} since {facts['since']}"
 
 
-def _list_numbers(path: Path) -> list[int]:
-    try:
-        names = os.listdir(path.parent)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise StoreError(_cannot_lock(path, error)) from None
-    return [int(name.rpartition(".")[2]) for name in names if is_lease_file(path, name)]
+def process_identity() -> _ProcessFacts:
+    """Return what tells this process from all processes of all machines.
 
-
-def _unlink_if_exists(place: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(place)
-
-
-def _utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _cannot_lock(path: str | Path, error: OSError) -> str:
-    return f"{path} cannot be locked: {error.strerror}; check the folder's rights and the disk"
-
-
-# One process among all processes of all machines, and whether another one is dead.
-#
-# Host name, boot and process-id namespace say whether two processes see the same process table: in
-# containers of one machine they need not.
+    Host name, boot id and process-id namespace tell whether two processes see the same process
+    table: containers of one machine need not.
+    """
+    return _process_identity(os.getpid())
 
 
 @cache
-def _process_identity(pid: int) -> dict[str, Any]:
+def _process_identity(pid: int) -> _ProcessFacts:
     return {
         "host": socket.gethostname(),
         "boot": _read_text("/proc/sys/kernel/random/boot_id") or f"{uuid.getnode():x}",
@@ -257,28 +263,26 @@ def _process_identity(pid: int) -> dict[str, Any]:
     }
 
 
-def process_identity() -> dict[str, Any]:
-    """This process among all processes of all machines."""
-    return _process_identity(os.getpid())
+def is_process_dead(facts: _ProcessFacts) -> bool:
+    """Return whether a process is known to be dead, from its `process_identity`.
 
-
-def is_process_dead(facts: dict[str, Any]) -> bool:
-    """Whether a holder's process is known to be dead: only on this machine can it be."""
-    ours = process_identity()
-    if any(facts.get(name) != ours[name] for name in ("host", "boot", "space")):
+    False for every process that does not share this one's process table.
+    """
+    own = process_identity()
+    if any(facts.get(name) != own[name] for name in ("host", "boot", "space")):
         return False
     try:
         os.kill(int(facts["pid"]), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # somebody else's, and alive
+    except PermissionError:  # another user's process, alive
         return False
     state, born = _process_state(int(facts["pid"]))
     return state in ("Z", "X") or (born != "" and facts["born"] != "" and born != facts["born"])
 
 
 def _process_state(pid: int) -> tuple[str, str]:
-    """State and start time of a process, in ticks since the machine's; empty where unknown."""
+    """Return state and start time (clock ticks since boot) of a process; empty if unknown."""
     fields = _read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], fields[19]) if len(fields) > 19 else ("", "")
 
@@ -296,3 +300,26 @@ def _read_link(path: str) -> str:
         return os.readlink(path)
     except OSError:
         return ""
+
+
+def _list_numbers(path: Path) -> list[int]:
+    try:
+        names = os.listdir(path.parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(_cannot_lock(path, error)) from None
+    return [int(name.rpartition(".")[2]) for name in names if is_lease_file(path, name)]
+
+
+def _unlink_if_exists(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _cannot_lock(path: str | Path, error: OSError) -> str:
+    return f"{path} cannot be locked: {error.strerror}; check the folder's rights and the disk"

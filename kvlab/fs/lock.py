@@ -1,7 +1,7 @@
-"""Locks on files, held until released, or until the process dies or falls silent.
+"""Locks on paths, held until released, or until their process dies or falls silent.
 
-They are the leases of `kvlab.fs.lease`, renewed by one thread of the process. Where a lock guards a
-folder, whoever has lost it is kept from putting anything more in place there (`kvlab.fs.atomic_files`).
+A lock is a lease (`kvlab.fs.lease`) whose heartbeat a thread of the holder writes. The holder
+passes its `Fence` to whatever writes on its behalf (`kvlab.fs.atomic_files`).
 """
 
 import os
@@ -12,163 +12,132 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvlab.errors import StoreError
-from kvlab.fs import atomic_files, lease
-from kvlab.fs.lease import Fence
+from kvlab.fs import lease
+from kvlab.fs.lease import Fence, LeaseWatcher
 
 POLL_SECONDS = 0.1
 HEARTBEATS_PER_LEASE = 10
 """Heartbeats in the time after which a silent holder is given up."""
 
 GRACE_SECONDS = 300.0
-"""By so much more a lease must be silent, by the files' times, for one that asks only once."""
+"""Extra age that a lease file must have before `seems_held`, which looks once, gives it up."""
 
 
 class Lock:
-    """An exclusive lock at a path; the files that say so stand beside it.
+    """An exclusive lock at a path; its lease files are written beside it.
 
     Args:
-        path: of the lock.
-        guards: the folder whose files only the holder may put in place.
-        own: the path is this process's own, and nothing stays there when it lets go.
+        path: Path of the lock.
+        remove_on_release: Remove its file on release. Only for a path that no other process
+            acquires, such as one that says that a process is there.
     """
 
-    def __init__(self, path: str | Path, guards: str | Path | None = None, *, own: bool = False):
-        self.path, self._guards, self._own = Path(path), guards, own
-        self._fence: Fence | None = None
+    def __init__(self, path: str | Path, *, remove_on_release: bool = False):
+        self.path, self._remove_on_release = Path(path), remove_on_release
+        self._watcher = LeaseWatcher()
+        self._heartbeat: _Heartbeat | None = None
 
     def acquire(
-        self, patience: float | None = None, on_wait: Callable[[], None] | None = None
-    ) -> bool:
-        """Takes the lock; True if it is ours now.
+        self, timeout: float | None = None, on_wait: Callable[[], None] | None = None
+    ) -> Fence | None:
+        """Acquire the lock.
 
         Args:
-            patience: seconds to try for; None tries for ever.
-            on_wait: called at every try that failed; what it raises ends the waiting.
+            timeout: Seconds to try for; None tries without limit.
+            on_wait: Called after every failed try; an exception that it raises ends the waiting.
+
+        Returns:
+            The fence to pass to writers; None if another process holds the lock.
 
         Raises:
-            StoreError: the file cannot be made.
+            StoreError: The lock's file cannot be written.
         """
-        assert self._fence is None, "this lock is already held"
+        assert self._heartbeat is None, "this lock is already held"
         started = time.monotonic()
-        while (fence := self._try()) is None:
-            if patience is not None and time.monotonic() - started >= patience:
-                return False
+        while (fence := self._try_acquire()) is None:
+            if timeout is not None and time.monotonic() - started >= timeout:
+                return None
             if on_wait is not None:
                 on_wait()
             time.sleep(POLL_SECONDS)
-        self._fence = fence
-        _heartbeats.add(fence)
-        if self._guards is not None:
-            atomic_files.guard(self._guards, fence)
-        return True
+        self._heartbeat = _Heartbeat(fence)
+        return fence
 
-    def _try(self) -> Fence | None:
-        number = lease.highest_number(
-            self.path
-        )  # first: one that is taken meanwhile is never passed by
-        return (
-            None if lease.is_held(self.path, number) else lease.create_lease(self.path, number + 1)
-        )
+    def _try_acquire(self) -> Fence | None:
+        # List first: a number that is taken meanwhile must not be skipped.
+        number = lease.highest_number(self.path)
+        if self._watcher.is_held(self.path, number):
+            return None
+        return lease.create_lease(self.path, number + 1)
 
-    @property
-    def fence(self) -> Fence:
-        """Tells, here or in a process that writes for this one, whether the lock is still held."""
-        assert self._fence is not None, "only the holder has a fence"
-        return self._fence
-
-    def holder(self) -> str:
-        """Who holds it, for people."""
+    def describe_holder(self) -> str:
+        """Return who holds the lock, as text for people."""
         return lease.describe_holder(self.path)
 
     def release(self) -> None:
-        fence, self._fence = self._fence, None
-        if fence is not None:
-            if self._guards is not None:
-                atomic_files.unguard(self._guards, fence)
-            _heartbeats.end(fence)
-            if self._own:
-                lease.remove_lease(fence)
+        """Release the lock if it is held."""
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is not None:
+            heartbeat.stop()
+            if self._remove_on_release:
+                lease.remove_lease(heartbeat.fence)
 
     @contextmanager
     def hold(
-        self, patience: float | None = None, on_wait: Callable[[], None] | None = None
-    ) -> Iterator[bool]:
-        """`acquire` for a ``with`` block; gives whether it is ours, and releases at the end."""
+        self, timeout: float | None = None, on_wait: Callable[[], None] | None = None
+    ) -> Iterator[Fence | None]:
+        """Acquire the lock for a ``with`` block; see `acquire` for arguments and value."""
         try:
-            yield self.acquire(patience, on_wait)
+            yield self.acquire(timeout, on_wait)
         finally:
             self.release()
 
 
-def is_held(path: str | Path) -> bool:
-    """Whether some process holds the lock; see `kvlab.fs.lease.is_held`."""
-    return lease.is_held(Path(path))
-
-
 def seems_held(path: str | Path) -> bool:
-    """`is_held` for one that asks once, and cannot watch the heartbeat: for people, not to write.
+    """Return whether a lock seems held, from one look: for display, not to decide who writes.
 
-    A lease counts as given up if its file is old by this machine's clock, generously.
+    The lease is given up if its file is old by this machine's clock, with `GRACE_SECONDS` more.
     """
     path = Path(path)
-    if not lease.is_held(path):
+    if not LeaseWatcher().is_held(path):
         return False
-    place = lease.lease_path(path, lease.highest_number(path))
-    found = lease.read_lease(place)
+    file_path = lease.lease_path(path, lease.highest_number(path))
+    state = lease.read_lease(file_path)
     try:
-        age = time.time() - os.stat(place).st_mtime
+        age = time.time() - os.stat(file_path).st_mtime
     except OSError:
-        return True  # taken anew meanwhile
-    limit = float(found.facts.get("seconds", 0.0)) if found else 0.0
+        return True  # taken over since
+    limit = float(state.facts.get("seconds", 0.0)) if state else 0.0
     return age < limit + GRACE_SECONDS
 
 
-class _HeartbeatThread:
-    """The heartbeats of everything that this process holds, from one thread."""
+class _Heartbeat:
+    """The thread that renews one lease."""
 
-    def __init__(self) -> None:
-        self._change = threading.Lock()
-        self._held: dict[Fence, int] = {}
-        self._thread: threading.Thread | None = None
+    def __init__(self, fence: Fence):
+        self.fence = fence
+        self._process = os.getpid()
+        self._count = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvlab-lease", daemon=True)
+        self._thread.start()
 
-    def add(self, fence: Fence) -> None:
-        with self._change:
-            self._held[fence] = 0
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kvlab-leases", daemon=True)
-                self._thread.start()
-
-    def end(self, fence: Fence) -> None:
-        """Says that it is free, if it is still ours."""
-        with self._change:
-            beat = self._held.pop(fence, None)
-            if beat is not None:
-                _write_heartbeat(fence, "free", beat)
-
-    def forget(self) -> None:
-        """In a forked child: what the parent holds is the parent's."""
-        self.__init__()  # type: ignore[misc]
+    def stop(self) -> None:
+        """Stop the heartbeat and mark the lease as free, if it is still held."""
+        if os.getpid() != self._process:  # a forked child: the lease is its parent's
+            return
+        self._stopped.set()
+        self._thread.join()
+        self._write("free")
 
     def _run(self) -> None:
-        while True:
-            time.sleep(lease.lease_seconds() / HEARTBEATS_PER_LEASE)
-            with self._change:
-                if not self._held:
-                    self._thread = None
-                    return
-                for fence, beat in list(self._held.items()):
-                    if _write_heartbeat(fence, "held", beat + 1):
-                        self._held[fence] = beat + 1
-                    else:  # lost: its fence says so to whoever asks
-                        del self._held[fence]
+        while not self._stopped.wait(lease.lease_seconds() / HEARTBEATS_PER_LEASE):
+            self._count += 1
+            if not self._write("held"):  # lost: its fence says so to whoever checks
+                return
 
-
-def _write_heartbeat(fence: Fence, state: str, beat: int) -> bool:
-    try:
-        return lease.write_heartbeat(fence, state, beat)
-    except (OSError, StoreError):  # a hiccup of the file system: the next beat tries again
-        return True
-
-
-_heartbeats = _HeartbeatThread()
-os.register_at_fork(after_in_child=_heartbeats.forget)
+    def _write(self, state: str) -> bool:
+        try:
+            return lease.write_heartbeat(self.fence, state, self._count)
+        except (OSError, StoreError):  # a transient error: the next heartbeat tries again
+            return True

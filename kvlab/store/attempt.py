@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.lease import Fence
 from kvlab.store.provenance import redact_paths, utc_now
 from kvlab.store.store import Store
 
@@ -16,7 +17,8 @@ from kvlab.store.store import Store
 class Attempt:
     """Writes ``attempts/<number>/``. Every line is on disk when the call returns to the system."""
 
-    def __init__(self, store: Store, trial_id: str):
+    def __init__(self, store: Store, trial_id: str, fence: Fence | None = None):
+        self._fence = fence
         self.number = store.create_attempt(trial_id)
         self.directory = store.attempt_directory(trial_id, self.number)
         self.started = utc_now()
@@ -40,11 +42,11 @@ class Attempt:
 
     def note_pause(self) -> None:
         """Marks that it ended as a search wanted it to, for those who count attempts."""
-        write_atomic(self.directory / "paused", "")
+        write_atomic(self.directory / "paused", "", fence=self._fence)
 
     def write_traceback(self, text: str) -> str:
         """Keeps a traceback; returns its path relative to the trial's directory."""
-        write_atomic(self.directory / "traceback.txt", redact_paths(text))
+        write_atomic(self.directory / "traceback.txt", redact_paths(text), fence=self._fence)
         return f"attempts/{self.number}/traceback.txt"
 
 

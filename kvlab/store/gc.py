@@ -61,7 +61,7 @@ def remove_garbage(item: Garbage) -> bool:
     Raises:
         StoreError: it cannot be removed.
     """
-    with Lock(item.lock).hold(patience=0.0) as ours:
+    with Lock(item.lock).hold(timeout=0.0) as ours:
         if not ours:
             return False
         try:

@@ -7,7 +7,6 @@ A directory's ``copied.json`` is written after its files, and nothing but what i
 read back. So a copy that was cut off is no copy, and one that is there is not made again.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvlab.errors import CopyDamaged, CopyError, KvlabError, UsageError
-from kvlab.fs.atomic_files import atomic_file
+from kvlab.fs.atomic_files import atomic_file, file_sha256
+from kvlab.fs.lease import Fence
 
 MANIFEST = "copied.json"
 
@@ -96,7 +96,7 @@ class ObjectStorage:
                         self._fs.rm_file(f"{self._root}/{place}/{relative}")
             return written
 
-    def get(self, place: str, local: Path) -> int | None:
+    def get(self, place: str, local: Path, fence: Fence | None = None) -> int | None:
         """Brings a directory back, each file whole or not at all, in the order of its list.
 
         Files that are there with the same contents stay; others are replaced.
@@ -119,8 +119,8 @@ class ObjectStorage:
                     text = f"{self.shown}/{place}/{MANIFEST} names {relative!r}, which is no path in it"
                     raise CopyDamaged(f"{text}; it was not written by kvlab")
                 path = local / relative
-                if not (path.is_file() and _sha256(path) == facts["sha256"]):
-                    self._get_file(f"{place}/{relative}", path, facts["sha256"])
+                if not (path.is_file() and file_sha256(path) == facts["sha256"]):
+                    self._get_file(f"{place}/{relative}", path, facts["sha256"], fence)
                     fetched += 1
             return fetched
 
@@ -131,7 +131,7 @@ class ObjectStorage:
             return known, False
         facts = {
             "size": state.st_size,
-            "sha256": _sha256(path),
+            "sha256": file_sha256(path),
             "mtime_ns": state.st_mtime_ns,  # so that large files are not read again to compare
         }
         if known and known["sha256"] == facts["sha256"]:
@@ -141,11 +141,11 @@ class ObjectStorage:
         self._fs.put_file(str(path), target)
         return facts, True
 
-    def _get_file(self, place: str, path: Path, sha256: str) -> None:
-        with atomic_file(path) as temporary:
+    def _get_file(self, place: str, path: Path, sha256: str, fence: Fence | None) -> None:
+        with atomic_file(path, fence=fence) as temporary:
             try:
                 self._fs.get_file(f"{self._root}/{place}", str(temporary))
-                whole = _sha256(temporary) == sha256
+                whole = file_sha256(temporary) == sha256
             except FileNotFoundError:
                 whole = False
             if not whole:
@@ -196,8 +196,3 @@ def _list_files(directory: Path, names: Sequence[str]) -> Iterator[tuple[str, Pa
             hidden = any(part.startswith(".") for part in relative.parts)
             if one.is_file() and not one.is_symlink() and not hidden:
                 yield relative.as_posix(), one
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

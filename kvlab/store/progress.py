@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvlab.fs.atomic_files import replace_guarded
+from kvlab.fs.atomic_files import replace_file
+from kvlab.fs.lease import Fence
 from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import utc_now
 
@@ -26,8 +27,14 @@ class ProgressReporter:
     ``seconds_left`` and ``note``.
     """
 
-    def __init__(self, path: Path, log: Callable[[str], None], listener: OnProgress | None = None):
-        self._path, self._log, self._listener = path, log, listener
+    def __init__(
+        self,
+        path: Path,
+        log: Callable[[str], None],
+        listener: OnProgress | None = None,
+        fence: Fence | None = None,
+    ):
+        self._path, self._log, self._listener, self._fence = path, log, listener, fence
         self._stage: str | None = None
         self._written = self._logged = float("-inf")
 
@@ -41,16 +48,16 @@ class ProgressReporter:
             self._log(format_progress(state))
         if fresh or moment - self._written >= WRITE_INTERVAL_SECONDS:
             self._written = moment
-            write_progress(self._path, {**state, "updated": utc_now()})
+            write_progress(self._path, {**state, "updated": utc_now()}, self._fence)
             if self._listener is not None:
                 self._listener(state)
 
 
-def write_progress(path: Path, state: ProgressUpdate) -> None:
+def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None) -> None:
     """Replaces ``path`` whole, but not synced to disk: it matters only while the trial runs."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(state))
-    replace_guarded(temporary, path)
+    replace_file(temporary, path, fence)
 
 
 def format_progress(state: ProgressUpdate) -> str:

@@ -25,6 +25,7 @@ from typing import Any, Literal, cast
 
 from kvlab.errors import LeaseLost, StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_atomic, write_json
+from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
 
@@ -78,18 +79,20 @@ class Store:
 
     def trial_lock(self, trial_id: str) -> Lock:
         directory = self.trial_directory(trial_id)
-        return Lock(directory / "lock", guards=directory)
+        return Lock(directory / "lock")
 
     def training_lock(self, training_id: str) -> Lock:
         directory = self.training_directory(training_id)
-        return Lock(directory / "lock", guards=directory)
+        return Lock(directory / "lock")
 
     def report_lock(self, name: str) -> Lock:
         return Lock(self.sweep_directory(name) / "report")
 
     def driver_lock(self, name: str) -> Lock:
         """A lock of one driver's own, which says that it is there; there may be several."""
-        return Lock(self.sweep_directory(name) / "drivers" / secrets.token_hex(8), own=True)
+        return Lock(
+            self.sweep_directory(name) / "drivers" / secrets.token_hex(8), remove_on_release=True
+        )
 
     def driver_locks(self, name: str) -> Iterator[Lock]:
         """Those of all drivers that are or were there."""
@@ -151,7 +154,7 @@ class Store:
             return None
         return result
 
-    def write_result(self, result: dict[str, Any]) -> None:
+    def write_result(self, result: dict[str, Any], fence: Fence | None = None) -> None:
         """Ends a trial. Only the holder of the trial's lock may, and only once.
 
         Raises:
@@ -160,7 +163,7 @@ class Store:
         head = {"schema": SCHEMA, **{key: result[key] for key in ("trial", "training", "status")}}
         path = self.trial_directory(result["trial"]) / "result.json"
         try:
-            write_json(path, {**head, **result}, once=True)
+            write_json(path, {**head, **result}, fence=fence, once=True)
         except FileExistsError:
             raise LeaseLost(f"{path} is there already: another process has ended it") from None
 
@@ -173,16 +176,20 @@ class Store:
             if (directory / name).exists():
                 os.replace(directory / name, target / name)
 
-    def write_trial(self, trial_id: str, description: dict[str, Any]) -> None:
+    def write_trial(
+        self, trial_id: str, description: dict[str, Any], fence: Fence | None = None
+    ) -> None:
         path = self.trial_directory(trial_id) / "trial.json"
         if not path.exists():
-            write_json(path, {"schema": SCHEMA, **description})
+            write_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
-    def write_items(self, trial_id: str, items: Iterable[dict[str, Any]]) -> None:
+    def write_items(
+        self, trial_id: str, items: Iterable[dict[str, Any]], fence: Fence | None = None
+    ) -> None:
         """Per-item results, one JSON object a line; the same items give the same bytes."""
         text = "".join(json.dumps(item, allow_nan=False) + "\n" for item in items)
         packed = gzip.compress(text.encode(), mtime=0)
-        write_atomic(self.trial_directory(trial_id) / "items.jsonl.gz", packed)
+        write_atomic(self.trial_directory(trial_id) / "items.jsonl.gz", packed, fence=fence)
 
     def items(self, trial_id: str) -> Iterator[dict[str, Any]]:
         """Per-item results, none if the trial has none."""
@@ -251,9 +258,9 @@ class Store:
         except FileNotFoundError:
             return None
 
-    def write_divergence(self, training_id: str, message: str) -> None:
+    def write_divergence(self, training_id: str, message: str, fence: Fence | None = None) -> None:
         path = self.training_directory(training_id) / "diverged.json"
-        write_json(path, {"schema": SCHEMA, "message": message})
+        write_json(path, {"schema": SCHEMA, "message": message}, fence=fence)
 
     def rungs(self, training_id: str) -> dict[int, float]:
         """Validation losses (nats a token) at the steps after which a search had it pause."""

@@ -125,11 +125,11 @@ def _restore_trial(store: Store, copies: ObjectStorage, trial: str, copied: Back
         copied.unchanged += 1
         _restore_training(store, copies, trial, copied)
         return
-    with store.trial_lock(trial).hold(patience=0.0) as ours:
-        if not ours:
+    with store.trial_lock(trial).hold(timeout=0.0) as fence:
+        if fence is None:
             copied.in_use += 1
             return
-        files = copies.get(f"trials/{trial}", store.trial_directory(trial))
+        files = copies.get(f"trials/{trial}", store.trial_directory(trial), fence)
         copied.files += files or 0
         if store.status(trial) is None:
             copied.missing += 1
@@ -144,10 +144,10 @@ def _restore_training(
     training = _read_training_id(store, trial)
     if not training or store.is_trained(training):
         return
-    with store.training_lock(training).hold(patience=0.0) as ours:
-        if ours:
+    with store.training_lock(training).hold(timeout=0.0) as fence:
+        if fence is not None:
             place = f"trainings/{training}"
-            copied.files += copies.get(place, store.training_directory(training)) or 0
+            copied.files += copies.get(place, store.training_directory(training), fence) or 0
 
 
 def _read_training_id(store: Store, trial: str) -> str:

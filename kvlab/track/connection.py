@@ -124,11 +124,13 @@ def hold_mlflow_lock(store: Path) -> Iterator[None]:
     """
     lock = Lock(store / "mlflow.lock")
     try:
-        ours = lock.acquire(patience=LOCK_PATIENCE_SECONDS)
+        ours = lock.acquire(timeout=LOCK_PATIENCE_SECONDS)
     except StoreError as error:
         raise TrackingError(str(error)) from None
     if not ours:
-        text = f"{lock.holder()} has been writing there for {LOCK_PATIENCE_SECONDS:g} seconds"
+        text = (
+            f"{lock.describe_holder()} has been writing there for {LOCK_PATIENCE_SECONDS:g} seconds"
+        )
         raise TrackingError(f"{text}; `kvlab sync` catches up")
     try:
         yield

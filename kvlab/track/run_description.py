@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.humanize import sanitize_text
 from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
@@ -54,10 +55,7 @@ class RunDescription:
 
     def digest(self, directory: Path) -> str:
         """Of all of it, artifact contents included."""
-        contents = [
-            hashlib.sha256((directory / path).read_bytes()).hexdigest()
-            for _, path in self.artifacts
-        ]
+        contents = [file_sha256(directory / path) for _, path in self.artifacts]
         text = json.dumps([VERSION, asdict(self), contents], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlab.errors import StoreError
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.store import Store
 from kvlab.track.connection import (
     connect,
@@ -226,7 +227,7 @@ class Tracker:
     def _keep_description(self, parent: "Run", sweep: Mapping[str, Any]) -> None:
         """What the sweep is, as the record has it, so that reports can be made from here."""
         path = self._store.sweep_directory(sweep["name"]) / "sweep.json"
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = file_sha256(path)
         if parent.data.tags.get("kvlab.record.digest") != digest:
             self._client.log_artifact(parent.info.run_id, str(path), RECORD)
             self._client.set_tag(parent.info.run_id, "kvlab.record.digest", digest)
@@ -274,6 +275,6 @@ def _hash_folder(folder: Path) -> str:
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            contents = hashlib.sha256(path.read_bytes()).hexdigest()
+            contents = file_sha256(path)
             found.update(f"{path.relative_to(folder).as_posix()} {contents}\n".encode())
     return found.hexdigest()

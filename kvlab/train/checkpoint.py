@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import check_guards, read_json, write_json
+from kvlab.fs.atomic_files import file_sha256, read_json, write_json
+from kvlab.fs.lease import Fence
 from kvlab.spec.experiment import Experiment
 from kvlab.train.tensor_files import copy_weights, fsync_path, read_tensors, write_tensors
 from kvlab.train.training_record import Curve
@@ -79,7 +80,15 @@ class Checkpoints:
         keep_best: those of lowest validation loss that stay too.
     """
 
-    def __init__(self, directory: Path, identity: str, keep_last: int, keep_best: int):
+    def __init__(
+        self,
+        directory: Path,
+        identity: str,
+        keep_last: int,
+        keep_best: int,
+        fence: Fence | None = None,
+    ):
+        self._fence = fence
         self._folder, self._identity = directory / "checkpoints", identity
         self._keep_last, self._keep_best = keep_last, keep_best
 
@@ -96,7 +105,8 @@ class Checkpoints:
             temporary = Path(tempfile.mkdtemp(prefix=".step-", dir=self._folder))
             self._fill(temporary, model, optimizer, state)
             place = self._folder / f"step-{state.step:08d}"
-            check_guards(place)
+            if self._fence is not None:
+                self._fence.check()
             if place.exists():  # damaged, or we would have gone on from it
                 shutil.rmtree(place)
             os.rename(temporary, place)
@@ -113,11 +123,11 @@ class Checkpoints:
         self, folder: Path, model: nn.Module, optimizer: Optimizer, state: TrainingState
     ) -> None:
         parameters = dict(model.named_parameters())
-        write_tensors(folder / _FILES[0], parameters)
-        write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters))
-        digests = {name: _file_sha256(folder / name) for name in _FILES}
+        write_tensors(folder / _FILES[0], parameters, self._fence)
+        write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters), self._fence)
+        digests = {name: file_sha256(folder / name) for name in _FILES}
         facts = {"schema": 1, "identity": self._identity, "sha256": digests}
-        write_json(folder / "state.json", {**facts, "state": asdict(state)})
+        write_json(folder / "state.json", {**facts, "state": asdict(state)}, fence=self._fence)
         fsync_path(folder)
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
@@ -164,7 +174,7 @@ class Checkpoints:
     def _checked(self, folder: Path) -> tuple[str, TrainingState]:
         found: dict[str, Any] = read_json(folder / "state.json")
         for name in _FILES:
-            if _file_sha256(folder / name) != found["sha256"][name]:
+            if file_sha256(folder / name) != found["sha256"][name]:
                 raise ValueError(f"{name} is not what was written")
         return found["identity"], TrainingState(**found["state"])
 
@@ -203,8 +213,3 @@ def _restore_optimizer(
         key, _, name = full.partition(".")
         parameter = parameters[name]
         optimizer.state[parameter][key] = tensor.clone().to(parameter.device)  # not the file
-
-
-def _file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

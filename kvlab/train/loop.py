@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from kvlab.errors import Paused, Stopped
+from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.kernels.malloc import keep_freed_memory
 from kvlab.spec.experiment import Experiment
@@ -58,6 +59,7 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     initial_weights: WeightLoader | None = None,
     until: int | None = None,
+    fence: Fence | None = None,
 ) -> TrainingRecord:
     """Trains ``model`` in place as ``experiment.training`` says; see `TrainingRecord`.
 
@@ -77,6 +79,7 @@ def train(
         initial_weights: loaded into the model before step 0, never on a resume.
         until: pause after this step, short of the end; the schedule stays that of the whole
             training, so one that goes on comes out bitwise as if it had never paused.
+        fence: of the lock on ``directory``, checked before each file is put in place.
 
     Raises:
         Paused: ``until`` is reached; a checkpoint and the validation loss are written.
@@ -88,7 +91,7 @@ def train(
         DataError: a split has too few tokens.
     """
     directory = Path(directory)
-    run = _Run(model.to(device), dataset, experiment, seed, directory, initial_weights)
+    run = _Run(model.to(device), dataset, experiment, seed, directory, initial_weights, fence)
     record = load_training_record(directory)
     if record is not None and (directory / FINAL_WEIGHTS).exists():
         load_final_weights(model, directory)
@@ -112,15 +115,16 @@ class _Run:
         seed: int,
         directory: Path,
         initial_weights: WeightLoader | None,
+        fence: Fence | None,
     ):
         self.stepper = TrainStepper(model, dataset, experiment, seed)
         self.experiment, self.training = experiment, experiment.training
         self.device, self.directory = model.device, directory
-        self.initial_weights = initial_weights
+        self.initial_weights, self.fence = initial_weights, fence
         source = initial_weights and initial_weights.identity
         identity = resume_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(
-            directory, identity, self.training.keep_last, self.training.keep_best
+            directory, identity, self.training.keep_last, self.training.keep_best, fence
         )
         self.until: int | None = None
         self.saved_step = 0
@@ -212,7 +216,7 @@ class _Run:
             check_finite("validation loss", loss, self.training, state.step)
         self.save(state)
         if self.stepper.workers.leads:
-            write_rung(self.directory, self.until, state.step, loss)
+            write_rung(self.directory, self.until, state.step, loss, self.fence)
         steps = f"{state.step} of {self.training.steps}"
         raise Paused(f"paused after step {steps} at validation loss {loss:.6g}")
 
@@ -254,8 +258,8 @@ class _Run:
         )
         if self.stepper.workers.leads:
             parameters = dict(self.stepper.model.named_parameters())
-            write_tensors(self.directory / FINAL_WEIGHTS, parameters)
-            write_training_record(self.directory, record)
+            write_tensors(self.directory / FINAL_WEIGHTS, parameters, self.fence)
+            write_training_record(self.directory, record, self.fence)
         return record
 
     def progress(self, state: TrainingState, seconds_a_step: float) -> dict[str, Any]:

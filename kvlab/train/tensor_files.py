@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import check_guards, replace_guarded
+from kvlab.fs.atomic_files import replace_file
+from kvlab.fs.lease import Fence
 
 FINAL_WEIGHTS = Path("final") / "model.safetensors"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], fence: Fence | None = None) -> None:
     """Writes named tensors so that a kill at any moment leaves the old file or the new one.
 
     Only one process may write ``path`` at a time.
@@ -27,7 +28,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         LeaseLost: this process held the folder, and does not any more.
     """
     folder = path.parent
-    check_guards(path)
+    if fence is not None:
+        fence.check()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(f".{path.name}.*"):  # of a kill while writing
@@ -39,7 +41,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             save_file(plain, written, metadata={"format": "pt"})
             fsync_path(written)
             os.chmod(written, 0o644)
-            replace_guarded(written, path)
+            replace_file(written, path, fence)
         fsync_path(folder)
     except (OSError, SafetensorError) as error:
         text = f"{path} cannot be written: {error}"

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.fs.lease import Fence
 
 CURVE_POINTS = 500
 """About as many points as a training curve keeps; each is the mean loss of the steps since the
@@ -51,12 +52,16 @@ class TrainingRecord:
     peak_flops_origin: str
 
 
-def write_training_record(directory: Path, record: TrainingRecord) -> None:
+def write_training_record(
+    directory: Path, record: TrainingRecord, fence: Fence | None = None
+) -> None:
     """Writes ``directory/training.json``: from now on the training is finished."""
-    write_json(directory / "training.json", {"schema": 1, **asdict(record)})
+    write_json(directory / "training.json", {"schema": 1, **asdict(record)}, fence=fence)
 
 
-def write_rung(directory: Path, rung: int, step: int, loss: float) -> None:
+def write_rung(
+    directory: Path, rung: int, step: int, loss: float, fence: Fence | None = None
+) -> None:
     """Adds to ``directory/rungs.json`` the validation loss at a rung of a search.
 
     Args:
@@ -69,7 +74,8 @@ def write_rung(directory: Path, rung: int, step: int, loss: float) -> None:
         rungs = read_json(path)["rungs"]
     except FileNotFoundError:
         rungs = {}
-    write_json(path, {"schema": 1, "rungs": {**rungs, str(rung): {"step": step, "loss": loss}}})
+    rungs = {**rungs, str(rung): {"step": step, "loss": loss}}
+    write_json(path, {"schema": 1, "rungs": rungs}, fence=fence)
 
 
 def load_training_record(directory: str | Path) -> TrainingRecord | None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from kvlab import errors
 from kvlab.errors import KvlabError, LeaseLost, ResourceError, WorkerLost
-from kvlab.fs.atomic_files import check_guards, guard, guard_of, read_json, write_json
+from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.fs.lease import Fence
 from kvlab.store.progress import ProgressUpdate, write_progress
 from kvlab.trial.trial import Trial
 
@@ -29,6 +30,7 @@ def train_ddp(
     directory: Path,
     report: Callable[[ProgressUpdate], None],
     should_stop: Callable[[], bool],
+    fence: Fence | None = None,
 ) -> None:
     """Trains ``trial`` into ``directory`` with its ``training_workers``; see `kvlab.train.train`.
 
@@ -44,19 +46,24 @@ def train_ddp(
         text = f"{workers} workers train together under Ray, and this process runs without it"
         raise ResourceError(f"{text}; use --executor ray, or one GPU and resources.workers: 1")
     folder = directory.absolute() / "together"
-    check_guards(folder)
+    _check(fence)
     shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was killed
     folder.mkdir(parents=True)
     task = {"trial": trial, "directory": str(directory.absolute()), "should_stop": should_stop}
-    task["guard"] = guard_of(directory)
+    task["fence"] = fence
     try:
         with _ProgressRelay(folder / _PROGRESS_FILE, report):
             _run_trainer({**task, "folder": str(folder)}, trial, folder)
     except Exception as error:
         raise read_worker_error(folder) or error from None
     finally:
-        check_guards(folder)
+        _check(fence)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(fence: Fence | None) -> None:
+    if fence is not None:
+        fence.check()
 
 
 def _run_trainer(task: dict[str, Any], trial: Trial, folder: Path) -> None:
@@ -105,14 +112,12 @@ def _run_worker(task: dict[str, Any]) -> None:
     experiment, rank = trial.experiment, dist.get_rank()
     mark_worker_started(folder, rank)
     torch.set_num_threads(task["threads"])
-    if task["guard"] is not None:
-        guard(directory, task["guard"])
     device = f"cuda:{rank}" if experiment.resources.devices else "cpu"
     if experiment.resources.devices:
         torch.cuda.set_device(rank)
 
     def report(update: ProgressUpdate) -> None:
-        write_progress(folder / _PROGRESS_FILE, update)
+        write_progress(folder / _PROGRESS_FILE, update, task["fence"])
 
     try:
         train(
@@ -126,8 +131,9 @@ def _run_worker(task: dict[str, Any]) -> None:
             should_stop=task["should_stop"],
             initial_weights=None
             if trial.initial_weights is None
-            else InitialWeightsLoader(trial.initial_weights, directory, report),
+            else InitialWeightsLoader(trial.initial_weights, directory, report, task["fence"]),
             until=trial.until,
+            fence=task["fence"],
         )
     except Exception as error:
         write_worker_error(folder, rank, error)

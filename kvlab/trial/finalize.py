@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from kvlab.fs.lease import Fence
 from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
 from kvlab.store.failure import Failure
@@ -20,18 +21,18 @@ LOCK_PATIENCE_SECONDS = 5.0
 @contextmanager
 def claim_result(
     trial: Trial, store: Store, replaceable: tuple[Status, ...] = ("damaged",)
-) -> Iterator[bool]:
-    """Hold a trial's lock and yield whether the block may write its result.
+) -> Iterator[Fence | None]:
+    """Hold a trial's lock and yield its fence if the block may write the trial's result.
 
     An earlier result is archived. The block may not write if a process runs the trial, or if the
     trial has ended with a status that is not in ``replaceable``.
     """
-    with store.trial_lock(trial.id).hold(patience=LOCK_PATIENCE_SECONDS) as is_held:
+    with store.trial_lock(trial.id).hold(timeout=LOCK_PATIENCE_SECONDS) as fence:
         status = store.status(trial.id)
-        may_write = is_held and (status is None or status in replaceable)
+        may_write = fence is not None and (status is None or status in replaceable)
         if may_write and status is not None:
             store.archive_result(trial.id)
-        yield may_write
+        yield fence if may_write else None
 
 
 def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure) -> bool:
@@ -40,13 +41,13 @@ def record_failure(trial: Trial, store: Store, origin: Origin, failure: Failure)
     Returns:
         Whether it was recorded: not if a process still runs it, or if it has ended.
     """
-    with claim_result(trial, store) as may_write:
-        if may_write:
+    with claim_result(trial, store) as fence:
+        if fence is not None:
             provenance = build_provenance(
                 origin, started=utc_now(), attempts=len(store.attempts(trial.id))
             )
-            store.write_result(build_result(trial, "failed", provenance, failure=failure))
-        return may_write
+            store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
+        return fence is not None
 
 
 def record_smoke_failure(trial: Trial, store: Store, origin: Origin, result: SmokeResult) -> bool:
@@ -56,10 +57,10 @@ def record_smoke_failure(trial: Trial, store: Store, origin: Origin, result: Smo
         Whether it was recorded: not if a process runs it, or if it has ended.
     """
     assert result.failure is not None, "only failures are recorded"
-    with claim_result(trial, store, replaceable=("damaged", "pruned")) as may_write:
-        if may_write:
-            store.write_trial(trial.id, trial_facts(trial))
-            attempt = Attempt(store, trial.id)
+    with claim_result(trial, store, replaceable=("damaged", "pruned")) as fence:
+        if fence is not None:
+            store.write_trial(trial.id, trial_facts(trial), fence)
+            attempt = Attempt(store, trial.id, fence)
             attempt.log("not run: one step of its architecture failed in the smoke test")
             failure = replace(
                 result.failure,
@@ -67,8 +68,8 @@ def record_smoke_failure(trial: Trial, store: Store, origin: Origin, result: Smo
                 traceback=attempt.write_traceback(result.traceback or ""),
             )
             provenance = build_provenance(origin, started=attempt.started, attempts=attempt.number)
-            store.write_result(build_result(trial, "failed", provenance, failure=failure))
-        return may_write
+            store.write_result(build_result(trial, "failed", provenance, failure=failure), fence)
+        return fence is not None
 
 
 def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
@@ -79,8 +80,8 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
     Returns:
         Whether it was recorded: not if a process continues it, or if it has ended.
     """
-    with claim_result(trial, store) as may_write:
-        if may_write:
+    with claim_result(trial, store) as fence:
+        if fence is not None:
             training = trial.experiment.training
             rungs = sorted(store.rungs(trial.training_id).items())
             provenance = build_provenance(
@@ -95,8 +96,8 @@ def record_pruned(trial: Trial, store: Store, origin: Origin) -> bool:
             result["curves"]["validation_loss"] = [
                 [step, step * training.batch_tokens, loss] for step, loss in rungs
             ]
-            store.write_result(result)
-        return may_write
+            store.write_result(result, fence)
+        return fence is not None
 
 
 def format_pruned(result: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvlab.errors import SourceMissing
 from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.uptraining import Conversion, initialize_from
 from kvlab.spec.model_config import ModelConfig
@@ -28,11 +29,17 @@ class InitialWeightsLoader:
         weights: where they come from.
         directory: of the training; that of a source training lies beside it.
         report: receives how many parameters were loaded.
+        fence: of the lock on ``directory``.
     """
 
     def __init__(
-        self, weights: InitialWeights, directory: Path, report: Callable[[ProgressUpdate], None]
+        self,
+        weights: InitialWeights,
+        directory: Path,
+        report: Callable[[ProgressUpdate], None],
+        fence: Fence | None = None,
     ):
+        self._fence = fence
         self._weights, self._directory, self._report = weights, directory, report
 
     @property
@@ -60,7 +67,9 @@ class InitialWeightsLoader:
         _log_incompatibilities(name, conversion)
         self._report({"stage": "first weights", "note": _summarize(name, conversion)})
         facts = {"source": name, "identity": self.identity}
-        write_json(self._directory / _RECORD_FILE, {**facts, **conversion.as_dict()})
+        write_json(
+            self._directory / _RECORD_FILE, {**facts, **conversion.as_dict()}, fence=self._fence
+        )
 
     def _read_source(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
         weights = self._weights

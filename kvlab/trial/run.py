@@ -28,7 +28,7 @@ ReportProgress = Callable[[ProgressUpdate], None]
 class Stages(Protocol):
     """The work of one trial, after its directories are locked."""
 
-    def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
+    def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
         """Trains into ``directory``, from its last checkpoint on; writes training.json last.
 
         Raises:
@@ -65,7 +65,7 @@ def make_stop_check(flags: Sequence[str | None], fences: Sequence[Fence]) -> Cal
         if not found and time.monotonic() - checked > STOP_CHECK_SECONDS:
             checked = time.monotonic()
             for fence in fences:
-                fence()
+                fence.check()
             found = any(flag is not None and os.path.exists(flag) for flag in flags)
         return found
 
@@ -137,15 +137,17 @@ class _TrialRun:
         self.trial, self.store, self.origin = trial, store, origin
         self.make_stages, self.on_progress = make_stages, on_progress
         self.fences: list[Fence] = []
+        self.fence: Fence | None = None
         self.should_stop = make_stop_check((origin.stop_flag, origin.own_stop_flag), self.fences)
 
     def locked(self, capture_output: bool, wait: bool) -> Outcome:
         """Everything, under the trial's lock."""
         lock = self.store.trial_lock(self.trial.id)
-        with lock.hold(None if wait else 0.0, on_wait=self.check_stop) as ours:
-            if not ours:
+        with lock.hold(None if wait else 0.0, on_wait=self.check_stop) as fence:
+            if fence is None:
                 return "elsewhere"
-            self.fences.append(lock.fence)
+            self.fences.append(fence)
+            self.fence = fence
             ended = self.store.status(self.trial.id)
             if ended == "damaged" or ended == "pruned":
                 self.store.archive_result(self.trial.id)
@@ -160,16 +162,16 @@ class _TrialRun:
                     if capture_output:
                         stack.enter_context(redirect_output(attempt.log_path))
                     return self.attempt(
-                        attempt, ProgressReporter(progress, attempt.log, self.on_progress)
+                        attempt, ProgressReporter(progress, attempt.log, self.on_progress, fence)
                     )
             finally:
-                if lock.fence.holds():
+                if fence.holds():
                     progress.unlink(missing_ok=True)
 
     def begin(self) -> Attempt:
         trial = self.trial
-        self.store.write_trial(trial.id, trial_facts(trial))
-        attempt = Attempt(self.store, trial.id)
+        self.store.write_trial(trial.id, trial_facts(trial), self.fence)
+        attempt = Attempt(self.store, trial.id, self.fence)
         attempt.log(f"attempt {attempt.number} at trial {trial.id}, training {trial.training_id}")
         return attempt
 
@@ -204,7 +206,7 @@ class _TrialRun:
         return "done"
 
     def record(self, attempt: Attempt, measured: TrialMeasurements) -> None:
-        self.store.write_items(self.trial.id, measured.items)
+        self.store.write_items(self.trial.id, measured.items, self.fence)
         facts = build_provenance(
             self.origin,
             started=attempt.started,
@@ -213,7 +215,9 @@ class _TrialRun:
             machine=measured.machine,
             data=measured.data,
         )
-        self.store.write_result(build_result(self.trial, "done", facts, measured=measured))
+        self.store.write_result(
+            build_result(self.trial, "done", facts, measured=measured), self.fence
+        )
 
     def fail(self, attempt: Attempt, error: Exception) -> Outcome:
         trace = attempt.write_traceback(traceback.format_exc())
@@ -222,7 +226,9 @@ class _TrialRun:
             "diverged" if failure.kind == "diverged" else "failed"
         )
         facts = build_provenance(self.origin, started=attempt.started, attempts=attempt.number)
-        self.store.write_result(build_result(self.trial, status, facts, failure=failure))
+        self.store.write_result(
+            build_result(self.trial, status, facts, failure=failure), self.fence
+        )
         attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
         return status
 
@@ -242,28 +248,34 @@ class _TrialRun:
             report({"stage": "waiting", "note": "its training runs in another trial"})
 
         lock = self.store.training_lock(training)
-        with lock.hold(on_wait=waiting), self.fenced(lock.fence):
-            if self.store.is_trained(training):
-                return
-            if self.trial.until is not None and self.trial.until in self.store.rungs(training):
-                raise Paused(f"its training has paused after step {self.trial.until} before")
-            message = self.store.divergence(training)
-            if message is not None:
-                raise Diverged(message)
-            source = self.trial.source_training
-            if source is not None and not self.store.is_trained(source.training_id):
-                raise SourceMissing(explain_missing_source(self.trial, self.store))
-            if not (directory / "config.json").exists():
-                trial = self.trial
-                identity = training_identity(
-                    trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
-                )
-                write_json(directory / "config.json", identity)
-            try:
-                stages.train(directory, self.should_stop)
-            except Diverged as error:
-                self.store.write_divergence(training, str(error))
-                raise
+        with lock.hold(on_wait=waiting) as fence:
+            assert fence is not None, "acquired without a time limit"
+            with self.fenced(fence):
+                self.train_locked(stages, directory, fence)
+
+    def train_locked(self, stages: Stages, directory: Path, fence: Fence) -> None:
+        training = self.trial.training_id
+        if self.store.is_trained(training):
+            return
+        if self.trial.until is not None and self.trial.until in self.store.rungs(training):
+            raise Paused(f"its training has paused after step {self.trial.until} before")
+        message = self.store.divergence(training)
+        if message is not None:
+            raise Diverged(message)
+        source = self.trial.source_training
+        if source is not None and not self.store.is_trained(source.training_id):
+            raise SourceMissing(explain_missing_source(self.trial, self.store))
+        if not (directory / "config.json").exists():
+            trial = self.trial
+            identity = training_identity(
+                trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
+            )
+            write_json(directory / "config.json", identity, fence=fence)
+        try:
+            stages.train(directory, self.should_stop, fence)
+        except Diverged as error:
+            self.store.write_divergence(training, str(error), fence)
+            raise
 
     def stoppable(self, report: ProgressReporter) -> ReportProgress:
         """Training checks for a stop itself, to write a checkpoint; other stages stop here."""
@@ -282,7 +294,7 @@ class _TrialRun:
     def check_fences(self) -> None:
         """Raises LeaseLost if an error may be another process's doing, which took this over."""
         for fence in self.fences:
-            fence()
+            fence.check()
 
     @contextmanager
     def fenced(self, fence: Fence) -> Iterator[None]:

@@ -18,6 +18,7 @@ from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import position_loss_windows
 from kvlab.evaluate.validation_loss import Tokens
+from kvlab.fs.lease import Fence
 from kvlab.layout.gpu_sharing import allocator_share
 from kvlab.model import GPT
 from kvlab.spec import ResourcesConfig
@@ -61,9 +62,9 @@ class TorchStages:
             raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
         check_validation_tokens(self._dataset.validation, self._experiment)
 
-    def train(self, directory: Path, should_stop: Callable[[], bool]) -> None:
+    def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
         if self._experiment.resources.training_workers > 1:
-            train_ddp(self._trial, directory, self._report, should_stop)
+            train_ddp(self._trial, directory, self._report, should_stop, fence)
             return
         train(
             self._model(),
@@ -74,8 +75,9 @@ class TorchStages:
             device=self._device,
             on_progress=self._report,
             should_stop=self._between_steps(should_stop),
-            initial_weights=self._weight_loader(directory),
+            initial_weights=self._weight_loader(directory, fence),
             until=self._trial.until,
+            fence=fence,
         )
 
     def _between_steps(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
@@ -90,9 +92,11 @@ class TorchStages:
         if self._turns is not None:
             self._turns.give_way(lambda: self._report(state))
 
-    def _weight_loader(self, directory: Path) -> InitialWeightsLoader | None:
+    def _weight_loader(self, directory: Path, fence: Fence) -> InitialWeightsLoader | None:
         weights = self._trial.initial_weights
-        return None if weights is None else InitialWeightsLoader(weights, directory, self._report)
+        if weights is None:
+            return None
+        return InitialWeightsLoader(weights, directory, self._report, fence)
 
     def measure(self, directory: Path) -> TrialMeasurements:
         training = load_training_record(directory)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from kvlab.errors import Diverged, Stopped
-from kvlab.fs.atomic_files import replace_guarded
+from kvlab.fs.atomic_files import replace_file
 from kvlab.spec import load_sweep
 from kvlab.store.provenance import DataProvenance, Machine, Origin
 from kvlab.store.result import TrialMeasurements
@@ -70,22 +70,22 @@ class StubStages:
         self.trial, self.report, self.seconds = trial, report, seconds
         self.flag, self.script = flag, script or {}
 
-    def train(self, directory, should_stop):
+    def train(self, directory, should_stop, fence):
         checkpoint = directory / "checkpoint"
         step = int(checkpoint.read_text()) if checkpoint.exists() else 0
         while step < self.trial.experiment.training.steps:
             self.act("train", step)
             step += 1
             time.sleep(self.seconds)
-            write_whole(checkpoint, str(step))
+            write_whole(checkpoint, str(step), fence)
             with open(directory / "steps.log", "a") as log:
                 log.write(f"{step}\n")
             self.report({"stage": "training", "step": step, "steps": 20, "loss": 1.0 / step})
             if should_stop():
                 raise Stopped("asked to stop")
         (directory / "final").mkdir(exist_ok=True)
-        write_whole(directory / "final" / "model.safetensors", self.weights())
-        write_whole(directory / "training.json", "{}")
+        write_whole(directory / "final" / "model.safetensors", self.weights(), fence)
+        write_whole(directory / "training.json", "{}", fence)
 
     def measure(self, directory):
         self.act("measure", 0)
@@ -128,10 +128,10 @@ class StubStages:
                 Path(self.flag).touch()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str, fence=None) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
-    replace_guarded(temporary, path)
+    replace_file(temporary, path, fence)
 
 
 class StubRun:

@@ -177,7 +177,7 @@ def test_a_full_disk_is_no_finding_about_the_trial(store, trial, code, stage):
 
 def test_a_full_disk_while_the_failure_is_written(store, trial):
     class InTheWay(StubStages):
-        def train(self, directory, should_stop):  # noqa: ARG002
+        def train(self, directory, should_stop, fence):  # noqa: ARG002
             (store.attempt_directory(trial.id, 1) / "traceback.txt").mkdir()
             raise ValueError("x")
 
@@ -285,7 +285,7 @@ def test_a_training_that_is_there_is_not_repeated(store, planned):
     run(first, store)
 
     class Again(StubStages):
-        def train(self, directory, should_stop):  # noqa: ARG002
+        def train(self, directory, should_stop, fence):  # noqa: ARG002
             pytest.fail("it is trained already")
 
     assert run(second, store, Again) == "done"

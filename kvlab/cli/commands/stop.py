@@ -56,7 +56,7 @@ def _force_stop(store: Store, name: str, *, as_json: bool) -> int:
 
 def _explain_no_detached(store: Store, name: str) -> str:
     """Why ``--force`` ends nothing, and what does."""
-    found = [lock.holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
+    found = [lock.describe_holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
     if not found:
         text = f"sweep = {name} has no detached driver that runs, nor any other"
         return f"{text}; see `kvlab status {name}`"

@@ -14,6 +14,7 @@ from typing import Any, final
 from kvlab.data.data_dir import ProgressCallback
 from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
+from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import DataConfig
 
 # All come with kvlab itself, so that one set of versions is one text.
@@ -139,6 +140,6 @@ def _list_python_files(installed: Distribution) -> list[tuple[str, str, str]]:
             and not _EXCLUDED_PATHS.search(name)
         ):
             path = f"{root}/{name}"
-            digest = rest.partition(",")[0] or hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            digest = rest.partition(",")[0] or file_sha256(path)
             files.append((name, digest, path))
     return sorted(files)

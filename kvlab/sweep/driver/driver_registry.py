@@ -45,7 +45,7 @@ def join_sweep(
         with _hold_registry_lock(store, name):
             _check_can_join(store, name, description, alone)
             if alone:
-                only.acquire(patience=LEASE_PATIENCE * lease_seconds())
+                only.acquire(timeout=LEASE_PATIENCE * lease_seconds())
                 stack.callback(only.release)
             store.stop_flag(name).unlink(missing_ok=True)
             ours.acquire()
@@ -63,9 +63,9 @@ def _exclusive_lock(store: Store, name: str) -> Lock:
 def _hold_registry_lock(store: Store, name: str) -> Iterator[None]:
     """One at a time comes or goes, which takes no time."""
     lock = Lock(store.sweep_directory(name) / "lock")
-    with lock.hold(patience=LEASE_PATIENCE * lease_seconds()) as ours:
+    with lock.hold(timeout=LEASE_PATIENCE * lease_seconds()) as ours:
         if not ours:
-            text = f"sweep = {name}: {lock.holder()} has been joining it for too long"
+            text = f"sweep = {name}: {lock.describe_holder()} has been joining it for too long"
             raise StoreError(f"{text}; end that process, submit again")
         yield
 
@@ -90,7 +90,7 @@ def _check_can_join(
     others = _other_drivers(store, name)
     if not others:
         return
-    who = f"sweep = {name} is being run by {others[0].holder()}"
+    who = f"sweep = {name} is being run by {others[0].describe_holder()}"
     way_out = f"wait for it, or end it with `kvlab stop {name}`"
     if alone or seems_held(_exclusive_lock(store, name).path):
         raise UsageError(f"{who}, and a search has one driver; {way_out}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvlab.errors import ResourceError
-from kvlab.fs.lock import is_held
+from kvlab.fs.lease import LeaseWatcher
 from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
@@ -135,6 +135,7 @@ class RemoteTrials:
 
     def __init__(self, store: Store, trainings: TrainingWaitlist):
         self._store, self._trainings = store, trainings
+        self._watcher = LeaseWatcher()
         self._aside: dict[str, PlannedTrial] = {}
 
     def __len__(self) -> int:
@@ -143,11 +144,11 @@ class RemoteTrials:
 
     def has(self, trial: Trial) -> bool:
         """Whether another process has the trial, or the training that it needs."""
-        if _is_held(self._store.trial_directory(trial.id)):
+        if self._is_held(self._store.trial_directory(trial.id)):
             return True
         if self._store.is_trained(trial.training_id):
             return False
-        return _is_held(self._store.training_directory(trial.training_id))
+        return self._is_held(self._store.training_directory(trial.training_id))
 
     def takes(self, planned: PlannedTrial) -> bool:
         """Sets a trial aside if another process has it."""
@@ -171,9 +172,9 @@ class RemoteTrials:
                 del self._aside[planned.trial.id]
                 yield planned, self._trainings.end(planned)
 
-
-def _is_held(directory: Path) -> bool:
-    return is_held(directory / "lock")
+    def _is_held(self, directory: Path) -> bool:
+        # A worker looks once and cannot tell that a holder is gone: free its lock for it.
+        return not self._watcher.free_if_abandoned(directory / "lock")
 
 
 # Room for trials: what can never be met is refused, and what waits for room says so.

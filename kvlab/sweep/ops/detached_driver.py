@@ -19,7 +19,8 @@ from typing import Literal
 
 from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
-from kvlab.fs.lock import Lock, is_held, seems_held
+from kvlab.fs.lease import LeaseWatcher
+from kvlab.fs.lock import Lock, seems_held
 from kvlab.store import SCHEMA, Store
 from kvlab.store.provenance import utc_now
 
@@ -152,13 +153,14 @@ def end_detached_driver(store: Store, sweep: str, driver: DetachedDriver) -> Non
     lock = driver_folder(store, sweep, driver.number) / "lock"
     # its lock is held, so the process is still the one that wrote its number down
     kills = ((signal.SIGTERM, 1.0), (signal.SIGTERM, PATIENCE_SECONDS), (signal.SIGKILL, 5.0))
+    watcher = LeaseWatcher()
     for number, patience in kills:
-        if not is_held(lock):
+        if not watcher.is_held(lock):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(driver.process, number)
         deadline = time.monotonic() + patience
-        while is_held(lock) and time.monotonic() < deadline:
+        while watcher.is_held(lock) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
 

@@ -316,7 +316,7 @@ def ended_statuses(
 
 def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
     """Makes a failed trial missing again, unless some other process has taken it."""
-    with store.trial_lock(trial_id).hold(patience=1.0) as ours:
+    with store.trial_lock(trial_id).hold(timeout=1.0) as ours:
         if ours and store.status(trial_id) == "failed":
             store.archive_result(trial_id)
     return ended_status(store, trial_id)

@@ -46,7 +46,7 @@ def away(trial):
 class Rising(StubStages):
     """Trains step by step like the stub, and pauses where it is asked to."""
 
-    def train(self, directory, should_stop):
+    def train(self, directory, should_stop, fence):
         until, checkpoint = self.trial.until, directory / "checkpoint"
 
         def pauses():
@@ -60,7 +60,7 @@ class Rising(StubStages):
 
         try:
             if not pauses():
-                super().train(directory, check)
+                super().train(directory, check, fence)
                 return
         except Paused:
             pass

@@ -12,8 +12,9 @@ import pytest
 
 from kvlab.errors import LeaseLost, StoreError, UsageError
 from kvlab.fs import lease
-from kvlab.fs.atomic_files import check_guards, write_atomic
-from kvlab.fs.lock import Lock, is_held, seems_held
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.lease import LeaseWatcher
+from kvlab.fs.lock import Lock, seems_held
 
 HOLD = """
 import sys, time
@@ -42,12 +43,12 @@ from kvlab.errors import LeaseLost
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
 folder = Path(sys.argv[1])
-with Lock(folder / "lock", guards=folder).hold():
-    write_atomic(folder / "deep" / "result", "first")
+with Lock(folder / "lock").hold() as fence:
+    write_atomic(folder / "deep" / "result", "first", fence=fence)
     print("written", flush=True)
     sys.stdin.readline()
     try:
-        write_atomic(folder / "deep" / "result", "late")
+        write_atomic(folder / "deep" / "result", "late", fence=fence)
     except LeaseLost as error:
         print("lost", flush=True)
 """
@@ -55,6 +56,11 @@ with Lock(folder / "lock", guards=folder).hold():
 
 def python(code, *arguments):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdin=-1, stdout=-1)
+
+
+@pytest.fixture
+def watcher():
+    return LeaseWatcher()
 
 
 @pytest.fixture
@@ -66,20 +72,20 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_another_process_is_kept_out_and_told_who_holds_it(tmp_path, holder):
+def test_another_process_is_kept_out_and_told_who_holds_it(tmp_path, holder, watcher):
     lock = Lock(tmp_path / "deep" / "lock")
-    assert is_held(lock.path)
-    assert lock.acquire(patience=0.0) is False
-    assert lock.holder().startswith(f"process {holder.pid} since 2")
+    assert watcher.is_held(lock.path)
+    assert lock.acquire(timeout=0.0) is None
+    assert lock.describe_holder().startswith(f"process {holder.pid} since 2")
 
 
-def test_a_holder_that_is_killed_lets_go(tmp_path, holder):
+def test_a_holder_that_is_killed_lets_go(tmp_path, holder, watcher):
     lock = Lock(tmp_path / "deep" / "lock")
     os.kill(holder.pid, signal.SIGKILL)
-    with lock.hold(patience=60.0) as ours:
+    with lock.hold(timeout=60.0) as ours:
         assert ours
-        assert is_held(lock.path)
-    assert not is_held(lock.path)
+        assert watcher.is_held(lock.path)
+    assert not watcher.is_held(lock.path)
 
 
 def test_what_a_waiter_raises_ends_its_waiting(tmp_path, holder):  # noqa: ARG001
@@ -127,13 +133,14 @@ def test_a_number_long_passed_is_none_even_if_a_later_holder_removes_it_first(
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
     with (
         Lock(tmp_path / "lock").hold() as ours,
-        Lock(tmp_path / "lock").hold(patience=0.0) as other,
+        Lock(tmp_path / "lock").hold(timeout=0.0) as other,
     ):
-        assert (ours, other) == (True, False)
+        assert ours is not None
+        assert other is None
 
 
-def test_asking_makes_nothing(tmp_path):
-    assert not is_held(tmp_path / "deep" / "lock")
+def test_asking_makes_nothing(tmp_path, watcher):
+    assert not watcher.is_held(tmp_path / "deep" / "lock")
     assert not (tmp_path / "deep").exists()
 
 
@@ -157,18 +164,16 @@ def suspended(tmp_path, monkeypatch):
 
 
 def test_who_wakes_up_after_a_takeover_writes_nothing_more(tmp_path, suspended):
-    successor = Lock(tmp_path / "lock", guards=tmp_path)
-    with successor.hold(patience=60.0) as ours:
-        assert ours
-        write_atomic(tmp_path / "deep" / "result", "second")
+    with Lock(tmp_path / "lock").hold(timeout=60.0) as fence:
+        assert fence
+        write_atomic(tmp_path / "deep" / "result", "second", fence=fence)
         suspended.send_signal(signal.SIGCONT)
         out, _ = suspended.communicate(b"go on\n", timeout=60)
         assert out == b"lost\n"
-        assert successor.fence.holds(), "the late one's release is not ours"
+        assert fence.holds(), "the release of the late process does not concern this lock"
         assert [path.name for path in tmp_path.glob("lock*")] == ["lock.2"]
     assert (tmp_path / "deep" / "result").read_text() == "second"
     assert os.listdir(tmp_path / "deep") == ["result"]
-    check_guards(tmp_path / "deep")  # free again for everybody
 
 
 def foreign(path: Path, *, beat: int = 0, **facts) -> str:
@@ -180,51 +185,53 @@ def foreign(path: Path, *, beat: int = 0, **facts) -> str:
     return place
 
 
-def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path):
+def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher):
     path = tmp_path / "lock"
     started, beat = time.monotonic(), 0
     while time.monotonic() - started < 1.5:  # longer than a lease
         beat += 1
         place = foreign(path, beat=beat)
-        assert is_held(path)
+        assert watcher.is_held(path)
         time.sleep(0.05)
     silent = time.monotonic()
-    while is_held(path):
+    while watcher.is_held(path):
         assert time.monotonic() - silent < 60
         time.sleep(0.05)
     assert time.monotonic() - silent >= 0.9
-    assert Lock(path).acquire(patience=0.0)
+    assert not Lock(path).acquire(timeout=0.0), "who looks for the first time cannot tell"
+    assert watcher.free_if_abandoned(path)
+    assert Lock(path).acquire(timeout=0.0)
     assert not os.path.exists(place)
 
 
-def test_one_long_gap_is_no_silence_that_this_process_has_watched(tmp_path):
+def test_one_long_gap_is_no_silence_that_this_process_has_watched(tmp_path, watcher):
     foreign(tmp_path / "lock")
-    assert is_held(tmp_path / "lock")
+    assert watcher.is_held(tmp_path / "lock")
     time.sleep(1.2)
-    assert is_held(tmp_path / "lock"), "it may have been suspended with the holder"
+    assert watcher.is_held(tmp_path / "lock"), "it may have been suspended with the holder"
 
 
-def test_clocks_do_not_matter(tmp_path):
+def test_clocks_do_not_matter(tmp_path, watcher):
     place = foreign(tmp_path / "lock")
     os.utime(place, (0, 0))
-    assert is_held(tmp_path / "lock")
-    assert not Lock(tmp_path / "lock").acquire(patience=0.0)
+    assert watcher.is_held(tmp_path / "lock")
+    assert not Lock(tmp_path / "lock").acquire(timeout=0.0)
     assert not seems_held(tmp_path / "lock"), "but people need not be told of a lost machine"
 
 
-def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path):
+def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path, watcher):
     process = python("")
     process.wait()
     ours = {**lease.process_identity(), "pid": process.pid}
     foreign(tmp_path / "lock", **ours)
-    assert not is_held(tmp_path / "lock")
+    assert not watcher.is_held(tmp_path / "lock")
     for other in ({"host": "far"}, {"boot": "another"}, {"space": "a container's"}):
         foreign(tmp_path / "lock", **{**ours, **other})
-        assert is_held(tmp_path / "lock")
+        assert watcher.is_held(tmp_path / "lock")
     foreign(tmp_path / "lock", **lease.process_identity())
-    assert is_held(tmp_path / "lock")
+    assert watcher.is_held(tmp_path / "lock")
     foreign(tmp_path / "lock", **{**lease.process_identity(), "born": "1"})
-    assert not is_held(tmp_path / "lock"), "its number was given to another process"
+    assert not watcher.is_held(tmp_path / "lock"), "its number was given to another process"
 
 
 def test_who_looked_long_ago_takes_nothing(tmp_path):
@@ -235,9 +242,9 @@ def test_who_looked_long_ago_takes_nothing(tmp_path):
     assert os.listdir(tmp_path) == [os.path.basename(place)]
 
 
-def test_a_lease_that_was_never_written_is_held_until_it_has_been_silent(tmp_path):
+def test_a_lease_that_was_never_written_is_held_until_it_has_been_silent(tmp_path, watcher):
     (tmp_path / "lock.1").write_text("")
-    assert is_held(tmp_path / "lock")
+    assert watcher.is_held(tmp_path / "lock")
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0.5", "nan", "1e9"])
@@ -249,11 +256,29 @@ def test_how_long_a_lease_lasts_is_checked(tmp_path, monkeypatch, text):
 
 
 def test_a_file_in_a_folder_that_was_lost_is_left_alone(tmp_path):
-    lock = Lock(tmp_path / "lock", guards=tmp_path)
-    with lock.hold():
-        write_atomic(tmp_path / "file", "ours")
+    with Lock(tmp_path / "lock").hold() as fence:
+        write_atomic(tmp_path / "file", "ours", fence=fence)
         os.unlink(tmp_path / "lock.1")
         with pytest.raises(LeaseLost):
-            write_atomic(tmp_path / "file", "late")
+            write_atomic(tmp_path / "file", "late", fence=fence)
     assert (tmp_path / "file").read_text() == "ours"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_only_an_abandoned_lock_is_freed(tmp_path, watcher, holder):  # noqa: ARG001
+    assert not watcher.free_if_abandoned(tmp_path / "deep" / "lock")
+    assert watcher.free_if_abandoned(tmp_path / "other")
+    assert os.listdir(tmp_path) == ["deep"]
+
+
+def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path, watcher):
+    lock = Lock(tmp_path / "lock")
+    fence = lock.acquire()
+    child = os.fork()
+    if child == 0:
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    fence.check()
+    lock.release()
+    assert not watcher.is_held(lock.path)
