@@ -1,6 +1,14 @@
-"""Which layer reads whose K/V: owner maps from patterns. Pure arithmetic."""
+"""Which layer reads whose K/V: patterns to owner maps. Pure arithmetic."""
 
 from kvlab.sharing.owners import merge_owner_maps, owner_map, tied_slots
-from kvlab.sharing.patterns import PATTERNS, Sharing, SharingError
+from kvlab.sharing.patterns import PATTERNS, Sharing, SharingError, SharingPattern
 
-__all__ = ["PATTERNS", "Sharing", "SharingError", "merge_owner_maps", "owner_map", "tied_slots"]
+__all__ = [
+    "PATTERNS",
+    "Sharing",
+    "SharingError",
+    "SharingPattern",
+    "merge_owner_maps",
+    "owner_map",
+    "tied_slots",
+]

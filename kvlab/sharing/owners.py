@@ -1,53 +1,53 @@
 """Owner maps: ``owners[layer]`` is the layer whose K/V that layer reads, itself if it owns.
 
-A valid map has owners at or below their consumers, owners that own themselves, and one kind
-(``"G"`` global or ``"L"`` local) a group, so layer 0 always owns. Sharing across kinds would
-hand a global layer a cache that has dropped tokens.
+In a valid map an owner stands at or below its consumers and owns itself, and all layers of a
+group are of one kind, ``"G"`` global or ``"L"`` local; so layer 0 always owns. Sharing across
+kinds would hand a global layer a cache that has dropped tokens.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 
-from kvlab.sharing.patterns import PATTERNS, Sharing, SharingError
+from kvlab.sharing.patterns import PATTERNS, Sharing, SharingError, SharingPattern
 
 OwnerMap = tuple[int, ...]
 
 
 def owner_map(sharing: Sharing, kinds: str) -> OwnerMap:
-    """The owner of every layer.
+    """Return the owner of every layer.
 
     Args:
-        sharing: a pattern (``none``, ``adjacent:2``, ``character-ai``, ``trailing:4``,
-            ``sandwich``), explicit groups (``[[0, 6], [1, 2]]``; layers not named own
-            themselves) or an explicit owner map (``[0, 0, 2, 2]``).
+        sharing: a pattern of `PATTERNS` such as ``adjacent:2``, explicit groups
+            (``[[0, 6], [1, 2]]``; layers not named own themselves) or an explicit owner map
+            (``[0, 0, 2, 2]``).
         kinds: one letter a layer, ``"G"`` or ``"L"``.
 
     Raises:
-        SharingError: the sharing is not known or not possible on these layers.
+        SharingError: the sharing is unknown, or impossible on these layers.
     """
     if isinstance(sharing, str):
-        return _pattern_owners(sharing, kinds)
+        name, _, argument = sharing.partition(":")
+        if name not in PATTERNS:
+            text = f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners"
+            raise SharingError(text)
+        return _pattern_owners(PATTERNS[name], argument, kinds)
     if all(isinstance(item, int) for item in sharing):
         owners = tuple(item for item in sharing if isinstance(item, int))
     else:
         owners = _group_owners([g for g in sharing if not isinstance(g, int)], kinds)
-    check_owner_map(owners, kinds)
+    _check_owner_map(owners, kinds)
     return owners
 
 
 @lru_cache(maxsize=4096)  # a plan of thousands of cells asks for the same few
-def _pattern_owners(sharing: str, kinds: str) -> OwnerMap:
-    name, _, argument = sharing.partition(":")
-    pattern = PATTERNS.get(name)
-    if pattern is None:
-        raise SharingError(f"is not a known pattern; use {', '.join(PATTERNS)}, groups or owners")
-    owners = _group_owners(pattern(argument, kinds), kinds)
-    check_owner_map(owners, kinds)
+def _pattern_owners(pattern: SharingPattern, argument: str, kinds: str) -> OwnerMap:
+    owners = _group_owners(pattern.groups(argument, kinds), kinds)
+    _check_owner_map(owners, kinds)
     return owners
 
 
-def check_owner_map(owners: OwnerMap, kinds: str) -> None:
-    """Raises SharingError unless ``owners`` is a valid map for these layers."""
+def _check_owner_map(owners: OwnerMap, kinds: str) -> None:
+    """Raise SharingError unless ``owners`` is a valid map for these layers."""
     if len(owners) != len(kinds):
         raise SharingError(f"names {len(owners)} owners for {len(kinds)} layers; name one a layer")
     for layer, owner in enumerate(owners):
@@ -62,13 +62,13 @@ def check_owner_map(owners: OwnerMap, kinds: str) -> None:
             )
         if kinds[owner] != kinds[layer]:
             raise SharingError(
-                f"joins {_kind_name(kinds, owner)} layer {owner} and {_kind_name(kinds, layer)} layer"
-                f" {layer}; a group is all global or all local"
+                f"joins {_kind_name(kinds, owner)} layer {owner} and {_kind_name(kinds, layer)}"
+                f" layer {layer}; a group is all global or all local"
             )
 
 
 def merge_owner_maps(first: OwnerMap, second: OwnerMap) -> OwnerMap:
-    """The finest owner map in which layers joined by either map are joined."""
+    """Return the finest owner map in which layers joined by either map are joined."""
     merged = list(range(len(first)))
 
     def root(layer: int) -> int:
@@ -85,11 +85,15 @@ def merge_owner_maps(first: OwnerMap, second: OwnerMap) -> OwnerMap:
 
 @lru_cache(maxsize=4096)
 def tied_slots(trained: OwnerMap, tie: OwnerMap, rule: str) -> OwnerMap:
-    """The slot of every layer when caches are tied at serving by ``tie``.
+    """Return the cache slot of every layer when ``tie`` joins caches at serving.
+
+    Args:
+        trained: the owner map that the model was trained with.
+        rule: ``serving.tie_rule``, ``overwrite`` or ``owner``.
 
     Raises:
         SharingError: under ``overwrite``, a layer that was trained to read another's K/V would
-            find a third layer's in the slot, because that one writes in between.
+            find those of a third layer in the slot, which writes in between.
     """
     slots = merge_owner_maps(trained, tie)
     writer: dict[int, int] = {}
@@ -107,14 +111,14 @@ def tied_slots(trained: OwnerMap, tie: OwnerMap, rule: str) -> OwnerMap:
 
 def _group_owners(groups: Sequence[Sequence[int]], kinds: str) -> OwnerMap:
     owners = list(range(len(kinds)))
-    seen: dict[int, Sequence[int]] = {}
+    grouped: set[int] = set()
     for group in groups:
         for layer in group:
             if not 0 <= layer < len(kinds):
                 raise SharingError(f"names layer {layer}; layers are 0 to {len(kinds) - 1}")
-            if layer in seen:
+            if layer in grouped:
                 raise SharingError(f"names layer {layer} twice; groups do not overlap")
-            seen[layer] = group
+            grouped.add(layer)
             owners[layer] = min(group)
     return tuple(owners)
 

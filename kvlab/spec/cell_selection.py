@@ -1,7 +1,7 @@
-"""From a sweep's design, conditions, exclusions and inclusions to its cells, with counts per rule.
+"""The cells of a sweep: its design, then its conditions, exclusions and inclusions, with counts.
 
-In this order: the design gives cells; ``when`` switches factors off, and cells that then look
-the same become one; ``exclude`` drops; ``include`` adds.
+The order: the design gives cells; ``when`` switches factors off, and cells that are then alike
+become one; ``exclude`` drops cells; ``include`` adds cells.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
 
 Levels = Mapping[str, str]
+LevelRule = Mapping[str, tuple[str, ...]]
 
 MAX_CELLS = 100_000
 
@@ -27,6 +28,9 @@ class SelectedCell:
     levels: Levels
     off: frozenset[str]
     seeds: tuple[int, ...]
+
+
+CellsByLevels = dict[tuple[str, ...], SelectedCell]
 
 
 @dataclass(frozen=True)
@@ -72,87 +76,86 @@ class Selection:
 
 
 def select_cells(sweep: "Sweep") -> Selection:
-    """The cells that a sweep asks for.
+    """Return the cells that a sweep selects.
 
     Raises:
-        DesignError: the design cannot be made of these factors, or has too many cells.
+        DesignError: the design is impossible with these factors, or has too many cells.
     """
-    axes = _axes(sweep)
-    cells: dict[tuple[str, ...], SelectedCell] = {}
+    axes = _make_axes(sweep)
+    cells: CellsByLevels = {}
     designed: set[Positions] = set()
     notes: list[str] = []
     for name, seeds in sweep.design_seeds.items():
-        design, asked = _make_request(sweep, axes, name)
-        if not design.filtered and (sweep.exclude or sweep.when):
+        design, request = _make_request(sweep, axes, name)
+        if not design.can_be_filtered and (sweep.exclude or sweep.when):
             text = f"{name} means what it says only whole; leave out exclude and when"
             raise DesignError("design", text)
-        for positions in _limit_positions(design, asked):
+        for positions in _limit_positions(design, request):
             designed.add(positions)
             _add_cell(cells, _make_cell(sweep, axes, positions, seeds))
-        notes += design.notes(asked)
+        notes += design.notes(request)
     rules = [*_count_when(sweep, axes, designed), *_exclude_cells(sweep, cells, len(designed))]
     rules += _include_cells(sweep, axes, cells, len(designed))
     ordered = sorted(cells.values(), key=lambda cell: cell.levels != sweep.baseline)
     return Selection(tuple(ordered), tuple(rules), len(designed), tuple(notes))
 
 
-def _axes(sweep: "Sweep") -> tuple[Axis, ...]:
+def _make_axes(sweep: "Sweep") -> tuple[Axis, ...]:
     """Factors as axes: zipped ones together, at the place of the first."""
-    together = {factor: tuple(group) for group in sweep.zip for factor in group}
+    groups = {factor: tuple(group) for group in sweep.zip for factor in group}
     axes = []
     for factor in sweep.factors:
-        group = together.get(factor, (factor,))
+        group = groups.get(factor, (factor,))
         if factor == group[0]:
             names = [list(sweep.factors[member]) for member in group]
             rows = [dict(zip(group, row, strict=True)) for row in zip(*names, strict=True)]
-            base = {member: sweep.baseline[member] for member in group}
-            axes.append(Axis(group, (base, *(row for row in rows if row != base))))
+            baseline = {member: sweep.baseline[member] for member in group}
+            axes.append(Axis(group, (baseline, *(row for row in rows if row != baseline))))
     return tuple(axes)
 
 
 def _make_request(
-    sweep: "Sweep", axes: tuple[Axis, ...], name: str
+    sweep: "Sweep", axes: tuple[Axis, ...], design: str
 ) -> tuple[Design, DesignRequest]:
-    kind, _, fraction = name.partition(":")
-    asked = DesignRequest(
+    name, _, fraction = design.partition(":")
+    request = DesignRequest(
         axes,
         target=tuple(_target_position(axis, sweep.target) for axis in axes),
         cells=tuple(
             _positions_of_levels(axes, cell, f"cells.{n}")
-            for n, cell in enumerate(sweep.cells_asked)
+            for n, cell in enumerate(sweep.listed_cells)
         ),
         fraction=int(fraction or 1),
         generators=sweep.generators,
     )
-    return DESIGNS[kind], asked
+    return DESIGNS[name], request
 
 
 def _target_position(axis: Axis, target: Levels) -> int | None:
+    """The position of the axis's reduction; None where several levels could be meant."""
     named = {factor: target[factor] for factor in axis.factors if factor in target}
-    fits = [n for n, point in enumerate(axis.points) if point.items() >= named.items()]
-    if named and not fits:
-        text = f"has levels of {axis.name} that the zip never has together"
-        raise DesignError("target", f"{text}; name one of them")
     if named:
-        return fits[0]
+        return _find_position(axis, named, "target")
     return len(axis.points) - 1 if len(axis.points) <= 2 else None
 
 
-def _positions_of_levels(axes: Sequence[Axis], levels: Levels, place: str) -> Positions:
-    """Positions of a cell that is written as levels; what is left out is at the baseline."""
-    positions = []
-    for axis in axes:
-        named = {factor: levels[factor] for factor in axis.factors if factor in levels}
-        fits = [n for n, point in enumerate(axis.points) if point.items() >= named.items()]
-        if not fits:
-            text = f"has levels of {axis.name} that the zip never has together"
-            raise DesignError(place, f"{text}; name one of them")
-        positions.append(fits[0])
-    return tuple(positions)
+def _positions_of_levels(axes: Sequence[Axis], levels: Levels, key: str) -> Positions:
+    """The positions of a cell that is written as levels; what is left out is at the baseline."""
+    named = ({f: levels[f] for f in axis.factors if f in levels} for axis in axes)
+    return tuple(_find_position(axis, part, key) for axis, part in zip(axes, named, strict=True))
 
 
-def _limit_positions(design: Design, asked: DesignRequest) -> Iterator[Positions]:
-    for count, positions in enumerate(design.positions(asked)):
+def _find_position(axis: Axis, levels: Levels, key: str) -> int:
+    """The first position of an axis that has all these levels."""
+    for position, point in enumerate(axis.points):
+        if point.items() >= levels.items():
+            return position
+    text = f"has levels of {axis.name} that the zip never has together; name one of them"
+    raise DesignError(key, text)
+
+
+def _limit_positions(design: Design, request: DesignRequest) -> Iterator[Positions]:
+    for count, positions in enumerate(design.positions(request)):
         if count == MAX_CELLS:
             text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
             raise DesignError("design", text)
@@ -162,78 +165,76 @@ def _limit_positions(design: Design, asked: DesignRequest) -> Iterator[Positions
 def _make_cell(
     sweep: "Sweep", axes: Sequence[Axis], positions: Positions, seeds: tuple[int, ...]
 ) -> SelectedCell:
-    picked: dict[str, str] = {}
+    """The cell at these positions, with factors switched off where their `when` does not hold."""
+    by_factor: dict[str, str] = {}
     for axis, position in zip(axes, positions, strict=True):
-        picked |= axis.points[position]
-    levels = {factor: picked[factor] for factor in sweep.factors}
+        by_factor |= axis.points[position]
+    levels = {factor: by_factor[factor] for factor in sweep.factors}
     off: set[str] = set()
     for factor in sweep.factors if sweep.when else ():
         condition = sweep.when.get(factor, {})
-        if not all(f not in off and levels[f] in wanted for f, wanted in condition.items()):
+        if not all(f not in off and levels[f] in allowed for f, allowed in condition.items()):
             off.add(factor)
             levels[factor] = sweep.baseline[factor]
     return SelectedCell(levels, frozenset(off), seeds)
 
 
-def _add_cell(cells: dict[tuple[str, ...], SelectedCell], cell: SelectedCell) -> bool:
-    """Adds a cell, or its seeds to the same cell; whether it is new."""
+def _add_cell(cells: CellsByLevels, cell: SelectedCell) -> bool:
+    """Add a cell, or its seeds to the cell of the same levels; return whether it is new."""
     key = tuple(cell.levels.values())
-    before = cells.get(key)
-    seeds = cell.seeds if before is None else (*before.seeds, *cell.seeds)
+    existing = cells.get(key)
+    seeds = cell.seeds if existing is None else (*existing.seeds, *cell.seeds)
     cells[key] = replace(cell, seeds=tuple(dict.fromkeys(seeds)))
-    return before is None
+    return existing is None
 
 
 def _count_when(
     sweep: "Sweep", axes: Sequence[Axis], designed: set[Positions]
 ) -> Iterator[RuleEffect]:
-    """A condition merges every cell in which it holds a factor back from another level."""
-    held = dict.fromkeys(sweep.when, 0)
+    """Yield for each condition how many cells it merged: those in which it put its factor back
+    from another level."""
+    merged = dict.fromkeys(sweep.when, 0)
     for positions in designed if sweep.when else ():
         for axis, position in zip(axes, positions, strict=True):
-            for factor in held.keys() & set(axis.factors):
-                wanted = axis.points[position][factor]
-                off = factor in _make_cell(sweep, axes, positions, ()).off
-                held[factor] += off and wanted != sweep.baseline[factor]
-    for factor, count in held.items():
+            for factor in merged.keys() & set(axis.factors):
+                designed_level = axis.points[position][factor]
+                is_off = factor in _make_cell(sweep, axes, positions, ()).off
+                merged[factor] += is_off and designed_level != sweep.baseline[factor]
+    for factor, count in merged.items():
         text = f"{factor} only where {_format_rule(sweep.when[factor])}"
         yield RuleEffect(f"when {factor}", text, count, count, len(designed))
 
 
-def _exclude_cells(
-    sweep: "Sweep", cells: dict[tuple[str, ...], SelectedCell], total: int
-) -> Iterator[RuleEffect]:
-    gone: set[tuple[str, ...]] = set()
+def _exclude_cells(sweep: "Sweep", cells: CellsByLevels, total: int) -> Iterator[RuleEffect]:
+    excluded: set[tuple[str, ...]] = set()
     for number, rule in enumerate(sweep.exclude, 1):
-        fits = {key for key, cell in cells.items() if matches_rule(rule, cell)}
-        yield RuleEffect(
-            f"exclude {number}", _format_rule(rule), len(fits - gone), len(fits), total
-        )
-        gone |= fits
-    for key in gone:
+        matched = {key for key, cell in cells.items() if _matches_rule(rule, cell)}
+        text, changed = _format_rule(rule), len(matched - excluded)
+        yield RuleEffect(f"exclude {number}", text, changed, len(matched), total)
+        excluded |= matched
+    for key in excluded:
         del cells[key]
 
 
 def _include_cells(
-    sweep: "Sweep", axes: Sequence[Axis], cells: dict[tuple[str, ...], SelectedCell], total: int
+    sweep: "Sweep", axes: Sequence[Axis], cells: CellsByLevels, total: int
 ) -> Iterator[RuleEffect]:
     for number, rule in enumerate(sweep.include, 1):
-        place = f"include.{number - 1}"
-        wanted = _expand_rule(rule)
+        key = f"include.{number - 1}"
+        combinations = _expand_rule(rule)
         added = 0
-        for levels in wanted:
-            cell = _make_cell(
-                sweep, axes, _positions_of_levels(axes, levels, place), sweep.all_seeds
-            )
+        for levels in combinations:
+            positions = _positions_of_levels(axes, levels, key)
+            cell = _make_cell(sweep, axes, positions, sweep.all_seeds)
             off = next((f for f in levels if f in cell.off), None)
             if off is not None:
                 text = f"sets {off}, which `when` switches off there; leave it out"
-                raise DesignError(place, text)
+                raise DesignError(key, text)
             added += _add_cell(cells, cell)
-        yield RuleEffect(f"include {number}", _format_rule(rule), added, len(wanted), total)
+        yield RuleEffect(f"include {number}", _format_rule(rule), added, len(combinations), total)
 
 
-def _expand_rule(rule: Mapping[str, tuple[str, ...]]) -> list[dict[str, str]]:
+def _expand_rule(rule: LevelRule) -> list[dict[str, str]]:
     """One cell for every combination of a rule's levels."""
     cells: list[dict[str, str]] = [{}]
     for factor, levels in rule.items():
@@ -243,10 +244,10 @@ def _expand_rule(rule: Mapping[str, tuple[str, ...]]) -> list[dict[str, str]]:
     return cells
 
 
-def matches_rule(rule: Mapping[str, tuple[str, ...]], cell: SelectedCell) -> bool:
+def _matches_rule(rule: LevelRule, cell: SelectedCell) -> bool:
     """Whether a cell has one of the rule's levels of each factor that it names."""
     return all(f not in cell.off and cell.levels[f] in levels for f, levels in rule.items())
 
 
-def _format_rule(rule: Mapping[str, tuple[str, ...]]) -> str:
+def _format_rule(rule: LevelRule) -> str:
     return ", ".join(f"{factor}={'|'.join(levels)}" for factor, levels in rule.items())

@@ -1,14 +1,15 @@
 """The contract of a design: which combinations of levels a sweep looks at.
 
-A design sees *axes*, each with positions 0, 1, ...; position 0 is the baseline. An axis is one
-factor, or several that are zipped and so move together.
+A design works on *axes*, each with positions 0, 1, ...; position 0 is the baseline. An axis is
+one factor, or several that are zipped and so move together. `kvlab.spec.designs.DESIGNS` is the
+table of designs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 Positions = tuple[int, ...]
-"""One position for every axis."""
+"""One cell: a position on every axis."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class DesignRequest:
-    """What a design is asked.
+    """What a design selects cells from.
 
     Attributes:
-        target: for every axis the position with the reduction on, None where several could be.
-        cells: as written, every axis left out at its baseline.
+        target: for every axis the position of its reduction, None where several could be meant.
+        cells: as written in `cells`, every axis left out at its baseline.
         fraction: 4 in ``fractional:4``, else 1.
         generators: an axis -> the axes whose product sets it; empty to have them chosen.
     """
@@ -45,35 +46,35 @@ class DesignRequest:
         return (0,) * len(self.axes)
 
     def reductions(self) -> list[tuple[int, int]]:
-        """Every axis that has more than its baseline, with its target position.
+        """Return every axis that has more than its baseline, with its target position.
 
         Raises:
-            DesignError: an axis has several levels beside the baseline and none is the target.
+            DesignError: an axis has several levels beside the baseline and no target.
         """
-        found = []
-        for place, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
+        reductions = []
+        for index, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
             if position is None:
                 others = [point[axis.factors[0]] for point in axis.points[1:]]
                 text = f"has to say which level of {axis.factors[0]} is the reduction"
                 raise DesignError("target", f"{text}: {' or '.join(others)}")
             if position:
-                found.append((place, position))
-        return found
+                reductions.append((index, position))
+        return reductions
 
-    def changed(self, changes: "Mapping[int, int]") -> Positions:
-        """The baseline with some axes at other positions."""
-        return tuple(changes.get(place, 0) for place in range(len(self.axes)))
+    def change_baseline(self, changes: Mapping[int, int]) -> Positions:
+        """Return the baseline with some axes, by index, at other positions."""
+        return tuple(changes.get(index, 0) for index in range(len(self.axes)))
 
 
 class DesignError(Exception):
-    """A design cannot answer what it was asked: the field at fault, the rule and the way out."""
+    """A design is impossible: the field at fault, the rule and what to do about it."""
 
     def __init__(self, field: str, message: str):
         super().__init__(message)
         self.field, self.message = field, message
 
 
-def no_notes(asked: DesignRequest) -> tuple[str, ...]:  # noqa: ARG001 (the contract's)
+def no_notes(request: DesignRequest) -> tuple[str, ...]:  # noqa: ARG001 (the contract's)
     return ()
 
 
@@ -83,12 +84,17 @@ class Design:
 
     Attributes:
         title: as the report names it.
-        positions: the cells, the baseline among them; the same one may come twice.
+        positions: the function that gives the cells, the baseline among them; a cell may come
+            twice.
         notes: what a reader has to know, such as which effects cannot be told apart.
-        filtered: whether its cells may be excluded or switched off and it still means the same.
+        keys: the keys of a sweep that this design reads and others do not.
+        arguments: the numbers that may follow its name and a colon; empty if it takes none.
+        can_be_filtered: whether cells may be excluded or merged and it still means the same.
     """
 
     title: str
     positions: Callable[[DesignRequest], Iterator[Positions]]
     notes: Callable[[DesignRequest], tuple[str, ...]] = no_notes
-    filtered: bool = True
+    keys: frozenset[str] = frozenset()
+    arguments: tuple[int, ...] = ()
+    can_be_filtered: bool = True

@@ -1,4 +1,4 @@
-"""The JSON Schema of the YAML files, for editors and for people."""
+"""The JSON Schema of the YAML files, by which editors complete and check them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ JSON_SCHEMA_DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def json_schema(kind: str) -> dict[str, Any]:
-    """The schema of an ``experiment`` or a ``sweep`` file."""
+    """Return the schema of an ``experiment`` or a ``sweep`` file."""
     if kind == "sweep":
         schema = Sweep.model_json_schema()
         schema["title"] = "kvlab sweep"
@@ -25,7 +25,7 @@ def json_schema(kind: str) -> dict[str, Any]:
 
 
 def _allow_float_notation(schema: Any) -> Any:
-    """Whole numbers may be written as 10e9, so `integer` alone would underline valid files."""
+    """Allow 10e9 for whole numbers; with `integer` alone editors would underline valid files."""
     if isinstance(schema, dict):
         opened = {key: _allow_float_notation(value) for key, value in schema.items()}
         if opened.get("type") == "integer":

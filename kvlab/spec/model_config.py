@@ -1,6 +1,7 @@
-"""`model`: the shape of one transformer."""
+"""`model` of an experiment: the shape of one transformer. Also the table of position schemes."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -9,9 +10,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvlab.sharing import SharingError, owner_map
+from kvlab.sharing import PATTERNS, SharingError, owner_map
 from kvlab.spec.presets import PRESETS
-from kvlab.spec.spec_model import OneOf, PositiveFloat, PositiveInt, SpecModel, raise_problems
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    SpecModel,
+    TextRule,
+    raise_problems,
+)
 
 
 @dataclass(frozen=True)
@@ -38,28 +47,27 @@ POSITIONS: dict[str, PositionScheme] = {
 
 
 def _validate_sharing(value: Any) -> Any:
-    """Lists become tuples, so that a frozen model stays frozen."""
+    """Convert lists to tuples, so that a frozen model stays frozen."""
     if isinstance(value, str):
         return value
     if isinstance(value, list | tuple) and value:
-        whole = all(type(item) is int for item in value)
-        nested = all(
+        if all(type(item) is int for item in value):
+            return tuple(value)
+        if all(
             isinstance(item, list | tuple) and all(type(layer) is int for layer in item)
             for item in value
-        )
-        if whole:
-            return tuple(value)
-        if nested:
+        ):
             return tuple(tuple(item) for item in value)
-    raise PydanticCustomError(
-        "sharing",
-        "is not a pattern, groups or owners; use one such as adjacent:2 or [[0, 6], [1, 2]]",
-    )
+    text = "is not a pattern, groups or owners; use one such as adjacent:2 or [[0, 6], [1, 2]]"
+    raise PydanticCustomError("sharing", "{text}", {"text": text})
 
 
 SharingField = Annotated[
     str | tuple[tuple[int, ...], ...] | tuple[int, ...], BeforeValidator(_validate_sharing)
 ]
+_LAYER_KINDS = TextRule(
+    r"^[GL]{1,10000}$", "may hold only G (global) and L (local); use one such as GLLLLL"
+)
 
 
 class ModelConfig(SpecModel):
@@ -76,15 +84,19 @@ class ModelConfig(SpecModel):
     n_layer: PositiveInt = Field(default=12, le=10_000, description="Transformer layers.")
     n_head: PositiveInt = Field(default=12, le=10_000, description="Query heads a layer.")
     n_kv_head: PositiveInt = Field(
-        default=0, validate_default=False, description="K/V heads a layer; default n_head."
+        default_factory=lambda fields: fields.get("n_head", 1),
+        description="K/V heads a layer; default n_head.",
     )
     n_embd: PositiveInt = Field(default=768, le=10**6, description="Width of the residual stream.")
     head_dim: PositiveInt = Field(
-        default=0, validate_default=False, description="Width of a head; default n_embd / n_head."
+        default_factory=lambda fields: max(1, fields.get("n_embd", 1) // fields.get("n_head", 1)),
+        description="Width of a head; default n_embd / n_head.",
     )
+    mlp: Literal["gelu", "swiglu"] = "gelu"
     ffn_dim: PositiveInt = Field(
-        default=0,
-        validate_default=False,
+        default_factory=lambda fields: _default_ffn_dim(
+            fields.get("mlp", "gelu"), fields.get("n_embd", 1)
+        ),
         description="Hidden width of the MLP; default 4 n_embd, for swiglu 8/3 n_embd rounded"
         " up to a multiple of 64.",
     )
@@ -96,19 +108,19 @@ class ModelConfig(SpecModel):
     )
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_eps: PositiveFloat = 1e-5
-    mlp: Literal["gelu", "swiglu"] = "gelu"
     bias: bool = Field(default=True, description="Biases in linear layers and layer norms.")
     tie_embeddings: bool = Field(default=True, description="The head reuses the token embedding.")
     window: PositiveInt | None = Field(
         default=None, description="Tokens that a token of a local layer sees, itself included."
     )
-    attention_pattern: str = Field(
-        default="G", pattern=r"^[GL]{1,10000}$", description="G or L a layer, tiled over depth."
+    attention_pattern: Annotated[str, _LAYER_KINDS] = Field(
+        default="G", description="G or L a layer, tiled over depth."
     )
     kv_sharing: SharingField = Field(
         default="none",
-        description="Cross-layer K/V sharing in training and serving: none, adjacent:N,"
-        " character-ai, trailing:K, sandwich, groups [[0, 6], [1, 2]] or owners [0, 0, 2].",
+        description="Cross-layer K/V sharing in training and serving: "
+        f"{', '.join(pattern.usage for pattern in PATTERNS.values())},"
+        " groups [[0, 6], [1, 2]] or owners [0, 0, 2].",
     )
 
     @model_validator(mode="before")
@@ -119,22 +131,13 @@ class ModelConfig(SpecModel):
         name = data["preset"]
         if not isinstance(name, str) or name not in PRESETS:
             near = get_close_matches(str(name), PRESETS, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            message = f"is not a preset{hint or '; use ' + ', '.join(PRESETS)}"
-            raise_problems([("preset", message)])
+            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(PRESETS)}"
+            raise_problems([("preset", f"is not a preset; {hint}")])
         return PRESETS[name] | {key: value for key, value in data.items() if key != "preset"}
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
-        if not self.n_kv_head:
-            object.__setattr__(self, "n_kv_head", self.n_head)
-        problems = list(_head_problems(self))
-        if not self.head_dim:
-            object.__setattr__(self, "head_dim", max(1, self.n_embd // self.n_head))
-        if not self.ffn_dim:
-            object.__setattr__(self, "ffn_dim", _default_ffn_dim(self))
-        problems += _position_problems(self)
-        problems += _window_problems(self)
+        problems = [*_head_problems(self), *_position_problems(self), *_window_problems(self)]
         try:
             owner_map(self.kv_sharing, self.layer_kinds)
         except SharingError as error:
@@ -155,11 +158,11 @@ class ModelConfig(SpecModel):
 
     @cached_property
     def kv_owners(self) -> tuple[int, ...]:
-        """The layer whose K/V projections each layer reads."""
+        """For every layer the layer whose K/V projections it reads."""
         return owner_map(self.kv_sharing, self.layer_kinds)
 
     def computation(self) -> dict[str, Any]:
-        """What the model computes, as plain data: spellings of one computation are equal.
+        """Return what the model computes, as plain data, equal for all spellings of it.
 
         Sharing counts as the owner map, the attention pattern as one letter a layer, and a
         window that holds the whole block as none.
@@ -174,43 +177,41 @@ class ModelConfig(SpecModel):
         return {**facts, "owners": list(self.kv_owners), "kinds": kinds}
 
 
-def _default_ffn_dim(model: ModelConfig) -> int:
-    if model.mlp == "gelu":
-        return 4 * model.n_embd
-    return -(-8 * model.n_embd // (3 * 64)) * 64
+def _default_ffn_dim(mlp: str, n_embd: int) -> int:
+    if mlp == "gelu":
+        return 4 * n_embd
+    return -(-8 * n_embd // (3 * 64)) * 64
 
 
 def _format_divisors(number: int) -> str:
-    found = [str(n) for n in range(1, min(number, 4096) + 1) if number % n == 0]
-    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
+    divisors = [str(n) for n in range(1, min(number, 4096) + 1) if number % n == 0]
+    if len(divisors) == 1:
+        return divisors[0]
+    return f"{', '.join(divisors[:-1])} or {divisors[-1]}"
 
 
-def _head_problems(model: ModelConfig) -> list[tuple[str, str]]:
-    problems = []
+def _head_problems(model: ModelConfig) -> Iterator[FieldMessage]:
     if model.n_head % model.n_kv_head:
         text = f"does not divide n_head = {model.n_head}; use {_format_divisors(model.n_head)}"
-        problems.append(("n_kv_head", text))
-    if not model.head_dim and model.n_embd % model.n_head:
+        yield "n_kv_head", text
+    if "head_dim" not in model.model_fields_set and model.n_embd % model.n_head:
         text = f"is not a multiple of n_head = {model.n_head}; change one, or set head_dim"
-        problems.append(("n_embd", text))
-    return problems
+        yield "n_embd", text
 
 
-def _position_problems(model: ModelConfig) -> list[tuple[str, str]]:
+def _position_problems(model: ModelConfig) -> Iterator[FieldMessage]:
     if model.position_scheme.is_rotary and model.head_dim % 2:
         derived = "" if "head_dim" in model.model_fields_set else " (n_embd / n_head)"
-        text = f"is odd{derived}: {model.head_dim}; {model.position} rotates pairs, so use an even head_dim"
-        return [("head_dim", text)]
-    return []
+        text = f"is odd{derived}: {model.head_dim}; {model.position} rotates pairs"
+        yield "head_dim", f"{text}, so use an even head_dim"
 
 
-def _window_problems(model: ModelConfig) -> list[tuple[str, str]]:
+def _window_problems(model: ModelConfig) -> Iterator[FieldMessage]:
     kinds = model.layer_kinds
     if model.window is None and "L" in kinds:
         text = "has local layers (L) but no window; set model.window to the tokens that they see"
-        return [("attention_pattern", text)]
+        yield "attention_pattern", text
     if model.window is not None and "L" not in kinds:
         local = re.sub("^G+$", "GLLLLL", model.attention_pattern)
         text = f"needs local layers, and attention_pattern {model.attention_pattern} gives none"
-        return [("window", f"{text} on {model.n_layer} layers; use one such as {local}")]
-    return []
+        yield "window", f"{text} on {model.n_layer} layers; use one such as {local}"

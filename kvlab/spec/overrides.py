@@ -1,13 +1,17 @@
-"""Patches: dotted keys put over nested data, as in ``{"model.n_kv_head": 1}``."""
+"""Values put over a spec by dotted key, and the paths in it, which are relative to its file."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvlab.errors import SpecError
+from kvlab.spec.yaml_reader import parse_yaml
+
 
 def apply_patch(data: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``data`` with every dotted key of ``patch`` set; ``data`` is not changed."""
+    """Return a copy of ``data`` with every dotted key of ``patch``, as in
+    ``{"model.n_kv_head": 1}``, set."""
     result = dict(data)
     for dotted, value in patch.items():
         *sections, key = dotted.split(".")
@@ -20,11 +24,21 @@ def apply_patch(data: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, 
     return result
 
 
-# Paths in a YAML file stand relative to that file.
+def parse_override(text: str) -> tuple[str, Any]:
+    """Return the key and value of ``key=value`` as commands take it, the value read as YAML.
+
+    Raises:
+        SpecError: there is no ``=``, or the value is not YAML.
+    """
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
+    document = parse_yaml(f"value: {value}", text)
+    return key, document.data["value"]
 
 
 def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
-    """The value of a dotted key; paths in it as seen from here, if the file lies in ``folder``.
+    """Return the value of a dotted key, with paths in it resolved against ``folder``.
 
     ``data.paths`` are paths. ``training.init_from`` is one if it starts like one (``.``, ``/``
     or ``~``) or is a folder beside the file; else it is a repository and stays as it is.
@@ -39,7 +53,7 @@ def resolve_path_value(key: str, value: Any, folder: Path) -> Any:
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """`resolve` for the sections of a whole experiment."""
+    """Apply `resolve_path_value` to the sections of a whole experiment."""
     return {
         name: (
             {

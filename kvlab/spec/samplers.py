@@ -1,41 +1,25 @@
-"""Optuna's samplers as a sweep names them: short or in full, with what each may be told.
+"""Optuna's samplers as a sweep names them: by a short name or in full, with their arguments.
 
-Optuna itself is not imported here. What is left out of ``optuna.samplers`` needs another package
-(``CmaEsSampler``), or says nothing that the space does not (``PartialFixedSampler``).
+Optuna itself is not imported here. Samplers of ``optuna.samplers`` that need another package, or
+say nothing that the space does not, are left out.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-SAMPLERS = {
-    "tpe": "TPESampler",
-    "random": "RandomSampler",
-    "nsga2": "NSGAIISampler",
-    "nsga3": "NSGAIIISampler",
-    "gp": "GPSampler",
-    "qmc": "QMCSampler",
-    "grid": "GridSampler",
-    "brute_force": "BruteForceSampler",
-}
-"""Short name -> the class in ``optuna.samplers``."""
+from kvlab.spec.spec_model import FieldMessage
 
 UNSUPPORTED_SAMPLERS = {
     "CmaEsSampler": "needs the package cmaes, which kvlab does not install",
     "PartialFixedSampler": "fixes keys, which leaving them out of the space does too",
 }
 
-EXHAUSTIVE_SAMPLERS = ("grid", "brute_force")
-"""Those that go through every point of the space."""
-
 MAX_POINTS = 10_000
-"""Of a space that is gone through."""
-
-CROSSOVERS = ("UniformCrossover", "BLXAlphaCrossover", "SPXCrossover", "SBXCrossover",
-              "VSBXCrossover", "UNDXCrossover")  # fmt: skip
+"""Of a space that an exhaustive sampler goes through."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +31,8 @@ class SamplerArgument:
     high: float | None = None
     choices: tuple[str, ...] = ()
 
-    def problem(self, value: Any) -> str | None:
-        """The rule that a value breaks, with the way out."""
+    def find_problem(self, value: Any) -> str | None:
+        """Return the rule that a value breaks, with what to do about it."""
         if self.choices:
             if value in self.choices:
                 return None
@@ -67,124 +51,145 @@ class SamplerArgument:
             return f"is above {self.high:g}; use {self.high:g} or less"
         return None
 
-    def schema(self) -> dict[str, Any]:
+    def json_schema(self) -> dict[str, Any]:
         if self.choices:
             return {"enum": list(self.choices)}
         names: dict[type, str] = {bool: "boolean", int: "integer", float: "number"}
         bounds = {"minimum": self.low, "maximum": self.high}
-        found: dict[str, Any] = {"type": names[self.kind]}
-        return found | {key: value for key, value in bounds.items() if value is not None}
+        schema: dict[str, Any] = {"type": names[self.kind]}
+        return schema | {key: value for key, value in bounds.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class SamplerEntry:
+    """One sampler.
+
+    Attributes:
+        class_name: in ``optuna.samplers``.
+        arguments: those that a file can hold. Functions and seeds cannot be written in one; the
+            seed is the search's.
+        is_exhaustive: whether it goes through every point of the space.
+    """
+
+    class_name: str
+    arguments: Mapping[str, SamplerArgument] = field(default_factory=dict)
+    is_exhaustive: bool = False
 
 
 _SWITCH, _SHARE = SamplerArgument(bool), SamplerArgument(float, 0.0, 1.0)
 _COUNT, _STARTUP = SamplerArgument(int, 1, 10_000), SamplerArgument(int, 0, 10_000)
+_CROSSOVERS = ("UniformCrossover", "BLXAlphaCrossover", "SPXCrossover", "SBXCrossover",
+               "VSBXCrossover", "UNDXCrossover")  # fmt: skip
 _GENETIC = {
-    "population_size": SamplerArgument(int, 3, 10_000),  # three parents at most are crossed
+    "population_size": SamplerArgument(int, 3, 10_000),  # up to three parents are crossed
     "mutation_prob": _SHARE,
     "crossover_prob": _SHARE,
     "swapping_prob": _SHARE,
-    "crossover": SamplerArgument(str, choices=CROSSOVERS),
+    "crossover": SamplerArgument(str, choices=_CROSSOVERS),
     "mutation": SamplerArgument(str, choices=("PolynomialMutation",)),
 }
-SAMPLER_ARGUMENTS: dict[str, dict[str, SamplerArgument]] = {
-    "tpe": {
-        "n_startup_trials": _STARTUP,
-        "n_ei_candidates": _COUNT,
-        "multivariate": _SWITCH,
-        "group": _SWITCH,
-        "constant_liar": _SWITCH,
-    },
-    "random": {},
-    "nsga2": _GENETIC,
-    "nsga3": {**_GENETIC, "dividing_parameter": _COUNT},
-    "gp": {"n_startup_trials": _STARTUP, "deterministic_objective": _SWITCH},
-    "qmc": {"qmc_type": SamplerArgument(str, choices=("sobol", "halton")), "scramble": _SWITCH},
-    "grid": {},
-    "brute_force": {"avoid_premature_stop": _SWITCH},
+_TPE = {
+    "n_startup_trials": _STARTUP,
+    "n_ei_candidates": _COUNT,
+    "multivariate": _SWITCH,
+    "group": _SWITCH,
+    "constant_liar": _SWITCH,
 }
-"""Short name -> what the sampler may be told. Functions and seeds cannot be written in a file;
-the seed is the search's."""
+_QMC = {"qmc_type": SamplerArgument(str, choices=("sobol", "halton")), "scramble": _SWITCH}
+
+SAMPLERS: dict[str, SamplerEntry] = {
+    "tpe": SamplerEntry("TPESampler", _TPE),
+    "random": SamplerEntry("RandomSampler"),
+    "nsga2": SamplerEntry("NSGAIISampler", _GENETIC),
+    "nsga3": SamplerEntry("NSGAIIISampler", {**_GENETIC, "dividing_parameter": _COUNT}),
+    "gp": SamplerEntry(
+        "GPSampler", {"n_startup_trials": _STARTUP, "deterministic_objective": _SWITCH}
+    ),
+    "qmc": SamplerEntry("QMCSampler", _QMC),
+    "grid": SamplerEntry("GridSampler", is_exhaustive=True),
+    "brute_force": SamplerEntry(
+        "BruteForceSampler", {"avoid_premature_stop": _SWITCH}, is_exhaustive=True
+    ),
+}
+"""Short name -> sampler: the one table of samplers."""
 
 
 def split_sampler(sampler: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The short name of a checked sampler, and its arguments."""
+    """Return the short name of a checked sampler, and its arguments."""
     if isinstance(sampler, str):
         return sampler, {}
     return sampler["name"], {key: value for key, value in sampler.items() if key != "name"}
 
 
 def parse_sampler(value: Any) -> Any:
-    """A sampler under its short name; with no arguments, that name alone.
+    """Return a sampler under its short name; without arguments, that name alone.
 
     Raises:
-        PydanticCustomError: no such sampler, or an argument that it does not take.
+        PydanticCustomError: the sampler is unknown, or does not take an argument.
     """
-    name, told = (value.get("name"), value) if isinstance(value, dict) else (value, {})
+    name, written = (value.get("name"), value) if isinstance(value, dict) else (value, {})
     if not isinstance(name, str):
-        known = ", ".join(SAMPLERS)
-        text = f"names no sampler; write one of {known}, or {{name: tpe, multivariate: true}}"
-        raise _make_error(text, [("", text)])
-    short = next((key for key, full in SAMPLERS.items() if name in (key, full)), None)
+        text = f"names no sampler; write one of {', '.join(SAMPLERS)}"
+        raise _make_error([("", f"{text}, or {{name: tpe, multivariate: true}}")])
+    short = next((key for key, entry in SAMPLERS.items() if name in (key, entry.class_name)), None)
     if short is None:
-        raise _make_error(
-            _unknown_sampler_message(name),
-            [("name" if isinstance(value, dict) else "", _unknown_sampler_message(name))],
-        )
-    arguments = {key: _integral_to_int(entry) for key, entry in told.items() if key != "name"}
-    problems = list(_argument_problems(short, arguments))
+        field_name = "name" if isinstance(value, dict) else ""
+        raise _make_error([(field_name, _unknown_sampler_message(name))])
+    arguments = {key: _integral_to_int(entry) for key, entry in written.items() if key != "name"}
+    problems = list(_argument_problems(SAMPLERS[short], arguments))
     if problems:
-        raise _make_error(problems[0][1], problems)
+        raise _make_error(problems)
     return {"name": short, **arguments} if arguments else short
 
 
 def sampler_schema() -> dict[str, Any]:
-    """Of the field, for editors."""
+    """Return the JSON Schema of the field `search.sampler`."""
     objects = [
         {
             "type": "object",
             "properties": {
-                "name": {"enum": [short, SAMPLERS[short]]},
-                **{key: argument.schema() for key, argument in arguments.items()},
+                "name": {"enum": [short, entry.class_name]},
+                **{key: argument.json_schema() for key, argument in entry.arguments.items()},
             },
             "required": ["name"],
             "additionalProperties": False,
         }
-        for short, arguments in SAMPLER_ARGUMENTS.items()
+        for short, entry in SAMPLERS.items()
     ]
-    return {"anyOf": [{"enum": [*SAMPLERS, *SAMPLERS.values()]}, *objects]}
+    class_names = [entry.class_name for entry in SAMPLERS.values()]
+    return {"anyOf": [{"enum": [*SAMPLERS, *class_names]}, *objects]}
 
 
-def _argument_problems(short: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    known = SAMPLER_ARGUMENTS[short]
+def _argument_problems(entry: SamplerEntry, arguments: dict[str, Any]) -> Iterator[FieldMessage]:
     for key, value in arguments.items():
-        if key in known:
-            if problem := known[key].problem(value):
+        if key in entry.arguments:
+            if problem := entry.arguments[key].find_problem(value):
                 yield key, problem
         else:
-            near = get_close_matches(str(key), known, 1)
-            way = f"use {', '.join(known)}" if known else "leave it out"
-            way = f"did you mean {near[0]}?" if near else way
-            yield str(key), f"is no argument of {SAMPLERS[short]} that a file can hold; {way}"
+            near = get_close_matches(str(key), entry.arguments, 1)
+            hint = f"use {', '.join(entry.arguments)}" if entry.arguments else "leave it out"
+            hint = f"did you mean {near[0]}?" if near else hint
+            yield str(key), f"is no argument of {entry.class_name} that a file can hold; {hint}"
     if arguments.get("group") is True and arguments.get("multivariate") is not True:
         yield "group", "needs multivariate: true; add it"
 
 
 def _integral_to_int(value: Any) -> Any:
-    """``1e2`` is a whole number though YAML reads a float."""
+    """Convert ``1e2``, which YAML reads as a float; 0.0 and 1.0 may be shares."""
     return int(value) if isinstance(value, float) and value.is_integer() and value > 1 else value
 
 
 def _unknown_sampler_message(name: str) -> str:
-    full = {**{key: key for key in SAMPLERS}, **{value: value for value in SAMPLERS.values()}}
     if name in UNSUPPORTED_SAMPLERS:
         return f"{UNSUPPORTED_SAMPLERS[name]}; use one of {', '.join(SAMPLERS)}"
-    near = get_close_matches(name, full, 1) or get_close_matches(name.lower(), full, 1)
+    names = [*SAMPLERS, *(entry.class_name for entry in SAMPLERS.values())]
+    near = get_close_matches(name, names, 1) or get_close_matches(name.lower(), names, 1)
     if not near:
-        by_case = {key.lower(): key for key in full}
-        near = [by_case[one] for one in get_close_matches(name.lower(), by_case, 1)]
+        by_lower_case = {known.lower(): known for known in names}
+        near = [by_lower_case[n] for n in get_close_matches(name.lower(), by_lower_case, 1)]
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"is not one of {', '.join(SAMPLERS)} (or Optuna's name, such as TPESampler){hint}"
 
 
-def _make_error(text: str, rules: list[tuple[str, str]]) -> PydanticCustomError:
-    return PydanticCustomError("rules", "{text}", {"text": text, "rules": rules})
+def _make_error(problems: list[FieldMessage]) -> PydanticCustomError:
+    return PydanticCustomError("rules", "{text}", {"text": problems[0][1], "rules": problems})

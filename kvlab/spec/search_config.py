@@ -8,20 +8,22 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from kvlab.spec.pruning_config import PruningConfig, pruning_problems
 from kvlab.spec.samplers import (
-    EXHAUSTIVE_SAMPLERS,
     MAX_POINTS,
+    SAMPLERS,
     parse_sampler,
     sampler_schema,
     split_sampler,
 )
-from kvlab.spec.spec_model import PositiveFloat, PositiveInt, SpecModel, raise_problems
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    PositiveFloat,
+    PositiveInt,
+    SpecModel,
+    TupleOf,
+    raise_problems,
+)
 
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Values = Annotated[tuple[Any, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=1000)]
+Values = Annotated[TupleOf[Any], Field(min_length=1, max_length=1000)]
 Sampler = Annotated[
     str | dict[str, Any], BeforeValidator(parse_sampler), WithJsonSchema(sampler_schema())
 ]
@@ -39,24 +41,30 @@ class Range(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
-        problems = []
-        if self.low >= self.high:
-            problems.append(("high", f"is not above low = {self.low:g}; use a larger number"))
-        if self.log and (self.low <= 0 or self.step is not None):
-            text = "needs low above 0 and no step; change one of them"
-            problems.append(("log", text))
-        if self.whole and not all(n.is_integer() for n in (self.low, self.high, self.step or 1.0)):
-            problems.append(("whole", "needs whole low, high and step; round them"))
-        raise_problems(problems)
+        raise_problems(self._problems())
         return self
 
-    def points(self) -> list[float] | None:
-        """Every number of the range, None if they cannot be counted."""
+    def _problems(self) -> Iterator[FieldMessage]:
+        if self.low >= self.high:
+            yield "high", f"is not above low = {self.low:g}; use a larger number"
+        if self.log and (self.low <= 0 or self.step is not None):
+            yield "log", "needs low above 0 and no step; change one of them"
+        if self.whole and not all(n.is_integer() for n in (self.low, self.high, self.step or 1.0)):
+            yield "whole", "needs whole low, high and step; round them"
+
+    def count(self) -> int | None:
+        """Return how many numbers the range has, None if they cannot be counted."""
         if not self.whole and self.step is None:
             return None
-        step = self.step or 1.0
-        found = (self.low + step * n for n in range(int((self.high - self.low) / step + 1e-8) + 1))
-        return [round(number) if self.whole else number for number in found]
+        return int((self.high - self.low) / (self.step or 1.0) + 1e-8) + 1
+
+    def points(self) -> list[float] | None:
+        """Return every number of the range, None if they cannot be counted."""
+        count = self.count()
+        if count is None:
+            return None
+        numbers = (self.low + (self.step or 1.0) * index for index in range(count))
+        return [round(number) if self.whole else number for number in numbers]
 
 
 class Limit(SpecModel):
@@ -87,9 +95,9 @@ class SearchConfig(SpecModel):
     ranges: dict[str, Range] = Field(
         default_factory=dict, description="dotted key -> a range of numbers."
     )
-    objectives: Annotated[
-        tuple[str, ...], BeforeValidator(_tuple), Field(min_length=1, max_length=4)
-    ] = Field(description="Numbers to improve; with several, a Pareto front.")
+    objectives: Annotated[TupleOf[str], Field(min_length=1, max_length=4)] = Field(
+        description="Numbers to improve; with several, a Pareto front."
+    )
     limits: dict[str, Limit] = Field(
         default_factory=dict, description="number -> at_most, at_least."
     )
@@ -112,49 +120,49 @@ class SearchConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "SearchConfig":
-        problems = []
-        if not self.choices and not self.ranges:
-            problems.append(("choices", "and ranges are both empty; give at least one key to vary"))
-        problems += [
-            (f"ranges.{key}", "stands in choices too; leave one out")
-            for key in self.ranges
-            if key in self.choices
-        ]
-        for name in ("choices", "ranges"):
-            problems += [
-                (name, f"names {key}, which is not section.key; write one such as model.n_kv_head")
-                for key in getattr(self, name)
-                if "." not in key.strip(".") or key != key.strip(".")
+        raise_problems(
+            [
+                *self._space_problems(),
+                *self._goal_problems(),
+                *self._size_problems(),
+                *pruning_problems(self.pruning, [*self.choices, *self.ranges]),
             ]
-        problems += [
-            (
-                name,
-                f"names {key}, which changes where a trial runs, not what it finds; leave it out",
-            )
-            for name in ("choices", "ranges")
-            for key in getattr(self, name)
-            if key.startswith("resources.")
-        ]
-        if len(set(self.objectives)) != len(self.objectives):
-            problems.append(("objectives", "names a number twice; name each once"))
-        if self.trials is None and self.flops is None and self.hours is None:
-            problems.append(("trials", "is missing, as are flops and hours; give one of them"))
-        problems += self._too_many_points()
-        problems += pruning_problems(self.pruning, [*self.choices, *self.ranges])
-        raise_problems(problems)
+        )
         return self
 
-    def _too_many_points(self) -> Iterator[tuple[str, str]]:
-        """Of a sampler that goes through all points of the space."""
+    def _space_problems(self) -> Iterator[FieldMessage]:
+        if not self.choices and not self.ranges:
+            yield "choices", "and ranges are both empty; give at least one key to vary"
+        for key in self.ranges:
+            if key in self.choices:
+                yield f"ranges.{key}", "stands in choices too; leave one out"
+        for name, keys in (("choices", self.choices), ("ranges", self.ranges)):
+            for key in keys:
+                if "." not in key.strip(".") or key != key.strip("."):
+                    text = f"names {key}, which is not section.key"
+                    yield name, f"{text}; write one such as model.n_kv_head"
+                if key.startswith("resources."):
+                    text = f"names {key}, which changes where a trial runs, not what it finds"
+                    yield name, f"{text}; leave it out"
+
+    def _goal_problems(self) -> Iterator[FieldMessage]:
+        if len(set(self.objectives)) != len(self.objectives):
+            yield "objectives", "names a number twice; name each once"
+        if self.trials is None and self.flops is None and self.hours is None:
+            yield "trials", "is missing, as are flops and hours; give one of them"
+
+    def _size_problems(self) -> Iterator[FieldMessage]:
+        """Yield why a sampler that goes through every point of the space cannot."""
         name, _ = split_sampler(self.sampler)
-        if name not in EXHAUSTIVE_SAMPLERS:
+        if not SAMPLERS[name].is_exhaustive:
             return
-        count = math.prod(map(len, self.choices.values()))
-        for key, asked in self.ranges.items():
-            if not asked.whole and asked.step is None:
+        total = math.prod(map(len, self.choices.values()))
+        for key, numbers in self.ranges.items():
+            count = numbers.count()
+            if count is None:
                 yield "sampler", f"goes through every point, and {key} has no step; give it one"
                 return
-            count *= int((asked.high - asked.low) / (asked.step or 1.0) + 1e-8) + 1
-        if count > MAX_POINTS:
-            text = f"goes through every point, and there are {count:,}, over {MAX_POINTS:,}"
+            total *= count
+        if total > MAX_POINTS:
+            text = f"goes through every point, and there are {total:,}, over {MAX_POINTS:,}"
             yield "sampler", f"{text}; use another sampler or a smaller space"

@@ -1,4 +1,4 @@
-"""Files to specs: `load_experiment` and `load_sweep`."""
+"""Experiments and sweeps from files."""
 
 import os
 from collections.abc import Mapping
@@ -15,21 +15,21 @@ from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.validation_errors import format_value, list_field_errors
-from kvlab.spec.yaml_reader import YamlDocument, parse_yaml, read_yaml
+from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
-SpecT = TypeVar("Model", bound=BaseModel)
+SpecT = TypeVar("SpecT", bound=BaseModel)
 _NO_OVERRIDES: Mapping[str, Any] = {}
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Experiment:
-    """Reads one experiment file.
+    """Read one experiment file.
 
     Args:
         path: the YAML file.
         overrides: dotted keys to values, as in ``{"model.n_kv_head": 1}``, put over the file.
 
     Raises:
-        SpecError: with every problem found, each with file, line and column.
+        SpecError: with all problems, each with file, line and column.
     """
     document = read_yaml(path)
     data = resolve_paths(document.data, Path(path).parent)
@@ -37,14 +37,14 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
 
 
 def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -> ServedModel:
-    """The model and serving of a preset (``gpt2``) or of an experiment file.
+    """Return the model and serving of a preset (``gpt2``) or of an experiment file.
 
     Raises:
         SpecError: as `load_experiment`; or ``target`` is neither.
     """
     if target in PRESETS:
-        preset = YamlDocument(target, {"name": target, "model": {"preset": target}}, {}, {})
-        return _validate(ServedModel, preset.data, preset, overrides or {})
+        data = {"name": target, "model": {"preset": target}}
+        return _validate(ServedModel, data, YamlDocument(target, data, {}, {}), overrides or {})
     if not target.endswith((".yaml", ".yml")):
         near = [name for name in PRESETS if target and name.startswith(target)]
         near += get_close_matches(target, PRESETS, 1)
@@ -55,12 +55,13 @@ def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Reads one sweep file and the experiment that it names.
+    """Read one sweep file and the experiment that it names.
 
-    Every level is checked by itself and every cell as a whole, so a sweep that loads, plans.
+    Every level is checked by itself and every cell as a whole, so a sweep that loads can be
+    planned.
 
     Raises:
-        SpecError: with every problem found in either file, each with file, line and column.
+        SpecError: with all problems in either file, each with file, line and column.
     """
     document = read_yaml(path)
     data = {"name": Path(path).stem, **document.data}
@@ -68,18 +69,18 @@ def load_sweep(path: str | Path) -> Sweep:
         sweep = _validate(Sweep, data, document)
     except SpecError as error:
         raise SpecError([*error.problems, *_level_problems(document, path)]) from None
-    _attach_base(sweep, document, path)
+    sweep = _attach_source(sweep, document, path)
     check_init_from(sweep)
     return sweep
 
 
 def _level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
-    """What is wrong in single levels of a sweep that has other problems too: all at once."""
-    kept = ("experiment", "factors", "baseline", "when", "zip")
-    parts = {key: document.data[key] for key in kept if key in document.data}
-    alone = {"question": "?", "design": "one_factor", **parts}
+    """The problems of single levels, so that a sweep with other problems shows all at once."""
+    factor_keys = ("experiment", "factors", "baseline", "when", "zip")
+    written = {key: document.data[key] for key in factor_keys if key in document.data}
+    data = {"question": "?", "design": "one_factor", **written}
     try:
-        _attach_base(Sweep.model_validate(alone), document, path)
+        _attach_source(Sweep.model_validate(data), document, path)
     except ValidationError:
         return []  # the factors themselves are wrong, which is among the problems already
     except SpecError as error:
@@ -87,36 +88,21 @@ def _level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
     return []
 
 
-def _attach_base(sweep: Sweep, document: YamlDocument, path: str | Path) -> None:
-    """Gives a sweep its base experiment, and checks every cell."""
-    base_path = os.path.normpath(Path(path).parent / sweep.experiment)
+def _attach_source(sweep: Sweep, document: YamlDocument, path: str | Path) -> Sweep:
+    """The sweep with its base experiment, and every cell checked."""
+    folder = Path(path).parent
+    base_path = os.path.normpath(folder / sweep.experiment)
     try:
-        base = read_yaml(base_path)
+        base_document = read_yaml(base_path)
     except SpecError as error:
         if os.path.isfile(base_path):
             raise
-        reason = str(error.problems[0].message)
+        reason = error.problems[0].message
         message = f"experiment = {sweep.experiment} {reason} (looked for {base_path})"
         raise SpecError([document.problem(("experiment",), message)]) from None
-    _validate(Experiment, resolve_paths(base.data, Path(base_path).parent), base)
-    source = SweepSource(
-        document, base, resolve_paths(base.data, Path(base_path).parent), str(Path(path).parent)
-    )
-    object.__setattr__(sweep, "_source", source)
-    sweep.check()
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` as commands take it; the value is read as YAML.
-
-    Raises:
-        SpecError: there is no ``=`` or the value is not YAML.
-    """
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise SpecError(f"{text} is not key=value; write one such as model.n_kv_head=1")
-    document = parse_yaml(f"value: {value}", text)
-    return key, document.data["value"]
+    base = resolve_paths(base_document.data, Path(base_path).parent)
+    _validate(Experiment, base, base_document)
+    return sweep.with_source(SweepSource(document, base_document, base, str(folder)))
 
 
 def _validate(
@@ -129,14 +115,14 @@ def _validate(
     try:
         return root.model_validate(data)
     except ValidationError as error:
-        found = list_field_errors(error, root, data)
+        field_errors = list_field_errors(error, root, data)
     problems: list[Problem] = []
-    for path, message, at_key in found:
+    for path, message, at_key in field_errors:
         dotted = ".".join(map(str, path))
         override = next((key for key in overrides if f"{dotted}.".startswith(f"{key}.")), None)
         if override is not None:
-            shown = f"{override}={format_value(overrides[override])}"
-            problems.append(Problem(shown, 0, 0, message))
+            written = f"{override}={format_value(overrides[override])}"
+            problems.append(Problem(written, 0, 0, message))
         else:
             problems.append(document.problem(path, message, at_key=at_key))
     raise SpecError(problems)

@@ -1,4 +1,4 @@
-"""`failures` of a sweep: what happens when a trial does not end as it should."""
+"""`sweeps/*.yaml`: one question over one experiment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,30 +6,64 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.cell_selection import SelectedCell, Selection, select_cells
 from kvlab.spec.design import DesignError
+from kvlab.spec.designs import DESIGNS, describe_designs, design_pattern
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.spec_model import (
-    NAME_PATTERN,
+    Name,
     NonNegativeInt,
     SpecModel,
+    TextRule,
+    TupleOf,
     normalize_level_name,
     raise_problems,
 )
-from kvlab.spec.sweep_validation import name_problems, search_problems, use_problems, zip_problems
-from kvlab.spec.validation_errors import DESIGN_PATTERN, FieldError, list_field_errors
+from kvlab.spec.sweep_validation import (
+    name_problems,
+    search_problems,
+    unused_key_problems,
+    zip_problems,
+)
+from kvlab.spec.validation_errors import FieldError, list_field_errors
 from kvlab.spec.yaml_reader import Key, YamlDocument
 
-BackoffSeconds = Annotated[float, Field(ge=0.0, le=86_400.0)]
+SEARCH_FACTOR = "point"
+"""The factor whose levels are the suggestions of a search; ``base`` is its baseline."""
+
+
+def _normalize_level_names(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(normalize_level_name, value))
+    return (normalize_level_name(value),)
+
+
+_DESIGN = TextRule(design_pattern, lambda: f"is not one of {describe_designs()}")
+
+LevelName = Annotated[Name, BeforeValidator(normalize_level_name)]
+LevelNames = Annotated[tuple[Name, ...], BeforeValidator(_normalize_level_names)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Seeds = Annotated[TupleOf[Seed], Field(min_length=1)]
+DesignName = Annotated[str, _DESIGN]
+LevelRule = dict[Name, LevelNames]
+FactorGroup = Annotated[TupleOf[Name], Field(min_length=2)]
 
 
 class FailuresConfig(SpecModel):
-    """Policies by class of failure. None of it changes what a trial computes.
+    """`failures`: policies by class of failure. None of it changes what a trial computes.
 
     A loss that diverges is a result, and bad data or an impossible request is recorded at once:
     neither gets better when it is tried again.
@@ -38,7 +72,7 @@ class FailuresConfig(SpecModel):
     killed_retries: NonNegativeInt = Field(
         default=3, description="Starts again after its process died, in a row without progress."
     )
-    backoff_seconds: BackoffSeconds = Field(
+    backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = Field(
         default=1.0, description="Wait before the first of those; doubled each time, up to 5 min."
     )
     out_of_memory: Literal["shrink", "fail"] = Field(
@@ -51,64 +85,23 @@ class FailuresConfig(SpecModel):
     )
 
 
-# `report` in a sweep: what its report says. It never enters a fingerprint.
-
-
-def _sections_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 class ReportConfig(SpecModel):
-    """`report`: which sections, in which order.
+    """`report`: which sections, in which order. It never enters a fingerprint.
 
-    The names are those of the table of sections, which stands above this package: the commands
-    that read a sweep check them (`kvlab.cli.shared_arguments`).
+    The names are those of the report's table of sections. That stands above this package, so the
+    commands that read a sweep check them.
     """
 
-    sections: (
-        Annotated[
-            tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...],
-            BeforeValidator(_sections_tuple),
-            Field(min_length=1),
-        ]
-        | None
-    ) = Field(default=None, description="Names in order; default all that have something to say.")
-
-    def model_post_init(self, _context: Any) -> None:
-        names = self.sections or ()
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise_problems(("sections", f"names {name} twice; name each once") for name in twice)
-
-
-# `sweeps/*.yaml`: one question over one experiment.
-
-
-SEARCH_FACTOR = "point"
-"""The factor that a search's suggestions are levels of; ``base`` is its baseline."""
-
-Label = Annotated[str, Field(pattern=NAME_PATTERN)]
-
-
-def _normalize_level_names(value: Any) -> Any:
-    return (
-        tuple(map(normalize_level_name, value))
-        if isinstance(value, list)
-        else (normalize_level_name(value),)
+    sections: Annotated[TupleOf[Name], Field(min_length=1)] | None = Field(
+        default=None, description="Names in order; default all that have something to say."
     )
 
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-LevelName = Annotated[Label, BeforeValidator(normalize_level_name)]
-LevelNames = Annotated[tuple[Label, ...], BeforeValidator(_normalize_level_names)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_tuple), Field(min_length=1)]
-DesignName = Annotated[str, Field(pattern=DESIGN_PATTERN)]
-LevelRule = dict[Label, LevelNames]
-LevelRules = Annotated[tuple[LevelRule, ...], BeforeValidator(_tuple)]
-FactorGroup = Annotated[tuple[Label, ...], BeforeValidator(_tuple), Field(min_length=2)]
+    @model_validator(mode="after")
+    def _check(self) -> "ReportConfig":
+        names = self.sections or ()
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        raise_problems(("sections", f"names {name} twice; name each once") for name in repeated)
+        return self
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class SweepSource:
-    """Where a loaded sweep came from: both documents and the base experiment's data."""
+    """Where a loaded sweep was read from.
+
+    Attributes:
+        base: the data of the base experiment, with paths resolved.
+        folder: of the sweep's file, which its paths are relative to.
+    """
 
     document: YamlDocument = field(repr=False)
     base_document: YamlDocument = field(repr=False)
@@ -146,40 +144,39 @@ class Sweep(SpecModel):
     is each factor's first. `kvlab.spec.cell_selection` says how the other keys make the cells.
     """
 
-    name: str = Field(
-        default="sweep", pattern=NAME_PATTERN, description="Default: the file's name."
-    )
+    name: Name = Field(default="sweep", description="Default: the file's name.")
     question: str = Field(min_length=1)
     experiment: str = Field(min_length=1, description="Path of the base experiment, from here.")
-    factors: dict[Label, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = Field(
+    factors: dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = Field(
         default_factory=dict, description="factor -> level -> patch of dotted keys."
     )
-    baseline: dict[Label, LevelName] = Field(default_factory=dict)
+    baseline: dict[Name, LevelName] = Field(default_factory=dict, validate_default=True)
     design: DesignName = Field(
-        default="full",
-        description="full, one_factor, leave_one_out, cumulative, pairwise, cells or fractional:N.",
+        default="full", description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N."
     )
     designs: dict[DesignName, Seeds] = Field(
         default_factory=dict, description="Several designs, each with its seeds, as one."
     )
-    zip: Annotated[tuple[FactorGroup, ...], BeforeValidator(_tuple)] = Field(
+    zip: TupleOf[FactorGroup] = Field(
         default=(), description="Factors that move together, level by level."
     )
-    when: dict[Label, LevelRule] = Field(
+    when: dict[Name, LevelRule] = Field(
         default_factory=dict,
         description="factor -> levels of factors above it, without which it does not apply.",
     )
-    target: dict[Label, LevelName] = Field(
+    target: dict[Name, LevelName] = Field(
         default_factory=dict, description="The reduction of a factor with several other levels."
     )
-    cells_asked: Annotated[tuple[dict[Label, LevelName], ...], BeforeValidator(_tuple)] = Field(
+    listed_cells: TupleOf[dict[Name, LevelName]] = Field(
         default=(), alias="cells", description="Cells of design: cells; left out is baseline."
     )
-    generators: dict[Label, FactorGroup] = Field(
+    generators: dict[Name, FactorGroup] = Field(
         default_factory=dict, description="fractional: a factor -> those whose product sets it."
     )
-    exclude: LevelRules = Field(default=(), description="Drops every cell that has all of a rule.")
-    include: LevelRules = Field(default=(), description="Adds cells; left out is baseline.")
+    exclude: TupleOf[LevelRule] = Field(
+        default=(), description="Drops every cell that has all of a rule."
+    )
+    include: TupleOf[LevelRule] = Field(default=(), description="Adds cells; left out is baseline.")
     seeds: Seeds = (0,)
     failures: FailuresConfig = FailuresConfig()
     search: SearchConfig | None = Field(
@@ -189,24 +186,44 @@ class Sweep(SpecModel):
 
     _source: SweepSource | None = PrivateAttr(default=None)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _add_search_factor(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("search") is not None and "factors" not in data:
+            return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
+        return data
+
+    @field_validator("baseline")
+    @classmethod
+    def _fill_baseline(cls, baseline: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        factors = info.data.get("factors", {})
+        return {**{factor: next(iter(levels)) for factor, levels in factors.items()}, **baseline}
+
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        raise_problems(search_problems(self))
-        if self.search is not None:
-            object.__setattr__(self, "factors", {SEARCH_FACTOR: {"base": {}}})
-        raise_problems([*name_problems(self), *use_problems(self)])
-        first = {factor: next(iter(levels)) for factor, levels in self.factors.items()}
-        object.__setattr__(self, "baseline", {**first, **self.baseline})
+        raise_problems(search_problems(self, SEARCH_FACTOR))
+        raise_problems([*name_problems(self), *unused_key_problems(self)])
         raise_problems(zip_problems(self))
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:
             raise_problems([(error.field, error.message)])
         if not baseline or baseline[0].levels != self.baseline:
-            raise_problems(
-                [("exclude", "drops the baseline cell, which every delta needs; narrow the rule")]
-            )
+            text = "drops the baseline cell, which every delta needs; narrow the rule"
+            raise_problems([("exclude", text)])
         return self
+
+    def with_source(self, source: SweepSource) -> "Sweep":
+        """Return a copy that knows where it was read from, with every cell checked.
+
+        Raises:
+            SpecError: a level patches an unknown key, or a cell is impossible.
+        """
+        sweep = self.model_copy()
+        sweep._source = source
+        sweep._check_patch_keys()
+        sweep.cells()
+        return sweep
 
     @property
     def design_seeds(self) -> dict[str, tuple[int, ...]]:
@@ -225,7 +242,7 @@ class Sweep(SpecModel):
 
     @property
     def source(self) -> SweepSource:
-        """Where the sweep was read from. Only `load_sweep` makes sweeps that have one."""
+        """Where the sweep was read from. Only sweeps of `load_sweep` have it."""
         assert self._source is not None, "a Sweep comes from load_sweep"
         return self._source
 
@@ -235,10 +252,10 @@ class Sweep(SpecModel):
         return Experiment.model_validate(self.source.base)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Every cell of the design as a checked experiment, the baseline first.
+        """Return every cell of the design as a checked experiment, the baseline first.
 
         Raises:
-            SpecError: some cells are not possible; each problem stands at the level that
+            SpecError: some cells are impossible; each problem is placed at the level that
                 causes it.
         """
         return self._cells
@@ -252,24 +269,23 @@ class Sweep(SpecModel):
             for factor, levels in self.factors.items()
             for level in levels
         }
-        for chosen in self.selection.cells:
+        for selected in self.selection.cells:
+            applied = _applied_levels(selected)
             data = self.source.base
-            for factor, level in chosen.levels.items():
-                if factor not in chosen.off:
-                    data = apply_patch(data, patches[factor, level])
+            for factor, level in applied.items():
+                data = apply_patch(data, patches[factor, level])
             try:
                 experiment = Experiment.model_validate(data)
-                cells.append(Cell(chosen.levels, experiment, chosen.seeds, chosen.off))
+                cells.append(Cell(selected.levels, experiment, selected.seeds, selected.off))
             except ValidationError as error:
-                for found in list_field_errors(error, Experiment, data):
-                    problem = self.place(found, _applied_levels(chosen))
+                for field_error in list_field_errors(error, Experiment, data):
+                    problem = self.locate(field_error, applied)
                     problems.setdefault((problem.file, problem.line, problem.column), problem)
         if problems:
             raise SpecError(list(problems.values()))
         return tuple(cells)
 
-    def check(self) -> None:
-        """Raises SpecError unless every level patches known keys and every cell is possible."""
+    def _check_patch_keys(self) -> None:
         problems = []
         for factor, levels in self.factors.items():
             for level, patch in levels.items():
@@ -280,23 +296,26 @@ class Sweep(SpecModel):
                         problems.append(self.source.document.problem(path, text, at_key=True))
         if problems:
             raise SpecError(problems)
-        self.cells()
 
     def patch(self, factor: str, level: str) -> dict[str, Any]:
-        """What a level sets, with paths as they are from here."""
+        """Return what a level sets, with paths relative to the sweep's file resolved."""
         folder = Path(self.source.folder)
         patch = self.factors[factor][level]
         return {key: resolve_path_value(key, value, folder) for key, value in patch.items()}
 
-    def place(self, found: FieldError, levels: Mapping[str, str]) -> Problem:
-        """A cell's problem at the level whose patch sets the key, else at the base experiment."""
-        path, message, at_key = found
+    def locate(self, error: FieldError, levels: Mapping[str, str]) -> Problem:
+        """Return an error of a cell as a problem with its place in a file.
+
+        The place is the level whose patch sets the key; else a level that sets another key of
+        the same section, with the cell named; else the base experiment.
+        """
+        path, message, at_key = error
         dotted = ".".join(map(str, path))
         document = self.source.document
         for factor, level in reversed(list(levels.items())):
             for key in self.factors[factor][level]:
-                unknown_section = at_key and key.startswith(dotted + ".")
-                if dotted == key or dotted.startswith(key + ".") or unknown_section:
+                is_unknown_section = at_key and key.startswith(dotted + ".")
+                if dotted == key or dotted.startswith(key + ".") or is_unknown_section:
                     inner = path[key.count(".") + 1 :]
                     where: tuple[Key, ...] = ("factors", factor, level, key, *inner)
                     return document.problem(where, message, at_key=at_key)

@@ -1,20 +1,23 @@
-"""What a sweep's keys must fulfil together: names that exist, keys that are used."""
+"""Rules across the keys of a sweep: names that exist, keys that have an effect."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from kvlab.spec.designs import DESIGNS
+from kvlab.spec.spec_model import FieldMessage
+
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
 
-FieldProblems = Iterator[tuple[str, str]]
+Problems = Iterator[FieldMessage]
 
 
-def name_problems(sweep: "Sweep") -> FieldProblems:
-    """Every factor and level that is named must exist."""
+def name_problems(sweep: "Sweep") -> Problems:
+    """Yield every factor or level that is named and does not exist."""
     yield from level_problems(sweep, "baseline", sweep.baseline)
     yield from level_problems(sweep, "target", sweep.target)
-    for number, cell in enumerate(sweep.cells_asked):
+    for number, cell in enumerate(sweep.listed_cells):
         yield from level_problems(sweep, f"cells.{number}", cell)
     for key, rules in (("exclude", sweep.exclude), ("include", sweep.include)):
         for number, rule in enumerate(rules):
@@ -32,95 +35,90 @@ def name_problems(sweep: "Sweep") -> FieldProblems:
         yield from _rule_problems(sweep, f"when.{factor}", rule)
 
 
-def search_problems(sweep: "Sweep") -> FieldProblems:
-    """A sweep has factors or a search; a search chooses its cells itself."""
+def search_problems(sweep: "Sweep", search_factor: str) -> Problems:
+    """Yield what a sweep with a search has and must not have: a search chooses its own cells."""
     if sweep.search is None:
         if not sweep.factors:
             yield "factors", "is missing or empty; give at least one factor, or a search"
         return
-    made = {
-        "factors", "baseline", "design", "designs", "zip", "when", "target", "cells_asked",
-        "generators", "exclude", "include",
+    written = sweep.model_fields_set & {
+        "baseline", "design", "designs", "zip", "when", "target", "listed_cells", "generators",
+        "exclude", "include",
     }  # fmt: skip
-    for name in sorted(made & sweep.model_fields_set):
-        key = "cells" if name == "cells_asked" else name
-        yield key, "does not go with search, which chooses its own cells; leave one out"
+    if sweep.factors.keys() != {search_factor}:
+        written.add("factors")
+    for name in sorted("cells" if name == "listed_cells" else name for name in written):
+        yield name, "does not go with search, which chooses its own cells; leave one out"
     if len(sweep.seeds) > 1:
         text = "has several seeds, and a search trains each suggestion once"
         yield "seeds", f"{text}; give one, and repeat the best in a sweep of its own"
 
 
-def use_problems(sweep: "Sweep") -> FieldProblems:
-    """Every key that is written must change something."""
-    written = sweep.model_fields_set
-    if sweep.designs and written & {"design", "seeds"}:
+def unused_key_problems(sweep: "Sweep") -> Problems:
+    """Yield every key that is written and has no effect."""
+    if sweep.designs and sweep.model_fields_set & {"design", "seeds"}:
         yield "designs", "already names designs and their seeds; leave out design and seeds"
-    for key, seeds in (("seeds", sweep.seeds), *((f"designs.{d}", s) for d, s in _designs(sweep))):
+    seeds_by_key = {"seeds": sweep.seeds}
+    seeds_by_key |= {f"designs.{name}": seeds for name, seeds in sweep.designs.items()}
+    for key, seeds in seeds_by_key.items():
         if len(set(seeds)) != len(seeds):
             yield key, "names a seed twice; name each once"
-    kinds = {name.partition(":")[0] for name in sweep.design_seeds}
-    for key, field, users in (
-        ("target", "target", {"leave_one_out", "cumulative"}),
-        ("cells", "cells_asked", {"cells"}),
-        ("generators", "generators", {"fractional"}),
-    ):
-        if getattr(sweep, field) and not kinds & users:
-            yield key, f"is used by design: {' or '.join(sorted(users))} alone; leave it out"
+    designs = {name.partition(":")[0] for name in sweep.design_seeds}
+    for key in sorted(set().union(*(design.keys for design in DESIGNS.values()))):
+        readers = {name for name, design in DESIGNS.items() if key in design.keys}
+        if getattr(sweep, "listed_cells" if key == "cells" else key) and not designs & readers:
+            text = f"is used by design: {' or '.join(sorted(readers))} alone; leave it out"
+            yield key, text
 
 
-def zip_problems(sweep: "Sweep") -> FieldProblems:
-    """Zipped factors have as many levels, and their baseline is one of the zipped rows."""
-    seen: set[str] = set()
+def zip_problems(sweep: "Sweep") -> Problems:
+    """Yield the first reason why zipped factors cannot move together, level by level."""
+    zipped: set[str] = set()
     for number, group in enumerate(sweep.zip):
         unknown = next((factor for factor in group if factor not in sweep.factors), None)
         if unknown is not None:
             text = f"names {unknown}, which is not a factor; {_suggest(unknown, sweep.factors)}"
             yield f"zip.{number}", text
             return
-        if seen & set(group) or len(set(group)) != len(group):
+        if zipped & set(group) or len(set(group)) != len(group):
             yield f"zip.{number}", "names a factor that is zipped already; zip each once"
             return
-        seen |= set(group)
-        order = [factor for factor in sweep.factors if factor in group]
-        if order[0] != group[0]:
-            yield f"zip.{number}", f"must begin with {order[0]}, which stands first in factors"
+        zipped |= set(group)
+        first = next(factor for factor in sweep.factors if factor in group)
+        if first != group[0]:
+            yield f"zip.{number}", f"must begin with {first}, which stands first in factors"
             return
         sizes = {factor: len(sweep.factors[factor]) for factor in group}
         if len(set(sizes.values())) > 1:
             text = ", ".join(f"{factor} {size}" for factor, size in sizes.items())
             yield f"zip.{number}", f"joins factors of unequal length ({text}); give them as many"
             return
-        places = {list(sweep.factors[f]).index(sweep.baseline[f]) for f in group}
-        if len(places) > 1:
+        rows = {list(sweep.factors[f]).index(sweep.baseline[f]) for f in group}
+        if len(rows) > 1:
             text = "has no row with the baseline levels of all; choose the baseline from one row"
             yield f"zip.{number}", text
 
 
-def _designs(sweep: "Sweep") -> list[tuple[str, tuple[int, ...]]]:
-    return list(sweep.designs.items())
-
-
-def _rule_problems(
-    sweep: "Sweep", where: str, rule: Mapping[str, tuple[str, ...]]
-) -> FieldProblems:
+def _rule_problems(sweep: "Sweep", key: str, rule: Mapping[str, tuple[str, ...]]) -> Problems:
     if not rule:
-        yield where, "names no level, so it would fit every cell; name at least one"
+        yield key, "names no level, so it would fit every cell; name at least one"
     for factor, levels in rule.items():
         if not levels:
-            yield f"{where}.{factor}", "names no level; name at least one, or leave it out"
+            yield f"{key}.{factor}", "names no level; name at least one, or leave it out"
         for level in levels:
-            yield from level_problems(sweep, where, {factor: level})
+            yield from level_problems(sweep, key, {factor: level})
 
 
-def level_problems(sweep: "Sweep", where: str, levels: Mapping[str, str]) -> FieldProblems:
+def level_problems(sweep: "Sweep", key: str, levels: Mapping[str, str]) -> Problems:
+    """Yield every factor or level of ``levels`` that does not exist, as a problem below ``key``."""
     for factor, level in levels.items():
         if factor not in sweep.factors:
-            yield f"{where}.{factor}", f"is not a factor; {_suggest(factor, sweep.factors)}"
+            yield f"{key}.{factor}", f"is not a factor; {_suggest(factor, sweep.factors)}"
         elif level not in sweep.factors[factor]:
-            known = _suggest(level, sweep.factors[factor])
-            yield f"{where}.{factor}", f"is not a level of {factor}; {known}"
+            hint = _suggest(level, sweep.factors[factor])
+            yield f"{key}.{factor}", f"is not a level of {factor}; {hint}"
 
 
-def _suggest(name: str, known: Mapping[str, Any]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+def _suggest(name: str, names: Mapping[str, Any]) -> str:
+    near = get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"use {', '.join(names)}"

@@ -1,7 +1,7 @@
 """YAML as plain data, with the line and column of every key and value.
 
-Data only: anchors, aliases, tags, duplicate keys and several documents are refused, so a
-file means what it shows and cannot grow when read. Scalars follow YAML 1.2's core schema
+Data only: anchors, aliases, tags, duplicate keys and several documents are errors, so a file
+means what it shows and cannot grow when it is read. Scalars follow YAML 1.2's core schema
 (`no` is a string, `10e9` is a number), not PyYAML's YAML 1.1.
 """
 
@@ -29,7 +29,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A file's data and where each part of it stands.
+    """A file's data, and the place of each part of it.
 
     ``places`` maps a key path such as ``("model", "n_head")`` to the (line, column) of its
     value, ``key_places`` to that of the key itself; both are 1-based.
@@ -42,7 +42,7 @@ class YamlDocument:
     text: str = field(default="", repr=False)
 
     def problem(self, path: tuple[Key, ...], message: str, *, at_key: bool = False) -> Problem:
-        """A problem at ``path``, or at its nearest ancestor that stands in the file."""
+        """Return a problem at ``path``, or at its nearest ancestor that is in the file."""
         table = self.key_places if at_key else self.places
         while path and path not in table:
             path, table = path[:-1], self.places
@@ -81,11 +81,11 @@ class _UnsupportedYaml(Exception):
 
 
 def read_yaml(path: str | Path) -> YamlDocument:
-    """Reads one YAML file that holds a mapping.
+    """Read one YAML file that holds a mapping.
 
     Raises:
-        SpecError: the file cannot be read, is empty or too large, is not YAML, or uses more
-            of YAML than plain data; with file, line and column.
+        SpecError: the file cannot be read, is empty or too large, is not YAML, or uses YAML
+            features beyond plain data; with file, line and column.
     """
     file = str(path)
     try:
@@ -106,7 +106,7 @@ def read_yaml(path: str | Path) -> YamlDocument:
 
 
 def parse_yaml(text: str, file: str) -> YamlDocument:
-    """Like `read_yaml`, from a text; ``file`` is the name shown in problems."""
+    """Do what `read_yaml` does for a text; ``file`` is the name shown in problems."""
     node = _compose(text, file)
     if node is None:
         raise SpecError([Problem(file, 1, 1, "is empty; write at least the required keys")])

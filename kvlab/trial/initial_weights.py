@@ -17,6 +17,7 @@ from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folde
 from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, source_cell_levels
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
 from kvlab.trial.fingerprint import ID_LENGTH, training_fingerprint
 
@@ -118,7 +119,7 @@ class InitialWeightsResolver:
         except PretrainedError as error:
             if not self._provisional or is_path:
                 message = f"training.init_from = {name}: {error}"
-                problem = self._sweep.place((INIT_FROM_FIELD, message, False), cell.levels)
+                problem = self._sweep.locate(FieldError(INIT_FROM_FIELD, message), cell.levels)
                 raise SpecError([problem]) from None
             self.absent.append(str(error))
             identity = {"absent": location}

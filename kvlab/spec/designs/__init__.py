@@ -1,4 +1,4 @@
-"""The designs by name. ``fractional`` takes an argument, as in ``fractional:4``."""
+"""The table of designs. A new one is a `Design` and a line here."""
 
 from kvlab.spec.design import Design
 from kvlab.spec.designs.fractional import FRACTIONAL
@@ -13,3 +13,21 @@ DESIGNS: dict[str, Design] = {
     "cells": CELLS,
     "fractional": FRACTIONAL,
 }
+
+
+def design_pattern() -> str:
+    """Return the regular expression of `design`."""
+    names = (
+        f"{name}:({'|'.join(map(str, design.arguments))})" if design.arguments else name
+        for name, design in DESIGNS.items()
+    )
+    return f"^({'|'.join(names)})$"
+
+
+def describe_designs() -> str:
+    """Return the names of all designs, as an error message lists them."""
+    names = []
+    for name, design in DESIGNS.items():
+        first, *others = design.arguments or ("",)
+        names.append(f"{name}:{first} ({', '.join(map(str, others[:2]))}, ...)" if first else name)
+    return ", ".join(names)

@@ -76,7 +76,7 @@ def _make_sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
         arguments["search_space"] = _grid_search_space(config)
     changing = name not in _FIXED_SEED_SAMPLERS
     arguments["seed"] = (config.seed * 1_000_003 + number * changing) % 2**32
-    return getattr(optuna.samplers, SAMPLERS[name])(**arguments)
+    return getattr(optuna.samplers, SAMPLERS[name].class_name)(**arguments)
 
 
 def _grid_search_space(config: SearchConfig) -> dict[str, list[Any]]:
