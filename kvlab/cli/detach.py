@@ -64,7 +64,7 @@ def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
         )
     shown = driver_folder(Store(options.store), sweep.name, number) / log.name
     return {
-        "totals": planned.totals(),
+        "totals": planned.format_totals(),
         "driver": number,
         "process": process.pid,
         "log": str(log),
@@ -99,7 +99,7 @@ def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
         )
     finally:
         shutil.rmtree(folder)
-    return {"totals": planned.totals(), "job": job, "store": shared}
+    return {"totals": planned.format_totals(), "job": job, "store": shared}
 
 
 def _driver_arguments(options: argparse.Namespace) -> list[str]:

@@ -51,14 +51,14 @@ def outcome_facts(summary: Summary) -> dict[str, Any]:
     """How a sweep stands, as the command gets it: ``done``, ``failed``, ``stopped`` or ``halted``
     (given up after the same failure again and again)."""
     code = summary.exit_code
-    outcome = "stopped" if code == 130 else "halted" if summary.halted else "failed"
+    outcome = "stopped" if code == 130 else "halted" if summary.halt_reason else "failed"
     return {
         "outcome": outcome if code else "done",
         "exit_code": code,
         "states": dict(summary.states),
-        "ran": summary.ran,
+        "ran": summary.trials_run,
         "seconds": round(summary.seconds, 3),
-        "halted": summary.halted or None,
+        "halted": summary.halt_reason or None,
     }
 
 

@@ -96,7 +96,7 @@ class ProgressDisplay:
             if planned.trial.id in self._pruned:  # promoted: it is trained to its end after all
                 self._pruned.remove(planned.trial.id)
                 self._done -= 1
-            self._remaining_time.started(planned)
+            self._remaining_time.on_start(planned)
             if self._screen is None:
                 self.print_line(f"started {_trial_label(planned)}")
         elif event.kind == "retried":
@@ -106,20 +106,20 @@ class ProgressDisplay:
         elif event.kind == "halted":
             self.print_line(f"giving up: {event.message}")
         elif event.status in ("stopped", "paused", "elsewhere"):
-            self._remaining_time.dropped(planned)
+            self._remaining_time.on_interruption(planned)
             self.print_line(f"{event.status:<7} {_trial_label(planned)}")
         else:
             self._handle_end(event)
 
     def _handle_end(self, event: Event) -> None:
         planned = event.planned
-        self._remaining_time.ended(planned, None if event.elsewhere else event.seconds)
+        self._remaining_time.on_end(planned, None if event.is_remote else event.seconds)
         self._done += 1
         self._failed += event.status == "failed"
         if event.status == "pruned":
             self._pruned.add(planned.trial.id)
         outcome = format_outcome(self._store, planned.trial.id)
-        duration = "elsewhere" if event.elsewhere else format_duration(event.seconds)
+        duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
         line = f"{event.status:<7} {_trial_label(planned)}  {duration}  {outcome}"
         self.print_line(line.rstrip())
 
@@ -128,13 +128,13 @@ class ProgressDisplay:
         last_shown = time.monotonic()
         announced_stop = False
         while not ended.wait(REDRAW_SECONDS):
-            if driver.stopping and not announced_stop:
+            if driver.is_stopping and not announced_stop:
                 announced_stop = True
                 self.print_line("stopping at the next checkpoints; Ctrl-C again ends it at once")
             if time.monotonic() - last_shown >= interval - REDRAW_SECONDS / 2:
                 last_shown = time.monotonic()
-                self._remote_trials = len(driver.elsewhere)
-                self._show(driver.running)
+                self._remote_trials = len(driver.remote_trials)
+                self._show(driver.running_trials)
 
     def _show(self, running: list[PlannedTrial]) -> None:
         if self._screen is None:

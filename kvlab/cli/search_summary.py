@@ -43,7 +43,7 @@ def space_lines(sweep: Sweep) -> Iterator[str]:
 def search_lines(search: Searcher) -> Iterator[str]:
     """How a search stands, and the best that it has found."""
     trained = sum(point.trained for point in search.points)
-    why = f": {search.ended_because}" if search.ended_because else ""
+    why = f": {search.stop_reason}" if search.stop_reason else ""
     pruned = sum(point.trained and point.past.state == "pruned" for point in search.points)
     left = f", {pruned} pruned" if pruned else ""
     spent = f"{format_number(search.flops)} training FLOPs"

@@ -66,7 +66,7 @@ def test_a_dry_run_shows_and_changes_nothing_then_apply_removes_just_that(store,
         training / "checkpoints" / "step-1" / "model.safetensors",
         training / "final" / ".model.safetensors.abc",
     }
-    assert all(one.ended for one in tiny_plan(store.path.parent, store).trials)
+    assert all(one.has_ended for one in tiny_plan(store.path.parent, store).trials)
 
 
 def test_checkpoints_of_a_training_that_goes_on_are_kept(store, capsys):
@@ -99,7 +99,7 @@ def test_weights_go_only_when_every_sweep_that_uses_them_has_ended(store, tmp_pa
     assert collect("--weights", "--apply") == 0
     assert len(json.loads(capsys.readouterr().out)["items"]) == 4
     assert all(not store.is_trained(p.trial.training_id) for p in longer.trials)
-    assert all(one.ended for one in tiny_plan(tmp_path, store).trials)
+    assert all(one.has_ended for one in tiny_plan(tmp_path, store).trials)
 
 
 def test_unused_trials_go_and_used_ones_stay(store, tmp_path, capsys):
@@ -108,7 +108,7 @@ def test_unused_trials_go_and_used_ones_stay(store, tmp_path, capsys):
     assert collect("--unused", "--apply") == 0
     assert len(json.loads(capsys.readouterr().out)["items"]) == 6
     assert all(store.status(one.trial.id) is None for one in other.trials)
-    assert all(one.ended for one in tiny_plan(tmp_path, store).trials)
+    assert all(one.has_ended for one in tiny_plan(tmp_path, store).trials)
 
 
 def test_a_link_out_of_the_store_is_not_followed(store, tmp_path, capsys):

@@ -30,7 +30,7 @@ def sent(tmp_path):
         (Summary(Counter(done=3, pruned=1)), "done", 0),
         (Summary(Counter(done=3, failed=1)), "failed", 1),
         (Summary(Counter(done=3, missing=1), stopped=True), "stopped", 130),
-        (Summary(Counter(failed=3, missing=9), halted="the same error"), "halted", 1),
+        (Summary(Counter(failed=3, missing=9), halt_reason="the same error"), "halted", 1),
         (Summary(Counter(done=3), stopped=True), "done", 0),  # asked to, and nothing was left
     ],
 )
@@ -40,7 +40,7 @@ def test_every_ending_is_told_with_its_numbers(tmp_path, summary, outcome, code)
     facts, environment = sent(tmp_path)
     assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
     assert facts["states"] == dict(summary.states)
-    assert facts["halted"] == (summary.halted or None)
+    assert facts["halted"] == (summary.halt_reason or None)
     assert environment == ["s", outcome, str(code), str(tmp_path / "runs")]
 
 

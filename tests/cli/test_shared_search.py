@@ -20,7 +20,7 @@ search:
 class Far(InlineExecutor):
     """A cluster with one machine that sees other folders than the driver."""
 
-    def on_every_machine(self, task, argument):
+    def run_on_all_machines(self, task, argument):
         return {"far": task(argument.replace("runs", "nowhere"))}
 
 

@@ -133,14 +133,14 @@ class ExecutorContract(ABC):
         assert executor.has_room(wanted)
 
     def test_every_machine_is_asked(self, executor):
-        found = executor.on_every_machine(os.path.basename, "/somewhere/x")
+        found = executor.run_on_all_machines(os.path.basename, "/somewhere/x")
         assert set(found.values()) == {"x"}
-        (error,) = executor.on_every_machine(os.path.getsize, "/no/such/file").values()
+        (error,) = executor.run_on_all_machines(os.path.getsize, "/no/such/file").values()
         assert isinstance(error, OSError)
 
     def test_what_could_never_run_is_refused(self, executor):
-        executor.check([ResourcesConfig(), ResourcesConfig(cpus=cpu_count())])
+        executor.check_requests([ResourcesConfig(), ResourcesConfig(cpus=cpu_count())])
         with pytest.raises(ResourceError, match=r"resources\.cpus = 4096"):
-            executor.check([ResourcesConfig(), ResourcesConfig(cpus=4096)])
+            executor.check_requests([ResourcesConfig(), ResourcesConfig(cpus=4096)])
         with pytest.raises(ResourceError, match=r"resources\.gpus = 1000"):
-            executor.check([ResourcesConfig(gpus=1000)])
+            executor.check_requests([ResourcesConfig(gpus=1000)])

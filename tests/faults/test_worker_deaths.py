@@ -24,7 +24,7 @@ class RoughExecutor:
     def describe(self):
         return "rough"
 
-    def check(self, requests):
+    def check_requests(self, requests):
         pass
 
     def has_room(self, resources):  # noqa: ARG002

@@ -53,7 +53,7 @@ def main() -> None:
     except KvlabError as error:
         print(json.dumps({"error": str(error)}))
     else:
-        facts = {"states": dict(summary.states), "ran": summary.ran, "retried": len(retried)}
+        facts = {"states": dict(summary.states), "ran": summary.trials_run, "retried": len(retried)}
         print(json.dumps({**facts, "exit": summary.exit_code}))
     finally:
         executor.close()

@@ -62,7 +62,7 @@ def searching(folder, text=SEARCH, stop_at=0, **stages):
 
     driver = Driver(
         search.plan, store, InlineExecutor(BowlRun(store.path, **stages)),
-        description=describe(search.plan), feed=search, on_event=tell,
+        description=describe(search.plan), source=search, on_event=tell,
     )  # fmt: skip
     return store, search, driver
 

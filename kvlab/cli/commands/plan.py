@@ -84,7 +84,7 @@ def _concurrent_trials(planned: Plan) -> int:
 def _explain_missing(
     planned: Plan, store: Store, prefix: str
 ) -> tuple[PlannedTrial, NearestTrial | None]:
-    found = [one for one in planned.trials if one.trial.id.startswith(prefix) and not one.ended]
+    found = [one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended]
     if not found:
         text = f"--why = {prefix}" if prefix else "--why"
         raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
@@ -106,8 +106,8 @@ def _plan_lines(planned: Plan) -> list[str]:
     chosen = planned.sweep.selection
     lines += [f"{rule}." for rule in chosen.rules]
     lines += [f"Aliasing: {note}." for note in chosen.notes]
-    counts = ", ".join(f"{number} {state}" for state, number in planned.counts().items())
-    lines.append(planned.totals() + ".")
+    counts = ", ".join(f"{number} {state}" for state, number in planned.count_states().items())
+    lines.append(planned.format_totals() + ".")
     lines.append(f"State: {counts}.")
     lines += [f"Not here yet, so the ids will change: {why}" for why in planned.absent]
     return lines
@@ -193,8 +193,8 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
         ],
         "totals": {
             "trials": len(planned.trials),
-            "trainings": planned.trainings,
-            "states": planned.counts(),
+            "trainings": planned.training_count,
+            "states": planned.count_states(),
             "training_flops_to_do": planned.flops,
             "training_tokens_to_do": planned.tokens,
         },

@@ -154,13 +154,13 @@ def _run_driver(
     may_run = bool(missing) or search is not None
     flags = store.stop_flag(sweep.name), store.new_driver_stop_flag(sweep.name)
     origin = capture_origin(command, *flags)
-    display.print_line(f"{sweep.name}: {planned.totals()}")
+    display.print_line(f"{sweep.name}: {planned.format_totals()}")
     executor = _make_executor(options, store, origin, may_run)
     forced = True
     try:
         if options.address and may_run:
             folder = store.sweep_directory(sweep.name)
-            check_store_is_shared(store.path, folder, executor.on_every_machine)
+            check_store_is_shared(store.path, folder, executor.run_on_all_machines)
         where = f" on {executor.describe()}" if may_run else ""
         trials = _describe_missing(planned, len(missing))
         display.print_line(f"{trials}{where}; record in {options.store}")
@@ -170,11 +170,11 @@ def _run_driver(
             executor,
             origin=origin,
             description=describe(planned),
-            before=_make_preflight(options, planned, store, executor, origin, display),
+            prepare=_make_preflight(options, planned, store, executor, origin, display),
             on_event=display.handle_event,
             on_result=on_result,
             retry_failed=options.retry_failed,
-            feed=search,
+            source=search,
         )
         with stop_on_signal(driver.stop), display.watch(driver):
             summary = driver.run()
@@ -214,7 +214,9 @@ def _make_preflight(
             prefetch_data(missing, display.report_preparation, check_stop)
         display.end_preparation()
         budget = estimate_budget(planned, store)
-        smoke_tests.rate = budget.rate.flops_per_second if budget and budget.rate else None
+        smoke_tests.flops_per_second = (
+            budget.rate.flops_per_second if budget and budget.rate else None
+        )
         return smoke_tests(missing, check_stop)
 
     return prepare
@@ -224,7 +226,7 @@ def _machine_memories(options: argparse.Namespace, executor: Executor) -> list[M
     """Return the memory of the machines that trials may run on, if they answer."""
     answers = [measure_machine_memory()]
     if options.address:
-        replies = executor.on_every_machine(measure_machine_memory, "").values()
+        replies = executor.run_on_all_machines(measure_machine_memory, "").values()
         answers = [reply for reply in replies if isinstance(reply, str)]
     return [MachineMemory(**json.loads(answer)) for answer in answers]
 

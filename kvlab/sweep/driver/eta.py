@@ -1,4 +1,8 @@
-"""How fast a sweep goes and how long it still takes, from the record alone, whoever drives it."""
+"""Estimate how fast a sweep goes and how long it still takes.
+
+`estimate_pace` reads the record alone, so that it serves any process, whoever drives the sweep.
+`RemainingTime` follows the events of one driver.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -12,17 +16,18 @@ from kvlab.store import Store
 from kvlab.sweep.planning.planner import PlannedTrial
 
 MAX_RESULTS_READ = 64
-"""Results that a rate is made from, the ones that ended last: a store may hold thousands."""
+"""Results that the mean duration is taken over, the newest first: a store may hold thousands."""
 
 
 @dataclass(frozen=True)
 class SweepPace:
-    """What is known of a sweep's pace.
+    """The pace of a sweep.
 
     Attributes:
-        tokens_per_second: of all trainings that run now, together; None if none reports.
-        trials_per_hour: as the trials that run now go, if there are any and some have ended.
-        seconds_left: at that pace; None if nothing runs or nothing has ended yet.
+        tokens_per_second: Of all running trainings together; None if none reports.
+        trials_per_hour: At the present number of running trials; None if nothing runs or nothing
+            has ended yet.
+        seconds_left: At that pace.
     """
 
     tokens_per_second: float | None
@@ -33,31 +38,32 @@ class SweepPace:
 def estimate_pace(
     store: Store, done: Iterable[str], running: Sequence[str], missing: int
 ) -> SweepPace:
-    """The pace of a sweep.
+    """Estimate the pace of a sweep from its record.
 
     Args:
-        done: ids of its finished trials.
-        running: ids of those that run now.
-        missing: how many more are to run.
+        store: Holds the record.
+        done: Ids of the finished trials.
+        running: Ids of the trials that run now.
+        missing: Number of trials that are still to be started.
     """
-    progress = [store.progress(trial) or {} for trial in running]
+    progress = [store.progress(trial_id) or {} for trial_id in running]
     rates = [state["tokens_per_second"] for state in progress if state.get("tokens_per_second")]
-    tokens = float(sum(rates)) if rates else None
+    tokens_per_second = float(sum(rates)) if rates else None
     durations = list(_durations(store, done))
     if not durations or not running:
-        return SweepPace(tokens, None, None)
-    each = mean(durations)
-    rest = [min(state.get("seconds_left") or each / 2, each) for state in progress]
-    seconds = (missing * each + sum(rest)) / len(running)
-    return SweepPace(tokens, len(running) * 3600 / each, seconds)
+        return SweepPace(tokens_per_second, None, None)
+    duration = mean(durations)
+    left = [min(state.get("seconds_left") or duration / 2, duration) for state in progress]
+    seconds_left = (missing * duration + sum(left)) / len(running)
+    return SweepPace(tokens_per_second, len(running) * 3600 / duration, seconds_left)
 
 
 def _durations(store: Store, done: Iterable[str]) -> Iterable[float]:
-    """Seconds that each of the newest finished trials took, from one start to its end."""
-    newest = sorted(done, key=lambda trial: _ended_at(store, trial), reverse=True)
-    for trial in newest[:MAX_RESULTS_READ]:
+    """Yield the seconds that each of the newest finished trials took."""
+    newest = sorted(done, key=lambda trial_id: _ended_at(store, trial_id), reverse=True)
+    for trial_id in newest[:MAX_RESULTS_READ]:
         try:
-            result = store.result(trial)
+            result = store.result(trial_id)
         except StoreError:
             continue
         if result is not None:
@@ -65,56 +71,55 @@ def _durations(store: Store, done: Iterable[str]) -> Iterable[float]:
 
 
 def _trial_seconds(result: dict[str, Any]) -> float:
-    """Of the last attempt, and of what an earlier one trained for it."""
-    facts, record = result["provenance"], result["training_record"] or {}
-    ends = [datetime.fromisoformat(facts[key]) for key in ("started", "finished")]
-    last = max(1.0, (ends[1] - ends[0]).total_seconds())
-    return max(last, record.get("seconds", 0.0)) if facts["attempts"] > 1 else last
+    """Return the seconds of the last attempt, and of training in the attempts before."""
+    provenance, training = result["provenance"], result["training_record"] or {}
+    started, finished = (datetime.fromisoformat(provenance[key]) for key in ("started", "finished"))
+    seconds = max(1.0, (finished - started).total_seconds())
+    return max(seconds, training.get("seconds", 0.0)) if provenance["attempts"] > 1 else seconds
 
 
-def _ended_at(store: Store, trial: str) -> float:
+def _ended_at(store: Store, trial_id: str) -> float:
     try:
-        return (store.trial_directory(trial) / "result.json").stat().st_mtime
+        return (store.trial_directory(trial_id) / "result.json").stat().st_mtime
     except OSError:
         return 0.0
 
 
-# How long a sweep still takes, from the trials that have ended.
-
-
 class RemainingTime:
-    """Mean durations, apart for trials that train and trials that only measure."""
+    """Remaining time of a driver's run, from the mean durations of the trials that have ended.
+
+    Trials that train and trials that only measure have means of their own.
+    """
 
     def __init__(self, missing: list[PlannedTrial]):
         self._missing = {planned.trial.id: planned for planned in missing}
         self._started: dict[str, float] = {}
-        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        self._durations: dict[bool, list[float]] = {True: [], False: []}
 
-    def started(self, planned: PlannedTrial) -> None:
+    def on_start(self, planned: PlannedTrial) -> None:
         self._started[planned.trial.id] = time.monotonic()
 
-    def dropped(self, planned: PlannedTrial) -> None:
-        """A trial that does not run here after all."""
+    def on_interruption(self, planned: PlannedTrial) -> None:
+        """Note that a trial has ended here without a result."""
         self._started.pop(planned.trial.id, None)
 
-    def ended(self, planned: PlannedTrial, seconds: float | None) -> None:
-        """``seconds`` is None if it ran elsewhere, in nobody knows how long."""
-        self.dropped(planned)
+    def on_end(self, planned: PlannedTrial, seconds: float | None) -> None:
+        """Note the duration of a trial; None if it ran elsewhere."""
+        self.on_interruption(planned)
         missing = self._missing.pop(planned.trial.id, None)
         if missing is not None and seconds is not None:
-            self._seconds[planned.trains].append(seconds)
+            self._durations[planned.trains].append(seconds)
 
     def seconds_left(self) -> float | None:
-        """None until a first trial has ended."""
-        if not any(self._seconds.values()) or not self._missing:
+        """Return the remaining time; None until the first trial has ended."""
+        if not any(self._durations.values()) or not self._missing:
             return None
-        moment = time.monotonic()
+        now = time.monotonic()
         work = 0.0
         for trial_id, planned in list(self._missing.items()):
-            spent = moment - self._started.get(trial_id, moment)
-            work += max(0.0, self._mean(planned.trains) - spent)
+            elapsed = now - self._started.get(trial_id, now)
+            work += max(0.0, self._mean_duration(planned.trains) - elapsed)
         return work / max(1, len(self._started))
 
-    def _mean(self, trains: bool) -> float:
-        durations = self._seconds[trains] or self._seconds[not trains]
-        return sum(durations) / len(durations)
+    def _mean_duration(self, trains: bool) -> float:
+        return mean(self._durations[trains] or self._durations[not trains])

@@ -1,26 +1,33 @@
-"""What a driver tells those who watch, and how a sweep stands in the end."""
+"""What a driver exchanges with its caller: events, a source of more trials, the final summary."""
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvlab.sweep.planning.planner import PlannedTrial
 
 PrepareTrials = Callable[[list[PlannedTrial], Callable[[], None]], list[PlannedTrial]]
-"""Prepares what the missing trials share, and may end some of them; its second argument raises
-Stopped if it must end. Gives the trials as they are to be run."""
+"""Prepare what the missing trials share, and return them as they are to be run.
+
+It may end some of the trials itself. The second argument raises `kvlab.errors.Stopped` once the
+driver has been asked to stop.
+"""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that people watching would like to know.
+    """Something that happened to a trial.
 
-    ``seconds`` is how long the trial ran; ``message`` says why it is started again, of a
-    ``halted`` sweep why no more trials are started, or what one that is ``waiting`` waits for.
-    ``status`` is how one ended, also ``stopped``, ``paused`` at a rung from which it goes on, or
-    ``elsewhere``: left to another process. ``elsewhere`` is true of one that another process has
-    ended.
+    Attributes:
+        kind: ``started``; ``ended``; ``retried``: it is started again; ``halted``: the driver
+            starts no more trials; ``waiting``: nothing runs, and there is no room for it.
+        planned: The trial.
+        status: Of ``ended``: the status of its result, or ``stopped`` at a checkpoint, ``paused``
+            at a rung of a search, ``elsewhere`` if another process runs it.
+        seconds: Of ``ended``: how long it ran.
+        message: Of ``retried``, ``halted`` and ``waiting``: the reason.
+        is_remote: Whether another process has ended it.
     """
 
     kind: Literal["started", "ended", "retried", "halted", "waiting"]
@@ -28,28 +35,62 @@ class Event:
     status: str = ""
     seconds: float = 0.0
     message: str = ""
-    elsewhere: bool = False
+    is_remote: bool = False
+
+
+class TrialSource(Protocol):
+    """Supply a driver with more trials while it runs, as a search does.
+
+    All methods are called by the driver's thread.
+
+    Attributes:
+        stop_reason: Why there will be no more trials; empty as long as there may be.
+    """
+
+    stop_reason: str
+
+    def ask(self) -> PlannedTrial | None:
+        """Return one more trial, which may have ended before; None if there is none for now."""
+        ...
+
+    def tell(self, planned: PlannedTrial, status: str) -> None:
+        """Take how a trial ended. Trials of another source are ignored."""
+        ...
+
+    def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
+        """Decide about a trial that has reached the step at which it was to pause.
+
+        Returns:
+            The trial with its next ``until``, to go on; None if it is pruned for now. `ask` may
+            return it again.
+        """
+        ...
 
 
 @dataclass
 class Summary:
-    """How a sweep stands after a driver's run.
+    """The state of a sweep after a driver's run.
 
-    ``states`` counts trials by how they ended: done, failed, diverged, pruned, or ``missing``.
-    ``halted`` says why the driver gave up before the end, if it did; ``more`` that a search was
-    to go on.
+    Attributes:
+        states: Number of trials by how they ended: ``done``, ``failed``, ``diverged``,
+            ``pruned``, or ``missing``.
+        trials_run: Number of trials that ended in this run, in this driver.
+        seconds: Duration of the run.
+        stopped: Whether the driver was asked to stop.
+        halt_reason: Why the driver gave up before the end, if it did.
+        has_more: Whether the source of trials was to supply more.
     """
 
     states: Counter[str] = field(default_factory=Counter)
-    ran: int = 0
+    trials_run: int = 0
     seconds: float = 0.0
     stopped: bool = False
-    halted: str = ""
-    more: bool = False
+    halt_reason: str = ""
+    has_more: bool = False
 
     @property
     def exit_code(self) -> int:
-        """0 all ended without a failure, 1 some failed, 130 stopped before the end."""
-        if self.stopped and (self.states["missing"] or self.more):
+        """0 if all trials ended without a failure, 1 if some failed, 130 if stopped early."""
+        if self.stopped and (self.states["missing"] or self.has_more):
             return 130
         return 1 if self.states["failed"] or self.states["missing"] else 0

@@ -1,21 +1,21 @@
-"""Before the long work: one step of every distinct architecture, and how many share a GPU.
+"""What a driver does before the first trial: prepare the data, and smoke test every architecture.
 
-A baseline that trains for hours would keep the only device, so the tests come before it, its own
-architecture first. They take seconds each; where trainings are short they are left out, unless
-asked for. A broken architecture's trials are recorded as failed at once, and the others go on.
+A baseline that trains for hours would occupy the only device, so the smoke tests come first. They
+take seconds each. Where trainings are short they are skipped, unless requested. The trials of a
+broken architecture are recorded as failed at once, and the others go on.
 """
 
 import contextlib
 import json
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.data import get_hellaswag_file, prepare_dataset
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json
-from kvlab.humanize import format_count
+from kvlab.humanize import format_bytes, format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.store import Store
 from kvlab.store.failure import OUT_OF_MEMORY, Failure
@@ -28,125 +28,148 @@ from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest
 
 MIN_TRAINING_SECONDS = 300.0
-"""Of the longest training, from which on the tests are made without being asked for."""
+"""Duration of the longest training from which on smoke tests run without being requested."""
 
 MAX_TRAINING_FLOPS = {"cpu": 1e11, "gpu": 4e14}
-"""FLOPs a second that no core and no GPU trains faster with: where nothing was measured yet, a
-training takes at least its FLOPs divided by these."""
+"""FLOP/s that no core and no GPU exceeds in training, for a lower bound of a training's time."""
 
 WAIT_SECONDS = 0.5
 
 _HANDLED_BY_TRIAL = (*OUT_OF_MEMORY, "diverged")
-"""A trial has its own way with these: a smaller microbatch, and a finding."""
+"""Failures that break no architecture: the trial uses a smaller microbatch, or records it."""
+
+
+def prefetch_data(
+    missing: Iterable[PlannedTrial],
+    on_progress: Callable[[str], None],
+    check_stop: Callable[[], None],
+) -> None:
+    """Prepare every distinct dataset of ``missing``, and HellaSwag if a trial scores it.
+
+    Workers could do it themselves under a lock. But all would wait for one while each holds its
+    cores, and an unavailable evaluation set would be noticed only after hours of training.
+
+    Args:
+        on_progress: Called with lines for people.
+        check_stop: Called with each line. If it raises, the next call goes on from there.
+
+    Raises:
+        DataError: A dataset is unavailable.
+    """
+
+    def report(line: str) -> None:
+        on_progress(line)
+        check_stop()
+
+    experiments = [planned.trial.experiment for planned in missing]
+    for data in dict.fromkeys(experiment.data for experiment in experiments):
+        check_stop()
+        prepare_dataset(data, report)
+    if any(experiment.evaluation.hellaswag_items != 0 for experiment in experiments):
+        check_stop()
+        get_hellaswag_file(report)
 
 
 @dataclass
 class SmokeTests:
-    """The smoke tests of one sweep.
+    """Run the smoke tests of one sweep.
 
     Args:
-        store, sweep: where the answers lie while they matter.
-        executor: runs them; idle.
-        origin: of this run, for failures.
-        say: takes lines for a person.
-        asked: whether they were asked for; None: where they pay.
-        rate: measured training FLOPs a second of a trial, if known.
+        store, sweep: Where the results are kept until they are read.
+        executor: Runs the tests. It must be idle.
+        origin: Provenance of this run, for failures.
+        on_progress: Called with lines for people.
+        requested: Whether to run them; None runs them if trainings are long.
+        flops_per_second: Measured training FLOP/s of a trial, if known.
     """
 
     store: Store
     sweep: str
     executor: Executor
     origin: Origin
-    say: Callable[[str], None]
-    asked: bool | None = None
-    rate: float | None = None
+    on_progress: Callable[[str], None]
+    requested: bool | None = None
+    flops_per_second: float | None = None
 
     def __call__(
         self, missing: Sequence[PlannedTrial], check_stop: Callable[[], None]
     ) -> list[PlannedTrial]:
-        """Tests what ``missing`` is made of; records what is broken.
+        """Test the architectures of ``missing``, and record the trials of broken ones as failed.
 
         Returns:
-            All of ``missing``, with ``gpus: auto`` settled.
+            All of ``missing``, with ``gpus: auto`` replaced by a number.
 
         Raises:
-            Stopped: by ``check_stop``, which is called now and then.
-            StoreError: nothing can be recorded.
+            Stopped: By ``check_stop``, which is called repeatedly.
+            StoreError: The store cannot be written.
         """
-        groups = self._groups(missing)
+        groups = self._groups_to_test(missing)
         if not groups:
             return list(missing)
-        self.say(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
-        answers = self._run({key: group[0] for key, group in groups.items()}, check_stop)
-        settled: dict[str, PlannedTrial] = {}
+        self.on_progress(f"smoke test: one step of {format_count(len(groups), 'architecture')}")
+        results = self._run({key: group[0] for key, group in groups.items()}, check_stop)
+        prepared: dict[str, PlannedTrial] = {}
         broken = 0
         for key, group in groups.items():
-            answer = answers.get(key)
-            if answer is not None and self._is_broken(answer):
+            result = results.get(key)
+            if result is not None and _is_broken(result):
                 broken += 1
                 for planned in group:
-                    record_smoke_failure(planned.trial, self.store, self.origin, answer)
-            settled |= {planned.trial.id: _settle_gpu_share(planned, answer) for planned in group}
-        self.say(self._summary(broken, list(answers.values())))
-        return [settled.get(planned.trial.id, planned) for planned in missing]
+                    record_smoke_failure(planned.trial, self.store, self.origin, result)
+            prepared |= {planned.trial.id: _settle_gpu_share(planned, result) for planned in group}
+        self.on_progress(_format_summary(broken, list(results.values())))
+        return [prepared.get(planned.trial.id, planned) for planned in missing]
 
-    def _groups(self, missing: Sequence[PlannedTrial]) -> dict[str, list[PlannedTrial]]:
-        """Trials by what a test of them would do; those alone that are to be tested."""
+    def _groups_to_test(self, missing: Sequence[PlannedTrial]) -> dict[str, list[PlannedTrial]]:
+        """Group the trials by what a test of them would do; keep the groups to be tested."""
         groups: dict[str, list[PlannedTrial]] = {}
         for planned in missing:
             groups.setdefault(smoke_test_key(planned), []).append(planned)
-        if self.asked or (self.asked is None and self._pays(missing, len(groups))):
+        if self.requested or (self.requested is None and self._is_worthwhile(groups)):
             return groups
-        packed = (key for key, group in groups.items() if _shares_gpu_automatically(group[0]))
-        return {key: groups[key] for key in packed}
+        return {key: group for key, group in groups.items() if _shares_gpu_by_memory(group[0])}
 
-    def _pays(self, missing: Sequence[PlannedTrial], architectures: int) -> bool:
-        """Not for one architecture, which the first trial shows as soon."""
-        return architectures > 1 and any(
-            planned.trains and estimate_training_seconds(planned, self.rate) > MIN_TRAINING_SECONDS
-            for planned in missing
+    def _is_worthwhile(self, groups: dict[str, list[PlannedTrial]]) -> bool:
+        """Return whether tests save time. One architecture is tested as well by its first trial."""
+        return len(groups) > 1 and any(
+            estimate_training_seconds(planned, self.flops_per_second) > MIN_TRAINING_SECONDS
+            for group in groups.values()
+            for planned in group
+            if planned.trains
         )
 
     def _run(
-        self, chosen: dict[str, PlannedTrial], check_stop: Callable[[], None]
+        self, trials: dict[str, PlannedTrial], check_stop: Callable[[], None]
     ) -> dict[str, SmokeResult]:
-        """Answers by key; none for a test whose process died, which the trials will tell."""
-        # of this run alone: another driver of the sweep may test the same
+        """Return the results by key; none for a test whose process died."""
+        # A folder of this run alone: another driver of the sweep may test the same.
         folder = self.store.sweep_directory(self.sweep) / "smoke" / uuid.uuid4().hex[:8]
-        tests = {
+        waiting = {
             key: SmokeTest.of(planned.trial, folder / f"{key}.json")
-            for key, planned in chosen.items()
+            for key, planned in trials.items()
         }
-        waiting, running = list(tests.values()), dict[str, SmokeTest]()
-        answers: dict[str, SmokeResult] = {}
-        by_id = {test.id: key for key, test in tests.items()}
+        running: dict[str, tuple[str, SmokeTest]] = {}
+        results: dict[str, SmokeResult] = {}
         while waiting or running:
             check_stop()
-            while waiting and self.executor.has_room(waiting[0].resources):
-                test = waiting.pop(0)
-                running[test.id] = test
+            for key, test in list(waiting.items()):
+                if not self.executor.has_room(test.resources):
+                    break
+                running[test.id] = (key, waiting.pop(key))
                 self.executor.start(test)
             for ended in self.executor.wait(WAIT_SECONDS):
-                answer = _read_answer(running.pop(ended.task_id), ended)
-                if answer is not None:
-                    answers[by_id[ended.task_id]] = answer
+                key, test = running.pop(ended.task_id)
+                result = _read_result(test, ended)
+                if result is not None:
+                    results[key] = result
         for emptied in (folder, folder.parent):
             with contextlib.suppress(OSError):  # another driver's are in it, or none were written
                 emptied.rmdir()
-        return answers
-
-    def _is_broken(self, answer: SmokeResult) -> bool:
-        return answer.failure is not None and answer.failure.kind not in _HANDLED_BY_TRIAL
-
-    def _summary(self, broken: int, answers: list[SmokeResult]) -> str:
-        peaks = [answer.peak_bytes for answer in answers if answer.peak_bytes]
-        peak = f"; at most {max(peaks) / 1e9:.3g} GB of memory" if peaks else ""
-        shown = f"{broken} broken" if broken else "none broken"
-        return f"smoke test: {shown}{peak}"
+        return results
 
 
 def smoke_test_key(planned: PlannedTrial) -> str:
-    """Names what a test does: what is built, how it is served, and how a step goes through it."""
+    """Return a key of what a test does: the architecture, the training step, the resources."""
     experiment = planned.trial.experiment
     training = experiment.training
     step = [training.batch_tokens, training.precision, training.compile, training.steps > 0]
@@ -154,44 +177,41 @@ def smoke_test_key(planned: PlannedTrial) -> str:
     return fingerprint({"smoke": json.dumps(facts)})[:ID_LENGTH]
 
 
-def estimate_training_seconds(planned: PlannedTrial, rate: float | None) -> float:
-    """About how long a trial's training takes; without a measured rate, at least so long."""
+def estimate_training_seconds(planned: PlannedTrial, flops_per_second: float | None) -> float:
+    """Return about how long a training takes; without a measured rate, a lower bound."""
     resources = planned.trial.experiment.resources
-    if rate is None:
-        devices = resources.devices
-        rate = (
-            MAX_TRAINING_FLOPS["gpu"] * devices
-            if devices
-            else MAX_TRAINING_FLOPS["cpu"] * resources.cpus
-        )
-    return planned.flops / rate
+    if flops_per_second is None:
+        if resources.devices:
+            flops_per_second = MAX_TRAINING_FLOPS["gpu"] * resources.devices
+        else:
+            flops_per_second = MAX_TRAINING_FLOPS["cpu"] * resources.cpus
+    return planned.flops / flops_per_second
 
 
-def _shares_gpu_automatically(planned: PlannedTrial) -> bool:
+def _is_broken(result: SmokeResult) -> bool:
+    return result.failure is not None and result.failure.kind not in _HANDLED_BY_TRIAL
+
+
+def _shares_gpu_by_memory(planned: PlannedTrial) -> bool:
     return planned.trial.experiment.resources.gpus == "auto"
 
 
-def _settle_gpu_share(planned: PlannedTrial, answer: SmokeResult | None) -> PlannedTrial:
-    """With ``gpus: auto`` as the measured memory allows; a whole GPU if nothing was measured."""
-    if not _shares_gpu_automatically(planned):
+def _settle_gpu_share(planned: PlannedTrial, result: SmokeResult | None) -> PlannedTrial:
+    """Replace ``gpus: auto`` by what the measured memory allows; a whole GPU if none was."""
+    if not _shares_gpu_by_memory(planned):
         return planned
-    count, microbatch = 1, None
-    if answer is not None and answer.peak_bytes and answer.device_bytes:
-        count = trials_per_device(answer.peak_bytes, answer.device_bytes)
-        microbatch = answer.microbatch_tokens  # what was measured, also on a part of the device
-    experiment = planned.trial.experiment
-    changed = {"gpus": device_share(count)}
-    resources = experiment.resources.model_copy(
-        update={**changed, **({"microbatch_tokens": microbatch} if microbatch else {})}
-    )
-    trial = replace(
-        planned.trial, experiment=experiment.model_copy(update={"resources": resources})
-    )
-    return replace(planned, trial=trial)
+    if result is None or not result.peak_bytes or not result.device_bytes:
+        return planned.with_resources(gpus=device_share(1))
+    changes: dict[str, object] = {
+        "gpus": device_share(trials_per_device(result.peak_bytes, result.device_bytes))
+    }
+    if result.microbatch_tokens:  # as measured, since a part of the device would get a smaller one
+        changes["microbatch_tokens"] = result.microbatch_tokens
+    return planned.with_resources(**changes)
 
 
-def _read_answer(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
-    """What a test wrote; or, of one that could not, what kept it from running."""
+def _read_result(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
+    """Return what a test wrote; None if its process died, which the trials will handle."""
     if isinstance(ended.error, StoreError):
         raise ended.error
     if ended.outcome is None:
@@ -205,39 +225,10 @@ def _read_answer(test: SmokeTest, ended: EndedTask) -> SmokeResult | None:
         text = f"{path} was not written; workers and driver must share the store"
         raise StoreError(text) from None
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
 
 
-# Text and evaluation sets, made ready once before the trials that need them start.
-
-
-def prefetch_data(
-    missing: Iterable[PlannedTrial], say: Callable[[str], None], check_stop: Callable[[], None]
-) -> None:
-    """Prepares every distinct text of ``missing``, and HellaSwag if one of them scores it.
-
-    Workers could do it themselves, since making them is locked; but all would wait for one,
-    each holding its cores, and an evaluation set that cannot be had would be noticed only after
-    hours of training.
-
-    Args:
-        say: takes lines for a person.
-        check_stop: called with each of them; what it raises ends the preparation, which goes on
-            from there the next time.
-
-    Raises:
-        DataError: some text or set cannot be had.
-    """
-
-    def report(line: str) -> None:
-        say(line)
-        check_stop()
-
-    experiments = [planned.trial.experiment for planned in missing]
-    for data in dict.fromkeys(experiment.data for experiment in experiments):
-        check_stop()
-        prepare_dataset(data, report)
-    if any(experiment.evaluation.hellaswag_items != 0 for experiment in experiments):
-        check_stop()
-        get_hellaswag_file(report)
+def _format_summary(broken: int, results: list[SmokeResult]) -> str:
+    peaks = [result.peak_bytes for result in results if result.peak_bytes]
+    peak = f"; at most {format_bytes(max(peaks))} of memory" if peaks else ""
+    return f"smoke test: {broken or 'none'} broken{peak}"

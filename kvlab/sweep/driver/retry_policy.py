@@ -1,25 +1,25 @@
-"""Failure policies: whether a trial is started again, how, and when a sweep makes no sense.
+"""Decide after a failure: start the trial again, record the failure, or halt the sweep.
 
-Each decides from the record alone, and decides nothing about what a trial computes: a smaller
-microbatch changes where a step's memory goes, not its mathematics.
+Every decision follows from the record. None changes what a trial computes: a smaller microbatch
+changes where a step's memory goes, not its mathematics.
 """
 
 import contextlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvlab.errors import ResourceError, StoreError
 from kvlab.layout.training_memory import microbatch_rows
-from kvlab.spec import ResourcesConfig
-from kvlab.spec.experiment import Experiment
+from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.failure import OUT_OF_MEMORY, Failure
 from kvlab.sweep.executors.executor import Executor, WorkerKilled
-from kvlab.sweep.planning.planner import PlannedTrial
+from kvlab.sweep.planning.planner import EndedStatus, PlannedTrial, ended_status
 
 MAX_BACKOFF_SECONDS = 300.0
+FORGET_TIMEOUT_SECONDS = 1.0
 
 _FRAME = re.compile(r'^ *File ".*", line \d+, in .*$', re.MULTILINE)
 _STAGES = ("waiting", "data", "training", "evaluation", "benchmark")
@@ -27,114 +27,130 @@ _STAGES = ("waiting", "data", "training", "evaluation", "benchmark")
 
 @dataclass(frozen=True)
 class Retry:
-    """Start ``planned`` once more, ``seconds`` from now; ``why`` is for those who watch."""
+    """Start a trial again.
+
+    Attributes:
+        planned: The trial, with the resources that it gets now.
+        delay_seconds: Wait before the start.
+        reason: For people.
+    """
 
     planned: PlannedTrial
-    seconds: float
-    why: str
+    delay_seconds: float
+    reason: str
 
 
 class RetryPolicy:
-    """The policies of one driver's run.
+    """The failure policies of one driver's run.
 
     Args:
-        config: what the sweep says.
-        store: where failures and progress are recorded.
-        executor: says what could be met.
+        config: ``failures`` of the sweep.
+        store: Holds the failures and the progress of trials.
+        executor: Says which requests can be met.
     """
 
     def __init__(self, config: FailuresConfig, store: Store, executor: Executor):
         self._config, self._store, self._executor = config, store, executor
-        self._kills: dict[str, int] = {}
-        self._furthest: dict[str, tuple[int, int]] = {}
-        self._places: dict[tuple[str, ...], set[str]] = {}
+        self._kills: dict[str, int] = {}  # trial id -> kills in a row without progress
+        self._furthest: dict[str, tuple[int, int]] = {}  # trial id -> furthest stage and step
+        self._failed_at: dict[tuple[str, ...], set[str]] = {}  # error location -> trial ids
 
-    def killed(self, planned: PlannedTrial, error: WorkerKilled) -> Retry | None:
-        """After its process died: again, later each time, unless it died too often in a row
-        without getting any further."""
-        trial = planned.trial.id
-        reached = self._reached(trial)
-        if reached > self._furthest.get(trial, (-1, -1)):
-            self._furthest[trial], self._kills[trial] = reached, 0
-        self._kills[trial] += 1
-        count, most = self._kills[trial], self._config.killed_retries
-        if count > most:
+    def after_kill(self, planned: PlannedTrial, error: WorkerKilled) -> Retry | None:
+        """Retry a trial whose process was killed, with exponential backoff.
+
+        Returns:
+            None after ``killed_retries`` kills in a row between which the trial got no further.
+        """
+        trial_id = planned.trial.id
+        progress = self._read_progress(trial_id)
+        if progress > self._furthest.get(trial_id, (-1, -1)):
+            self._furthest[trial_id], self._kills[trial_id] = progress, 0
+        self._kills[trial_id] += 1
+        kills, limit = self._kills[trial_id], self._config.killed_retries
+        if kills > limit:
             return None
-        seconds = min(self._config.backoff_seconds * 2 ** min(count - 1, 30), MAX_BACKOFF_SECONDS)
-        return Retry(planned, seconds, f"{error}; retry {count} of {most} in {seconds:g}s")
+        delay = min(self._config.backoff_seconds * 2 ** min(kills - 1, 30), MAX_BACKOFF_SECONDS)
+        return Retry(planned, delay, f"{error}; retry {kills} of {limit} in {delay:g}s")
 
-    def lasting(self, planned: PlannedTrial, error: BaseException) -> Failure:
-        """What is recorded of an error after which it is not started again."""
+    def after_failure(self, planned: PlannedTrial) -> Retry | None:
+        """Retry a trial whose recorded failure is a lack of memory, with less memory.
+
+        Returns:
+            None if the failure is of another kind, or nothing can be reduced any more.
+        """
+        error = self._read_error(planned)
+        if error is None or error["class"] not in OUT_OF_MEMORY:
+            return None
+        if self._config.out_of_memory == "fail":
+            return None
+        reduced = self._with_less_memory(planned, str(error["class"]))
+        if reduced is None or not self._can_be_met(reduced[0].trial.experiment.resources):
+            return None
+        memory = str(error["class"]).removesuffix("_memory")
+        reason = f"{memory} memory ran out ({error['type']}); again with {reduced[1]}"
+        return Retry(reduced[0], 0.0, reason)
+
+    def lasting_failure(self, planned: PlannedTrial, error: BaseException) -> Failure:
+        """Return what is recorded of an error after which the trial is not started again."""
         if not isinstance(error, WorkerKilled):
             return Failure.from_error(error)
         kills = self._kills.get(planned.trial.id, 0)
-        text = f"{error}, {kills} times; its log is in the last attempt"
-        return Failure("killed", type(error).__name__, text)
+        message = f"{error}, {kills} times; the last attempt has its log"
+        return Failure("killed", type(error).__name__, message)
 
-    def failed(self, planned: PlannedTrial) -> Retry | None:
-        """After a recorded failure: again with less memory, if memory was the matter.
+    def reason_to_halt(self, planned: PlannedTrial) -> str | None:
+        """Return why the sweep should halt after a failed trial.
 
-        A microbatch lies in the device's memory. Of a trial on a GPU it saves the host nothing:
-        there only fewer trials at once do.
+        The reason is the same error at the same place in ``same_error`` trials.
         """
-        error = self._error(planned)
-        if (
-            error is None
-            or error["class"] not in OUT_OF_MEMORY
-            or self._config.out_of_memory == "fail"
-        ):
-            return None
-        experiment = planned.trial.experiment
-        trained = self._store.is_trained(planned.trial.training_id)
-        resources = experiment.resources
-        beside = resources.devices > 0 and error["class"] == "host_memory"
-        tokens = None if trained or beside else smaller_microbatch(experiment)
-        if tokens is not None:
-            changed = resources.model_copy(update={"microbatch_tokens": tokens})
-            how = f"microbatch_tokens = {tokens:,}"
-        elif resources.shares:
-            changed = resources.model_copy(update={"gpus": 1.0})
-            how = "a GPU of its own"
-        else:
-            return None
-        if not self._fits(changed):
-            return None
-        trial = replace(
-            planned.trial, experiment=experiment.model_copy(update={"resources": changed})
-        )
-        whose = str(error["class"]).removesuffix("_memory")
-        why = f"{whose} memory ran out ({error['type']}); again with {how}"
-        return Retry(replace(planned, trial=trial), 0.0, why)
-
-    def hopeless(self, planned: PlannedTrial) -> str | None:
-        """Why the sweep should stop: the same error at the same place, trial after trial."""
-        error = self._error(planned)
+        error = self._read_error(planned)
         if error is None or not self._config.same_error or error["class"] == "killed":
             return None
-        trials = self._places.setdefault(self._place(planned, error), set())
+        trials = self._failed_at.setdefault(self._error_location(planned, error), set())
         trials.add(planned.trial.id)
         if len(trials) < self._config.same_error:
             return None
-        first = (str(error["message"]).splitlines() or [""])[0]
-        text = f"{len(trials)} trials failed at the same place ({error['type']}: {first})"
-        return f"{text}; mend it, then submit again with --retry-failed"
+        first_line = (str(error["message"]).splitlines() or [""])[0]
+        text = f"{len(trials)} trials failed at the same place ({error['type']}: {first_line})"
+        return f"{text}; fix it, then submit again with --retry-failed"
 
-    def _error(self, planned: PlannedTrial) -> dict[str, Any] | None:
-        """What the record says about a failure; None where it is damaged."""
+    def _with_less_memory(
+        self, planned: PlannedTrial, failure_class: str
+    ) -> tuple[PlannedTrial, str] | None:
+        """Return the trial with a smaller microbatch or a GPU of its own, and that change.
+
+        A microbatch takes the device's memory. A smaller one saves the host nothing if the trial
+        trains on a GPU: there, only fewer trials at once do.
+        """
+        experiment = planned.trial.experiment
+        resources = experiment.resources
+        is_trained = self._store.is_trained(planned.trial.training_id)
+        needs_host_memory = resources.devices > 0 and failure_class == "host_memory"
+        tokens = None if is_trained or needs_host_memory else smaller_microbatch(experiment)
+        if tokens is not None:
+            return planned.with_resources(
+                microbatch_tokens=tokens
+            ), f"microbatch_tokens = {tokens:,}"
+        if resources.shares:
+            return planned.with_resources(gpus=1.0), "a GPU of its own"
+        return None
+
+    def _read_error(self, planned: PlannedTrial) -> dict[str, Any] | None:
+        """Return the recorded error of a trial; None if its result is damaged."""
         try:
             return (self._store.result(planned.trial.id) or {}).get("error")
         except StoreError:
             return None
 
-    def _fits(self, resources: ResourcesConfig) -> bool:
+    def _can_be_met(self, resources: ResourcesConfig) -> bool:
         try:
-            self._executor.check([resources])
+            self._executor.check_requests([resources])
         except ResourceError:
             return False
         return True
 
-    def _place(self, planned: PlannedTrial, error: dict[str, Any]) -> tuple[str, ...]:
-        """Where an error comes from: its frames, else what it says."""
+    def _error_location(self, planned: PlannedTrial, error: dict[str, Any]) -> tuple[str, ...]:
+        """Return a key of where an error was raised: its stack frames, else its message."""
         kind = (str(error["class"]), str(error["type"]))
         if error.get("traceback"):
             path = self._store.trial_directory(planned.trial.id) / error["traceback"]
@@ -144,26 +160,37 @@ class RetryPolicy:
                     return (*kind, *frames)
         return (*kind, str(error["message"]))
 
-    def _reached(self, trial: str) -> tuple[int, int]:
-        """How far the trial was when it was last heard of: the stage and the step in it."""
-        state = self._store.progress(trial) or {}
-        stage = state.get("stage")
-        return _STAGES.index(stage) if stage in _STAGES else -1, int(state.get("step") or 0)
+    def _read_progress(self, trial_id: str) -> tuple[int, int]:
+        """Return the last reported stage of a trial, by its number, and the step in it."""
+        progress = self._store.progress(trial_id) or {}
+        stage = progress.get("stage")
+        return _STAGES.index(stage) if stage in _STAGES else -1, int(progress.get("step") or 0)
+
+
+def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
+    """Set a failed trial's result aside, so that it can run again, and return its status.
+
+    Another process may have taken the trial meanwhile; then its result stays.
+    """
+    with store.trial_lock(trial_id).hold(timeout=FORGET_TIMEOUT_SECONDS) as fence:
+        if fence is not None and store.status(trial_id) == "failed":
+            store.archive_result(trial_id)
+    return ended_status(store, trial_id)
 
 
 def smaller_microbatch(experiment: Experiment) -> int | None:
-    """Tokens of the next smaller microbatch, None if it is one row already.
+    """Return the tokens of the next smaller microbatch; None if it is one row already.
 
-    Half of what it was. On a GPU an unset microbatch was made for a memory that is not known
-    here: then it goes on from a quarter of the step, and from there down.
+    It has at most half of the rows. On a GPU, the size of a microbatch that is not set depends on
+    the GPU's memory, which is not known here: then the next one has a quarter of the step's rows.
     """
-    block = experiment.model.block_size
-    rows = experiment.training.batch_tokens // block
+    block_size = experiment.model.block_size
+    rows = experiment.training.batch_tokens // block_size
     resources = experiment.resources
     if resources.devices and resources.microbatch_tokens is None:
-        most = max(1, rows // 4)
+        max_rows = max(1, rows // 4)
     else:
-        most = microbatch_rows(experiment, None) // 2
-    if most < 1 or rows == 1:
+        max_rows = microbatch_rows(experiment, None) // 2
+    if max_rows < 1 or rows == 1:
         return None
-    return block * max(n for n in range(1, most + 1) if rows % n == 0)
+    return block_size * max(n for n in range(1, max_rows + 1) if rows % n == 0)

@@ -1,4 +1,4 @@
-"""Asking a driver to stop, by a signal or by `kvlab stop`, which asks all drivers of a sweep."""
+"""Stop a driver: by Ctrl-C or SIGTERM, or by `kvlab stop`, which asks all drivers of a sweep."""
 
 import contextlib
 import signal
@@ -11,66 +11,66 @@ from kvlab.errors import Stopped
 from kvlab.store import Store
 from kvlab.store.provenance import Origin
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 class StopRequest:
-    """Whether one driver has been asked to stop; its trials look for the same files."""
+    """The request that one driver stop, seen by the driver and by its trials.
 
-    def __init__(self, store: Store, name: str, origin: Origin):
-        shared = store.stop_flag(name)
-        self._own = Path(origin.own_stop_flag or shared)
-        self._flags = (shared, self._own)
-        self.noticed = False
+    A request is a file, since trials run in other processes: the sweep's stop flag, which all of
+    its drivers obey, or this driver's own.
+    """
 
-    def ask(self) -> None:
-        """Asks this driver and its trials, nobody else's. Safe in a signal handler.
+    def __init__(self, store: Store, sweep: str, origin: Origin):
+        shared_flag = store.stop_flag(sweep)
+        self._own_flag = Path(origin.own_stop_flag or shared_flag)
+        self._flags = (shared_flag, self._own_flag)
+        self.is_noticed = False
+
+    def request(self) -> None:
+        """Ask this driver and its trials to stop. Safe in a signal handler.
 
         Raises:
-            OSError: there is no room for the file.
+            OSError: The disk is full.
         """
-        self.noticed = True
+        self.is_noticed = True
         with contextlib.suppress(FileNotFoundError):  # no folder yet: nothing runs yet
-            self._own.touch()
+            self._own_flag.touch()
 
-    def is_asked(self) -> bool:
-        """Whether a file asks now, whatever was noticed before."""
+    def is_pending(self) -> bool:
+        """Return whether one of the files is there now, whatever was noticed before."""
         return any(flag.exists() for flag in self._flags)
 
     def check(self) -> None:
-        """Raises Stopped if it has been asked to stop."""
-        self.noticed = self.noticed or self.is_asked()
-        if self.noticed:
+        """Raise Stopped once the driver has been asked to stop."""
+        self.is_noticed = self.is_noticed or self.is_pending()
+        if self.is_noticed:
             raise Stopped("asked to stop")
 
     def withdraw(self) -> None:
-        """At the end: nothing of this driver runs any more."""
-        if self._own != self._flags[0]:  # the shared one is for the last driver to take away
-            self._own.unlink(missing_ok=True)
-
-
-# Ctrl-C and SIGTERM: the first asks the sweep to stop at its checkpoints, the second ends it.
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+        """Remove this driver's own file, once none of its trials runs."""
+        if self._own_flag != self._flags[0]:  # the shared one is removed by the last driver
+            self._own_flag.unlink(missing_ok=True)
 
 
 @contextmanager
 def stop_on_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Calls ``stop`` at the first signal of the block; the second raises KeyboardInterrupt.
+    """Call ``stop`` at the first SIGINT or SIGTERM; raise KeyboardInterrupt at the second.
 
-    Only for the main thread, which is where Python handles signals.
+    Only for the main thread, where Python handles signals.
     """
-    asked = False
+    received = False
 
     def handle(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (Python's signature)
-        nonlocal asked
-        if asked:
+        nonlocal received
+        if received:
             raise KeyboardInterrupt
-        asked = True
+        received = True
         stop()
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    previous = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,14 +1,13 @@
-"""In which order trials are started.
+"""Trials that wait to be started: their order, and what each of them waits for.
 
-The baseline first; then one trial of every distinct architecture, so that a broken one is known
-in the first minutes; then a fixed shuffle, so that what has ended at any time says something
-about the whole design. Ids are hashes: their order is a shuffle, and the same everywhere.
+A trial waits for room on the executor or for its retry (`TrialQueue`), for another trial's training
+(`TrainingWaitlist`), or for another process (`RemoteTrials`).
 """
 
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvlab.errors import ResourceError
@@ -23,192 +22,198 @@ from kvlab.trial.trial import Trial
 
 
 def order_trials(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
-    """``trials``, which are in the design's order, as they are to be started.
+    """Return ``trials``, given in the design's order, in the order in which they are started.
 
-    The trial that the plan counts as the trainer of some weights comes before those that share
-    them.
+    The baseline comes first; then one trial of every distinct architecture, so that a broken one
+    is known within minutes; then a fixed shuffle, so that the results at any time represent the
+    whole design. Ids are hashes, so sorting by id is a shuffle that is the same everywhere. A
+    trial that trains comes before the trials that share its training.
     """
-    early: dict[str, PlannedTrial] = {}
+    first_of_architecture: dict[str, PlannedTrial] = {}
     for planned in trials:
-        early.setdefault(architecture_key(planned), planned)
-    first = {planned.trial.id for planned in early.values()}
-    rest = [planned for planned in trials if planned.trial.id not in first]
+        first_of_architecture.setdefault(architecture_key(planned), planned)
+    early = {planned.trial.id: planned for planned in first_of_architecture.values()}
+    rest = [planned for planned in trials if planned.trial.id not in early]
     shuffled = [*early.values(), *sorted(rest, key=lambda planned: planned.trial.id)]
-    leaders: dict[str, PlannedTrial] = {}
+    trainers: dict[str, PlannedTrial] = {}
     for planned in trials:
-        leaders.setdefault(planned.trial.training_id, planned)
+        trainers.setdefault(planned.trial.training_id, planned)
     ordered: dict[str, PlannedTrial] = {}
     for planned in shuffled:
-        leader = leaders[planned.trial.training_id]
-        ordered.setdefault(leader.trial.id, leader)
+        trainer = trainers[planned.trial.training_id]
+        ordered.setdefault(trainer.trial.id, trainer)
         ordered.setdefault(planned.trial.id, planned)
     return list(ordered.values())
 
 
 def architecture_key(planned: PlannedTrial) -> str:
-    """What is built and how it is served; not the recipe, the seed or the text."""
+    """Return a key of the model and its serving cache, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
-    served = [layout.owners, layout.writers, layout.kv_dtype]
-    return json.dumps([experiment.model.computation(), served], sort_keys=True)
-
-
-# Trials that wait to be started: one queue for each kind of request, and some only later.
+    serving = [layout.owners, layout.writers, layout.kv_dtype]
+    return json.dumps([experiment.model.computation(), serving], sort_keys=True)
 
 
 class TrialQueue:
-    """In order within a kind of request, so that one which must wait does not block others."""
+    """Trials that wait for room on the executor, one queue for each request of resources.
+
+    A request that must wait does not block the others.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[ResourcesConfig, deque[PlannedTrial]] = {}
-        self._later: list[tuple[float, PlannedTrial]] = []  # when it may start, the first first
+        self._delayed: list[tuple[float, PlannedTrial]] = []  # by the time at which each may start
 
-    def add(self, planned: PlannedTrial, *, first: bool = False) -> None:
-        queue = self._queues.setdefault(planned.trial.experiment.resources, deque())
-        (queue.appendleft if first else queue.append)(planned)
+    def push(self, planned: PlannedTrial) -> None:
+        self._queue_of(planned).append(planned)
 
-    def add_first(self, waiting: list[PlannedTrial]) -> None:
-        """The last of them comes first."""
-        for planned in waiting:
-            self.add(planned, first=True)
+    def push_front(self, *trials: PlannedTrial) -> None:
+        """Put trials before all others of their request, the last argument first."""
+        for planned in trials:
+            self._queue_of(planned).appendleft(planned)
 
-    def add_later(self, planned: PlannedTrial, seconds: float) -> None:
-        self._later.append((time.monotonic() + seconds, planned))
-        self._later.sort(key=lambda entry: entry[0])
+    def push_delayed(self, planned: PlannedTrial, seconds: float) -> None:
+        """Add a trial that may start ``seconds`` from now."""
+        self._delayed.append((time.monotonic() + seconds, planned))
+        self._delayed.sort(key=lambda entry: entry[0])
 
-    def ready(self, executor: Executor) -> Iterator[PlannedTrial]:
-        """Takes out what can start; the caller starts each before it asks for the next."""
-        while self._later and self._later[0][0] <= time.monotonic():
-            self.add(self._later.pop(0)[1], first=True)
-        moved = True
-        while moved:  # what the caller does with one may put others into any queue
-            moved = False
+    def pop_ready(self, executor: Executor) -> Iterator[PlannedTrial]:
+        """Remove and yield the trials for which there is room.
+
+        The caller starts each one, or puts it elsewhere, before it asks for the next.
+        """
+        while self._delayed and self._delayed[0][0] <= time.monotonic():
+            self.push_front(self._delayed.pop(0)[1])
+        has_changed = True
+        while has_changed:  # what the caller does with one may put others into any queue
+            has_changed = False
             for resources, queue in list(self._queues.items()):
                 while queue and executor.has_room(resources):
-                    moved = True
+                    has_changed = True
                     yield queue.popleft()
 
     @property
-    def first(self) -> PlannedTrial | None:
-        """One that could start if there were room; None if none waits for that."""
+    def blocked(self) -> PlannedTrial | None:
+        """A trial that could start if there were room; None if none waits for that."""
         return next((queue[0] for queue in self._queues.values() if queue), None)
 
     @property
-    def pause(self) -> float | None:
-        """Seconds until one that starts later may; None if there is none."""
-        return max(0.0, self._later[0][0] - time.monotonic()) if self._later else None
+    def delay(self) -> float | None:
+        """Seconds until the next delayed trial may start; None if there is none."""
+        return max(0.0, self._delayed[0][0] - time.monotonic()) if self._delayed else None
+
+    def _queue_of(self, planned: PlannedTrial) -> deque[PlannedTrial]:
+        return self._queues.setdefault(planned.trial.experiment.resources, deque())
 
 
 class TrainingWaitlist:
-    """Which trial trains what now, and which trials wait until it has."""
+    """Which trial runs which training now, and which trials wait for it."""
 
     def __init__(self) -> None:
-        self._trainers: dict[str, str] = {}  # training id -> the trial that runs it now
+        self._trainers: dict[str, str] = {}  # training id -> id of the trial that runs it
         self._waiting: dict[str, list[PlannedTrial]] = {}
 
     def begin(self, planned: PlannedTrial) -> None:
+        """Note that a trial runs its training from now on."""
         self._trainers[planned.trial.training_id] = planned.trial.id
 
-    def runs(self, training: str) -> bool:
-        return training in self._trainers
+    def is_running(self, training_id: str) -> bool:
+        return training_id in self._trainers
 
-    def wait_for(self, training: str, planned: PlannedTrial) -> None:
-        self._waiting.setdefault(training, []).append(planned)
+    def wait_for(self, training_id: str, planned: PlannedTrial) -> None:
+        """Let a trial wait until a training has ended."""
+        self._waiting.setdefault(training_id, []).append(planned)
 
     def end(self, planned: PlannedTrial) -> list[PlannedTrial]:
-        """Notes that a trial has ended; gives those that waited for it, last first."""
-        training = planned.trial.training_id
-        if self._trainers.get(training) == planned.trial.id:
-            del self._trainers[training]
-        return self.released(training)
+        """Note that a trial has ended; return the trials that waited for its training."""
+        training_id = planned.trial.training_id
+        if self._trainers.get(training_id) == planned.trial.id:
+            del self._trainers[training_id]
+        return self.pop_waiting(training_id)
 
-    def released(self, training: str) -> list[PlannedTrial]:
-        """Those that wait for a training, unless it runs; last first."""
-        return [] if self.runs(training) else self._waiting.pop(training, [])[::-1]
-
-
-# Trials that another process has now: another driver of this sweep, or of one that shares them.
+    def pop_waiting(self, training_id: str) -> list[PlannedTrial]:
+        """Remove and return the trials that wait for a training, unless it runs; last first."""
+        return [] if self.is_running(training_id) else self._waiting.pop(training_id, [])[::-1]
 
 
 class RemoteTrials:
-    """What is set aside until its holder has ended it, or has let go of it, or is gone."""
+    """Trials that another process runs: another driver of this sweep, or of one that shares them.
+
+    A trial stays here until its holder has ended it, has released it, or has died.
+    """
 
     def __init__(self, store: Store, trainings: TrainingWaitlist):
         self._store, self._trainings = store, trainings
         self._watcher = LeaseWatcher()
-        self._aside: dict[str, PlannedTrial] = {}
+        self._trials: dict[str, PlannedTrial] = {}
 
     def __len__(self) -> int:
-        """How many other processes have now. Any thread may ask."""
-        return len(self._aside)
+        """Return how many trials other processes run now. Any thread may call this."""
+        return len(self._trials)
 
-    def has(self, trial: Trial) -> bool:
-        """Whether another process has the trial, or the training that it needs."""
-        if self._is_held(self._store.trial_directory(trial.id)):
+    def holds(self, trial: Trial) -> bool:
+        """Return whether another process runs the trial, or the training that it needs."""
+        if self._is_locked(self._store.trial_directory(trial.id)):
             return True
         if self._store.is_trained(trial.training_id):
             return False
-        return self._is_held(self._store.training_directory(trial.training_id))
+        return self._is_locked(self._store.training_directory(trial.training_id))
 
-    def takes(self, planned: PlannedTrial) -> bool:
-        """Sets a trial aside if another process has it."""
-        taken = self.has(planned.trial)
-        if taken:
-            self.set_aside(planned)
-        return taken
-
-    def set_aside(self, planned: PlannedTrial) -> None:
-        """Until `back`; those that share a training which runs there wait here for it."""
-        training = planned.trial.training_id
-        if not self._trainings.runs(training) and not self._store.is_trained(training):
+    def add(self, planned: PlannedTrial) -> None:
+        """Set a trial aside until `pop_released`; those that share its training wait for it."""
+        training_id = planned.trial.training_id
+        is_trained = self._store.is_trained(training_id)
+        if not is_trained and not self._trainings.is_running(training_id):
             self._trainings.begin(planned)
-        self._aside[planned.trial.id] = planned
+        self._trials[planned.trial.id] = planned
 
-    def back(self) -> Iterator[tuple[PlannedTrial, list[PlannedTrial]]]:
-        """Those that have ended or can be started here now, each with those that waited for it."""
-        for planned in list(self._aside.values()):
-            ended = ended_status(self._store, planned.trial.id) is not None
-            if ended or not self.has(planned.trial):
-                del self._aside[planned.trial.id]
+    def pop_released(self) -> Iterator[tuple[PlannedTrial, list[PlannedTrial]]]:
+        """Remove and yield the trials that have ended or can start here.
+
+        Each comes with the trials that waited for its training.
+        """
+        for planned in list(self._trials.values()):
+            has_ended = ended_status(self._store, planned.trial.id) is not None
+            if has_ended or not self.holds(planned.trial):
+                del self._trials[planned.trial.id]
                 yield planned, self._trainings.end(planned)
 
-    def _is_held(self, directory: Path) -> bool:
+    def _is_locked(self, directory: Path) -> bool:
         # A worker looks once and cannot tell that a holder is gone: free its lock for it.
         return not self._watcher.free_if_abandoned(directory / "lock")
 
 
-# Room for trials: what can never be met is refused, and what waits for room says so.
-
-
 class Admission:
-    """What one driver has asked its executor for.
+    """Refuse requests that the executor can never meet, and report those that wait for room.
 
     Args:
-        executor: where the trials run.
-        tell: takes events for those who watch.
+        executor: Where the trials run.
+        on_event: Called with ``waiting`` events.
     """
 
-    def __init__(self, executor: Executor, tell: Callable[[Event], None]):
-        self._executor, self._tell = executor, tell
+    def __init__(self, executor: Executor, on_event: Callable[[Event], None]):
+        self._executor, self._on_event = executor, on_event
         self._checked: set[ResourcesConfig] = set()
-        self._told: set[ResourcesConfig] = set()
+        self._reported: set[ResourcesConfig] = set()
 
-    def check(self, *planned: PlannedTrial) -> None:
-        """Raises ResourceError if one asks for more than there is; each request is asked once."""
-        asked = {one.trial.experiment.resources for one in planned} - self._checked
-        self._executor.check(asked)
-        self._checked |= asked
+    def check(self, trials: Iterable[PlannedTrial]) -> None:
+        """Raise ResourceError if a trial asks for more than there is; check each request once."""
+        requests = {planned.trial.experiment.resources for planned in trials} - self._checked
+        self._executor.check_requests(requests)
+        self._checked |= requests
 
-    def tell_waiting(self, planned: PlannedTrial) -> None:
-        """Tells once of each request that nothing runs and there still is no room for it, as
-        where a machine has left the cluster."""
+    def report_blocked(self, planned: PlannedTrial) -> None:
+        """Report, once for each request, that nothing runs and there is still no room for it.
+
+        This happens if a machine has left the cluster, or if others use it.
+        """
         resources = planned.trial.experiment.resources
-        if resources in self._told:
+        if resources in self._reported:
             return
-        self._told.add(resources)
+        self._reported.add(resources)
         try:
-            self._executor.check({resources})
-            text = "others have what it asks for; it starts when there is room"
+            self._executor.check_requests({resources})
+            text = "its resources are in use by others; it starts when there is room"
         except ResourceError as error:
-            text = f"{error}; it starts should one come"
-        self._tell(Event("waiting", planned, message=text))
+            text = f"{error}; it starts if such a machine joins"
+        self._on_event(Event("waiting", planned, message=text))

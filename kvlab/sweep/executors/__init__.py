@@ -1,4 +1,4 @@
-"""The executors by name. Each is imported only when it is asked for."""
+"""The table of executors, by the name that ``--executor`` takes. Each is imported when used."""
 
 from collections.abc import Callable
 

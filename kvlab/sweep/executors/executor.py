@@ -1,7 +1,7 @@
-"""The contract of an executor: it runs functions with resources, and owns none of our state.
+"""The contract of an executor: run tasks with resources, and own none of kvlab's state.
 
-Retries, the order of trials and what a failure means are the driver's. An executor says when a
-trial can start, starts it, and tells how it ended.
+Retries, the order of trials and the meaning of a failure are the driver's. An executor says when a
+task can start, starts it, and says how it ended.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,15 +17,18 @@ RunTask = Callable[[Task], Outcome]
 
 
 class WorkerKilled(Exception):
-    """The process of a trial died under it: a signal, a lost machine."""
+    """The process of a task died: by a signal, or with its machine."""
 
 
 @dataclass(frozen=True)
 class EndedTask:
-    """How a start ended: with an outcome, or with the error that kept the trial from one.
+    """How a task ended: with an outcome, or with the error that kept it from one.
 
-    ``error`` is `WorkerKilled`, a ``MemoryError`` if the machine's memory ran out, or what the
-    run itself raised.
+    Attributes:
+        task_id: Of the trial or the smoke test.
+        outcome: What the run returned.
+        error: `WorkerKilled`, a ``MemoryError`` if the machine's memory ran out, or what the run
+            itself raised.
     """
 
     task_id: str
@@ -34,37 +37,41 @@ class EndedTask:
 
 
 class Executor(Protocol):
-    """Runs trials. Used by one thread, the driver's."""
+    """Run tasks. All methods are called by the driver's thread."""
 
     def describe(self) -> str:
-        """One line for people: which machine or cluster, and how large."""
+        """Return one line for people: which machine or cluster, and its size."""
         ...
 
-    def check(self, requests: Iterable[ResourcesConfig]) -> None:
-        """Raises ResourceError if some request could never be met here."""
+    def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
+        """Raise ResourceError if a request could never be met here."""
         ...
 
     def has_room(self, resources: ResourcesConfig) -> bool:
-        """Whether a trial with these resources would start now."""
+        """Return whether a task with these resources would start now."""
         ...
 
     def start(self, task: Task) -> None:
-        """Start a task; only when there is room."""
+        """Start a task. Only called if there is room."""
         ...
 
     def wait(self, seconds: float) -> list[EndedTask]:
-        """The trials that have ended; waits up to ``seconds`` for the first."""
+        """Return the tasks that have ended; wait up to ``seconds`` for the first."""
         ...
 
-    def on_every_machine(
-        self, task: Callable[[str], str], argument: str
+    def run_on_all_machines(
+        self, function: Callable[[str], str], argument: str
     ) -> dict[str, str | Exception]:
-        """What ``task(argument)`` gives, or raises, on each machine that trials may run on.
+        """Call ``function(argument)`` on each machine that tasks may run on.
 
-        The machines' names are for people. The task is a function of an installed module.
+        Args:
+            function: Of an installed module.
+
+        Returns:
+            The result or the error by machine, named for people.
         """
         ...
 
     def close(self, *, force: bool = False) -> None:
-        """Lets go of the machine; ``force`` ends running trials at once."""
+        """Release the machines. ``force`` ends running tasks at once."""
         ...

@@ -1,4 +1,4 @@
-"""Runs trials one after the other in this process: no Ray, and a debugger works."""
+"""The inline executor: run tasks one after the other in this process, without Ray."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,56 +10,60 @@ from kvlab.trial.task import Task
 
 
 class InlineExecutor:
-    """Holds one trial; `wait` is what runs it, in the calling thread."""
+    """Hold one task, and run it in the calling thread in `wait`. A debugger works.
+
+    Args:
+        run: Runs one task.
+    """
 
     def __init__(self, run: RunTask):
         self._run = run
-        self._next: Task | None = None
+        self._task: Task | None = None
 
     def describe(self) -> str:
         return "this process, one trial at a time"
 
-    def check(self, requests: Iterable[ResourcesConfig]) -> None:
-        cores, devices = cpu_count(), None
+    def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
+        cores, gpus = cpu_count(), None
         for request in requests:
             if request.cpus > cores:
                 text = f"resources.cpus = {request.cpus:g}, and this machine has {cores}"
                 raise ResourceError(f"{text}; lower it")
             if request.devices:
-                devices = _count_gpus() if devices is None else devices
-                if request.devices > devices:
-                    text = f"resources.gpus = {request.devices:g}, and this machine has {devices}"
+                gpus = _count_gpus() if gpus is None else gpus
+                if request.devices > gpus:
+                    text = f"resources.gpus = {request.devices:g}, and this machine has {gpus}"
                     raise ResourceError(f"{text}; lower it")
 
     def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
-        return self._next is None
+        return self._task is None
 
     def start(self, task: Task) -> None:
-        assert self._next is None, "one task at a time"
-        self._next = task
+        assert self._task is None, "one task at a time"
+        self._task = task
 
     def wait(self, seconds: float) -> list[EndedTask]:  # noqa: ARG002 (ends when the task does)
-        if self._next is None:
+        if self._task is None:
             return []
-        task, self._next = self._next, None
+        task, self._task = self._task, None
         try:
             return [EndedTask(task.id, outcome=self._run(task))]
         except Exception as error:
             return [EndedTask(task.id, error=error)]
 
-    def on_every_machine(
-        self, task: Callable[[str], str], argument: str
+    def run_on_all_machines(
+        self, function: Callable[[str], str], argument: str
     ) -> dict[str, str | Exception]:
         try:
-            return {"this machine": task(argument)}
+            return {"this machine": function(argument)}
         except Exception as error:
             return {"this machine": error}
 
     def close(self, *, force: bool = False) -> None:  # noqa: ARG002 (nothing runs between waits)
-        self._next = None
+        self._task = None
 
 
 def _count_gpus() -> int:
-    import torch  # only for trials that want a GPU, and those will need it here anyway
+    import torch  # only for trials that ask for a GPU, which need torch in this process anyway
 
     return torch.cuda.device_count()

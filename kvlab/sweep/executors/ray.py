@@ -1,8 +1,8 @@
-"""Runs trials as Ray tasks. The only module that imports ray, but for `kvlab.trial.ddp`.
+"""The Ray executor: run tasks on a Ray cluster. Imports ray.
 
-Without an address it starts a local cluster of its own, which ends with this process. Ray
-retries nothing: ``max_retries=0`` also keeps it from running a trial again after the host's
-memory ran out. Nothing is reported to anybody outside.
+Without an address it starts a local cluster, which ends with this process. Ray retries nothing:
+``max_retries=0`` also keeps it from running a task again after the host's memory ran out. Usage
+statistics are off.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Nearly the least that Ray takes: trials pass a configuration in and a word out."""
+"""Close to Ray's minimum: a task takes a configuration and returns a word."""
 
 ANSWER_SECONDS = 90.0
-"""For a machine to start a process and answer a question."""
+"""Time for a machine to start a process and call a function in it."""
 
 _WORKER_DEATHS = (
     ray.exceptions.WorkerCrashedError,
@@ -41,52 +41,48 @@ _WORKER_DEATHS = (
     ray.exceptions.ObjectLostError,
 )
 
-
-_TOKEN = secrets.token_hex(32)
-
 _NODE_DEATHS = (
     ray.exceptions.NodeDiedError,
     ray.exceptions.LocalRayletDiedError,
     ray.exceptions.TaskUnschedulableError,
 )
 
+_TOKEN = secrets.token_hex(32)
+
 
 class RayExecutor:
-    """Trials as tasks of a Ray cluster.
+    """Run each task as a Ray task.
+
+    A process reaches its cluster through a raylet. If this process's own raylet dies, a local
+    cluster is started again, and a named one is connected to again. The tasks that ran have died
+    with it, and the driver starts them again as after any other death.
 
     Args:
-        run: the work; it travels to the workers once.
-        address: of a running cluster, such as ``auto`` or ``ray://host:10001``; None starts one.
+        run: Runs one task; sent to the workers once.
+        address: Of a running cluster, such as ``auto`` or ``ray://host:10001``; None starts a
+            local one.
 
     Raises:
-        ResourceError: the cluster cannot be reached or started.
-
-    A raylet is what a process reaches its cluster through. Should this process's own die, a
-    cluster of its own is begun again, and one that was named is connected to again; what ran
-    has died, and its trials are started again as after any other death.
+        ResourceError: The cluster cannot be reached or started.
     """
 
     def __init__(self, run: RunTask, address: str | None = None):
         self._address = address
         self._reaper: Reaper | None = None
-        self._quiet = contextlib.ExitStack()
-        self._quiet.enter_context(contextlib.redirect_stdout(_RayOutputFilter(sys.stdout)))
+        self._output_filter = contextlib.ExitStack()
+        self._output_filter.enter_context(contextlib.redirect_stdout(_RayOutputFilter(sys.stdout)))
         try:
             self._connect()
         except Exception as error:
             self.close(force=True)
-            where = f"address = {address}" if address else "a local Ray cluster"
-            text = f"{where} cannot be used: {_first_line(error)}; check it"
-            if address and "RAY_AUTH_MODE" not in os.environ:
-                text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
-            raise ResourceError(f"{text}, or use --executor inline") from error
+            raise ResourceError(_connection_error(address, error)) from error
         self._capacity = Capacity(_list_machines)
-        self._running: dict[Any, Task] = {}
+        self._running: dict[Any, Task] = {}  # object reference -> its task
 
-        def kvlab_trial(task: Task) -> Outcome:
+        def kvlab_trial(task: Task) -> Outcome:  # Ray names worker processes after the function
             return run(task)
 
-        # A worker that used a GPU ends with its trial: nothing of it stays in GPU memory.
+        # A worker that used a GPU ends with its task, so that nothing of it stays in GPU memory.
         self._on_cpu = ray.remote(max_retries=0)(kvlab_trial)
         self._on_gpu = ray.remote(max_retries=0, num_gpus=1, max_calls=1)(kvlab_trial)
 
@@ -95,8 +91,8 @@ class RayExecutor:
         gpus = f", {self._capacity.gpus:g} GPUs" if self._capacity.gpus else ""
         return f"{where}, {self._capacity.cpus:g} CPUs{gpus}"
 
-    def check(self, requests: Iterable[ResourcesConfig]) -> None:
-        self._capacity.check(requests)
+    def check_requests(self, requests: Iterable[ResourcesConfig]) -> None:
+        self._capacity.check_requests(requests)
 
     def has_room(self, resources: ResourcesConfig) -> bool:
         return self._capacity.has_room(resources)
@@ -108,13 +104,11 @@ class RayExecutor:
             "num_gpus": resources.devices,
             "name": f"kvlab trial {task.id}",
         }
-        if (
-            self._capacity.gpus and not resources.devices
-        ):  # Ray would show it every GPU of the machine
+        if self._capacity.gpus and not resources.devices:  # otherwise Ray exposes every GPU
             options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}
-        function = self._on_gpu if resources.devices else self._on_cpu
-        self._running[function.options(**options).remote(task)] = task
-        self._capacity.take(resources)
+        remote = self._on_gpu if resources.devices else self._on_cpu
+        self._running[remote.options(**options).remote(task)] = task
+        self._capacity.acquire(resources)
 
     def wait(self, seconds: float) -> list[EndedTask]:
         if not self._running:
@@ -123,83 +117,41 @@ class RayExecutor:
         ready, _ = ray.wait(pending, num_returns=1, timeout=seconds)
         if ready:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
-        ended = [self._ended(reference) for reference in ready]
-        if any(isinstance(one.error, WorkerKilled) for one in ended) and self._is_cut_off():
-            ended += self._begin_again()
+        ended = [self._collect(reference) for reference in ready]
+        has_deaths = any(isinstance(task.error, WorkerKilled) for task in ended)
+        if has_deaths and self._is_cut_off():
+            ended += self._reconnect()
         return ended
 
-    def on_every_machine(
-        self, task: Callable[[str], str], argument: str
+    def run_on_all_machines(
+        self, function: Callable[[str], str], argument: str
     ) -> dict[str, str | Exception]:
-        asked = {}
-        remote = ray.remote(max_retries=2, num_cpus=0)(task)
+        references = {}
+        remote = ray.remote(max_retries=2, num_cpus=0)(function)
         for node in _list_alive_nodes():
             if node["Resources"].get("CPU") or node["Resources"].get("GPU"):
                 name = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}"
-                place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                there = remote.options(scheduling_strategy=place)
-                asked[f"{name}, node {node['NodeID'][:6]})"] = there.remote(argument)
-        found: dict[str, str | Exception] = {}
-        for name, reference in asked.items():
+                affinity = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                remote_there = remote.options(scheduling_strategy=affinity)
+                references[f"{name}, node {node['NodeID'][:6]})"] = remote_there.remote(argument)
+        results: dict[str, str | Exception] = {}
+        for name, reference in references.items():
             try:
-                found[name] = ray.get(reference, timeout=ANSWER_SECONDS)
+                results[name] = ray.get(reference, timeout=ANSWER_SECONDS)
             except _NODE_DEATHS:
-                continue  # the machine died meanwhile: it is no part of the cluster any more
+                continue  # the machine has left the cluster meanwhile
             except ray.exceptions.GetTimeoutError:
-                found[name] = ResourceError(f"no answer in {ANSWER_SECONDS:g} seconds")
+                results[name] = ResourceError(f"no answer in {ANSWER_SECONDS:g} seconds")
             except ray.exceptions.RayError as error:
-                found[name] = error
-        return found
+                results[name] = error
+        return results
 
     def close(self, *, force: bool = False) -> None:
         if force and self._address and ray.is_initialized():
             for reference in self._running:
                 ray.cancel(reference, force=True)
-        if ray.is_initialized():
-            with contextlib.redirect_stdout(None):  # its last words, from this thread
-                ray.shutdown()
-        if self._reaper is not None:
-            self._reaper.close()
-        self._quiet.close()
-
-    def _is_cut_off(self) -> bool:
-        """Whether this process's own raylet is dead: then no task will ever run again."""
-        if not self._raylet:
-            return False
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(self._raylet)
-            except (ConnectionRefusedError, FileNotFoundError):
-                return True
-        return False
-
-    def _begin_again(self) -> list[EndedTask]:
-        """Another cluster of our own, or the way back into the one that was named.
-
-        Returns:
-            What ran: all of it has died.
-
-        Raises:
-            ClusterLost: there is no way back.
-        """
-        with contextlib.redirect_stdout(None):
-            ray.shutdown()
-        if self._reaper is not None:
-            self._reaper.close()
-        lost = [
-            EndedTask(task.id, error=WorkerKilled("its cluster died (LocalRayletDiedError)"))
-            for task in self._running.values()
-        ]
-        for task in self._running.values():
-            self._capacity.give_back(task.resources)
-        self._running.clear()
-        try:
-            self._connect()
-        except Exception as error:
-            where = f"Ray at {self._address}" if self._address else "the local Ray cluster"
-            text = f"{where} is lost ({_first_line(error)}); nothing that was recorded is"
-            raise ClusterLost(f"{text}; submit again when it is back") from error
-        return lost
+        self._disconnect()
+        self._output_filter.close()
 
     def _connect(self) -> None:
         quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
@@ -218,9 +170,50 @@ class RayExecutor:
         )
         self._raylet = _raylet_socket(context)
 
-    def _ended(self, reference: Any) -> EndedTask:
+    def _disconnect(self) -> None:
+        with contextlib.redirect_stdout(None):  # suppress Ray's shutdown output
+            ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.close()
+
+    def _is_cut_off(self) -> bool:
+        """Return whether this process's own raylet is dead, so that no task will run again."""
+        if not self._raylet:
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(self._raylet)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return True
+        return False
+
+    def _reconnect(self) -> list[EndedTask]:
+        """Start another local cluster, or connect to the named one again.
+
+        Returns:
+            The tasks that ran, all of which have died.
+
+        Raises:
+            ClusterLost: The cluster is unavailable.
+        """
+        self._disconnect()
+        death = WorkerKilled("its cluster died (LocalRayletDiedError)")
+        lost = [EndedTask(task.id, error=death) for task in self._running.values()]
+        for task in self._running.values():
+            self._capacity.release(task.resources)
+        self._running.clear()
+        try:
+            self._connect()
+        except Exception as error:
+            where = f"Ray at {self._address}" if self._address else "the local Ray cluster"
+            text = f"{where} is lost ({_first_line(error)}); the recorded results are not"
+            raise ClusterLost(f"{text}; submit again when it is back") from error
+        return lost
+
+    def _collect(self, reference: Any) -> EndedTask:
+        """Return how a task has ended, and release its resources."""
         task = self._running.pop(reference)
-        self._capacity.give_back(task.resources)
+        self._capacity.release(task.resources)
         try:
             return EndedTask(task.id, outcome=ray.get(reference))
         except ray.exceptions.OutOfMemoryError:
@@ -239,10 +232,7 @@ class RayExecutor:
 
 
 class _RayOutputFilter:
-    """Standard output without what Ray's threads print over it: a dead worker is told once, by us.
-
-    Everybody else's output passes.
-    """
+    """Drop what Ray's threads print to standard output. kvlab reports a dead worker itself."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -256,8 +246,16 @@ class _RayOutputFilter:
         return getattr(self._stream, name)
 
 
+def _connection_error(address: str | None, error: Exception) -> str:
+    where = f"address = {address}" if address else "a local Ray cluster"
+    text = f"{where} cannot be used: {_first_line(error)}; check it"
+    if address and "RAY_AUTH_MODE" not in os.environ:
+        text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
+    return f"{text}, or use --executor inline"
+
+
 def _raylet_socket(context: Any) -> str:
-    """The socket of the raylet that this process talks to; empty for a client (``ray://``)."""
+    """Return the socket of this process's raylet; empty for a client (``ray://``)."""
     return str(getattr(context, "address_info", {}).get("raylet_socket_name") or "")
 
 
@@ -266,7 +264,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _list_machines() -> list[dict[str, float]]:
-    """What each living machine of the cluster offers."""
+    """Return the resources of each living machine of the cluster."""
     return [node["Resources"] for node in _list_alive_nodes()]
 
 
@@ -276,10 +274,12 @@ def _list_alive_nodes() -> list[dict[str, Any]]:
 
 
 def _set_token() -> None:
-    """Only this process and its workers may talk to the cluster.
+    """Let only this process and its workers use the local cluster.
 
-    A local cluster asks for a token, which Ray would keep in HOME: it may not be writable, and
-    the environment does as well. One token serves all clusters of this process: Ray reads it once.
+    Ray would keep the token in HOME, which may not be writable; the environment does as well. One
+    token serves all clusters of this process, since Ray reads it once.
     """
     os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it says so
+    logging.getLogger("ray._private.authentication").setLevel(
+        logging.ERROR
+    )  # it announces the token

@@ -1,12 +1,12 @@
-"""Ends what an embedded Ray cluster leaves behind, above all when its driver is killed.
+"""End what a local Ray cluster leaves behind, above all if its driver is killed.
 
 Ray's own processes notice a dead driver, but some only after a minute. The reaper is a small
-process that holds a pipe to the driver. When the pipe closes, however the driver ended, it
-kills every process that has a file open in the cluster's folder, where all of them log, so
-that no worker goes on writing for a driver that is gone. Then it removes the folder. (An
-environment variable would not do as a mark: Ray's processes write over it with their title.)
+process that holds a pipe to the driver. When the pipe closes, however the driver ended, it kills
+every process that has a file open in the cluster's folder, where all of them log, so that no
+worker goes on writing for a dead driver. Then it removes the folder. (An environment variable
+would not do as a mark: Ray's processes overwrite it with their title.)
 
-This file runs as a script, without the package, and must import nothing of it.
+This file runs as a script, without the package, and must not import from it.
 """
 
 import contextlib
@@ -19,7 +19,11 @@ import time
 
 
 class Reaper:
-    """Watches this process from outside. ``folder`` is where the cluster must keep its files."""
+    """Watch this process from outside.
+
+    Attributes:
+        folder: Where the cluster must keep its files.
+    """
 
     def __init__(self) -> None:
         # Ray puts sockets there, whose paths must stay under 108 bytes: no long TMPDIR.
@@ -34,7 +38,7 @@ class Reaper:
         )
 
     def close(self) -> None:
-        """Ends what is left of the cluster now, and waits for that."""
+        """End what is left of the cluster now, and wait for that."""
         assert self._process.stdin is not None, "made with a pipe"
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -42,32 +46,32 @@ class Reaper:
 
 
 def reap(folder: str, driver: int) -> None:
-    """Kills the processes of ``folder`` until there are none: a dying one may start another."""
+    """Kill the processes that use ``folder`` until none is left: a dying one may start another."""
     import psutil
 
     spared = {os.getpid(), driver}
     for _ in range(50):
-        found = [
+        processes = [
             process
             for process in psutil.process_iter()
-            if process.pid not in spared and _works_in(process, folder)
+            if process.pid not in spared and _uses_folder(process, folder)
         ]
-        if not found:
+        if not processes:
             break
-        for process in found:
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _works_in(process: object, folder: str) -> bool:
+def _uses_folder(process: object, folder: str) -> bool:
     import psutil
 
     assert isinstance(process, psutil.Process)
     try:
         return any(file.path.startswith(folder + os.sep) for file in process.open_files())
-    except (psutil.Error, OSError):  # gone, or somebody else's
+    except (psutil.Error, OSError):  # ended, or another user's
         return False
 
 

@@ -17,7 +17,7 @@ PATIENCE_SECONDS = 15.0
 _DRIVER_FILE = "driver"
 
 OnEveryMachine = Callable[[Callable[[str], str], str], Mapping[str, str | Exception]]
-"""`kvlab.sweep.executors.executor.Executor.on_every_machine`."""
+"""`kvlab.sweep.executors.executor.Executor.run_on_all_machines`."""
 
 
 def check_store_is_shared(

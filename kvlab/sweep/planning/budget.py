@@ -194,7 +194,7 @@ def list_remaining_trials(plan: Plan, store: Store | None) -> tuple[list[Planned
     Raises:
         StoreError: the history of the search is damaged, or another search's.
     """
-    missing = [planned for planned in plan.trials if not planned.ended]
+    missing = [planned for planned in plan.trials if not planned.has_ended]
     if plan.sweep.search is None:
         return missing, 0
     suggested = list(_remaining_suggestions(plan, store))

@@ -1,9 +1,10 @@
-"""`plan`: a sweep as trials, checked, costed and de-duplicated. Never imports torch."""
+"""Plan a sweep: its trials, checked, costed and de-duplicated. Imports no torch, ray or optuna."""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,24 +21,45 @@ from kvlab.store import Store
 from kvlab.trial.initial_weights import InitialWeightsResolver
 from kvlab.trial.trial import Trial
 
+EndedStatus = Literal["done", "failed", "diverged", "pruned"]
+
 TrialState = Literal["new", "shares training", "done", "failed", "diverged", "pruned"]
 
 IdentifyDataset = Callable[[DataConfig], str]
+"""Return the digest of a dataset's text."""
+
+
+def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> EndedStatus | None:
+    """Return how a trial has ended.
+
+    Args:
+        pruned: Whether a trial that a search has pruned counts as ended. It does for searches that
+            prune; every other sweep needs its result.
+
+    Returns:
+        None if the trial has not ended, or if its result is damaged and is made again.
+    """
+    status = store.status(trial_id)
+    if status == "damaged" or (status == "pruned" and not pruned):
+        return None
+    return status
 
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """One trial that the sweep needs, and what is known before it runs.
+    """A trial that the sweep needs, and what is known before it runs.
 
     Attributes:
-        cells: the levels of every cell that it answers: several, if they compute the same.
-        state: how it stands in the store; ``shares training`` is new but needs no training of
-            its own.
-        shares_with: the earlier trial of this plan that has the same training, if any.
-        starts_from: the first trial of this plan whose training its own starts from, if any.
-        kv_bytes_per_token: in all cache slots together.
-        kv_bytes: of one sequence at the block size.
-        flops: of its training, whoever runs it.
+        trial: What a worker runs.
+        cells: Levels of every cell that it answers: several if they compute the same.
+        state: In the store, or of this plan: ``new`` trains, ``shares training`` does not.
+        shares_with: Id of the earlier trial of this plan that has the same training, if any.
+        starts_from: Id of the first trial of this plan whose training its own starts from, if any.
+        parameters: Of the model.
+        kv_bytes_per_token: In all cache buffers together.
+        kv_bytes: Of one sequence of the block size.
+        flops: Of its training, whichever trial runs it.
+        tokens: Of its training.
     """
 
     trial: Trial
@@ -61,19 +83,29 @@ class PlannedTrial:
 
     @property
     def trains(self) -> bool:
-        """Whether running it means training."""
+        """Whether to run it means to train."""
         return self.state == "new"
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.state in ("done", "failed", "diverged", "pruned")
+
+    def with_resources(self, **changes: object) -> "PlannedTrial":
+        """Return the same trial with other values of ``resources``, which keep its id."""
+        experiment = self.trial.experiment
+        resources = experiment.resources.model_copy(update=changes)
+        experiment = experiment.model_copy(update={"resources": resources})
+        return replace(self, trial=replace(self.trial, experiment=experiment))
 
 
 @dataclass(frozen=True)
 class PlannedCell:
     """One combination of levels, and the trial that answers it at every seed.
 
-    ``off`` names the factors that do not apply in it.
+    Attributes:
+        levels: Level by factor.
+        trials: Trial id by seed.
+        off: The factors that do not apply in this cell.
     """
 
     levels: Mapping[str, str]
@@ -83,13 +115,14 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep will run, the baseline first.
+    """What a sweep runs, the baseline first.
 
     Attributes:
-        trials: every trial once, cell by cell, seed by seed.
-        cells: every cell of the design, also those whose trials another cell has too.
-        absent: why a text or a checkpoint is not there, one line each. Then the ids are
-            provisional: they change once it can be identified.
+        sweep: The question.
+        trials: Every trial once, cell by cell, seed by seed.
+        cells: Every cell of the design, also those whose trials another cell has.
+        absent: Why a dataset or a checkpoint is unavailable, one line each. Then the ids are
+            provisional: they change once it is there and can be identified.
     """
 
     sweep: Sweep
@@ -98,8 +131,8 @@ class Plan:
     absent: tuple[str, ...] = ()
 
     @cached_property
-    def trainings(self) -> int:
-        """Distinct trainings behind the trials."""
+    def training_count(self) -> int:
+        """Number of distinct trainings."""
         return len({planned.trial.training_id for planned in self.trials})
 
     @property
@@ -109,20 +142,18 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Training tokens that are still to be seen."""
+        """Training tokens that are still to be processed."""
         return sum(planned.tokens for planned in self.trials if planned.trains)
 
-    def counts(self) -> dict[TrialState, int]:
-        """Trials in every state that occurs."""
-        found: dict[TrialState, int] = {}
-        for planned in self.trials:
-            found[planned.state] = found.get(planned.state, 0) + 1
-        return found
+    def count_states(self) -> dict[TrialState, int]:
+        """Return the number of trials in every state that occurs."""
+        return dict(Counter(planned.state for planned in self.trials))
 
-    def totals(self) -> str:
-        """``36 trials, 24 trainings: 12 trials share a training with another``."""
-        trials, sharing = len(self.trials), len(self.trials) - self.trainings
-        text = f"{format_count(trials, 'trial')}, {format_count(self.trainings, 'training')}"
+    def format_totals(self) -> str:
+        """Return ``36 trials, 24 trainings: 12 trials share a training with another``."""
+        sharing = len(self.trials) - self.training_count
+        trials, trainings = len(self.trials), self.training_count
+        text = f"{format_count(trials, 'trial')}, {format_count(trainings, 'training')}"
         if sharing:
             verb = "trial shares" if sharing == 1 else "trials share"
             text += f": {sharing:,} {verb} a training with another"
@@ -137,127 +168,126 @@ def plan(
     provisional: bool = False,
     cells: Sequence[Cell] | None = None,
 ) -> Plan:
-    """The trials of every cell and seed of ``sweep``.
+    """Plan the trials of every cell and seed of a sweep.
 
     Args:
-        sweep: from `kvlab.spec.load_sweep`.
-        store: where finished trials are looked up; None takes all as new.
-        identify: digest of the text of a data section; default `kvlab.data.identity`.
-        provisional: plan also without the text or a checkpoint, as before a download; see
-            ``Plan.absent``.
-        cells: plan these instead of the sweep's own.
+        sweep: From `kvlab.spec.load_sweep`.
+        store: Where finished trials are looked up; None takes all trials as new.
+        identify: Returns the digest of a dataset's text; default `kvlab.data.identity`.
+        provisional: Plan even if a dataset or a checkpoint is unavailable, as before a download;
+            see ``Plan.absent``.
+        cells: Plan these cells instead of the sweep's own.
 
     Raises:
-        SpecError: a cell is not possible, or a checkpoint to start from cannot be had.
-        DataError: the text is not there, and ``provisional`` is not set.
+        SpecError: A cell is impossible, or a checkpoint to start from is unavailable.
+        DataError: A dataset is unavailable, and ``provisional`` is not set.
     """
-    record = Store(store) if isinstance(store, str | Path) else store
-    every = sweep.cells() if cells is None else cells
-    starts = InitialWeightsResolver(sweep, every, provisional=provisional)
-    builder = _PlanBuilder(
-        record, identify or _dataset_id, provisional, starts, uses_pruning(sweep)
-    )
-    planned = tuple(builder.add(cell) for cell in every)
-    return Plan(sweep, builder.trials(), planned, (*builder.absent, *starts.absent))
+    if store is not None and not isinstance(store, Store):
+        store = Store(store)
+    cells = sweep.cells() if cells is None else cells
+    resolver = InitialWeightsResolver(sweep, cells, provisional=provisional)
+    builder = _PlanBuilder(sweep, store, identify or _identify_dataset, resolver, provisional)
+    planned_cells = tuple(builder.add(cell) for cell in cells)
+    return Plan(sweep, builder.build_trials(), planned_cells, (*builder.absent, *resolver.absent))
 
 
 def uses_pruning(sweep: Sweep) -> bool:
-    """Whether a pruned trial counts as ended in this sweep."""
+    """Return whether a pruned trial counts as ended in this sweep."""
     return sweep.search is not None and sweep.search.pruning is not None
 
 
 def trials_to_run(plan: Plan, retry_failed: bool = False) -> list[PlannedTrial]:
-    """The trials of a plan that have not ended; with ``retry_failed`` the failed ones too."""
-    return [p for p in plan.trials if not p.ended or (retry_failed and p.state == "failed")]
+    """Return the trials that have not ended; with ``retry_failed`` the failed ones, too."""
+    return [p for p in plan.trials if not p.has_ended or (retry_failed and p.state == "failed")]
 
 
 class _PlanBuilder:
-    """Collects trials by id; several cells may compute the same."""
+    """Collect trials by id, since several cells may compute the same."""
 
     def __init__(
         self,
+        sweep: Sweep,
         store: Store | None,
         identify: IdentifyDataset,
+        resolver: InitialWeightsResolver,
         provisional: bool,
-        starts: InitialWeightsResolver,
-        pruned: bool,
     ):
-        self._store, self._identify, self._provisional = store, identify, provisional
-        self._starts, self._pruned = starts, pruned
+        self._store, self._identify = store, identify
+        self._resolver, self._provisional = resolver, provisional
+        self._uses_pruning = uses_pruning(sweep)
         self.absent: list[str] = []
-        self._identities: dict[DataConfig, str] = {}
-        self._made: dict[tuple[CellKey, int], Trial] = {}
+        self._dataset_ids: dict[DataConfig, str] = {}
+        self._trial_of_cell: dict[tuple[CellKey, int], Trial] = {}
         self._trials: dict[str, Trial] = {}
         self._cells: dict[str, list[Mapping[str, str]]] = {}
-        self._facts: dict[str, dict[str, int]] = {}
+        self._costs: dict[str, dict[str, int]] = {}
 
     def add(self, cell: Cell) -> PlannedCell:
-        facts = _trial_costs(cell.experiment)
-        ids = {}
+        costs = _trial_costs(cell.experiment)
+        trial_ids = {}
         for seed in cell.seeds:
-            trial = self._trial(cell, seed)
-            ids[seed] = trial.id
+            trial = self._make_trial(cell, seed)
+            trial_ids[seed] = trial.id
             self._trials.setdefault(trial.id, trial)
             self._cells.setdefault(trial.id, []).append(cell.levels)
-            self._facts.setdefault(trial.id, facts)
-        return PlannedCell(cell.levels, ids, cell.off)
+            self._costs.setdefault(trial.id, costs)
+        return PlannedCell(cell.levels, trial_ids, cell.off)
 
-    def trials(self) -> tuple[PlannedTrial, ...]:
-        first: dict[str, str] = {}
-        trained: set[str] = set()
-        planned = []
-        by_training = {t.training_id: t.id for t in reversed(self._trials.values())}
+    def build_trials(self) -> tuple[PlannedTrial, ...]:
+        first_trial: dict[str, str] = {}  # training id -> the first trial of this plan that has it
         for trial in self._trials.values():
-            leader = first.setdefault(trial.training_id, trial.id)
-            state = self._ended(trial)
+            first_trial.setdefault(trial.training_id, trial.id)
+        planned_trainings: set[str] = set()
+        planned = []
+        for trial in self._trials.values():
+            state: TrialState | None = self._ended_status(trial)
             if state is None:
-                state = "shares training" if self._is_trained(trial, trained) else "new"
-                trained.add(trial.training_id)
+                is_trained = trial.training_id in planned_trainings or self._is_trained(trial)
+                state = "shares training" if is_trained else "new"
+                planned_trainings.add(trial.training_id)
+            first, source = first_trial[trial.training_id], trial.source_training
             planned.append(
                 PlannedTrial(
                     trial=trial,
                     cells=tuple(self._cells[trial.id]),
                     state=state,
-                    shares_with=None if leader == trial.id else leader,
-                    starts_from=by_training[trial.source_training.training_id]
-                    if trial.source_training
-                    else None,
-                    **self._facts[trial.id],
+                    shares_with=None if first == trial.id else first,
+                    starts_from=first_trial[source.training_id] if source else None,
+                    **self._costs[trial.id],
                 )
             )
         return tuple(planned)
 
-    def _trial(self, cell: Cell, seed: int) -> Trial:
+    def _make_trial(self, cell: Cell, seed: int) -> Trial:
         key = (cell_key(cell.levels), seed)
-        if key not in self._made:
+        if key not in self._trial_of_cell:
             experiment = _with_absolute_paths(cell.experiment)
-            data = experiment.data
-            if data not in self._identities:
-                self._identities[data] = self._identity(data)
-            start = self._starts.resolve(cell, seed, self._trial)
-            self._made[key] = Trial.of(experiment, self._identities[data], seed, start)
-        return self._made[key]
+            dataset_id = self._dataset_id(experiment.data)
+            initial_weights = self._resolver.resolve(cell, seed, self._make_trial)
+            self._trial_of_cell[key] = Trial.of(experiment, dataset_id, seed, initial_weights)
+        return self._trial_of_cell[key]
 
-    def _identity(self, data: DataConfig) -> str:
-        try:
-            return self._identify(data)
-        except DataError as error:
-            if not self._provisional:
-                raise
-            self.absent.append(str(error))
-            return f"absent {data.source}"
+    def _dataset_id(self, data: DataConfig) -> str:
+        if data not in self._dataset_ids:
+            try:
+                self._dataset_ids[data] = self._identify(data)
+            except DataError as error:
+                if not self._provisional:
+                    raise
+                self.absent.append(str(error))
+                self._dataset_ids[data] = f"absent {data.source}"
+        return self._dataset_ids[data]
 
-    def _ended(self, trial: Trial) -> TrialState | None:
-        return ended_status(self._store, trial.id, pruned=self._pruned) if self._store else None
+    def _ended_status(self, trial: Trial) -> EndedStatus | None:
+        if self._store is None:
+            return None
+        return ended_status(self._store, trial.id, pruned=self._uses_pruning)
 
-    def _is_trained(self, trial: Trial, planned: set[str]) -> bool:
-        """Whether the weights are there, or an earlier trial of this plan makes them."""
-        if trial.training_id in planned:
-            return True
+    def _is_trained(self, trial: Trial) -> bool:
         return self._store is not None and self._store.is_trained(trial.training_id)
 
 
-def _dataset_id(data: DataConfig) -> str:
+def _identify_dataset(data: DataConfig) -> str:
     from kvlab.data import dataset_identity
 
     return dataset_identity(data)
@@ -276,7 +306,7 @@ def _trial_costs(experiment: Experiment) -> dict[str, int]:
 
 
 def _with_absolute_paths(experiment: Experiment) -> Experiment:
-    """Text paths as any worker finds them, whatever its working folder."""
+    """Make text paths absolute, so that any worker finds them from its working folder."""
     data = experiment.data
     if not data.paths:
         return experiment
@@ -284,65 +314,24 @@ def _with_absolute_paths(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"data": data.model_copy(update={"paths": paths})})
 
 
-# How a trial stands in the record, as a driver sees it.
-
-
-EndedStatus = Literal["done", "failed", "diverged", "pruned"]
-
-
-def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> EndedStatus | None:
-    """How a trial ended; None if it has not, or its result cannot be read and is made again.
-
-    Args:
-        pruned: whether one that a search has pruned counts as ended, as it does for searches
-            that prune; every other sweep needs its result.
-    """
-    status = store.status(trial_id)
-    if status == "damaged" or (status == "pruned" and not pruned):
-        return None
-    return status
-
-
-def ended_statuses(
-    store: Store, trials: Iterable[str], forget_failures: bool, *, pruned: bool = False
-) -> dict[str, EndedStatus | None]:
-    """How all of them stand, see `ended_status`; failures are forgotten first, if so asked."""
-    found = {trial: ended_status(store, trial, pruned=pruned) for trial in trials}
-    if forget_failures:
-        failed = [trial for trial, status in found.items() if status == "failed"]
-        found.update((trial, forget_failure(store, trial)) for trial in failed)
-    return found
-
-
-def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
-    """Makes a failed trial missing again, unless some other process has taken it."""
-    with store.trial_lock(trial_id).hold(timeout=1.0) as ours:
-        if ours and store.status(trial_id) == "failed":
-            store.archive_result(trial_id)
-    return ended_status(store, trial_id)
-
-
-# `sweep.json`: what was asked, frozen as it was submitted, and which trials answer it.
-
-
 def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str) -> dict[str, Any]:
-    """The record of one sweep.
+    """Return the content of ``sweep.json``: the question as submitted, and its trials.
 
     Args:
-        plan: of the sweep.
-        yaml: text of the sweep's file.
-        experiment_yaml: text of the base experiment's file.
-        command: as typed, without absolute paths.
+        plan: Of the sweep.
+        yaml: Text of the sweep's file.
+        experiment_yaml: Text of the base experiment's file.
+        command: As typed, without absolute paths.
     """
     sweep = plan.sweep
-    order = {
+    levels_baseline_first = {
         factor: [sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor])]
         for factor, levels in sweep.factors.items()
     }
     return {
         "name": sweep.name,
         "question": sweep.question,
-        "factors": order,
+        "factors": levels_baseline_first,
         "patches": sweep.model_dump(mode="json")["factors"],
         "baseline": dict(sweep.baseline),
         "design": " + ".join(sweep.design_seeds),

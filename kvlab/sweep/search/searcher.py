@@ -63,7 +63,7 @@ class Searcher:
         self.points, self._spent = load_history(self._path, self._config)
         self._rungs = Pruner(self._config.pruning, self.points)
         self._began = time.monotonic()
-        self.ended_because = ""
+        self.stop_reason = ""
         self._resumed = [point for point in self.points if point.past.state == "open"]
         for point in self.points:
             if point.trial:
@@ -77,9 +77,9 @@ class Searcher:
         self._note_cost(point, planned)
         self._aim(point)
 
-    def next(self) -> PlannedTrial | None:
+    def ask(self) -> PlannedTrial | None:
         """The next suggestion that is a new trial; None while enough are in flight, or at the end
-        (see ``ended_because``). One that was pruned comes again when its rung has room."""
+        (see ``stop_reason``). One that was pruned comes again when its rung has room."""
         if self._resumed:
             return self._aim(self._resumed.pop(0))
         in_flight = len({point.trial for point in self.points if point.past.state == "open"})
@@ -93,16 +93,16 @@ class Searcher:
             planned = self._suggest()
             if planned is not None:
                 return planned
-        self.ended_because = f"the last {MAX_FRUITLESS_SUGGESTIONS} suggestions led to nothing new"
+        self.stop_reason = f"the last {MAX_FRUITLESS_SUGGESTIONS} suggestions led to nothing new"
         return self._promotable(at_end=not in_flight)
 
-    def ended(self, planned: PlannedTrial, status: str) -> None:
+    def tell(self, planned: PlannedTrial, status: str) -> None:
         for point in self.points:
             if point.trial == planned.trial.id and point.past.state == "open":
                 self._tell(point, status)
         self._save()
 
-    def paused(self, planned: PlannedTrial) -> PlannedTrial | None:
+    def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
         """Decides about one at its rung.
 
         Raises:
@@ -272,17 +272,17 @@ class Searcher:
         if self._is_spent():
             return True
         if self._config.trials is not None and trained >= self._config.trials:
-            self.ended_because = f"{trained:,} trials are the budget"
-        return bool(self.ended_because)
+            self.stop_reason = f"{trained:,} trials are the budget"
+        return bool(self.stop_reason)
 
     def _is_spent(self) -> bool:
         """Whether there are neither FLOPs nor hours left, for promotions neither."""
         config = self._config
         if config.flops is not None and self.flops >= config.flops:
-            self.ended_because = f"{self.flops:.3g} of {config.flops:.3g} training FLOPs are spent"
+            self.stop_reason = f"{self.flops:.3g} of {config.flops:.3g} training FLOPs are spent"
             return True
         if config.hours is not None and self.seconds >= 3600 * config.hours:
-            self.ended_because = f"{config.hours:g} hours are over"
+            self.stop_reason = f"{config.hours:g} hours are over"
             return True
         return False
 

@@ -29,7 +29,7 @@ def test_a_driver_waits_for_room_and_says_so_once(tmp_path):
     summary = driver.run()
     assert (summary.exit_code, summary.states["done"]) == (0, 8)
     waiting = [event.message for event in told if event.kind == "waiting"]
-    assert waiting == ["others have what it asks for; it starts when there is room"]
+    assert waiting == ["its resources are in use by others; it starts when there is room"]
 
 
 def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
@@ -37,7 +37,7 @@ def test_what_waits_for_a_machine_that_left_can_be_stopped(tmp_path):
         refusals = 10**9
         has = True
 
-        def check(self, requests):  # noqa: ARG002 (the contract's)
+        def check_requests(self, requests):  # noqa: ARG002 (the contract's)
             if not self.has:
                 raise ResourceError("resources.cpus = 1, and no machine here has more than 0")
             self.has = False
@@ -71,4 +71,4 @@ def test_a_search_that_is_over_needs_no_room(tmp_path, monkeypatch):
     searching(tmp_path)[2].run()
     monkeypatch.setattr(stub, "EXPERIMENT", stub.EXPERIMENT + "resources: {cpus: 4000}\n")
     summary = searching(tmp_path)[2].run()
-    assert (summary.exit_code, summary.ran) == (0, 0)
+    assert (summary.exit_code, summary.trials_run) == (0, 0)

@@ -33,10 +33,10 @@ def test_every_trial_is_run_once_and_a_second_run_finds_nothing_missing(tmp_path
     planned = tiny_plan(tmp_path)
     results = []
     summary = drive(planned, store, StubRun(store.path), on_result=results.append)
-    assert (summary.exit_code, summary.states["done"], summary.ran) == (0, 8, 8)
+    assert (summary.exit_code, summary.states["done"], summary.trials_run) == (0, 8, 8)
     assert sorted(results) == sorted(ids(planned))
     again = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
-    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 0)
+    assert (again.exit_code, again.states["done"], again.trials_run) == (0, 8, 0)
     assert all(store.attempts(trial) == [1] for trial in ids(planned))
 
 
@@ -69,9 +69,9 @@ def test_failed_trials_run_again_only_when_asked_and_keep_both_attempts(tmp_path
     bad = ids(planned)[0]
     drive(planned, store, StubRun(store.path, script={(bad, "train", 5): "bug"}))
     unasked = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
-    assert (unasked.ran, unasked.exit_code) == (0, 1)
+    assert (unasked.trials_run, unasked.exit_code) == (0, 1)
     asked = drive(tiny_plan(tmp_path, store), store, StubRun(store.path), retry_failed=True)
-    assert (asked.ran, asked.exit_code, asked.states["done"]) == (1, 0, 8)
+    assert (asked.trials_run, asked.exit_code, asked.states["done"]) == (1, 0, 8)
     assert store.attempts(bad) == [1, 2]
     assert (store.attempt_directory(bad, 1) / "result.json").exists()
     assert store.result(bad)["provenance"]["attempts"] == 2
@@ -150,7 +150,7 @@ class TwoAtOnce:
     def __init__(self):
         self.trials = []
 
-    def check(self, requests):
+    def check_requests(self, requests):
         pass
 
     def has_room(self, resources):  # noqa: ARG002
@@ -178,7 +178,7 @@ def test_a_stop_before_there_is_a_store_starts_nothing(tmp_path):
     driver.stop()
     assert not store.path.exists()
     summary = driver.run()
-    assert (summary.exit_code, summary.ran) == (130, 0)
+    assert (summary.exit_code, summary.trials_run) == (130, 0)
 
 
 def test_what_trials_share_is_prepared_before_the_first(tmp_path):
@@ -191,8 +191,8 @@ def test_what_trials_share_is_prepared_before_the_first(tmp_path):
         return missing
 
     planned = tiny_plan(tmp_path)
-    assert drive(planned, store, StubRun(store.path), before=before).states["done"] == 8
-    assert drive(planned, store, StubRun(store.path), before=before).ran == 0
+    assert drive(planned, store, StubRun(store.path), prepare=before).states["done"] == 8
+    assert drive(planned, store, StubRun(store.path), prepare=before).trials_run == 0
     assert seen == [ids(planned)], "and not at all if nothing is missing"
 
 
@@ -203,7 +203,7 @@ def test_what_cannot_be_prepared_starts_no_trial(tmp_path):
         raise DataError("HellaSwag is not here")
 
     with pytest.raises(DataError, match="not here"):
-        drive(tiny_plan(tmp_path), store, StubRun(store.path), before=before)
+        drive(tiny_plan(tmp_path), store, StubRun(store.path), prepare=before)
     assert not (store.path / "trials").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_stop_ends_the_preparation(tmp_path):
         check_stop()
         pytest.fail("it should have ended")
 
-    summary = drive(tiny_plan(tmp_path), store, StubRun(store.path), before=before)
+    summary = drive(tiny_plan(tmp_path), store, StubRun(store.path), prepare=before)
     assert (summary.exit_code, summary.states["missing"]) == (130, 8)
     assert not store.stop_flag("s").exists()
 
@@ -232,5 +232,5 @@ def test_two_sweeps_of_one_store_share_what_is_equal(tmp_path):
     (tmp_path / "other").mkdir()
     text = SWEEP.replace("seeds: [0, 1]", "seeds: [1, 2]").replace("heads", "attention")
     other = tiny_plan(tmp_path / "other", store, text)
-    assert other.counts() == {"done": 4, "new": 2, "shares training": 2}
-    assert drive(other, store, StubRun(store.path)).ran == 4
+    assert other.count_states() == {"done": 4, "new": 2, "shares training": 2}
+    assert drive(other, store, StubRun(store.path)).trials_run == 4

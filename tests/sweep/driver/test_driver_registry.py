@@ -43,10 +43,10 @@ def test_a_driver_leaves_to_another_what_that_one_has(tmp_path):
         return StubRun(store.path)(trial)
 
     summary = drive(planned, store, run, on_event=events.append)
-    assert (summaries[0].ran, summaries[0].states["done"]) == (8, 8)
+    assert (summaries[0].trials_run, summaries[0].states["done"]) == (8, 8)
     assert (summary.exit_code, summary.states["done"]) == (0, 8)
     assert attempts(store, planned) == [[1]] * 8
-    assert sum(event.elsewhere for event in events) == 7
+    assert sum(event.is_remote for event in events) == 7
 
 
 def test_a_trial_that_is_held_is_waited_for(tmp_path):
@@ -157,23 +157,26 @@ def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, sweep): 
 def test_who_cannot_join_is_told_why(tmp_path):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
     described = {"name": "s", "cells": [{"trials": {1: "a"}}]}
-    with join_sweep(store, "s", described, alone=False):
+    with join_sweep(store, "s", described, exclusive=False):
         with (
             pytest.raises(UsageError, match=r"run by process \d+ since .*a search has one driver"),
-            join_sweep(store, "s", None, alone=True),
+            join_sweep(store, "s", None, exclusive=True),
         ):
             pytest.fail("it is not alone")
         with (
             pytest.raises(UsageError, match="other cells than this file's"),
-            join_sweep(store, "s", {"name": "s", "cells": []}, alone=False),
+            join_sweep(store, "s", {"name": "s", "cells": []}, exclusive=False),
         ):
             pytest.fail("its plan is another")
-        with join_sweep(store, "s", described, alone=False):
+        with join_sweep(store, "s", described, exclusive=False):
             store.stop_flag("s").touch()
         assert store.stop_flag("s").exists(), "the first has not seen it yet"
         with pytest.raises(UsageError, match="asked to stop"):
             drive(planned, store, StubRun(store.path))
     assert not store.stop_flag("s").exists()
-    with join_sweep(store, "s", None, alone=True), pytest.raises(UsageError, match="kvlab stop s"):
+    with (
+        join_sweep(store, "s", None, exclusive=True),
+        pytest.raises(UsageError, match="kvlab stop s"),
+    ):
         drive(planned, store, StubRun(store.path))
     assert drive(planned, store, StubRun(store.path)).states["done"] == 8

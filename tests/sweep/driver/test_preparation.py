@@ -61,7 +61,7 @@ def test_every_architecture_is_tested_once_and_the_baseline_first(tmp_path):
     store = Store(tmp_path / "runs")
     planned = list(tiny_plan(tmp_path).trials)
     run = Run(store)
-    test, said = smoke(store, InlineExecutor(run), asked=True)
+    test, said = smoke(store, InlineExecutor(run), requested=True)
     assert test(planned, lambda: None) == planned
     assert len(run.seen) == 4  # 2 heads x 2 servings, whatever the seeds
     assert run.seen[0].id == f"smoke-{planned[0].trial.id}"
@@ -75,10 +75,10 @@ def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(tmp_p
     planned = tiny_plan(tmp_path)
     run, results = MqaIsBroken(store), []
     executor = InlineExecutor(run)
-    test, said = smoke(store, executor, asked=True)
-    summary = Driver(planned, store, executor, before=test, on_result=results.append).run()
+    test, said = smoke(store, executor, requested=True)
+    summary = Driver(planned, store, executor, prepare=test, on_result=results.append).run()
     assert summary.states == {"done": 4, "failed": 4, "missing": 0}
-    assert summary.halted == ""
+    assert summary.halt_reason == ""
     assert "2 broken" in said[1]
     assert sorted(results) == sorted(one.trial.id for one in planned.trials)
     for one in planned.trials:
@@ -95,9 +95,9 @@ def test_trials_of_a_broken_architecture_fail_at_once_and_the_others_go_on(tmp_p
     assert run.seen[: len(tested)] == tested, "before the long work"
     # broken ones are tested again when they are asked for again
     again = plan(load_sweep(tmp_path / "s.yaml"), store, identify=identify)
-    test, said = smoke(store, executor, asked=True)
-    summary = Driver(again, store, executor, before=test, retry_failed=True).run()
-    assert (summary.ran, summary.states["failed"]) == (4, 4)
+    test, said = smoke(store, executor, requested=True)
+    summary = Driver(again, store, executor, prepare=test, retry_failed=True).run()
+    assert (summary.trials_run, summary.states["failed"]) == (4, 4)
     assert said[0] == "smoke test: one step of 2 architectures"
 
 
@@ -108,7 +108,7 @@ def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_de
     assert estimate_training_seconds(planned[0], None) == flops / MAX_TRAINING_FLOPS["cpu"]
     for rate, tests in ((None, 0), (flops / 299, 0), (flops / 301, 4)):
         run = Run(store)
-        smoke(store, InlineExecutor(run), rate=rate)[0](planned, lambda: None)
+        smoke(store, InlineExecutor(run), flops_per_second=rate)[0](planned, lambda: None)
         assert len(run.seen) == tests
     long = [replace(one, flops=10**15) for one in planned]
     run = Run(store)
@@ -116,7 +116,7 @@ def test_it_pays_where_trainings_are_long_by_the_measured_rate_or_the_fastest_de
     assert len(run.seen) == 4
     one_architecture = [one for one in long if smoke_test_key(one) == smoke_test_key(long[0])]
     smoke(store, InlineExecutor(run))[0](one_architecture, lambda: None)
-    smoke(store, InlineExecutor(run), asked=False)[0](long, lambda: None)
+    smoke(store, InlineExecutor(run), requested=False)[0](long, lambda: None)
     assert len(run.seen) == 4, "the first trial shows it as soon; and it was not wanted"
 
 
@@ -142,7 +142,7 @@ class Ends(InlineExecutor):
         self.error = error
 
     def wait(self, seconds):  # noqa: ARG002
-        trial, self._next = self._next, None
+        trial, self._task = self._task, None
         return [EndedTask(trial.id, error=self.error)] if trial else []
 
 
@@ -150,12 +150,12 @@ def test_memory_and_deaths_are_left_to_the_trials_own_policies(tmp_path):
     store = Store(tmp_path / "runs")
     planned = list(tiny_plan(tmp_path).trials)
     for error in (MemoryError("none left"), RuntimeError("its process died")):
-        test, said = smoke(store, Ends(error), asked=True)
+        test, said = smoke(store, Ends(error), requested=True)
         assert test(planned, lambda: None) == planned
         assert said[-1] == "smoke test: none broken"
     assert store.trial_ids() == []
     with pytest.raises(StoreError, match="no room"):
-        smoke(store, Ends(StoreError("no room")), asked=True)[0](planned, lambda: None)
+        smoke(store, Ends(StoreError("no room")), requested=True)[0](planned, lambda: None)
 
 
 def test_it_can_be_stopped(tmp_path):
@@ -165,7 +165,7 @@ def test_it_can_be_stopped(tmp_path):
     run = Run(Store(tmp_path / "runs"))
     planned = list(tiny_plan(tmp_path, text=SWEEP).trials)
     with pytest.raises(Stopped):
-        smoke(Store(tmp_path / "runs"), InlineExecutor(run), asked=True)[0](planned, stop)
+        smoke(Store(tmp_path / "runs"), InlineExecutor(run), requested=True)[0](planned, stop)
     assert run.seen == []
 
 
@@ -179,7 +179,7 @@ class Measures(InlineExecutor):
     """Tests answer that they took 5 GB of 80, at a microbatch of 16 tokens."""
 
     def wait(self, seconds):  # noqa: ARG002
-        trial, self._next = self._next, None
+        trial, self._task = self._task, None
         if trial is None:
             return []
         answer = SmokeResult(5 * 10**9, 80 * 10**9, 16)
@@ -191,7 +191,7 @@ def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path):
     planned = list(packed(tmp_path).trials)
     store = Store(tmp_path / "runs")
     # also where the tests were not wanted: what is shared must be known
-    settled = smoke(store, Measures(None), asked=False)[0](planned, lambda: None)
+    settled = smoke(store, Measures(None), requested=False)[0](planned, lambda: None)
     for before, after in zip(planned, settled, strict=True):
         assert before.trial.experiment.resources.devices == 1
         resources = after.trial.experiment.resources
@@ -199,10 +199,10 @@ def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path):
         assert (resources.microbatch_tokens, resources.shares) == (16, True)
         assert after.trial.id == before.trial.id
     # nothing measured: a GPU of its own
-    test, _ = smoke(store, Ends(RuntimeError("died")), asked=False)
+    test, _ = smoke(store, Ends(RuntimeError("died")), requested=False)
     assert {p.trial.experiment.resources.gpus for p in test(planned, lambda: None)} == {1.0}
     fixed = list(packed(tmp_path, 0.25).trials)
-    assert smoke(store, Measures(None), asked=False)[0](fixed, lambda: None) == fixed
+    assert smoke(store, Measures(None), requested=False)[0](fixed, lambda: None) == fixed
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
 class Anywhere(InlineExecutor):
     """Has all that anybody asks for."""
 
-    def check(self, requests):
+    def check_requests(self, requests):
         pass
 
 
@@ -161,10 +161,10 @@ def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):
     script = {(one.trial.id, "measure", 0): "bug" for one in planned.trials}
     summary = drive(planned, store, StubRun(store.path, script=script), events)
     assert (summary.exit_code, summary.states["failed"], summary.states["missing"]) == (1, 3, 5)
-    assert summary.halted.startswith(
+    assert summary.halt_reason.startswith(
         "3 trials failed at the same place (ValueError: no way to measure"
     )
-    assert [event.message for event in events if event.kind == "halted"] == [summary.halted]
+    assert [event.message for event in events if event.kind == "halted"] == [summary.halt_reason]
     mended = Driver(
         tiny_plan(tmp_path, store), store, InlineExecutor(StubRun(store.path)), retry_failed=True
     ).run()
@@ -179,7 +179,7 @@ def test_errors_at_different_places_do_not_end_it(tmp_path):
         (p.trial.id, "measure", 0): kind for p, kind in zip(planned.trials, kinds, strict=True)
     }
     summary = drive(planned, store, StubRun(store.path, script=script))
-    assert summary.halted == ""
+    assert summary.halt_reason == ""
     assert summary.states == {"failed": 4, "diverged": 4, "missing": 0}
 
 
@@ -188,20 +188,20 @@ def killed(tmp_path, **config):
     planned = tiny_plan(tmp_path).trials[0]
     path = store.trial_directory(planned.trial.id) / "progress.json"
     path.parent.mkdir(parents=True)
-    failures = RetryPolicy(FailuresConfig(**config), store, InlineExecutor(None))
-    return planned, path, lambda: failures.killed(planned, WorkerKilled("its process died"))
+    retry_policy = RetryPolicy(FailuresConfig(**config), store, InlineExecutor(None))
+    return planned, path, lambda: retry_policy.after_kill(planned, WorkerKilled("its process died"))
 
 
 def test_a_killed_trial_waits_longer_each_time_until_it_has_died_too_often(tmp_path):
     _, _, again = killed(tmp_path, killed_retries=3, backoff_seconds=2.0)
     decisions = [again() for _ in range(4)]
-    assert [one and one.seconds for one in decisions] == [2.0, 4.0, 8.0, None]
-    assert decisions[1].why == "its process died; retry 2 of 3 in 4s"
+    assert [one and one.delay_seconds for one in decisions] == [2.0, 4.0, 8.0, None]
+    assert decisions[1].reason == "its process died; retry 2 of 3 in 4s"
 
 
 def test_a_backoff_has_an_end(tmp_path):
     _, _, again = killed(tmp_path, killed_retries=1000, backoff_seconds=1.0)
-    assert [again().seconds for _ in range(40)][-1] == 300.0
+    assert [again().delay_seconds for _ in range(40)][-1] == 300.0
 
 
 def test_a_trial_that_gets_further_between_kills_is_not_given_up(tmp_path):
@@ -219,13 +219,13 @@ def test_the_driver_waits_and_then_goes_on(tmp_path):
         left = 2
 
         def wait(self, seconds):
-            if self._next is not None and self.left:
+            if self._task is not None and self.left:
                 self.left -= 1
-                trial, self._next = self._next, None
+                trial, self._task = self._task, None
                 return [EndedTask(trial.id, error=WorkerKilled("its process died"))]
             return super().wait(seconds)
 
     store = Store(tmp_path / "runs")
     planned = tiny_plan(tmp_path, text=ONE + "failures: {backoff_seconds: 0.01}\n")
     summary = Driver(planned, store, Preempting(StubRun(store.path))).run()
-    assert (summary.exit_code, summary.states["done"], summary.ran) == (0, 2, 2)
+    assert (summary.exit_code, summary.states["done"], summary.trials_run) == (0, 2, 2)

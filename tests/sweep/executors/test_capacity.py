@@ -30,7 +30,7 @@ def asks(cpus, gpus=0.0):
 
 @pytest.mark.parametrize("request_", [asks(64), asks(4, 1), asks(0.5, 0.25), asks(1)])
 def test_what_one_machine_holds_passes(request_):
-    Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check([request_])
+    Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check_requests([request_])
 
 
 @pytest.mark.parametrize(
@@ -44,21 +44,21 @@ def test_what_one_machine_holds_passes(request_):
 )  # fmt: skip
 def test_what_no_single_machine_holds_is_refused(request_, wanted):
     with pytest.raises(ResourceError) as caught:
-        Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check([asks(1), request_])
+        Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check_requests([asks(1), request_])
     assert wanted in str(caught.value)
 
 
 def test_a_machine_that_joins_or_leaves_counts_after_a_while():
     cluster = Cluster({"CPU": 1.0})
     capacity = cluster.capacity()
-    capacity.take(asks(1))
+    capacity.acquire(asks(1))
     cluster.machines.append({"CPU": 2.0, "GPU": 1.0})
     assert not capacity.has_room(asks(1))  # asked for a moment ago
     cluster.seconds += REFRESH_SECONDS
     assert capacity.has_room(asks(2, 1))
     assert not capacity.has_room(asks(2.5))
     assert (capacity.cpus, capacity.gpus) == (3.0, 1.0)
-    capacity.give_back(asks(1))
+    capacity.release(asks(1))
     assert capacity.has_room(asks(2.5))
     cluster.machines.pop()
     cluster.seconds += REFRESH_SECONDS
@@ -81,5 +81,5 @@ def test_fractions_fill_a_device_exactly():
     capacity = Cluster({"CPU": 1.0, "GPU": 1.0}).capacity()
     for _ in range(10):
         assert capacity.has_room(asks(0.1, 0.1))
-        capacity.take(asks(0.1, 0.1))
+        capacity.acquire(asks(0.1, 0.1))
     assert not capacity.has_room(asks(0.1, 0.1))

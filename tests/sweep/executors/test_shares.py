@@ -30,7 +30,7 @@ def share(address, folder):
         part = device_share(3)
         trials = [some_trial(seed, cpus=0.5, gpus=part) for seed in range(3)]
         wanted = trials[0].experiment.resources
-        executor.check([wanted])
+        executor.check_requests([wanted])
         for at, trial in enumerate(trials):  # each waits until the next one is there too
             assert executor.has_room(wanted)
             executor.start(run.ask(trial, "meet", other=trials[(at + 1) % 3].id))

@@ -66,7 +66,7 @@ def test_a_rate_is_measured_from_finished_trials(tmp_path):
         8,
         10.0,
     )
-    new = [p for p in longer.trials if not p.ended]
+    new = [p for p in longer.trials if not p.has_ended]
     seconds = sum(p.flops for p in new if p.trains) / costs.rate.flops_per_second + 10.0 * len(new)
     assert costs.hours == pytest.approx(seconds / 3600)
     assert estimate_budget(planned, store) is None

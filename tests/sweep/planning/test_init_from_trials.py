@@ -123,7 +123,7 @@ def test_retrying_runs_the_source_and_then_what_waited_for_it(tmp_path):
     again = drive(
         tiny_plan(tmp_path, store, UPTRAINED), store, StubRun(store.path), retry_failed=True
     )
-    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 4)
+    assert (again.exit_code, again.states["done"], again.trials_run) == (0, 8, 4)
 
 
 def test_a_trained_dependent_needs_its_source_no_more(tmp_path):
@@ -135,7 +135,7 @@ def test_a_trained_dependent_needs_its_source_no_more(tmp_path):
     gone = trials["mqa", "tied", 0].trial.id
     (store.trial_directory(gone) / "result.json").unlink()
     again = drive(tiny_plan(tmp_path, store, UPTRAINED), store, StubRun(store.path))
-    assert (again.exit_code, again.states["done"], again.ran) == (0, 8, 1)
+    assert (again.exit_code, again.states["done"], again.trials_run) == (0, 8, 1)
 
 
 def test_a_repository_that_is_not_here_makes_a_provisional_plan(tmp_path):

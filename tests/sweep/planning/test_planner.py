@@ -23,9 +23,12 @@ def states(planned):
 
 def test_the_shipped_quickstart_shares_trainings():
     planned = plan(load_sweep(ROOT / "sweeps" / "quickstart.yaml"), identify=identify)
-    assert (len(planned.cells), len(planned.trials), planned.trainings) == (18, 36, 24)
-    assert planned.totals() == "36 trials, 24 trainings: 12 trials share a training with another"
-    assert planned.counts() == {"new": 24, "shares training": 12}
+    assert (len(planned.cells), len(planned.trials), planned.training_count) == (18, 36, 24)
+    assert (
+        planned.format_totals()
+        == "36 trials, 24 trainings: 12 trials share a training with another"
+    )
+    assert planned.count_states() == {"new": 24, "shares training": 12}
     for one in planned.trials:
         assert (one.shares_with is not None) == (one.levels["sharing"] == "tied")
     leader = {one.trial.id: one for one in planned.trials}
@@ -39,7 +42,7 @@ def test_the_shipped_quickstart_shares_trainings():
 
 def test_the_shipped_study_shares_trainings():
     planned = plan(load_sweep(ROOT / "sweeps" / "character-ai.yaml"), identify=identify)
-    assert (len(planned.cells), len(planned.trials), planned.trainings) == (18, 54, 36)
+    assert (len(planned.cells), len(planned.trials), planned.training_count) == (18, 54, 36)
 
 
 def test_the_baseline_comes_first_and_seeds_stay_together(tmp_path):

@@ -132,4 +132,4 @@ def test_optunas_name_and_the_short_one_are_the_same_search(tmp_path):
     longer = SEARCH.replace("trials: 12", "trials: 13").replace(
         "seed: 3", "sampler: {name: TPESampler}"
     )
-    assert searching(tmp_path, longer)[2].run().ran == 1
+    assert searching(tmp_path, longer)[2].run().trials_run == 1

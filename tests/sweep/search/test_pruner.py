@@ -100,7 +100,7 @@ def searching(folder, text=SEARCH, promote=(), stop_at=0, **stages):
 
     driver = Driver(
         search.plan, store, InlineExecutor(RisingRun(store.path, **stages)),
-        description=describe(search.plan), feed=search, on_event=tell,
+        description=describe(search.plan), source=search, on_event=tell,
     )  # fmt: skip
     return store, search, driver
 
@@ -169,7 +169,7 @@ def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, t
     store, search, driver = searching(tmp_path, text.replace("trials: 12", f"trials: {trials}"))
     summary = driver.run()
     assert summary.exit_code == 0
-    assert search.ended_because == f"{trials} trials are the budget"
+    assert search.stop_reason == f"{trials} trials are the budget"
     losses = {p.trial: p.past.rungs[0] for p in search.points}
     rungs = PruningConfig(rule="halving", factor=factor).steps(20)
     expected = successive_halving(losses, factor, len(rungs))
@@ -212,7 +212,7 @@ def test_flops_are_those_really_spent(tmp_path):
     driver.run()
     assert len(search.points) > 6  # four whole trainings would be four
     assert 4 * whole <= search.flops < 5 * whole
-    assert "training FLOPs are spent" in search.ended_because
+    assert "training FLOPs are spent" in search.stop_reason
     assert search.best()
 
 
@@ -291,7 +291,7 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
             saved["trial"] = event.planned.trial.id
             driver.stop()
 
-    driver._tell = note
+    driver._on_event = note
     driver.run()
     trial = saved["trial"]
     if lost == "the result":
@@ -377,7 +377,7 @@ def test_a_pruned_trial_is_promoted_by_hand(tmp_path):
     states = [p.past.state for p in search.points]
     store, search, driver = searching(tmp_path, promote=[worst.trial])
     summary = driver.run()
-    assert (summary.exit_code, summary.ran) == (0, 1)
+    assert (summary.exit_code, summary.trials_run) == (0, 1)
     assert store.status(worst.trial) == "done"
     assert len(steps_of(store, worst)) == 20
     again = next(p for p in search.points if p.trial == worst.trial)

@@ -20,7 +20,7 @@ def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
     store, search, driver = searching(tmp_path)
     summary = driver.run()
     assert (summary.exit_code, summary.states["done"]) == (0, 13)
-    assert search.ended_because == "12 trials are the budget"
+    assert search.stop_reason == "12 trials are the budget"
     best = search.best()[0]
     assert best.past.values[0] < 0.3
     assert best.past.values[0] == min(p.past.values[0] for p in search.points if p.past.values)
@@ -39,7 +39,7 @@ def test_a_search_that_is_stopped_again_and_again_finds_the_same(tmp_path, sampl
         rough, search, driver = searching(tmp_path / "rough", text, stop_at=stop_at)
         summary = driver.run()
         assert (summary.stopped, summary.exit_code) == (True, 130)
-        assert not search.ended_because
+        assert not search.stop_reason
         assert len(search.points) < 12
     rough, _, driver = searching(tmp_path / "rough", text)
     assert driver.run().exit_code == 0
@@ -88,7 +88,7 @@ def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path):
     )
     summary = driver.run()
     assert summary.exit_code == 0
-    assert "nothing new" in search.ended_because
+    assert "nothing new" in search.stop_reason
     assert sum(p.trained for p in search.points) == 2
     assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
 
@@ -111,7 +111,7 @@ def test_a_flops_budget_ends_it(tmp_path):
     assert (
         sum(p.flops for p in search.points[:-1]) < 2.5 * one <= sum(p.flops for p in search.points)
     )
-    assert "training FLOPs are spent" in search.ended_because
+    assert "training FLOPs are spent" in search.stop_reason
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_hours_end_it_and_what_is_under_way_is_finished(tmp_path, clock):
     assert driver.run().exit_code == 0
     assert clock == [400.0]  # the base and three more; the fourth began at 300
     assert [store.status(trial) for trial in store.trial_ids()] == ["done"] * 4
-    assert search.ended_because == "0.1 hours are over"
-    assert searching(tmp_path, HOURS)[2].run().ran == 0
+    assert search.stop_reason == "0.1 hours are over"
+    assert searching(tmp_path, HOURS)[2].run().trials_run == 0
 
 
 def test_hours_are_counted_over_all_runs_and_not_between_them(tmp_path, clock):
@@ -156,7 +156,7 @@ def test_hours_are_counted_over_all_runs_and_not_between_them(tmp_path, clock):
 
 def test_several_in_flight_are_all_different(tmp_path):
     _, search, _ = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 12\n  parallel: 4"))
-    given = [search.next() for _ in range(5)]
+    given = [search.ask() for _ in range(5)]
     assert given[4] is None
     assert len({one.trial.id for one in given[:4]}) == 4
 
@@ -166,7 +166,7 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
     with pytest.raises(StoreError, match="another search of this name"):
         searching(tmp_path, SEARCH.replace("seed: 3", "seed: 4"))
     longer = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 14"))
-    assert longer[2].run().ran == 2
+    assert longer[2].run().trials_run == 2
 
 
 @pytest.mark.parametrize(
