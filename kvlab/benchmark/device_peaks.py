@@ -14,7 +14,7 @@ from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.layout.roofline_model import DevicePeaks
-from kvlab.model.kernels.linear import linear
+from kvlab.model.kernels import linear
 
 
 def processor_name() -> str:

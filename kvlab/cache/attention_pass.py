@@ -1,17 +1,18 @@
-"""One forward pass as the attention layers see it: whose K/V are read, and what is written.
+"""One forward pass as the attention layers see it: what they read, and what they write.
 
-Every layer does the same three things, whether or not there is a cache:
+Every layer does the same, with or without a cache:
 
-    if step.writes(layer):  step.put(layer, k, v)     # its K/V become its slot's current ones
-    context = step.get(layer)                         # the slot's past tokens, then the current
-    ... attend ...
-    step.done(layer)                                  # after a slot's last reader: keep them
+    if attention_pass.writes_kv(layer):
+        attention_pass.write_kv(layer, k, v)         # becomes the slot's K/V of this pass
+    context = attention_pass.read_kv(layer)          # the slot's past tokens, then this pass's
+    ...                                              # attend
+    attention_pass.end_layer(layer)                  # the slot's last reader commits its K/V
 
-So training, one-shot scoring and serving are one code path, and a consumer never writes. A
-layer that reads a slot gets the K/V of the *last writer at or below it* for the tokens of this
-pass, and what the slot kept for the tokens before it. From that follow both tie rules:
-``overwrite`` (all layers with projections write): own values in this pass, the last writer's
-for the past. ``owner`` (only the first layer writes): the first layer's values, always.
+So training, one-shot scoring and serving share one code path, and a consumer never writes. For
+the tokens of this pass a layer reads the K/V of the last layer at or below it that wrote its
+slot; for past tokens, what the slot has stored. Both tie rules follow: under ``overwrite`` every
+layer with K/V projections writes, so it reads its own K/V in this pass and the last writer's for
+past tokens; under ``owner`` only the first layer writes, and its K/V are read for all tokens.
 
 Shapes: B rows, H K/V heads, C tokens of this pass, P past tokens, D head_dim.
 """
@@ -28,20 +29,21 @@ from kvlab.cache.document_mask import DocumentMask
 
 @dataclass(frozen=True)
 class KeysValues:
-    """What one layer may read.
+    """The keys and values that one layer reads.
 
     Attributes:
         k, v: (B, H, P + C, D).
-        mask: (B or 1, 1, C, P + C) of bool, true where a query sees a key; or None.
-        ordered: without a mask: if true the keys are consecutive tokens that end with this
-            pass's last, so causality and the window apply; if false all of them are visible.
-        documents: then also none sees a token of another document; there are no past tokens.
+        mask: (B or 1, 1, C, P + C), added to the scores, or of bool and true where a query sees
+            a key; or None.
+        is_causal: without a mask: if true, the keys are consecutive tokens that end with the last
+            of this pass, so causality and the window apply; if false, every key is visible.
+        documents: a causal query also sees no token of another document; P is 0.
     """
 
     k: Tensor
     v: Tensor
     mask: Tensor | None = None
-    ordered: bool = True
+    is_causal: bool = True
     documents: DocumentMask | None = None
 
 
@@ -59,29 +61,32 @@ class AttentionPass(ABC):
         """Tokens that the longest row holds after this pass."""
 
     @abstractmethod
-    def writes(self, layer: int) -> bool:
-        """Whether this layer computes K/V of its own."""
+    def writes_kv(self, layer: int) -> bool:
+        """Whether the layer writes K/V of its own."""
 
     @abstractmethod
-    def put(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Makes k and v (B, H, C, D) the current ones of the layer's slot."""
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Make k and v (B, H, C, D) the K/V of the layer's slot for the tokens of this pass."""
 
     @abstractmethod
-    def get(self, layer: int) -> KeysValues:
-        """What this layer reads."""
+    def read_kv(self, layer: int) -> KeysValues:
+        """Return what the layer attends to."""
 
-    def done(self, layer: int) -> None:  # noqa: B027  (most steps keep nothing)
-        """Says that this layer has attended."""
+    def end_layer(self, layer: int) -> None:  # noqa: B027  (passes without a cache commit nothing)
+        """Mark the layer's attention as done."""
 
     def finish(self) -> None:  # noqa: B027
-        """Says that all layers have attended: the cache's length advances."""
+        """Mark the pass as done: a cache advances by its tokens."""
 
 
 class OneShotPass(AttentionPass):
-    """No cache: the current tokens are all there is. Consumers read their trained owner.
+    """A pass without a cache: every token belongs to it. Consumers read their trained owner.
 
     Args:
-        documents: of the rows, if they are to be kept apart.
+        owners: the layer whose K/V each layer reads.
+        length: tokens C of each row.
+        device: of the positions.
+        documents: the documents packed into the rows, if each is to be computed alone.
     """
 
     def __init__(
@@ -105,11 +110,11 @@ class OneShotPass(AttentionPass):
     def end(self) -> int:
         return self._length
 
-    def writes(self, layer: int) -> bool:
+    def writes_kv(self, layer: int) -> bool:
         return self._owners[layer] == layer
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
         self._current[layer] = KeysValues(k, v, documents=self._documents)
 
-    def get(self, layer: int) -> KeysValues:
+    def read_kv(self, layer: int) -> KeysValues:
         return self._current[self._owners[layer]]

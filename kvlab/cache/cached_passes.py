@@ -1,4 +1,7 @@
-"""The forward passes that go through a cache: rows of equal length, and rows that differ."""
+"""The forward passes through a cache: rows of equal length, of any lengths, and static shapes.
+
+Shapes: B rows, H K/V heads, C tokens of this pass, S entries of a buffer, D head_dim.
+"""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING
@@ -14,44 +17,44 @@ if TYPE_CHECKING:
 
 
 class CachedPass(AttentionPass):
-    """What both kinds share: slots and writers come from the layout.
+    """What all passes through a cache share: slots and writers come from the layout.
 
-    A chunk longer than one token must not be written into a ring before the slot's last reader
-    has attended: it would overwrite tokens that its first queries still see. So those writes
-    wait in ``_waiting``; all others are made at once, and what is read is the buffer itself.
+    A chunk of more than one token must not enter a ring before the slot's last reader has
+    attended: it would overwrite tokens that the chunk's first queries still see. Such writes wait
+    in ``_pending``. All others are made at once, and layers read the buffer itself.
     """
 
     def __init__(self, cache: "KVCache", count: int):
         self._cache, self._count = cache, count
-        self._waiting: dict[int, EncodedKV] = {}
+        self._pending: dict[int, EncodedKV] = {}
 
-    def writes(self, layer: int) -> bool:
+    def writes_kv(self, layer: int) -> bool:
         return self._cache.layout.writers[layer]
 
-    def _slot(self, layer: int) -> tuple[int, KVBuffer]:
-        owner = self._cache.layout.owners[layer]
-        return owner, self._cache.slots[owner]
-
-    def put(self, layer: int, k: Tensor, v: Tensor) -> None:
-        owner, slot = self._slot(layer)
-        kept = slot.encode(k, v)
-        if slot.is_ring and self._count > 1:
-            self._waiting[owner] = kept
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        owner, buffer = self._buffer(layer)
+        encoded = buffer.encode(k, v)
+        if buffer.is_ring and self._count > 1:
+            self._pending[owner] = encoded
         else:
-            self._write(slot, kept)
+            self._store(buffer, encoded)
 
-    def done(self, layer: int) -> None:
-        owner, slot = self._slot(layer)
-        if owner in self._waiting and self._cache.layout.last_readers[owner] == layer:
-            self._write(slot, self._waiting.pop(owner))
+    def end_layer(self, layer: int) -> None:
+        owner, buffer = self._buffer(layer)
+        if owner in self._pending and self._cache.layout.last_readers[owner] == layer:
+            self._store(buffer, self._pending.pop(owner))
+
+    def _buffer(self, layer: int) -> tuple[int, KVBuffer]:
+        owner = self._cache.layout.owners[layer]
+        return owner, self._cache.buffers[owner]
 
     @abstractmethod
-    def _write(self, slot: KVBuffer, kept: EncodedKV) -> None:
-        """Keeps the K/V of this pass."""
+    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+        """Store the K/V of this pass in ``buffer``."""
 
 
 class UniformPass(CachedPass):
-    """All rows hold the same number of tokens: slices, no masks, no copies to decode."""
+    """All rows hold the same number of tokens: slices only, no masks, no copies to decode."""
 
     def __init__(self, cache: "KVCache", count: int):
         super().__init__(cache, count)
@@ -65,87 +68,93 @@ class UniformPass(CachedPass):
     def end(self) -> int:
         return self._start + self._count
 
-    def get(self, layer: int) -> KeysValues:
-        owner, slot = self._slot(layer)
-        end = self._start + self._count
-        if owner in self._waiting:
-            return self._with_past(slot, self._waiting[owner])
-        context = slot.read(slice(0, min(end, slot.size)))
-        return context if self._count == 1 else KeysValues(context.k, context.v)
+    def read_kv(self, layer: int) -> KeysValues:
+        owner, buffer = self._buffer(layer)
+        if owner in self._pending:
+            return self._read_with_pending(buffer, self._pending[owner])
+        k, v = buffer.read(slice(0, min(self.end, buffer.size)))
+        return KeysValues(k, v, is_causal=self._count > 1)
 
-    def _with_past(self, slot: KVBuffer, kept: EncodedKV) -> KeysValues:
-        k, v = slot.decode(kept)
-        past = min(self._start, slot.size)
+    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KeysValues:
+        k, v = buffer.decode(pending)
+        past = min(self._start, buffer.size)
         if past:
-            past_k, past_v = slot.read_run(self._start, past)
+            past_k, past_v = buffer.read_tokens(self._start, past)
             k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
         return KeysValues(k, v)
 
-    def _write(self, slot: KVBuffer, kept: EncodedKV) -> None:
-        slot.write_run(self._start, kept)
+    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+        buffer.write_tokens(self._start, encoded)
 
     def finish(self) -> None:
         self._cache.advance(self._count)
 
 
 class StaticPass(CachedPass):
-    """One token a row, rows of any lengths: positions on the device, nothing allocated to keep.
+    """One token a row, rows of any lengths, with fixed shapes and addresses, for CUDA graphs.
 
-    Slot p mod S of a row is visible once position p is reached, for a ring as for a linear
-    buffer: all slots of a ring that has wrapped hold tokens of the window.
+    Positions live on the device. Entry p mod S of a row is visible once position p is reached,
+    in a ring as in a linear buffer: every entry of a ring that has wrapped holds a token of the
+    window.
     """
 
     def __init__(self, cache: "KVCache"):
         super().__init__(cache, 1)
-        self._at = cache.row_lengths
+        self._row_positions = cache.row_lengths
         self._rows = torch.arange(cache.batch_size, device=cache.device)
 
     @property
     def positions(self) -> Tensor:
-        return self._at[:, None]
+        return self._row_positions[:, None]
 
     @property
     def end(self) -> int:
         return self._cache.length + 1
 
-    def get(self, layer: int) -> KeysValues:
-        _, slot = self._slot(layer)
-        context = slot.read(slice(None))
-        slots = torch.arange(slot.size, device=self._cache.device)
-        seen = slots <= self._at[:, None]
-        return KeysValues(context.k, context.v, seen[:, None, None])
+    def read_kv(self, layer: int) -> KeysValues:
+        _, buffer = self._buffer(layer)
+        k, v = buffer.read(slice(None))
+        entries = torch.arange(buffer.size, device=self._cache.device)
+        visible = entries <= self._row_positions[:, None]
+        return KeysValues(k, v, visible[:, None, None])
 
-    def _write(self, slot: KVBuffer, kept: EncodedKV) -> None:
-        k, v = ([tensor[:, :, 0] for tensor in side] for side in kept)
-        slot.write((self._rows, slice(None), self._at % slot.size), (k, v))
+    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+        k, v = (tuple(tensor[:, :, 0] for tensor in side) for side in encoded)
+        buffer.write((self._rows, slice(None), self._row_positions % buffer.size), (k, v))
 
-    def check_room(self) -> None:
-        """Raises CacheError unless one more token fits every row."""
-        self._cache.step(1)
+    def check_capacity(self) -> None:
+        """Raise CacheError unless every row has space for one more token."""
+        self._cache.begin_pass(1)
 
     def advance(self) -> None:
-        """Moves on by one token; `finish` does not, so that a pass may be run again."""
-        self._at += 1
+        """Advance by one token. `finish` does not, so that a pass may be run again."""
+        self._row_positions += 1
         self._cache.advance(1)
 
 
 class RaggedPass(CachedPass):
-    """Rows hold different numbers of tokens: positions, slots and masks for each row.
+    """Rows hold different numbers of tokens: each has positions, entries and a mask of its own.
 
-    Rows are left-aligned: row b's tokens stand at positions 0, 1, ... of their own, and padding
-    in a chunk stands at its end. Padding is neither written nor seen by real tokens; its own
-    outputs mean nothing.
+    Rows are left-aligned: row b's tokens are at positions 0, 1, ... of their own, and padding
+    stands at the end of a chunk. Padding is neither stored nor seen by real tokens, and its
+    outputs are meaningless.
+
+    Args:
+        cache: the cache to continue.
+        count: tokens C of this pass.
+        added: how many of them are real in each row.
+        end: tokens that the longest row holds after this pass.
     """
 
     def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
         super().__init__(cache, count)
         self._end = end
-        self._before = cache.row_lengths
+        self._past_lengths = cache.row_lengths
         self._added = added
-        steps = torch.arange(count, device=cache.device)
+        index = torch.arange(count, device=cache.device)
         lengths = torch.tensor(added, device=cache.device)
-        self._positions = self._before[:, None] + steps
-        self._real = steps < lengths[:, None]
+        self._positions = self._past_lengths[:, None] + index
+        self._is_real = index < lengths[:, None]
 
     @property
     def positions(self) -> Tensor:
@@ -155,41 +164,43 @@ class RaggedPass(CachedPass):
     def end(self) -> int:
         return self._end
 
-    def get(self, layer: int) -> KeysValues:
-        owner, slot = self._slot(layer)
-        if owner in self._waiting:
-            return self._with_past(slot, self._waiting[owner])
-        used = min(self._cache.length + self._count, slot.size)
-        context = slot.read(slice(0, used))
-        after = self._before + self._real.sum(1)
-        held = slot.positions_held(after)[:, :used]
-        mask = self._mask(held, None)
-        mask[..., 0] |= ~mask.any(-1)  # padding of a still empty row sees one key, not none: no NaN
-        return KeysValues(context.k, context.v, mask)
+    def read_kv(self, layer: int) -> KeysValues:
+        owner, buffer = self._buffer(layer)
+        if owner in self._pending:
+            return self._read_with_pending(buffer, self._pending[owner])
+        used = min(self._cache.length + self._count, buffer.size)
+        k, v = buffer.read(slice(0, used))
+        lengths = self._past_lengths + self._is_real.sum(1)
+        mask = self._visible(buffer.stored_positions(lengths)[:, :used], None)
+        # padding of a row that is still empty sees one key instead of none, which would be NaN
+        mask[..., 0] |= ~mask.any(-1)
+        return KeysValues(k, v, mask)
 
-    def _with_past(self, slot: KVBuffer, kept: EncodedKV) -> KeysValues:
-        k, v = slot.decode(kept)
-        past = slot.read(slice(0, min(self._cache.length, slot.size)))
-        held = slot.positions_held(self._before)[:, : past.k.shape[2]]
-        mask = torch.cat([self._mask(held, slot.size), self._mask(self._positions, slot.size)], -1)
-        return KeysValues(torch.cat([past.k, k], 2), torch.cat([past.v, v], 2), mask)
+    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KeysValues:
+        k, v = buffer.decode(pending)
+        past_k, past_v = buffer.read(slice(0, min(self._cache.length, buffer.size)))
+        past_positions = buffer.stored_positions(self._past_lengths)[:, : past_k.shape[2]]
+        past_mask = self._visible(past_positions, buffer.size)
+        mask = torch.cat([past_mask, self._visible(self._positions, buffer.size)], -1)
+        return KeysValues(torch.cat([past_k, k], 2), torch.cat([past_v, v], 2), mask)
 
-    def _mask(self, held: Tensor, window: int | None) -> Tensor:
-        """(B, 1, C, keys): key positions ``held`` (B, keys) seen by this pass's queries."""
-        keys, queries = held[:, None, :], self._positions[:, :, None]
-        seen = (keys >= 0) & (keys <= queries)
+    def _visible(self, key_positions: Tensor, window: int | None) -> Tensor:
+        """Return (B, 1, C, keys) of bool: the keys at ``key_positions`` (B, keys) that each query
+        of this pass sees."""
+        keys, queries = key_positions[:, None, :], self._positions[:, :, None]
+        visible = (keys >= 0) & (keys <= queries)
         if window is not None:
-            seen &= queries - keys < window
-        return seen[:, None]
+            visible &= queries - keys < window
+        return visible[:, None]
 
-    def _write(self, slot: KVBuffer, kept: EncodedKV) -> None:
-        lengths = self._real.sum(1, keepdim=True)
-        columns = torch.arange(self._count, device=self._cache.device)
-        keep = self._real & (columns >= lengths - slot.size)
-        rows, picked = keep.nonzero(as_tuple=True)
-        at = self._positions[rows, picked] % slot.size
-        k, v = ([tensor[rows, :, picked] for tensor in side] for side in kept)
-        slot.write((rows, slice(None), at), (k, v))
+    def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
+        lengths = self._is_real.sum(1, keepdim=True)
+        index = torch.arange(self._count, device=self._cache.device)
+        is_kept = self._is_real & (index >= lengths - buffer.size)
+        rows, tokens = is_kept.nonzero(as_tuple=True)
+        entries = self._positions[rows, tokens] % buffer.size
+        k, v = (tuple(tensor[rows, :, tokens] for tensor in side) for side in encoded)
+        buffer.write((rows, slice(None), entries), (k, v))
 
     def finish(self) -> None:
         self._cache.advance_rows(self._added)

@@ -1,74 +1,123 @@
-"""One slot of the cache: a K and a V storage, linear or a ring.
+"""The K and V buffers of one cache slot, linear or a ring.
 
-Token p stands in slot ``p mod S`` of its row. A linear slot has as many slots as the cache may
-hold tokens, so nothing is ever overwritten; a ring has ``min(window, that)``.
+The token at position p of a row is stored in entry ``p mod S``. A linear buffer has as many
+entries as the cache may hold tokens, so nothing is ever overwritten. A ring has
+``min(window, max_length)`` entries, and a new token overwrites the one that left the window.
+
+Shapes: B rows, H K/V heads, S entries, D head_dim.
 """
 
-from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import KeysValues
-from kvlab.cache.formats import Index, KVFormat
+from kvlab.cache.formats import KVFormat, Shape
 
-EncodedKV = tuple[Sequence[Tensor], Sequence[Tensor]]
-"""K and V of some tokens, in the form that the storages keep."""
+EncodedKV = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+"""K and V of some tokens, encoded by the buffer's format."""
+
+Index = tuple[Any, ...]
+"""An index into (B, H, S): slices, or tensors of rows and entries."""
 
 
 class KVBuffer:
-    """K and V (B, H, S, D) of one owner; ``is_ring`` if S may be fewer than the tokens."""
+    """K and V (B, H, S, D) of one slot.
 
-    def __init__(self, k: KVFormat, v: KVFormat, *, is_ring: bool):
-        self.k, self.v, self.is_ring = k, v, is_ring
-        self.size = k.tensors[0].shape[2]
+    Args:
+        k, v: the tensors that ``kv_format`` allocated.
+        kv_format: how they are encoded.
+        dtype: of the decoded values.
+        is_ring: S may be smaller than the number of tokens.
+    """
+
+    def __init__(
+        self,
+        k: tuple[Tensor, ...],
+        v: tuple[Tensor, ...],
+        kv_format: KVFormat,
+        dtype: torch.dtype,
+        *,
+        is_ring: bool,
+    ):
+        self.k, self.v, self.kv_format, self.dtype, self.is_ring = k, v, kv_format, dtype, is_ring
+        self.size = k[0].shape[2]
+
+    @classmethod
+    def allocate(
+        cls,
+        shape: Shape,
+        kv_format: KVFormat,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_ring: bool,
+    ) -> "KVBuffer":
+        """Return an empty buffer of ``shape`` (B, H, S, D)."""
+        k, v = (kv_format.allocate(shape, device) for _ in range(2))
+        return cls(k, v, kv_format, dtype, is_ring=is_ring)
 
     @property
-    def tensors(self) -> Iterator[Tensor]:
-        yield from self.k.tensors
-        yield from self.v.tensors
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that is stored, K's before V's."""
+        return self.k + self.v
 
     def encode(self, k: Tensor, v: Tensor) -> EncodedKV:
-        return self.k.encode(k), self.v.encode(v)
+        """Encode k and v (B, H, T, D)."""
+        return self.kv_format.encode(k), self.kv_format.encode(v)
 
-    def decode(self, kept: EncodedKV) -> tuple[Tensor, Tensor]:
-        return self.k.decode(kept[0]), self.v.decode(kept[1])
+    def decode(self, encoded: EncodedKV) -> tuple[Tensor, Tensor]:
+        """Decode K and V to the model's dtype."""
+        k, v = encoded
+        return self.kv_format.decode(k, self.dtype), self.kv_format.decode(v, self.dtype)
 
-    def read(self, slots: slice) -> KeysValues:
-        """Slots as they lie; for a ring that is not the order of the tokens."""
-        return KeysValues(self.k.read(slots), self.v.read(slots), ordered=False)
+    def read(self, entries: slice) -> tuple[Tensor, Tensor]:
+        """Return K and V (B, H, entries, D) in storage order; a ring's is not the tokens' order."""
+        k, v = (tuple(tensor[:, :, entries] for tensor in side) for side in (self.k, self.v))
+        return self.decode((k, v))
 
-    def write(self, index: Index, kept: EncodedKV) -> None:
-        self.k.write(index, kept[0])
-        self.v.write(index, kept[1])
+    def write(self, index: Index, encoded: EncodedKV) -> None:
+        """Store encoded K and V at ``index``."""
+        for stored, new in zip(self.tensors, encoded[0] + encoded[1], strict=True):
+            stored[index] = new
 
-    def write_run(self, start: int, kept: EncodedKV) -> None:
-        """Writes consecutive tokens from position ``start``; of a long run the last S stay."""
-        count = kept[0][0].shape[2]
-        skip = max(0, count - self.size)
-        at = (start + skip) % self.size
-        head = min(count - skip, self.size - at)
-        self._write_part(slice(at, at + head), kept, slice(skip, skip + head))
-        if skip + head < count:
-            self._write_part(slice(0, count - skip - head), kept, slice(skip + head, count))
+    def read_tokens(self, end: int, count: int) -> tuple[Tensor, Tensor]:
+        """Return K and V of the ``count`` tokens before position ``end``, in token order."""
+        start = (end - count) % self.size
+        until_wrap = min(count, self.size - start)
+        k, v = self.read(slice(start, start + until_wrap))
+        if until_wrap == count:
+            return k, v
+        wrapped_k, wrapped_v = self.read(slice(0, count - until_wrap))
+        return torch.cat([k, wrapped_k], 2), torch.cat([v, wrapped_v], 2)
 
-    def _write_part(self, slots: slice, kept: EncodedKV, part: slice) -> None:
-        k, v = ([tensor[:, :, part] for tensor in side] for side in kept)
-        self.write((slice(None), slice(None), slots), (k, v))
+    def write_tokens(self, start: int, encoded: EncodedKV) -> None:
+        """Store consecutive tokens from position ``start`` on; of more than S, the last S."""
+        count = encoded[0][0].shape[2]
+        skipped = max(0, count - self.size)
+        entry = (start + skipped) % self.size
+        wrap = min(count, skipped + self.size - entry)  # the first token stored in entry 0
+        self._write_range(entry, encoded, slice(skipped, wrap))
+        if wrap < count:
+            self._write_range(0, encoded, slice(wrap, count))
 
-    def read_run(self, end: int, count: int) -> tuple[Tensor, Tensor]:
-        """The ``count`` tokens before position ``end``, in order: (B, H, count, D) each."""
-        at = (end - count) % self.size
-        head = min(count, self.size - at)
-        first = self.read(slice(at, at + head))
-        if head == count:
-            return first.k, first.v
-        rest = self.read(slice(0, count - head))
-        return torch.cat([first.k, rest.k], 2), torch.cat([first.v, rest.v], 2)
+    def _write_range(self, entry: int, encoded: EncodedKV, tokens: slice) -> None:
+        k, v = (tuple(tensor[:, :, tokens] for tensor in side) for side in encoded)
+        entries = slice(entry, entry + tokens.stop - tokens.start)
+        self.write((slice(None), slice(None), entries), (k, v))
 
-    def positions_held(self, lengths: Tensor) -> Tensor:
-        """For rows of ``lengths`` (B,) tokens: the position in each slot, (B, S); -1 if empty."""
+    def stored_positions(self, lengths: Tensor) -> Tensor:
+        """Return the token position that each entry holds, (B, S), or -1 where it is empty.
+
+        Args:
+            lengths: (B,) tokens held by each row.
+        """
         last = lengths[:, None] - 1
-        slots = torch.arange(self.size, device=lengths.device)
-        held = last - (last - slots) % self.size
-        return held.clamp_min(-1)
+        entries = torch.arange(self.size, device=lengths.device)
+        positions = last - (last - entries) % self.size
+        return positions.clamp_min(-1)
+
+    def select_rows(self, index: Tensor) -> "KVBuffer":
+        """Return a copy of the rows ``index``."""
+        k, v = (tuple(t.index_select(0, index) for t in side) for side in (self.k, self.v))
+        return KVBuffer(k, v, self.kv_format, self.dtype, is_ring=self.is_ring)

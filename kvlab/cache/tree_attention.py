@@ -1,7 +1,8 @@
-"""One forward pass over rows that branch: a trunk, and continuations that see it but not each
-other. No cache: all tokens of a pass are current, and what each sees is a mask.
+"""Tree attention: a shared prefix with independent continuations, all in one row.
 
-B rows, T tokens.
+No cache: every token belongs to the pass, and a mask says what each of them sees.
+
+Shapes: B rows, T tokens.
 """
 
 import math
@@ -16,13 +17,14 @@ SHARED_PREFIX, PADDING = 0, -1
 
 
 class TreePass(AttentionPass):
-    """A token sees itself, the earlier tokens of its branch, and the trunk.
+    """A token sees itself, the earlier tokens of its branch, and the shared prefix.
 
     Args:
         owners: the layer whose K/V each layer reads.
         windows: tokens that each layer's queries see, themselves included; None for all.
-        positions: (B, T), of each token on its own path from the trunk's start.
-        branches: (B, T): `TRUNK`, 1, 2, ..., or `PADDING`, which nothing else sees.
+        positions: (B, T), each token's position in the text from the prefix to its branch's end.
+        branches: (B, T): `SHARED_PREFIX`, a branch 1, 2, ..., or `PADDING`, which no other
+            token sees.
         dtype: of queries and keys.
     """
 
@@ -37,10 +39,13 @@ class TreePass(AttentionPass):
         self._owners, self._windows, self._positions = owners, windows, positions
         self._current: dict[int, tuple[Tensor, Tensor]] = {}
         distance = positions[:, :, None] - positions[:, None, :]
-        mine = branches[:, :, None] == branches[:, None, :]
-        seen = (mine | (branches == SHARED_PREFIX)[:, None, :]) & (distance >= 0)
+        same_branch = branches[:, :, None] == branches[:, None, :]
+        is_prefix = (branches == SHARED_PREFIX)[:, None, :]
+        visible = (same_branch | is_prefix) & (distance >= 0)
         self._masks = {
-            window: _additive_mask(seen if window is None else seen & (distance < window), dtype)
+            window: _additive_mask(
+                visible if window is None else visible & (distance < window), dtype
+            )
             for window in set(windows)
         }
 
@@ -52,18 +57,21 @@ class TreePass(AttentionPass):
     def end(self) -> int:
         return int(self._positions.max()) + 1
 
-    def writes(self, layer: int) -> bool:
+    def writes_kv(self, layer: int) -> bool:
         return self._owners[layer] == layer
 
-    def put(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
         self._current[layer] = k, v
 
-    def get(self, layer: int) -> KeysValues:
+    def read_kv(self, layer: int) -> KeysValues:
         k, v = self._current[self._owners[layer]]
         return KeysValues(k, v, self._masks[self._windows[layer]])
 
 
-def _additive_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, T, T), added to scores: torch would make it anew from a mask of bool in each layer."""
-    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-    return bias.masked_fill_(~seen, -math.inf)[:, None]
+def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return (B, 1, T, T), to be added to scores.
+
+    From a mask of bool torch would make this tensor anew in every layer.
+    """
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, -math.inf)[:, None]

@@ -93,7 +93,11 @@ def score_recall(
     size = pass_rows(model, length) if serving is None else decode_rows(model, length, serving)
 
     def hidden(x: Tensor) -> Tensor:
-        return model.hidden(x) if serving is None else served_hidden_states(model, x, serving, tick)
+        return (
+            model.hidden_states(x)
+            if serving is None
+            else served_hidden_states(model, x, serving, tick)
+        )
 
     return np.concatenate(list(_correct_answers(model, rows, size, hidden, tick)))
 

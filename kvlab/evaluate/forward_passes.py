@@ -34,7 +34,7 @@ def served_hidden_states(
     cache = model.new_cache(len(x), x.shape[1], serving)
     parts = []
     for at in range(x.shape[1]):
-        parts.append(model.hidden(x[:, at : at + 1], cache=cache))
+        parts.append(model.hidden_states(x[:, at : at + 1], cache=cache))
         tick(0)
     return torch.cat(parts, 1)
 
@@ -80,7 +80,7 @@ def _decode_documents(
     found = []
     for at in range(longest):
         real = (lengths - at).clamp(0, 1) if uneven else None
-        found.append(model.hidden(tokens[:, at : at + 1], cache=cache, lengths=real))
+        found.append(model.hidden_states(tokens[:, at : at + 1], cache=cache, lengths=real))
         tick(0)
     states = torch.cat(found, 1)
     for at, (row, start, end) in enumerate(pieces):

@@ -105,7 +105,7 @@ def _logit_differences(model: GPT, hidden: Tensor) -> tuple[float, float]:
     squares, largest = 0.0, 0.0
     size = LOSS_CHUNK_TOKENS.get(hidden.device.type, LOSS_CHUNK_TOKENS["cuda"])
     for part in torch.split(hidden.flatten(0, -2), size):
-        logits = model.head(part).float()
+        logits = model.compute_logits(part).float()
         squares += float(logits.square().sum(dtype=torch.float64))
         largest = max(largest, float(logits.abs().max()))
     return squares, largest

@@ -154,4 +154,4 @@ def _tree_hidden_states(
     windows = [config.window if kind == "L" else None for kind in config.layer_kinds]
     places, parts = positions.to(device), kinds.to(device)
     step = TreePass(config.kv_owners, windows, places, parts, model.dtype)
-    return model.run(tokens.to(device), step, wanted.to(device))
+    return model.run_pass(tokens.to(device), step, wanted.to(device))

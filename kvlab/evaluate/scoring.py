@@ -18,7 +18,7 @@ from kvlab.evaluate.hellaswag_prompts import Continuations
 from kvlab.evaluate.packed_scoring import ContinuationScore, packed_scores, sum_scores
 from kvlab.model import GPT
 from kvlab.model.generate import last_token_indices
-from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec import ServingConfig
 
 
@@ -95,7 +95,9 @@ def _score_batch(
     length = _longest_row(branches, batch)
     cache = model.new_cache(len(batch), length, serving)
     tokens, lengths = _pad_rows(model, [branches[i].context for i in batch])
-    last = model.hidden(tokens, cache, lengths, wanted=last_token_indices(tokens, lengths))
+    last = model.hidden_states(
+        tokens, cache, lengths, token_indices=last_token_indices(tokens, lengths)
+    )
     rows = [(at, n) for at, i in enumerate(batch) for n in range(len(branches[i].endings))]
     rows.sort(key=lambda row: len(branches[batch[row[0]]].endings[row[1]]))
     size = _max_rows(model, length, serving)
@@ -123,7 +125,7 @@ def _decode_continuations(
     parts = [before[:, None]]
     for at in range(targets.shape[1] - 1):
         real = (lengths - 1 - at).clamp(0, 1)
-        parts.append(model.hidden(targets[:, at : at + 1], cache=cache, lengths=real))
+        parts.append(model.hidden_states(targets[:, at : at + 1], cache=cache, lengths=real))
         tick(0)
     seen = torch.arange(targets.shape[1], device=model.device) < lengths[:, None]
     return sum_scores(model, torch.cat(parts, 1)[seen], endings)

@@ -26,13 +26,13 @@ def one_shot_window_losses(
 
     Args:
         wanted: validation tokens; the windows are those of `validation_batches`.
-        document_start: see `GPT.hidden`; None: documents see those before them.
+        document_start: see `GPT.hidden_states`; None: documents see those before them.
 
     Raises:
         DataError: there are fewer tokens.
     """
     rows = pass_rows(model, model.config.block_size)
-    hidden = partial(model.hidden, document_start=document_start)
+    hidden = partial(model.hidden_states, document_start=document_start)
     return _window_losses(model, tokens, wanted, rows, hidden, tick)
 
 
@@ -122,7 +122,9 @@ def position_losses(
 def _position_hidden_states(
     model: GPT, x: Tensor, serving: ServingConfig | None, tick: OnTokens
 ) -> Tensor:
-    return model.hidden(x) if serving is None else served_hidden_states(model, x, serving, tick)
+    return (
+        model.hidden_states(x) if serving is None else served_hidden_states(model, x, serving, tick)
+    )
 
 
 def position_measurements(

@@ -1,6 +1,14 @@
-"""torch's scaled dot-product attention, with the mask built from absolute positions."""
+"""The attention backends, and the rule that selects one.
+
+A backend attends C queries to P + C consecutive keys that end with the last query. Each query sees
+itself and the ``window - 1`` tokens before it, or all of them if ``window`` is None, but no token
+of another document; with documents, P is 0. All backends agree within rounding.
+
+Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D head_dim.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -10,88 +18,92 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from kvlab.cache import DocumentMask
-from kvlab.model.kernels import tiled_attention
+from kvlab.model.kernels.tiled_attention import attend_tiled, tiled_attention
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute attention.
+
+    Attributes:
+        attend: takes q (B, H, C, D), k and v (B, Hkv, P + C, D), window, documents; returns
+            (B, H, C, D).
+        is_best: takes the same; whether this backend is to be used, provided that none before it
+            in `BACKENDS` is.
+    """
+
+    attend: Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], Tensor]
+    is_best: Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], bool]
 
 
 def attend_sdpa(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
 ) -> Tensor:
-    """See `kvlab.model.attention_backends`. Exact for any shape; a window saves nothing here."""
+    """Attend by torch's scaled dot-product attention. Exact for any shape; a window saves no work."""
     queries, keys = q.shape[2], k.shape[2]
-    grouped = q.shape[1] != k.shape[1]
-    plain = window is None or window >= keys
-    if plain and queries == keys and documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    # is_causal would align the triangle top-left, at the first key
-    window = None if plain else window
+    is_grouped = q.shape[1] != k.shape[1]
+    if window is not None and window >= keys:
+        window = None
+    if window is None and queries == keys and documents is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+    # is_causal would align the triangle with the first key instead of the last
     if documents is None:
         mask = band_mask(queries, keys, window, q.device)
     else:
-        mask = documents.once(
+        mask = documents.cached(
             ("sdpa", window), lambda: _document_band_mask(documents, keys, window)
         )
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
-
-
-def _document_band_mask(documents: DocumentMask, count: int, window: int | None) -> Tensor:
-    """(B, 1, count, count) of bool: which tokens each of them sees."""
-    whole = slice(0, count)
-    return band_mask(count, count, window, documents.ids.device) & documents.together(whole, whole)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
 
 
 def band_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """(queries, keys) of bool: which of the keys, ending with the last query, each query sees."""
+    """Return (queries, keys) of bool: the keys, ending with the last query, that each query sees."""
     mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return mask if window is None else mask.triu(keys - queries - window + 1)
 
 
-# Sliding windows in blocks: exact, differentiable, and cheaper than the full square.
-#
-# A block of Q queries reads only the Q + window - 1 keys that any of them can see, so the work
-# is tokens x (Q + window), not tokens squared. A loop over blocks beats one batched call on CPU:
-# measured forward and backward at 1,024 tokens and a window of 256, 12 heads of 64, batch 4:
-# 287 ms against 323 ms batched and 445 ms for the full causal square.
+def _document_band_mask(documents: DocumentMask, count: int, window: int | None) -> Tensor:
+    """Return (B, 1, count, count) of bool: the tokens that each token sees."""
+    every = slice(0, count)
+    band = band_mask(count, count, window, documents.ids.device)
+    return band & documents.same_document(every, every)
 
 
 MIN_QUERY_BLOCK = 64
+"""Queries of one block, where the window is shorter."""
 
 
 def attend_windowed_blocks(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
 ) -> Tensor:
-    """See `kvlab.model.attention_backends`."""
+    """Attend in blocks of Q queries, which read only the Q + window - 1 keys that they see.
+
+    The work is proportional to tokens times (Q + window) instead of tokens squared. On CPU the
+    loop over blocks is faster than one batched call.
+    """
     assert window is not None, "an unbounded window has no blocks"
     queries, past = q.shape[2], k.shape[2] - q.shape[2]
-    grouped = q.shape[1] != k.shape[1]
-    size = max(window, MIN_QUERY_BLOCK)
+    block_size = max(window, MIN_QUERY_BLOCK)
     masks: dict[tuple[int, int], Tensor] = {}  # all inner blocks share one
-    parts = []
-    for start in range(0, queries, size):
-        end = min(start + size, queries)
+    blocks = []
+    for start in range(0, queries, block_size):
+        end = min(start + block_size, queries)
         low, high = max(0, past + start - window + 1), past + end
         shape = (end - start, high - low)
         if shape not in masks:
             masks[shape] = band_mask(*shape, window, q.device)
         mask = masks[shape]
         if documents is not None:
-            mask = mask & documents.together(slice(start, end), slice(low, high))
-        part = F.scaled_dot_product_attention(
+            mask = mask & documents.same_document(slice(start, end), slice(low, high))
+        block = F.scaled_dot_product_attention(
             q[:, :, start:end],
             k[:, :, low:high],
             v[:, :, low:high],
             attn_mask=mask,
-            enable_gqa=grouped,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-
-
-# FlexAttention: windows compiled into one block-sparse kernel, forward and backward, on CUDA.
-#
-# On the CPU it has no backward pass (torch 2.13), so it serves there only to be compared with.
-#
-# A compiled model takes kernel and mask into its own graph, where a mask is a small kernel of each
-# pass; otherwise the kernel is compiled alone, and a mask made once for each shape.
+        blocks.append(block)
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)
 
 
 FLEX_BLOCK = 128
@@ -100,19 +112,23 @@ FLEX_BLOCK = 128
 def attend_flex(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
 ) -> Tensor:
-    """See `kvlab.model.attention_backends`."""
+    """Attend by FlexAttention: windows compiled into one block-sparse kernel on CUDA.
+
+    On CPU it has no backward pass (torch 2.13). A compiled model takes kernel and mask into its
+    own graph, where the mask is a small kernel of each pass. Otherwise the kernel is compiled
+    alone, and a mask is built once for each shape.
+    """
     queries, keys = q.shape[2], k.shape[2]
     window = window or keys
-    inside = torch.compiler.is_compiling()
+    is_compiling = torch.compiler.is_compiling()
     if documents is not None:
-        mask = documents.once(("flex", window), lambda: _document_block_mask(documents, window))
-    elif inside:
+        mask = documents.cached(("flex", window), lambda: _document_block_mask(documents, window))
+    elif is_compiling:
         mask = _block_mask(queries, keys, window, q.device)
     else:
         mask = _cached_block_mask(queries, keys, window, q.device)
-    grouped = q.shape[1] != k.shape[1]
-    kernel = flex_attention if inside or q.device.type != "cuda" else _compiled_flex()
-    out: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=grouped)
+    attend = flex_attention if is_compiling or q.device.type != "cuda" else _compiled_flex()
+    out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return out
 
 
@@ -129,54 +145,59 @@ def _cached_block_mask(queries: int, keys: int, window: int, device: torch.devic
 def _block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
     past = keys - queries
 
-    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query + past - key
         return (distance >= 0) & (distance < window)
 
     return create_block_mask(
-        sees, None, None, queries, keys, device=str(device), BLOCK_SIZE=FLEX_BLOCK
+        is_visible, None, None, queries, keys, device=str(device), BLOCK_SIZE=FLEX_BLOCK
     )
 
 
 def _document_block_mask(documents: DocumentMask, window: int) -> BlockMask:
-    """Depends on the text, so it is made for each forward pass, once for all of its layers."""
+    """Build the mask of one pass's documents, for all of its layers."""
     ids = documents.ids
     rows, count = ids.shape
 
-    def sees(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def is_visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query - key
-        near = (distance >= 0) & (distance < window)
-        return near & (ids[row, query] == ids[row, key])
+        in_window = (distance >= 0) & (distance < window)
+        return in_window & (ids[row, query] == ids[row, key])
 
-    return create_block_mask(sees, rows, None, count, count, device=str(ids.device),
-                             BLOCK_SIZE=FLEX_BLOCK)  # fmt: skip
-
-
-# The attention backends and the rule that picks one.
-#
-# A backend attends C queries to P + C consecutive keys that end with the last query, each query
-# seeing itself and the ``window - 1`` tokens before it (all of them if ``window`` is None), but
-# none of another document if ``documents`` part the row (P is 0 then):
-#
-#     backend(q (B, H, C, D), k (B, Hkv, P + C, D), v, window, documents) -> (B, H, C, D)
+    return create_block_mask(
+        is_visible, rows, None, count, count, device=str(ids.device), BLOCK_SIZE=FLEX_BLOCK
+    )
 
 
-Backend = Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], Tensor]
+def _is_wide(k: Tensor, window: int | None) -> bool:
+    """Whether every query sees all keys before it."""
+    return window is None or window >= k.shape[2]
+
 
 BACKENDS: dict[str, Backend] = {
-    "sdpa": attend_sdpa,
-    "blocked": attend_windowed_blocks,
-    "flex": attend_flex,
-    "kept": tiled_attention.attend_cpu_tiled,
+    "cpu_tiled": Backend(attend_tiled, tiled_attention.is_fast),
+    "flex": Backend(
+        attend_flex,
+        lambda q, k, _v, window, documents: (
+            q.device.type == "cuda"
+            and q.shape[2] == k.shape[2]
+            and (documents is not None or not _is_wide(k, window))
+        ),
+    ),
+    "windowed_blocks": Backend(
+        attend_windowed_blocks, lambda _q, k, _v, window, _documents: not _is_wide(k, window)
+    ),
+    "sdpa": Backend(attend_sdpa, lambda *_: True),
 }
+"""In order of preference. To add a backend, add its function and one entry; the contract in
+``tests/contracts/attention_backend_contract.py`` says what it must do."""
 
 
-def select_backend(q: Tensor, keys: int, window: int | None, has_documents: bool = False) -> str:
-    """The name of the backend for queries (B, H, C, D) on so many keys: no window or a wide one
-    is a plain triangle, unless documents part it."""
-    if tiled_attention.supports(q, keys, window):
-        return "kept"
-    is_wide = window is None or window >= keys
-    if q.device.type == "cuda" and q.shape[2] == keys and (has_documents or not is_wide):
-        return "flex"
-    return "sdpa" if is_wide else "blocked"
+def select_backend(
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+) -> str:
+    """Return the name of the backend for these arguments."""
+    for name, backend in BACKENDS.items():
+        if backend.is_best(q, k, v, window, documents):
+            return name
+    raise AssertionError("the last backend serves every shape")

@@ -1,4 +1,7 @@
-"""Choosing the next token from logits (B, V), on their own device, without synchronising."""
+"""Prefill, one decode step, and generate: plain functions over a model and a cache.
+
+Shapes: B rows, C prompt tokens, V vocab_size.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -10,11 +13,56 @@ from kvlab.cache import KVCache
 from kvlab.model.gpt import GPT
 from kvlab.spec import ServingConfig
 
+STOP_CHECK_INTERVAL = 16
+"""Steps between checks whether all rows have ended; each check waits for the device."""
+
+
+def prefill(
+    model: GPT, tokens: Tensor, cache: KVCache | None, lengths: Sequence[int] | None = None
+) -> Tensor:
+    """Run prompts through the model, into an empty cache or without one.
+
+    The last layer's MLP and the head run on each row's last token alone.
+
+    Args:
+        model: the model.
+        tokens: (B, C), padded at the end to C.
+        cache: an empty cache, or None.
+        lengths: (B,) real tokens of each row; default C.
+
+    Returns:
+        The logits (B, V) of each row's last real token.
+    """
+    hidden_states = model.hidden_states(
+        tokens,
+        cache,
+        None if cache is None else lengths,
+        token_indices=last_token_indices(tokens, lengths),
+    )
+    return model.compute_logits(hidden_states)
+
+
+def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
+    """Return the index (B,) of each row's last real token in the flattened ``tokens`` (B, C)."""
+    rows, count = tokens.shape
+    ends = count if lengths is None else torch.as_tensor(lengths, device=tokens.device)
+    return torch.arange(rows, device=tokens.device) * count + ends - 1
+
+
+def decode_step(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
+    """Run one token of each row, (B,), through the cache; return the next logits (B, V)."""
+    return model.compute_logits(model.hidden_states(tokens[:, None], cache)[:, -1])
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose. ``temperature`` 0 is greedy; ``top_k`` and ``top_p`` (nucleus, arXiv
-    1904.09751) cut the distribution first, in this order.
+    """How to choose the next token.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy.
+        top_k: keep only the k likeliest tokens.
+        top_p: then keep only the fewest tokens whose probabilities reach p (nucleus sampling,
+            arXiv 1904.09751).
 
     Raises:
         ValueError: a value is outside its range.
@@ -34,144 +82,37 @@ class Sampling:
 
 
 def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None) -> Tensor:
-    """One token a row: logits (B, V) -> (B,) of int64."""
+    """Choose one token of each row, on the device of ``logits`` and without synchronising.
+
+    Args:
+        logits: (B, V).
+        sampling: how to choose.
+        generator: of the random numbers.
+
+    Returns:
+        (B,) of int64.
+    """
     if sampling.temperature == 0:
         return logits.argmax(-1)
     logits = logits.float() / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        least = logits.topk(sampling.top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < least, -torch.inf)
+        kth_largest = logits.topk(sampling.top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < kth_largest, -torch.inf)
     if sampling.top_p is not None and sampling.top_p < 1:
         logits = _keep_nucleus(logits, sampling.top_p)
-    # the largest of p / Exp(1) draws from p; unlike multinomial it does not look at the sum
+    # argmax of p / Exp(1) draws from p; unlike multinomial it does not wait for the sum
     noise = torch.empty_like(logits).exponential_(generator=generator)
     return (logits.softmax(-1) / noise).argmax(-1)
 
 
 def _keep_nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Keeps the fewest tokens whose probabilities reach ``top_p``, at least one."""
+    """Mask all but the fewest tokens whose probabilities reach ``top_p``, at least one."""
     ordered, index = logits.sort(-1, descending=True)
-    before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
-    before[:, 0] = 0.0
-    dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, index, before >= top_p)
-    return logits.masked_fill(dropped, -torch.inf)
-
-
-# One decode step, made fast: a captured CUDA graph where there is a CUDA device.
-#
-# At batch 1 a decode step of a small model is bound by launching its kernels, not by memory or
-# arithmetic. A graph launches them all at once; it needs static shapes and addresses, which the
-# cache's static step gives: positions live on the device, and no memory is allocated.
-
-
-Decoder = Callable[[Tensor], Tensor]
-"""Tokens (B,) -> logits (B, V) of the next ones; valid until the next call."""
-
-
-def make_decoder(model: GPT, cache: KVCache) -> Decoder:
-    """A decoder for the state that ``cache`` is in, after its prompts are in it."""
-    if model.device.type == "cuda":
-        return GraphDecoder(model, cache)
-    return EagerDecoder(model, cache)
-
-
-class EagerDecoder:
-    """Runs the model's own forward. On CPU this reads only the slots in use, unmasked."""
-
-    def __init__(self, model: GPT, cache: KVCache):
-        self._model, self._cache = model, cache
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        return self._model.head(self._model.hidden(tokens[:, None], self._cache)[:, -1])
-
-
-class GraphDecoder:
-    """Captures one static step as a CUDA graph and replays it for every token."""
-
-    WARM_UPS = 3
-
-    def __init__(self, model: GPT, cache: KVCache):
-        self._cache = cache
-        self._step = StaticDecoder(model, cache)
-        self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch declares it
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
-            for _ in range(self.WARM_UPS):
-                self._step.compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph):
-            self._logits = self._step.compute()
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        self._step.prepare(tokens)
-        self._graph.replay()
-        self._step.advance()
-        return self._logits
-
-
-class StaticDecoder:
-    """A step of static shapes and addresses: what the graph captures. Runs anywhere.
-
-    `compute` reads tokens and positions from fixed tensors, so that it may run any number of
-    times without moving on: it writes the same slots again.
-    """
-
-    def __init__(self, model: GPT, cache: KVCache):
-        self._model, self._cache = model, cache
-        self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
-        self._step = cache.static_step()
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        self.prepare(tokens)
-        logits = self.compute()
-        self.advance()
-        return logits
-
-    def prepare(self, tokens: Tensor) -> None:
-        self._step.check_room()
-        self._tokens.copy_(tokens[:, None])
-
-    def compute(self) -> Tensor:
-        return self._model.head(self._model.run(self._tokens, self._step)[:, -1])
-
-    def advance(self) -> None:
-        self._step.advance()
-
-
-# Prefill, one decode step, and generate: three plain functions over a model and a cache.
-#
-# B rows, C prompt tokens, V vocab_size.
-
-
-STOP_CHECK_INTERVAL = 16
-"""Steps between looks at whether all rows have ended: each look waits for the device."""
-
-
-def prefill(
-    model: GPT, tokens: Tensor, cache: KVCache | None, lengths: Sequence[int] | None = None
-) -> Tensor:
-    """Runs prompts (B, C), padded at the end to C, into an empty cache, or without one.
-
-    Returns the logits (B, V) of each row's last real token; the last layer's MLP and the head
-    run on those alone.
-    """
-    wanted = last_token_indices(tokens, lengths)
-    in_cache = None if cache is None else lengths
-    return model.head(model.hidden(tokens, cache, in_cache, wanted=wanted))
-
-
-def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
-    """(B,): the last token of each row of ``tokens`` (B, C), or the last of its ``lengths``
-    real ones, counted over all rows."""
-    rows, count = tokens.shape
-    ends = count if lengths is None else torch.as_tensor(lengths, device=tokens.device)
-    return torch.arange(rows, device=tokens.device) * count + ends - 1
-
-
-def decode_step(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
-    """Runs one token a row, (B,), through the cache -> the next one's logits (B, V)."""
-    return model.head(model.hidden(tokens[:, None], cache)[:, -1])
+    mass_before = ordered.softmax(-1).cumsum(-1).roll(1, -1)
+    mass_before[:, 0] = 0.0
+    is_dropped = torch.zeros_like(mass_before, dtype=torch.bool)
+    is_dropped = is_dropped.scatter(-1, index, mass_before >= top_p)
+    return logits.masked_fill(is_dropped, -torch.inf)
 
 
 @torch.inference_mode()
@@ -187,54 +128,52 @@ def generate(
     cached: bool = True,
     on_tokens: Callable[[list[int]], None] | None = None,
 ) -> list[list[int]]:
-    """Continues each prompt by up to ``new_tokens`` tokens.
+    """Continue each prompt by up to ``new_tokens`` tokens.
 
     Args:
+        model: the model.
         prompts: rows of token ids, of any lengths above 0.
+        new_tokens: the most new tokens of each row.
         sampling: default greedy.
-        stop: a row ends with the first of these; it is the row's last token.
-        seed: of the draws; the same seed, prompts and device give the same tokens.
-        serving: how the cache is stored and tied.
-        cached: without a cache every step runs the whole text again: the slow baseline.
-        on_tokens: called after each step with one new token a row (rows that have ended go on
-            unseen, with whatever comes); makes every step wait for the device.
+        stop: a row ends with the first of these tokens, which is its last.
+        seed: of the draws. The same seed, prompts and device give the same tokens.
+        serving: how K/V are stored and tied.
+        cached: without a cache every step runs the whole text again, the slow baseline.
+        on_tokens: called after each step with one new token for each row. Rows that have ended
+            continue with tokens that are not returned. Every step then waits for the device.
 
     Returns:
-        The new tokens of each row, the prompt left out.
+        The new tokens of each row, without the prompt.
 
     Raises:
-        ValueError: a prompt is empty or holds an id that is no token, or text and new tokens
-            exceed learned positions. Nothing has been computed then.
-        CacheError: as `KVCache.step`.
+        ValueError: a prompt is empty or holds an id outside the vocabulary, or the text exceeds
+            the learned positions. Nothing has been computed then.
     """
     _check_request(model, prompts, new_tokens)
     sampling = sampling or Sampling()
     generator = torch.Generator(model.device).manual_seed(seed)
-    lengths = [len(prompt) for prompt in prompts]
-    step = (
-        _cached_logits(model, prompts, new_tokens, serving)
-        if cached
-        else _uncached_logits(model, prompts)
-    )
-    logits, chosen = step(None), []
-    ends = torch.tensor(sorted(stop), device=model.device)
-    ended = torch.zeros(len(lengths), dtype=torch.bool, device=model.device)
-    for index in range(new_tokens):
+    if cached:
+        next_logits = _cached_logits(model, prompts, new_tokens, serving)
+    else:
+        next_logits = _uncached_logits(model, prompts)
+    logits, generated = next_logits(None), []
+    stop_tokens = torch.tensor(sorted(stop), device=model.device)
+    has_ended = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
+    for step in range(new_tokens):
         tokens = sample(logits, sampling, generator)
-        chosen.append(tokens)
+        generated.append(tokens)
         if on_tokens is not None:
             on_tokens(tokens.tolist())
         if stop:
-            ended |= torch.isin(tokens, ends)
-            if (on_tokens or index % STOP_CHECK_INTERVAL == STOP_CHECK_INTERVAL - 1) and bool(
-                ended.all()
-            ):
+            has_ended |= torch.isin(tokens, stop_tokens)
+            is_check_due = on_tokens or step % STOP_CHECK_INTERVAL == STOP_CHECK_INTERVAL - 1
+            if is_check_due and bool(has_ended.all()):
                 break
-        if index + 1 < new_tokens:
-            logits = step(tokens)
-    if not chosen:
+        if step + 1 < new_tokens:
+            logits = next_logits(tokens)
+    if not generated:
         return [[] for _ in prompts]
-    return [_cut_after_stop(row, stop) for row in torch.stack(chosen, 1).tolist()]
+    return [_cut_after_stop(row, stop) for row in torch.stack(generated, 1).tolist()]
 
 
 def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
@@ -247,9 +186,9 @@ def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int
         if not 0 <= token < config.vocab_size:
             text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
             raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
-    fed = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never fed
-    if config.position_scheme.has_embedding and fed > config.block_size:
-        text = f"{fed} tokens exceed block_size = {config.block_size}, the end of the learned"
+    length = max(map(len, prompts)) + max(0, new_tokens - 1)  # the last token is never an input
+    if config.position_scheme.has_embedding and length > config.block_size:
+        text = f"{length} tokens exceed block_size = {config.block_size}, the end of the learned"
         raise ValueError(f"{text} positions; shorten the text, or ask for fewer new tokens")
 
 
@@ -259,7 +198,30 @@ def _cut_after_stop(row: list[int], stop: Collection[int]) -> list[int]:
 
 
 NextLogits = Callable[[Tensor | None], Tensor]
-"""Takes the tokens just chosen (None at first) and gives the next logits (B, V)."""
+"""Takes the tokens (B,) just chosen, None at first, and returns the next logits (B, V)."""
+
+
+def _cached_logits(
+    model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, serving: ServingConfig | None
+) -> NextLogits:
+    lengths = [len(prompt) for prompt in prompts]
+    cache = model.new_cache(len(prompts), max(lengths) + new_tokens, serving)
+    ragged_lengths = lengths if len(set(lengths)) > 1 else None
+    prompt_logits = prefill(model, _pad_right(prompts, model.device), cache, ragged_lengths)
+    decoder = make_decoder(model, cache)
+    return lambda tokens: prompt_logits if tokens is None else decoder(tokens)
+
+
+def _uncached_logits(model: GPT, prompts: Sequence[Sequence[int]]) -> NextLogits:
+    rows = [list(prompt) for prompt in prompts]
+
+    def next_logits(tokens: Tensor | None) -> Tensor:
+        if tokens is not None:
+            for row, token in zip(rows, tokens.tolist(), strict=True):
+                row.append(token)
+        return prefill(model, _pad_right(rows, model.device), None, [len(row) for row in rows])
+
+    return next_logits
 
 
 def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -268,24 +230,82 @@ def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor
     return torch.tensor(rows, device=device)
 
 
-def _cached_logits(
-    model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, serving: ServingConfig | None
-) -> NextLogits:
-    lengths = [len(prompt) for prompt in prompts]
-    cache = model.new_cache(len(prompts), max(lengths) + new_tokens, serving)
-    uneven = lengths if len(set(lengths)) > 1 else None
-    first = prefill(model, _pad_right(prompts, model.device), cache, uneven)
-    decoder = make_decoder(model, cache)
-    return lambda tokens: first if tokens is None else decoder(tokens)
+Decoder = Callable[[Tensor], Tensor]
+"""Takes tokens (B,) and returns the next logits (B, V), which are valid until the next call."""
 
 
-def _uncached_logits(model: GPT, prompts: Sequence[Sequence[int]]) -> NextLogits:
-    rows = [list(prompt) for prompt in prompts]
+def make_decoder(model: GPT, cache: KVCache) -> Decoder:
+    """Return a decoder that continues from ``cache``, after the prompts have been run into it.
 
-    def step(tokens: Tensor | None) -> Tensor:
-        if tokens is not None:
-            for row, token in zip(rows, tokens.tolist(), strict=True):
-                row.append(token)
-        return prefill(model, _pad_right(rows, model.device), None, [len(row) for row in rows])
+    At batch size 1 a decode step of a small model is bound by launching its kernels. On CUDA a
+    captured graph launches them all at once.
+    """
+    if model.device.type == "cuda":
+        return GraphDecoder(model, cache)
+    return EagerDecoder(model, cache)
 
-    return step
+
+class EagerDecoder:
+    """Run the model's own forward pass. On CPU it reads only the entries in use, unmasked."""
+
+    def __init__(self, model: GPT, cache: KVCache):
+        self._model, self._cache = model, cache
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        return decode_step(self._model, tokens, self._cache)
+
+
+class GraphDecoder:
+    """Capture one static step as a CUDA graph, and replay it for every token."""
+
+    WARM_UPS = 3
+
+    def __init__(self, model: GPT, cache: KVCache):
+        self._static_decoder = StaticDecoder(model, cache)
+        self._graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch declares it
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
+            for _ in range(self.WARM_UPS):
+                self._static_decoder.compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self._graph):
+            self._logits = self._static_decoder.compute()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        self._static_decoder.prepare(tokens)
+        self._graph.replay()
+        self._static_decoder.advance()
+        return self._logits
+
+
+class StaticDecoder:
+    """A decode step of fixed shapes and addresses, as a CUDA graph captures it. Runs anywhere.
+
+    `compute` reads tokens and positions from fixed tensors, so it may run any number of times
+    without advancing: it writes the same cache entries again.
+    """
+
+    def __init__(self, model: GPT, cache: KVCache):
+        self._model = model
+        self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
+        self._pass = cache.begin_static_pass()
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        self.prepare(tokens)
+        logits = self.compute()
+        self.advance()
+        return logits
+
+    def prepare(self, tokens: Tensor) -> None:
+        """Take the tokens (B,) of the next step."""
+        self._pass.check_capacity()
+        self._tokens.copy_(tokens[:, None])
+
+    def compute(self) -> Tensor:
+        """Return the logits (B, V) of the step."""
+        return self._model.compute_logits(self._model.run_pass(self._tokens, self._pass)[:, -1])
+
+    def advance(self) -> None:
+        """Advance the cache by the step's tokens."""
+        self._pass.advance()

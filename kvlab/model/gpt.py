@@ -1,4 +1,7 @@
-"""One transformer layer: pre-norm attention and MLP, each on the residual stream."""
+"""The transformer: one class for every combination of heads, positions, windows and sharing.
+
+Shapes: B rows, C tokens of a pass, N selected tokens, E n_embd, V vocab_size.
+"""
 
 import hashlib
 import math
@@ -14,24 +17,25 @@ from kvlab.cache import AttentionPass, DocumentMask, KVCache, OneShotPass
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
-from kvlab.model.kernels.gelu import gelu
-from kvlab.model.kernels.linear import Linear
-from kvlab.model.positions import RopeTable, rope_table
+from kvlab.model.kernels import Linear, gelu
 from kvlab.model.pretrained import load_weights, read_config, save_pretrained
+from kvlab.model.rope import RopeTable, rope_table
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """The norm of the residual stream."""
+    """Return the norm of the residual stream."""
     if config.norm == "rmsnorm":
         return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
 
 
 class MLP(nn.Module):
-    """``gelu`` (tanh form, as GPT-2) or ``swiglu`` (arXiv 2002.05202), whose ``up`` holds gate
-    and value rows in this order."""
+    """``gelu`` in its tanh form, as GPT-2, or ``swiglu`` (arXiv 2002.05202).
+
+    The ``up`` of swiglu stacks the gate's rows and the value's, in this order.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -41,18 +45,18 @@ class MLP(nn.Module):
         self.down = Linear(config.ffn_dim, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.up(x)
+        x = self.up(x)
         if self.is_gated:
-            gate, value = hidden.chunk(2, -1)
-            hidden = F.silu(gate) * value
+            gate, value = x.chunk(2, -1)
+            x = F.silu(gate) * value
         else:
-            hidden = gelu(hidden)
-        out: Tensor = self.down(hidden)
+            x = gelu(x)
+        out: Tensor = self.down(x)
         return out
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + MLP(norm(x))."""
+    """One pre-norm layer: x + attention(norm(x)), then x + MLP(norm(x))."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -64,32 +68,31 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        step: AttentionPass,
-        rotation: RopeTable | None,
-        wanted: Tensor | None = None,
+        attention_pass: AttentionPass,
+        rope: RopeTable | None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
-        """(B, C, E) -> (B, C, E); or (N, E) of the tokens ``wanted``, as `GPT.hidden` has them,
-        for which alone the MLP is computed."""
-        x = x + self.attention(self.norm1(x), step, rotation)
-        if wanted is not None:
-            x = x.flatten(0, 1)[wanted]
+        """Apply the layer to x (B, C, E).
+
+        Returns:
+            (B, C, E); with ``token_indices``, (N, E) of those tokens, for which alone the MLP is
+            computed.
+        """
+        x = x + self.attention(self.norm1(x), attention_pass, rope)
+        if token_indices is not None:
+            x = x.flatten(0, 1)[token_indices]
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
-
-
-# The transformer: one class for every combination of heads, positions, horizons and sharing.
-#
-# B rows, C tokens of a pass, E n_embd, V vocab_size.
 
 
 class GPT(nn.Module):
     """A GPT-2-class language model.
 
     Args:
-        config: its shape.
-        seed: parameters are drawn for each by its name and this seed, so that two models of
-            one seed start equal wherever their parameters have the same name and shape.
-        device, dtype: where and in what the parameters live; default torch's.
+        config: the model's shape.
+        seed: of the initial parameters. Each is drawn by its name and the seed, so two models of
+            one seed start equal wherever parameters have the same name and shape.
+        device, dtype: of the parameters; default torch's.
     """
 
     def __init__(
@@ -127,101 +130,88 @@ class GPT(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.token_embedding.weight.dtype
 
-    def reset_parameters(self, seed: int) -> None:
-        """GPT-2's initialisation: normal, 0.02; projections into the residual stream divided by
-        sqrt(2 n_layer); biases zero, norms one."""
-        residual = 0.02 / math.sqrt(2 * self.config.n_layer)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() < 2:
-                nn.init.constant_(parameter, 1.0 if _is_norm_weight(name) else 0.0)
-                continue
-            std = residual if name.endswith(("proj.weight", "down.weight")) else 0.02
-            for part, rows in self._parts(name, parameter):
-                _init_normal(rows, std, seed, part)
-
-    def _parts(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Named row ranges: q, k and v draw apart, so that q starts equal for MHA and MQA."""
-        if not name.endswith("qkv.weight"):
-            yield name, parameter
-            return
-        attention = self.get_submodule(name.removesuffix(".qkv.weight"))
-        assert isinstance(attention, Attention)
-        widths = [attention.q_width, attention.kv_width, attention.kv_width]
-        for part, rows in zip("qkv", torch.split(parameter, widths), strict=True):
-            yield f"{name}.{part}", rows
-
     def forward(
         self,
         tokens: Tensor,
         cache: KVCache | None = None,
         lengths: Tensor | Sequence[int] | None = None,
     ) -> Tensor:
-        """Logits (B, C, V) of ``tokens`` (B, C); see `hidden`."""
-        return self.head(self.hidden(tokens, cache, lengths))
+        """Return the logits (B, C, V) of ``tokens`` (B, C); see `hidden_states`."""
+        return self.compute_logits(self.hidden_states(tokens, cache, lengths))
 
-    def hidden(
+    def hidden_states(
         self,
         tokens: Tensor,
         cache: KVCache | None = None,
         lengths: Tensor | Sequence[int] | None = None,
         document_start: int | None = None,
-        wanted: Tensor | None = None,
+        token_indices: Tensor | None = None,
     ) -> Tensor:
-        """The residual stream (B, C, E) after the final norm.
+        """Return the residual stream after the final norm.
 
         Args:
             tokens: (B, C) of int64.
-            cache: continue from it, and keep these tokens' K/V in it.
-            lengths: (B,) with a cache: how many tokens of each row are real, where the rest of
-                the row is padding. Rows may then hold different numbers of tokens.
-            document_start: without a cache: the token that begins a document; each document is
-                then computed as if it stood alone. See `kvlab.cache.document_mask`.
-            wanted: (N,) of int64: the tokens, counted over all rows, whose stream is of use; the
-                result is theirs, (N, E). The last layer's MLP and the norm leave out the others,
-                of which later tokens need no more than K and V.
+            cache: continue from it, and store these tokens' K/V in it.
+            lengths: (B,) with a cache: how many tokens of each row are real; the rest is padding
+                at the end. Rows may then hold different numbers of tokens.
+            document_start: without a cache: the token that begins a document. Each document is
+                then computed as if it stood alone; see `kvlab.cache.document_mask`.
+            token_indices: (N,) of int64, indices into the flattened rows: return only these
+                tokens. The last layer's MLP and the norm skip the others.
+
+        Returns:
+            (B, C, E), or (N, E) with ``token_indices``.
 
         Raises:
             CacheError: the tokens do not fit the cache.
-            ValueError: a position is beyond the learned embeddings, lengths without a cache, or
-                documents with one.
+            ValueError: a position is beyond the learned embeddings, or there are lengths without a
+                cache, or documents with one.
         """
-        count = tokens.shape[1]
         if cache is None:
-            if lengths is not None:
-                raise ValueError("lengths needs a cache; without one, padding at the end is inert")
-            documents = None if document_start is None else DocumentMask(tokens, document_start)
-            step: AttentionPass = OneShotPass(
-                self.config.kv_owners, count, tokens.device, documents
-            )
+            attention_pass = self._one_shot_pass(tokens, lengths, document_start)
         elif document_start is not None:
             raise ValueError("a cache's row holds one document; give each document its own row")
         else:
-            step = cache.step(count, lengths)
-        self._check_positions(step.end)
-        return self.run(tokens, step, wanted)
+            attention_pass = cache.begin_pass(tokens.shape[1], lengths)
+        self._check_positions(attention_pass.end)
+        return self.run_pass(tokens, attention_pass, token_indices)
 
-    def run(self, tokens: Tensor, step: AttentionPass, wanted: Tensor | None = None) -> Tensor:
-        """`hidden` over a step that is already made and checked; see `kvlab.cache.attention_pass`."""
+    def run_pass(
+        self, tokens: Tensor, attention_pass: AttentionPass, token_indices: Tensor | None = None
+    ) -> Tensor:
+        """Run ``tokens`` through all layers in a given pass; see `hidden_states`."""
         x = self.token_embedding(tokens)
-        turn: RopeTable | None = None
+        rope: RopeTable | None = None
         if self.position_embedding is not None:
-            # only padding can stand beyond the end; its outputs mean nothing
-            inside = step.positions.clamp_max(self.config.block_size - 1)
-            x = x + self.position_embedding(inside)
+            # only padding can be beyond the last position; its outputs are meaningless
+            positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
+            x = x + self.position_embedding(positions)
         elif self.config.position_scheme.is_rotary:
-            turn = rope_table(step.positions, self.config.head_dim, self.config.rope_theta, x.dtype)
-        *before, last = self.blocks
-        for block in before:
-            x = block(x, step, turn)
-        x = last(x, step, turn, wanted)
-        step.finish()
+            head_dim, theta = self.config.head_dim, self.config.rope_theta
+            rope = rope_table(attention_pass.positions, head_dim, theta, x.dtype)
+        *inner_blocks, last_block = self.blocks
+        for block in inner_blocks:
+            x = block(x, attention_pass, rope)
+        x = last_block(x, attention_pass, rope, token_indices)
+        attention_pass.finish()
         out: Tensor = self.norm(x)
         return out
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits (..., V) of the residual stream (..., E)."""
-        out: Tensor = self.lm_head(hidden)
-        return out
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Return the logits (..., V) of the final residual stream (..., E)."""
+        logits: Tensor = self.lm_head(hidden_states)
+        return logits
+
+    def _one_shot_pass(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | Sequence[int] | None,
+        document_start: int | None,
+    ) -> AttentionPass:
+        if lengths is not None:
+            raise ValueError("lengths needs a cache; without one, padding at the end is inert")
+        documents = None if document_start is None else DocumentMask(tokens, document_start)
+        return OneShotPass(self.config.kv_owners, tokens.shape[1], tokens.device, documents)
 
     def _check_positions(self, end: int) -> None:
         limit = self.config.block_size
@@ -238,31 +228,61 @@ class GPT(nn.Module):
         serving: ServingConfig | None = None,
         dtype: torch.dtype | None = None,
     ) -> KVCache:
-        """An empty cache for ``batch_size`` rows of up to ``max_length`` tokens.
+        """Return an empty cache for ``batch_size`` rows of up to ``max_length`` tokens.
 
         Args:
-            serving: how it is stored and tied; default as trained, in the model's dtype.
-            dtype: the dtype in which K and V are computed; default the parameters'.
+            batch_size: number of rows.
+            max_length: the most tokens that a row may hold.
+            serving: how K/V are stored and tied; default untied, in the model's dtype.
+            dtype: in which K and V are computed; default the parameters'.
         """
         layout = KVLayout.of(self.config, serving)
         return KVCache(layout, batch_size, max_length, dtype or self.dtype, self.device)
 
     def decay_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Parameters that weight decay applies to (matrices), and the others."""
+        """Return the parameters that weight decay applies to (matrices), and the others."""
         matrices = [p for p in self.parameters() if p.dim() >= 2]
         return matrices, [p for p in self.parameters() if p.dim() < 2]
 
+    def reset_parameters(self, seed: int) -> None:
+        """Draw GPT-2's initial weights.
+
+        Matrices are normal with a standard deviation of 0.02, divided by sqrt(2 n_layer) in
+        projections into the residual stream. Biases are zero, norm weights one.
+        """
+        residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                nn.init.constant_(parameter, 1.0 if _is_norm_weight(name) else 0.0)
+                continue
+            std = residual_std if name.endswith(("proj.weight", "down.weight")) else 0.02
+            for part_name, rows in self._separately_drawn_rows(name, parameter):
+                _init_normal(rows, std, seed, part_name)
+
+    def _separately_drawn_rows(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield q, k and v of a qkv by themselves, so that q starts equal for MHA and MQA."""
+        if not name.endswith("qkv.weight"):
+            yield name, parameter
+            return
+        attention = self.get_submodule(name.removesuffix(".qkv.weight"))
+        assert isinstance(attention, Attention)
+        widths = [attention.q_width, attention.kv_width, attention.kv_width]
+        for part, rows in zip("qkv", torch.split(parameter, widths), strict=True):
+            yield f"{name}.{part}", rows
+
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":
-        """A published checkpoint of type gpt2, llama or mistral.
+        """Return a published checkpoint's model.
 
         Args:
-            path_or_repo: a folder with ``config.json`` and ``*.safetensors``, or a repository.
+            path_or_repo: a folder with ``config.json`` and ``*.safetensors``, or a repository of
+                the Hugging Face hub, of a type in `kvlab.model.hf_architectures.ARCHITECTURES`.
             model_changes: fields of the configuration that need no other weights, such as
                 ``window`` with ``attention_pattern``.
 
         Raises:
-            PretrainedError: it cannot be had, or names or shapes do not match; all listed.
+            PretrainedError: the checkpoint is unavailable, or names or shapes do not match; all
+                mismatches are listed.
         """
         folder = resolve_checkpoint_folder(path_or_repo)
         architecture, config = read_config(folder)
@@ -275,13 +295,8 @@ class GPT(nn.Module):
         return model
 
     def save_pretrained(self, folder: str | Path) -> str:
-        """Writes a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
+        """Write a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
         return save_pretrained(self, folder)
-
-    @classmethod
-    def meta(cls, config: ModelConfig) -> "GPT":
-        """The model without memory: shapes and names only."""
-        return cls(config, device="meta")
 
     def extra_repr(self) -> str:
         owners = len(set(self.config.kv_owners))
@@ -295,6 +310,6 @@ def _is_norm_weight(name: str) -> bool:
 def _init_normal(parameter: Tensor, std: float, seed: int, name: str) -> None:
     digest = hashlib.sha256(f"{seed}:{name}:{tuple(parameter.shape)}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
-    drawn = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
+    values = torch.empty(parameter.shape).normal_(0.0, std, generator=generator)
     with torch.no_grad():
-        parameter.copy_(drawn)
+        parameter.copy_(values)

@@ -12,7 +12,7 @@ import torch
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.lease import Fence
 from kvlab.model import GPT
-from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec.experiment import Experiment
 from kvlab.train.checkpoint import Checkpoints, TrainingState, resume_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike

@@ -35,15 +35,15 @@ class SummedLoss(nn.Module):
         self.document_start = document_start
         self.model, self.compiles = model, compile
         self.reduced = precision == "bfloat16"
-        self.hidden: Callable[..., Tensor] = model.hidden
+        self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if compile:
             # a process that trains many models would run into the limit on recompiling
             torch.compiler.reset()
-            self.hidden = torch.compile(model.hidden)
+            self._hidden_states = torch.compile(model.hidden_states)
 
     def forward(self, x: Tensor, y: Tensor, eager: bool = False) -> Tensor:
         """``eager``: for another shape than the usual, which would compile again."""
-        hidden = self.model.hidden if eager else self.hidden
+        hidden = self.model.hidden_states if eager else self._hidden_states
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.reduced):
             return summed_loss(
                 hidden(x, document_start=self.document_start),

@@ -190,12 +190,12 @@ def _score(model: "GPT", experiment: Experiment) -> None:
     serving, benchmark = experiment.serving, experiment.benchmark
     with torch.inference_mode():
         tokens = torch.randint(vocabulary, (pass_rows(model, block), block))
-        model.hidden(tokens.to(model.device))
+        model.hidden_states(tokens.to(model.device))
         rows = decode_rows(model, block, serving)
         cache = model.new_cache(rows, block, serving)
         for position in range(min(DECODED_TOKENS, block)):
             token = torch.full((rows, 1), position % vocabulary, device=model.device)
-            logits = model.head(model.hidden(token, cache=cache))
+            logits = model.compute_logits(model.hidden_states(token, cache=cache))
         if not bool(logits.isfinite().all()):
             text = "logits through the serving cache are not finite at the initial weights"
             raise MeasurementError(f"{text}; the cache or the model is wrong")

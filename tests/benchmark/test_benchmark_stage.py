@@ -59,7 +59,9 @@ def stopwatch(model, text):
     with torch.inference_mode():
         began = time.perf_counter()
         last = torch.tensor([text.shape[1] - 1])
-        token = model.head(model.hidden(text, cache=cache, wanted=last)).argmax(-1)[None]
+        token = model.compute_logits(
+            model.hidden_states(text, cache=cache, token_indices=last)
+        ).argmax(-1)[None]
         first = time.perf_counter() - began
         for _ in range(32):
             began = time.perf_counter()

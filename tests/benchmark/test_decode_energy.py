@@ -71,8 +71,10 @@ def test_energy_is_measured_in_turns(monkeypatch):
     made.nvml, order = Nvml(Counter(1), None), []
     for variant in made.variants:
         width = variant.model.config.n_kv_head
-        decode = variant.model.hidden
-        variant.model.hidden = lambda *a, _d=decode, _w=width, **k: order.append(_w) or _d(*a, **k)
+        decode = variant.model.hidden_states
+        variant.model.hidden_states = lambda *a, _d=decode, _w=width, **k: (
+            order.append(_w) or _d(*a, **k)
+        )
     list(decode_energy.measure(made))
     turns = [width for width, _ in groupby(order)]
     assert turns == [2, 1, 2, 1, 2], "A and B warm up, then A B, B A"

@@ -1,13 +1,11 @@
-"""Prefix reuse, copies of rows, and storages of fewer bits."""
+"""Prefix reuse and copies of rows."""
 
 import pytest
 import torch
 
-from kvlab.cache.formats import allocate_format
 from kvlab.errors import CacheError
-from kvlab.layout import KVLayout
 from kvlab.model import GPT
-from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec import ModelConfig
 
 SHAPE = {"vocab_size": 29, "n_layer": 6, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
          "block_size": 64, "position": "rope"}  # fmt: skip
@@ -77,33 +75,3 @@ def test_reset_forgets_everything():
     model(text(seed=9), cache=cache)
     cache.reset()
     assert (model(words, cache=cache) - model(words)).abs().max() < 1e-10
-
-
-@pytest.mark.parametrize(("kind", "worst"), [("int8", 1 / 254), ("fp8", 1 / 16)])
-def test_eight_bits_err_by_at_most_half_a_step(kind, worst):
-    storage = allocate_format(kind, (2, 3, 8, 16), torch.float64, torch.device("cpu"))
-    values = torch.randn(2, 3, 8, 16, dtype=torch.float64) * 100
-    values[0, 0, 0] = 0.0  # a zero vector stays zero
-    storage.write((slice(None), slice(None), slice(0, 8)), storage.encode(values))
-    back = storage.read(slice(0, 8))
-    assert back[0, 0, 0].abs().max() == 0
-    peak = values.abs().amax(-1, keepdim=True)
-    assert ((back - values).abs() <= peak * worst * 1.01).all()
-    assert (back - values).abs().max() > 0
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8", "bfloat16", "float16"])
-def test_what_is_attended_to_does_not_depend_on_the_chunks(kind):
-    model, words = model_of(HYBRID), text()
-    serving = ServingConfig(kv_dtype=kind)
-    whole = model(words, cache=model.new_cache(1, 30, serving))
-    cache = model.new_cache(1, 30, serving)
-    steps = torch.cat([model(words[:, i : i + 1], cache=cache) for i in range(30)], 1)
-    assert (steps - whole).abs().max() < 1e-10
-    assert 1e-6 < (whole - model(words)).abs().max() < 1.0  # it is coarser, and says so
-    assert cache.nbytes == KVLayout.of(HYBRID, serving).stored_bytes(1, 30, "float64")
-
-
-def test_an_unknown_storage_is_refused():
-    with pytest.raises(CacheError, match="kv_dtype = int3"):
-        allocate_format("int3", (1, 1, 1, 1), torch.float32, torch.device("cpu"))

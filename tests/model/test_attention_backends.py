@@ -1,81 +1,82 @@
 """All attention backends agree, forward and gradient; a window costs less than the square."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kvlab.model import GPT
-from kvlab.model.attention_backends import BACKENDS, select_backend
+from kvlab.model.attention_backends import BACKENDS, Backend, select_backend
+from kvlab.model.kernels import use_plain_code
 from kvlab.spec.model_config import ModelConfig
+from tests.contracts.attention_backend_contract import (
+    WHOLE_PASS,
+    WITH_PAST,
+    AttentionBackendContract,
+)
+from tests.contracts.cpu_kernel_contract import kernels_on
 
 
-def naive(q, k, v, window):
-    past = k.shape[2] - q.shape[2]
-    repeat = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    far = window or k.shape[2]
-    hidden = [[not 0 <= i + past - j < far for j in range(k.shape[2])] for i in range(q.shape[2])]
-    return scores.masked_fill(torch.tensor(hidden), -torch.inf).softmax(-1) @ v
+class TestSDPA(AttentionBackendContract):
+    backend = "sdpa"
 
 
-SHAPES = [
-    # queries, keys, window
-    (17, 17, None),
-    (17, 17, 5),
-    (5, 30, None),
-    (5, 30, 7),
-    (130, 130, 9),
-    (140, 200, 70),
-    (1, 40, 16),
-]
+class TestWindowedBlocks(AttentionBackendContract):
+    backend = "windowed_blocks"
+    whole_pass = tuple(shape for shape in WHOLE_PASS if shape[1])
+    with_past = tuple(shape for shape in WITH_PAST if shape[2])
 
 
-CASES = [("sdpa", *shape) for shape in SHAPES] + [("blocked", *s) for s in SHAPES if s[2]]
-CASES += [("kept", n, n, w) for n in (17, 300) for w in (None, 1, 5, 70, 130, 200, 299, 400)]
+class TestCPUTiled(AttentionBackendContract):
+    backend = "cpu_tiled"
+    with_past = ()
 
 
-@pytest.mark.parametrize(("name", "queries", "keys", "window"), CASES)
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_forward_and_gradient_agree_with_the_definition(name, queries, keys, window, kv_heads):
-    torch.manual_seed(0)
-    shapes = [(2, 4, queries, 8), (2, kv_heads, keys, 8), (2, kv_heads, keys, 8)]
-    ours = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    theirs = [t.detach().clone().requires_grad_() for t in ours]
-    weight = torch.randn(shapes[0], dtype=torch.float64)
-    out, wanted = BACKENDS[name](*ours, window), naive(*theirs, window)
-    (out * weight).sum().backward()
-    (wanted * weight).sum().backward()
-    assert (out - wanted).abs().max() < 1e-12
-    for left, right in zip(ours, theirs, strict=True):
-        assert (left.grad - right.grad).abs().max() < 1e-12
+class TestFlex(AttentionBackendContract):
+    """On CPU: forward alone."""
+
+    backend = "flex"
+    whole_pass = ((256, 40), (128, None))
+    with_past = ((128, 256, 40),)
+    dtype, tolerance, has_gradient = torch.float32, 1e-5, False
+
+
+def test_every_backend_has_its_suite():
+    assert {suite.backend for suite in AttentionBackendContract.__subclasses__()} == set(BACKENDS)
+
+
+def test_a_backend_is_added_by_one_entry(monkeypatch):
+    """It comes first in the table, claims all queries, and the model attends through it."""
+    calls = []
+
+    def attend(q, k, v, window, documents):
+        calls.append(window)
+        return BACKENDS["sdpa"].attend(q, k, v, window, documents)
+
+    added = {"toy": Backend(attend, lambda *_: True), **BACKENDS}
+    model, text = hybrid_model()
+    with torch.no_grad():
+        expected = model(text)
+        for module in ("kvlab.model.attention", "kvlab.model.attention_backends"):
+            monkeypatch.setattr(f"{module}.BACKENDS", added)
+        assert (model(text) - expected).abs().max() < 1e-5
+    assert calls == [None, 40, 40]
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_kept_computes_bfloat16_in_float32_also_under_autocast(window):
+def test_cpu_tiled_computes_bfloat16_in_float32_also_under_autocast(window):
     torch.manual_seed(0)
     ours = [torch.randn(2, h, 300, 16).bfloat16().requires_grad_() for h in (4, 2, 2)]
     theirs = [t.detach().float().requires_grad_() for t in ours]
     with torch.autocast("cpu", torch.bfloat16):
-        out = BACKENDS["kept"](*ours, window)
-    wanted = BACKENDS["kept"](*theirs, window)
+        out = BACKENDS["cpu_tiled"].attend(*ours, window)
+    wanted = BACKENDS["cpu_tiled"].attend(*theirs, window)
     assert out.dtype == torch.bfloat16
     assert torch.equal(out, wanted.bfloat16())
     out.sum().backward()
     wanted.sum().backward()
     for left, right in zip(ours, theirs, strict=True):
         assert torch.equal(left.grad, right.grad.bfloat16())
-
-
-@pytest.mark.parametrize(("queries", "keys", "window"), [(256, 256, 40), (128, 256, 40)])
-def test_flex_agrees_with_sdpa_forward(queries, keys, window):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, h, n, 16) for h, n in ((4, queries), (2, keys), (2, keys)))
-    with torch.inference_mode():
-        wanted = BACKENDS["sdpa"](q, k, v, window)
-        assert (BACKENDS["flex"](q, k, v, window) - wanted).abs().max() < 1e-5
 
 
 def hybrid_model():
@@ -94,14 +95,15 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     model, text = hybrid_model()
     reduced = torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16)
     with torch.no_grad(), reduced:
-        wanted = model.hidden(text, document_start=document_start)
+        wanted = model.hidden_states(text, document_start=document_start)
 
-        def as_on_cuda(_q, keys, window, has_documents=False):
-            return "flex" if has_documents or (window or keys) < keys else "sdpa"
+        def as_on_cuda(_q, k, _v, window, documents=None):
+            keys = k.shape[2]
+            return "flex" if documents is not None or (window or keys) < keys else "sdpa"
 
         monkeypatch.setattr("kvlab.model.attention.select_backend", as_on_cuda)
         torch.compiler.reset()
-        compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")
+        compiled = torch.compile(model.hidden_states, fullgraph=True, backend="eager")
         found = compiled(text, document_start=document_start)
     assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.02)
 
@@ -112,9 +114,9 @@ def test_a_compiled_model_trains_as_one_graph(precision):
     """The choice of a backend is made while it is traced, and leaves nothing in the graph."""
     model, text = hybrid_model()
     torch.compiler.reset()
-    compiled = torch.compile(model.hidden, fullgraph=True, backend="eager")
+    compiled = torch.compile(model.hidden_states, fullgraph=True, backend="eager")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        found, wanted = compiled(text), model.hidden(text)
+        found, wanted = compiled(text), model.hidden_states(text)
     assert found.requires_grad
     assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.05)
 
@@ -125,7 +127,7 @@ def test_flex_gradient_agrees_with_sdpa_on_cuda():
     torch.manual_seed(0)
     ours = [torch.randn(2, h, 512, 64, device="cuda", requires_grad=True) for h in (4, 2, 2)]
     theirs = [t.detach().clone().requires_grad_() for t in ours]
-    out, wanted = BACKENDS["flex"](*ours, 100), BACKENDS["sdpa"](*theirs, 100)
+    out, wanted = BACKENDS["flex"].attend(*ours, 100), BACKENDS["sdpa"].attend(*theirs, 100)
     out.square().sum().backward()
     wanted.square().sum().backward()
     for left, right in zip([out, *(t.grad for t in ours)], [wanted, *(t.grad for t in theirs)],
@@ -133,26 +135,40 @@ def test_flex_gradient_agrees_with_sdpa_on_cuda():
         assert (left - right).abs().max() < 2e-3
 
 
-def test_the_table_picks_by_device_and_shape():
-    def queries(count, dim=16, device="cpu", grad=False, dtype=None):
-        shape = (1, 2, count, dim)
-        if device == "cuda":  # the shape is asked, nothing is computed
-            return SimpleNamespace(shape=shape, device=torch.device(device))
-        return torch.zeros(shape, dtype=dtype, requires_grad=grad)
+def select(queries, keys, window, head_dim=16, device="cpu", **options):
+    """The backend for tensors of these shapes; on CUDA nothing but the shape is looked at."""
+    q, k = ((1, 2, count, head_dim) for count in (queries, keys))
+    if device == "cuda":
+        q, k = (SimpleNamespace(shape=shape, device=torch.device(device)) for shape in (q, k))
+    else:
+        q, k = (torch.zeros(shape, **options) for shape in (q, k))
+    return select_backend(q, k, k, window)
 
-    assert select_backend(queries(64), 64, None) == "sdpa"
-    assert select_backend(queries(64), 64, 64) == "sdpa"
-    assert select_backend(queries(64), 64, 8) == "blocked"
-    assert select_backend(queries(64, device="cuda"), 64, 8) == "flex"
-    assert select_backend(queries(8, device="cuda"), 64, 8) == "blocked"
+
+def test_backends_are_selected_by_device_and_shape():
+    assert select(64, 64, None) == "sdpa"
+    assert select(64, 64, 64) == "sdpa"
+    assert select(64, 64, 8) == "windowed_blocks"
+    assert select(64, 64, 8, device="cuda") == "flex"
+    assert select(8, 64, 8, device="cuda") == "windowed_blocks"
+
+
+@kernels_on
+def test_training_on_cpu_selects_tiles_where_they_are_faster():
+    training = {"requires_grad": True}
     for window in (None, 8):
-        assert select_backend(queries(512, 64, grad=True), 512, window) == "kept"
-        assert select_backend(queries(512, 64), 512, window) != "kept", "nothing to keep it for"
-        assert select_backend(queries(512, 16, grad=True), 512, window) == "kept"
-        assert select_backend(queries(512, 8, grad=True), 512, window) != "kept"
-        reduced = select_backend(queries(512, 64, grad=True, dtype=torch.bfloat16), 512, window)
-        assert (reduced == "kept") != torch.cpu._is_amx_tile_supported()
-    long = queries(2048, 64, grad=True, dtype=torch.bfloat16)
-    assert select_backend(long, 2048, None) == "sdpa"
-    assert select_backend(queries(8192, 64, grad=True), 8192, None) == "sdpa", "too much to keep"
-    assert select_backend(queries(8192, 64, grad=True), 8192, 256) == "kept"
+        assert select(512, 512, window, 64, **training) == "cpu_tiled"
+        assert select(512, 512, window, 64) != "cpu_tiled", "no backward pass to save for"
+        assert select(512, 512, window, 16, **training) == "cpu_tiled"
+        assert select(512, 512, window, 8, **training) != "cpu_tiled"
+        reduced = select(512, 512, window, 64, dtype=torch.bfloat16, **training)
+        assert (reduced == "cpu_tiled") != torch.cpu._is_amx_tile_supported()
+    assert select(2048, 2048, None, 64, dtype=torch.bfloat16, **training) == "sdpa"
+    assert select(8192, 8192, None, 64, **training) == "sdpa", "too much to save"
+    assert select(8192, 8192, 256, 64, **training) == "cpu_tiled"
+
+
+def test_plain_code_selects_no_kernel():
+    with use_plain_code():
+        assert select(512, 512, None, 64, requires_grad=True) == "sdpa"
+        assert select(512, 512, 8, 64, requires_grad=True) == "windowed_blocks"

@@ -43,10 +43,10 @@ def test_wanted_tokens_are_those_of_a_whole_pass(model, lengths):
     ends = torch.tensor(lengths or [9, 9, 9])
     wanted = torch.tensor([12, 0, 9, 18])
     caches = [model.new_cache(3, 12) for _ in range(3)]
-    whole = model.hidden(tokens, caches[0], lengths)
-    some = model.hidden(tokens, caches[1], lengths, wanted=wanted)
+    whole = model.hidden_states(tokens, caches[0], lengths)
+    some = model.hidden_states(tokens, caches[1], lengths, token_indices=wanted)
     assert (some - whole.flatten(0, 1)[wanted]).abs().max() < 1e-12
-    logits = model.head(whole[torch.arange(3), ends - 1])
+    logits = model.compute_logits(whole[torch.arange(3), ends - 1])
     assert (prefill(model, tokens, caches[2], lengths) - logits).abs().max() < 1e-12
     assert (prefill(model, tokens, None, lengths) - logits).abs().max() < 1e-12
     further = [model(tokens[:, :1], cache) for cache in caches]

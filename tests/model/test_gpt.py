@@ -112,7 +112,7 @@ def _gradient_through(model, reader, text):
     """Gradient of layer 0's K/V rows by the path through one reading layer alone."""
     from kvlab.cache import OneShotPass
 
-    original = OneShotPass.get
+    original = OneShotPass.read_kv
 
     def get(step, layer):
         context = original(step, layer)
@@ -120,11 +120,11 @@ def _gradient_through(model, reader, text):
             return type(context)(context.k.detach(), context.v.detach())
         return context
 
-    OneShotPass.get = get
+    OneShotPass.read_kv = get
     try:
         model(text).square().mean().backward()
     finally:
-        OneShotPass.get = original
+        OneShotPass.read_kv = original
     attention = model.blocks[0].attention
     return attention.qkv.weight.grad[attention.q_width :]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlab.model.positions import apply_rope, rope_table
+from kvlab.model.rope import apply_rope, rope_table
 
 THETA = 10_000.0
 

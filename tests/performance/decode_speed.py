@@ -48,7 +48,7 @@ def transformers_model(ours: GPT) -> torch.nn.Module:
 
 def _kvlab(model: GPT, text: torch.Tensor) -> Step:
     cache = model.new_cache(len(text), text.shape[1] + STEPS)
-    model.hidden(text, cache)
+    model.hidden_states(text, cache)
     decoder = make_decoder(model, cache)
     tokens = torch.arange(len(text))
 

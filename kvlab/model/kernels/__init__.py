@@ -1,0 +1,37 @@
+"""CPU kernels: what makes training and decoding on CPU faster than plain PyTorch.
+
+Each file holds one kernel and its plain reference, behind the contract in
+`kvlab.model.kernels.cpu_kernel`. The measurements behind their limits are in
+``kvlab/benchmark/LOG.md``.
+"""
+
+from typing import Any
+
+from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
+from kvlab.model.kernels.gelu import gelu
+from kvlab.model.kernels.linear import Linear, linear, matmul_transposed
+from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.model.kernels.rotate_pairs import rotate_pairs
+from kvlab.model.kernels.tiled_attention import tiled_attention
+
+KERNELS: dict[str, CPUKernel[Any, Any]] = {
+    "linear": linear,
+    "matmul_transposed": matmul_transposed,
+    "gelu": gelu,
+    "rotate_pairs": rotate_pairs,
+    "tiled_attention": tiled_attention,
+    "keep_freed_memory": keep_freed_memory,
+}
+
+__all__ = [
+    "KERNELS",
+    "CPUKernel",
+    "Linear",
+    "gelu",
+    "keep_freed_memory",
+    "linear",
+    "matmul_transposed",
+    "rotate_pairs",
+    "tiled_attention",
+    "use_plain_code",
+]

@@ -5,6 +5,16 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.model.kernels.gelu import gelu
+from tests.contracts.cpu_kernel_contract import CPUKernelContract
+
+
+class TestGeluKernel(CPUKernelContract):
+    kernel = gelu
+
+    def cases(self):
+        torch.manual_seed(0)
+        yield [torch.randn(300, 100)]
+        yield from ([torch.randn(shape).requires_grad_()] for shape in [(3, 7, 5), (257, 1024)])
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 7, 5), (257, 1024), (0, 4)])

@@ -1,4 +1,4 @@
-"""The products of linear layers: equal to torch's own, whatever the shape."""
+"""Linear layers: equal to torch's own in float64, whatever the shape."""
 
 import copy
 
@@ -7,6 +7,31 @@ import torch
 import torch.nn.functional as F
 
 from kvlab.model.kernels.linear import TWO_COLUMN_MAX_INPUTS, Linear, linear, matmul_transposed
+from tests.contracts.cpu_kernel_contract import CPUKernelContract
+
+
+def random_case(rows, inputs, outputs, requires_grad, has_bias=True):
+    torch.manual_seed(0)
+    bias = torch.randn(outputs) if has_bias else None
+    case = [torch.randn(*rows, inputs), torch.randn(outputs, inputs), bias]
+    return [part if part is None else part.requires_grad_(requires_grad) for part in case]
+
+
+class TestLinearKernel(CPUKernelContract):
+    kernel = linear
+
+    def cases(self):
+        shapes = [((1,), 48, 37), ((2, 1), 96, 1000), ((64,), 768, 2304)]
+        yield from (random_case(*shape, False) for shape in shapes)
+        yield from (random_case(*shape, True, has_bias=False) for shape in shapes)
+        yield from (random_case(*shape, True) for shape in [*shapes, ((3, 5), 24, 10)])
+
+
+class TestMatmulKernel(CPUKernelContract):
+    kernel = matmul_transposed
+
+    def cases(self):
+        yield [torch.randn(200, 64), torch.randn(500, 64)]
 
 
 @pytest.mark.parametrize("inputs", [1, 48, TWO_COLUMN_MAX_INPUTS, TWO_COLUMN_MAX_INPUTS + 1])

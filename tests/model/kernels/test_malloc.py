@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="gl
 FAULTS = """
 import ctypes, resource
 from contextlib import nullcontext
-from kvlab.model.kernels.malloc import keep_freed_memory
+from kvlab.model.kernels import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -53,7 +53,11 @@ def output(**environment):
 
 
 def test_inside_pages_are_faulted_in_once_and_afterwards_memory_goes_back():
-    assert output() == ["True", "True", "True", "True"]
+    assert output(KVLAB_PLAIN="0") == ["True", "True", "True", "True"]
+
+
+def test_plain_code_leaves_malloc_alone():
+    assert output(KVLAB_PLAIN="1")[0] == "False"
 
 
 def test_what_the_environment_sets_stays():

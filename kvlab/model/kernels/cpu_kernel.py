@@ -1,0 +1,55 @@
+"""The contract of a CPU kernel: faster code beside the plain PyTorch that defines its result.
+
+``KVLAB_PLAIN=1`` in the environment turns every kernel off, `use_plain_code` turns them off
+inside a block. Kernels and plain code agree within rounding, not bit for bit.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_kernels_are_on = os.environ.get("KVLAB_PLAIN", "") in ("", "0")
+
+
+@dataclass(frozen=True)
+class CPUKernel(Generic[P, R]):
+    """A function with a plain and a fast implementation.
+
+    Attributes:
+        plain: the reference, in plain PyTorch.
+        select: takes the same arguments and returns the faster implementation for them, or None
+            if the plain one is to be used: on other devices and dtypes, where it is no slower,
+            and under `torch.compile`, which makes kernels of its own.
+    """
+
+    plain: Callable[P, R]
+    select: Callable[P, Callable[P, R] | None]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        fast = self.select(*args, **kwargs) if _kernels_are_on else None
+        return self.plain(*args, **kwargs) if fast is None else fast(*args, **kwargs)
+
+    def is_fast(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether a call with these arguments runs the fast implementation."""
+        return _kernels_are_on and self.select(*args, **kwargs) is not None
+
+
+def plain_code_is_set() -> bool:
+    """Whether every kernel is turned off."""
+    return not _kernels_are_on
+
+
+@contextmanager
+def use_plain_code() -> Iterator[None]:
+    """Turn every kernel off inside the block."""
+    global _kernels_are_on
+    before, _kernels_are_on = _kernels_are_on, False
+    try:
+        yield
+    finally:
+        _kernels_are_on = before

@@ -1,0 +1,76 @@
+"""The cache formats against their contract, and how one is added."""
+
+import pytest
+import torch
+
+from kvlab.cache import formats
+from kvlab.cache.formats import Quantized, get_format
+from kvlab.errors import CacheError
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.dtypes import DTYPES, DType
+from tests.contracts.cache_format_contract import CacheFormatContract
+
+
+class TestFloat64(CacheFormatContract):
+    kv_dtype, max_error = "float64", 0.0
+
+
+class TestFloat32(CacheFormatContract):
+    kv_dtype, max_error = "float32", 2.0**-24
+
+
+class TestFloat16(CacheFormatContract):
+    kv_dtype, max_error = "float16", 2.0**-11
+
+
+class TestBfloat16(CacheFormatContract):
+    kv_dtype, max_error = "bfloat16", 2.0**-8
+
+
+class TestInt8(CacheFormatContract):
+    """Half a step, and the rounding of the scale."""
+
+    kv_dtype, max_error = "int8", 1.01 / 254
+
+
+class TestFP8(CacheFormatContract):
+    kv_dtype, max_error = "fp8", 1.01 / 16
+
+
+def test_every_format_has_its_suite():
+    assert {suite.kv_dtype for suite in CacheFormatContract.__subclasses__()} == set(DTYPES)
+
+
+class FourBits(Quantized):
+    """A toy: codes from -7 to 7, in a byte each."""
+
+    def __init__(self, dtype):
+        super().__init__(dtype)
+        self.max_code = 7.0
+
+
+def test_a_format_is_added_by_a_class_and_an_entry(monkeypatch):
+    config = ModelConfig(vocab_size=29, n_layer=2, n_head=2, n_embd=16, block_size=32)
+    monkeypatch.setattr(formats, "FourBits", FourBits, raising=False)
+    entry = DType(1, "int8", "kvlab.cache.formats:FourBits", 2)
+    monkeypatch.setitem(DTYPES, "int4-toy", entry)
+    serving = ServingConfig(kv_dtype="int4-toy")
+    model, text = GPT(config), torch.arange(20)[None]
+    with torch.no_grad():
+        cache = model.new_cache(1, 20, serving)
+        coarse = model(text, cache=cache)
+        fine = model(text, cache=model.new_cache(1, 20, ServingConfig(kv_dtype="int8")))
+        exact = model(text)
+    assert cache.nbytes == KVLayout.of(config, serving).stored_bytes(1, 20)
+    assert (coarse - exact).abs().max() > (fine - exact).abs().max() > 0
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="int4-toy"):
+        ServingConfig(kv_dtype="int4-toy")
+
+
+def test_a_dtype_that_this_torch_lacks_is_refused(monkeypatch):
+    monkeypatch.setitem(DTYPES, "float3", DType(1, "float3_e1m1"))
+    with pytest.raises(CacheError, match="kv_dtype = float3 is not in torch"):
+        get_format("float3")

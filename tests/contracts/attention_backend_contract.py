@@ -1,0 +1,111 @@
+"""What every attention backend must do. A member's tests inherit `AttentionBackendContract`."""
+
+import math
+
+import pytest
+import torch
+
+from kvlab.cache import DocumentMask
+from kvlab.model.attention_backends import BACKENDS
+
+N_HEAD, HEAD_DIM = 4, 8
+WINDOWS = (None, 1, 5, 9, 70, 130, 200, 299, 400)
+WHOLE_PASS = tuple((length, window) for length in (17, 130, 300) for window in WINDOWS)
+WITH_PAST = ((5, 30, None), (5, 30, 7), (140, 200, 70), (1, 40, 16))
+
+
+def attend_by_definition(q, k, v, window):
+    """Attention as one dense softmax; queries end with the last key."""
+    past = k.shape[2] - q.shape[2]
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    far = window or k.shape[2]
+    hidden = [[not 0 <= i + past - j < far for j in range(k.shape[2])] for i in range(q.shape[2])]
+    return scores.masked_fill(torch.tensor(hidden), -torch.inf).softmax(-1) @ v
+
+
+def attend_each_document(q, k, v, window, ids):
+    """Attention of one document after another."""
+    rows = []
+    for row in range(len(q)):
+        outputs = []
+        for document in ids[row].unique():
+            tokens = ids[row] == document
+            parts = (x[row : row + 1, :, tokens] for x in (q, k, v))
+            outputs.append(attend_by_definition(*parts, window))
+        rows.append(torch.cat(outputs, 2))
+    return torch.cat(rows)
+
+
+def random_documents(length):
+    """Two rows, the first of four documents and the second of one."""
+    torch.manual_seed(4)
+    tokens = torch.randint(0, 30, (2, length))
+    tokens[0, [9, 10, length // 2]] = 31
+    return DocumentMask(tokens, 31)
+
+
+class AttentionBackendContract:
+    """Give `backend`, a name in `BACKENDS`, and what it serves on CPU."""
+
+    backend: str
+    whole_pass = WHOLE_PASS
+    """(tokens, window) of a pass without a past."""
+    with_past: tuple = WITH_PAST
+    """(queries, keys, window) of a pass that continues a cache."""
+    dtype, tolerance = torch.float64, 1e-12
+    has_gradient = True
+
+    @pytest.fixture
+    def attend(self):
+        return BACKENDS[self.backend].attend
+
+    def inputs(self, queries, keys, kv_heads):
+        torch.manual_seed(0)
+        heads = ((N_HEAD, queries), (kv_heads, keys), (kv_heads, keys))
+        return [
+            torch.randn(2, n, count, HEAD_DIM, dtype=self.dtype, requires_grad=self.has_gradient)
+            for n, count in heads
+        ]
+
+    def agree(self, attend, reference, inputs):
+        copies = [t.detach().double().requires_grad_(self.has_gradient) for t in inputs]
+        with torch.set_grad_enabled(self.has_gradient):
+            out, expected = attend(*inputs), reference(*copies)
+        assert out.shape == expected.shape
+        assert (out - expected).abs().max() < self.tolerance
+        if not self.has_gradient:
+            return
+        weight = torch.randn(out.shape, dtype=self.dtype)
+        (out * weight).sum().backward()
+        (expected * weight).sum().backward()
+        for ours, theirs in zip(inputs, copies, strict=True):
+            assert (ours.grad - theirs.grad).abs().max() < self.tolerance
+
+    @pytest.mark.parametrize("kv_heads", [1, 2, 4])
+    def test_a_whole_pass_agrees_with_the_definition(self, attend, kv_heads):
+        for length, window in self.whole_pass:
+            self.agree(
+                lambda q, k, v, w=window: attend(q, k, v, w, None),
+                lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
+                self.inputs(length, length, kv_heads),
+            )
+
+    @pytest.mark.parametrize("kv_heads", [1, 2, 4])
+    def test_a_pass_with_a_past_agrees_with_the_definition(self, attend, kv_heads):
+        for queries, keys, window in self.with_past:
+            self.agree(
+                lambda q, k, v, w=window: attend(q, k, v, w, None),
+                lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
+                self.inputs(queries, keys, kv_heads),
+            )
+
+    def test_each_document_attends_as_if_alone(self, attend):
+        for length, window in self.whole_pass:
+            documents = random_documents(length)
+            self.agree(
+                lambda q, k, v, w=window, d=documents: attend(q, k, v, w, d),
+                lambda q, k, v, w=window, d=documents: attend_each_document(q, k, v, w, d.ids),
+                self.inputs(length, length, 2),
+            )
