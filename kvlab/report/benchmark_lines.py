@@ -1,4 +1,4 @@
-"""What the trials' benchmarks measured, a line a cell: the mean over its seeds."""
+"""Benchmark measurements of a study's trials: one line per cell, the mean over its seeds."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,37 +11,40 @@ from kvlab.spec.experiment import Experiment
 _LINE_KEY = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")
 
 
-def benchmark_lines(study: Study, most: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Lines of the baseline and of the cells that differ from it in one factor.
+def benchmark_lines(study: Study, max_cells: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the lines of the baseline and of the cells that differ from it in one factor.
 
-    ``variant`` is the cell's label. Values are means over seeds; ``low`` and ``high`` the least
-    and the most of them, or of one seed its own interval.
+    A line is a `kvlab.benchmark.measurement.Measurement` as plain data. Its ``variant`` is the
+    cell's label, its value the mean over seeds, ``low`` and ``high`` are the smallest and largest
+    value (with one seed, the measurement's own interval).
 
     Args:
-        most: cells at most; the rest is left out.
+        study: The study.
+        max_cells: Number of cells after which further cells are left out.
 
     Returns:
-        The lines, and label -> the cell's key in the design.
+        The lines, and the cells' keys by label.
     """
     lines: list[dict[str, Any]] = []
     keys: dict[str, str] = {}
     for levels in study.cells:
-        changed = sum(a != b for a, b in zip(levels, study.baseline, strict=True))
-        found = _cell_lines(study, levels) if changed <= 1 and len(keys) < most else []
-        if found:
-            keys[study.label(levels)] = study.key(levels)
-            lines += found
+        if study.n_changed_factors(levels) > 1 or len(keys) >= max_cells:
+            continue
+        cell_lines = _cell_lines(study, levels)
+        if cell_lines:
+            keys[study.label(levels)] = study.cell_key(levels)
+            lines += cell_lines
     return lines, keys
 
 
 def _cell_lines(study: Study, levels: Levels) -> list[dict[str, Any]]:
-    places: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    by_key: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in study.cells[levels].values():
-        for line in row.facts.get("benchmark", []) if row.done else []:
+        for line in row.record.get("benchmark", []) if row.is_done else []:
             if line.get("value") is not None:
-                place = tuple(line.get(name) for name in _LINE_KEY)
-                places.setdefault(place, []).append(line)
-    return [_mean_line(study.label(levels), lines) for lines in places.values()]
+                key = tuple(line.get(name) for name in _LINE_KEY)
+                by_key.setdefault(key, []).append(line)
+    return [_mean_line(study.label(levels), lines) for lines in by_key.values()]
 
 
 def _mean_line(label: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -54,39 +57,36 @@ def _mean_line(label: str, lines: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def measured_peaks(lines: list[dict[str, Any]]) -> DevicePeaks | None:
-    """The ceilings that the lines name first; None where no trial measured them."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the device's measured peak rates, from the first lines that have them."""
+    first_lines: dict[str, dict[str, Any]] = {}
     for line in lines:
-        found.setdefault(line["metric"], line)
-    if not {"bandwidth", "matrix_rate"} <= found.keys():
+        first_lines.setdefault(line["metric"], line)
+    if not {"bandwidth", "matrix_rate"} <= first_lines.keys():
         return None
-    moving, computing = found["bandwidth"], found["matrix_rate"]
-    products = found.get("product_bandwidth", moving)["value"]
-    rates = moving["value"], computing["value"], products
-    return DevicePeaks(moving["device"], moving["dtype"], 0, *rates)
+    bandwidth, matrix_rate = first_lines["bandwidth"], first_lines["matrix_rate"]
+    products = first_lines.get("product_bandwidth", bandwidth)["value"]
+    rates = bandwidth["value"], matrix_rate["value"], products
+    return DevicePeaks(bandwidth["device"], bandwidth["dtype"], 0, *rates)
 
 
 def cell_experiment(study: Study, levels: Levels) -> Experiment | None:
-    """A cell's configuration as recorded; None where no trial of it has ended."""
+    """Return a cell's recorded experiment; None if no trial of it has ended."""
     for row in study.cells.get(levels, {}).values():
-        if "experiment" in row.facts:
-            return Experiment.model_validate(row.facts["experiment"])
+        if "experiment" in row.record:
+            return Experiment.model_validate(row.record["experiment"])
     return None
 
 
-# Whether trials were timed alone: a time taken beside other work says less about its cell.
-
-
 def describe_shared_timings(study: Study) -> str:
-    """How many trials were timed while something else ran, as a clause; empty for none.
+    """Describe how many trials were timed while something else ran; empty if none were.
 
-    Older results do not say, and count as none.
+    Such times say less about their cell. Results that do not record it count as none.
     """
-    said = [row.facts["provenance"].get("timings") for row in study.done]
-    count = said.count("shared")
+    timings = [row.record["provenance"].get("timings") for row in study.done_rows]
+    count = timings.count("shared")
     if not count:
         return ""
-    which = "All" if count == len(said) else f"{count} of {len(said)}"
+    which = "All" if count == len(timings) else f"{count} of {len(timings)}"
     return (
         f"{which} trials were timed while something else used their device or its machine's cores"
     )

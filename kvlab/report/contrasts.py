@@ -1,10 +1,10 @@
-"""Effects of designs without matched pairs, and what each is aliased with.
+"""Contrasts: effects of designs without matched pairs, and what each is aliased with.
 
-A fraction of a full design leaves out the cells that differ in one level alone. There an effect
-is a weighted sum of all cells: the least-squares estimate of the model with every main effect
-(and, for an interaction, with that one), in sum-to-zero coding. What the model leaves out leaks
-into it: its *aliases* are the two-way interactions with a weight in it that is not zero (the
-alias matrix of Box and Wilson 1951).
+A fraction of a full design leaves out the cells that differ in one level alone. There an effect is
+a weighted sum of all cells: the least-squares estimate in the model with every main effect (and,
+for an interaction, with that one), in sum-to-zero coding. Terms that the model leaves out bias the
+estimate: its *aliases* are the two-way interactions with a non-zero weight in it (the alias matrix
+of Box and Wilson 1951).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ class Contrast:
     """An effect as a weighted sum of cells.
 
     Attributes:
-        weights: of the cells that count; they sum to zero.
-        aliases: interactions that the sum cannot be told apart from.
+        weights: Non-zero weights by cell; they sum to zero.
+        aliases: Interactions that the sum contains a part of.
     """
 
     weights: Mapping[Levels, float]
@@ -41,42 +41,50 @@ class Contrast:
 
 
 class Contrasts:
-    """The contrasts of one design; its matrices are made once, at first use."""
+    """The contrasts of one design, each solved at its first use.
+
+    Args:
+        cells: The cells of the design.
+        factors: Factor -> levels, the baseline's first.
+    """
 
     def __init__(self, cells: Sequence[Levels], factors: Factors):
         self._cells = list(cells)
         self._factors = factors
-        self._made: dict[Change, Contrast | None] = {}
+        self._contrasts: dict[Change, Contrast | None] = {}
         self._columns: dict[tuple[str, str], Vector] = {}
 
     def of(self, change: Change) -> Contrast | None:
-        """None: the design cannot estimate it beside the other main effects."""
-        if change not in self._made:
-            self._made[change] = self._make(change)
-        return self._made[change]
+        """Return the contrast that estimates ``change``.
 
-    def _make(self, change: Change) -> Contrast | None:
+        None if the design cannot separate it from the other main effects.
+        """
+        if change not in self._contrasts:
+            self._contrasts[change] = self._solve(change)
+        return self._contrasts[change]
+
+    def _solve(self, change: Change) -> Contrast | None:
         import numpy as np
 
-        mains: list[Change] = [
+        main_effects: list[Change] = [
             ((f, level),) for f, levels in self._factors.items() for level in levels[1:]
         ]
-        own = product(*(self._levels(factor) for factor, _ in change))
-        model = [*mains, *own] if len(change) > 1 else mains
-        ones = np.ones(len(self._cells))
-        matrix = np.column_stack([ones, *(self._column(term) for term in model)])
+        own_terms = product(*(self._levels(factor) for factor, _ in change))
+        model = [*main_effects, *own_terms] if len(change) > 1 else main_effects
+        intercept = np.ones(len(self._cells))
+        matrix = np.column_stack([intercept, *(self._column(term) for term in model)])
         target = np.array([0.0, *(_coefficient_share(term, change) for term in model)])
         weights = np.linalg.lstsq(matrix.T, target, rcond=None)[0]
         if np.abs(matrix.T @ weights - target).max() > TOLERANCE:
             return None
-        known = set(model)
+        in_model = set(model)
         aliases = tuple(
             term
             for term in self._interactions()
-            if term not in known and abs(float(self._column(term) @ weights)) > TOLERANCE
+            if term not in in_model and abs(float(self._column(term) @ weights)) > TOLERANCE
         )
-        kept = zip(self._cells, weights.tolist(), strict=True)
-        return Contrast({cell: w for cell, w in kept if abs(w) > TOLERANCE}, aliases)
+        by_cell = zip(self._cells, weights.tolist(), strict=True)
+        return Contrast({cell: w for cell, w in by_cell if abs(w) > TOLERANCE}, aliases)
 
     def _levels(self, factor: str) -> list[tuple[str, str]]:
         return [(factor, level) for level in self._factors[factor][1:]]
@@ -89,23 +97,26 @@ class Contrasts:
         ]
 
     def _column(self, term: Change) -> Any:
-        """A term of the model over the cells: 1 at its level, -1 at the baseline, else 0."""
+        """Return a term's column of the model matrix: 1 at its level, -1 at the baseline, else 0."""
         import numpy as np
 
         column = np.ones(len(self._cells))
         for factor, level in term:
             if (factor, level) not in self._columns:
-                place, base = list(self._factors).index(factor), self._factors[factor][0]
+                index, base = list(self._factors).index(factor), self._factors[factor][0]
                 self._columns[factor, level] = np.array(
-                    [float(c[place] == level) - float(c[place] == base) for c in self._cells]
+                    [float(c[index] == level) - float(c[index] == base) for c in self._cells]
                 )
             column = column * self._columns[factor, level]
         return column
 
 
 def _coefficient_share(term: Change, change: Change) -> float:
-    """How often a coefficient counts in the difference from the baseline level (or, of two
-    levels, in the difference of differences): the baseline's is minus the sum of the others."""
+    """Return the weight of a coefficient in the difference from the baseline level.
+
+    In sum-to-zero coding the baseline's coefficient is minus the sum of the others, so the level's
+    own coefficient counts twice and each other one once; for two levels, the product of these.
+    """
     if [factor for factor, _ in term] != [factor for factor, _ in change]:
         return 0.0
     share = 1.0

@@ -1,16 +1,142 @@
-"""A report before it takes a form: its title and its sections."""
+"""The content of a report, independent of its output format.
+
+A `Document` is a sequence of `Section` objects, which hold paragraphs, tables and figures. Text
+is plain: each renderer (Markdown, HTML, LaTeX, CSV) escapes it for its own format.
+"""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from kvlab.errors import UsageError
-from kvlab.report.section import Figure, Section, Table
-from kvlab.report.sections import QUALITY_SECTIONS, SECTIONS, explain_unknown_section
-from kvlab.report.study import Study
+from kvlab.report.figures.plot import Plot
+
+
+@dataclass(frozen=True)
+class Code:
+    """Literal text: a name, a command, an error message."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Strong:
+    text: str
+
+
+Span = str | Code | Strong
+
+Tone = Literal["", "good", "bad", "muted"]
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Bullets:
+    items: tuple[tuple[Span, ...], ...]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading inside a section."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Block:
+    """Preformatted text such as YAML, folded under ``title``."""
+
+    title: str
+    text: str
+    language: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        title: The column's head.
+        numeric: Whether the column is right-aligned.
+        hint: Explanation of the head, shown under the table in every format.
+        csv: Titles of the CSV columns that this column becomes, with their units. Empty: one
+            CSV column with the same title.
+    """
+
+    title: str
+    numeric: bool = False
+    hint: str = ""
+    csv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table.
+
+    Attributes:
+        text: What readers see.
+        value: Sort key, in the unit of the column's head.
+        tone: Emphasis.
+        code: Whether the text is literal, such as a trial id.
+        csv: One value for each of the column's CSV columns. Empty: ``value`` alone.
+    """
+
+    text: str
+    value: Scalar = None
+    tone: Tone = ""
+    code: bool = False
+    csv: tuple[Scalar, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table. ``key`` names the design's cell, which links tables and figures."""
+
+    cells: tuple[Cell, ...]
+    key: str = ""
+    tone: Tone = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. ``name`` is the stem of its CSV and LaTeX files."""
+
+    name: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def legend(self) -> tuple[Column, ...]:
+        """The columns that have a hint."""
+        return tuple(column for column in self.columns if column.hint)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure. ``name`` is the stem of its files; ``alt`` describes it in words."""
+
+    name: str
+    caption: str
+    alt: str
+    plot: Plot
+
+
+Content = Paragraph | Bullets | Heading | Block | Table | Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    contents: tuple[Content, ...]
 
 
 @dataclass(frozen=True)
 class Document:
-    """``sections`` are in order, by their names in the table of sections."""
+    """A report: its title, and its sections by their name in the table of sections."""
 
     title: str
     sections: dict[str, Section]
@@ -27,26 +153,20 @@ class Document:
 
     @property
     def numbers(self) -> dict[tuple[str, str], str]:
-        """Kind and name of each table and figure -> what it is called, such as ``Table 2``."""
-        found = {("Table", one.name): f"Table {n}" for n, one in enumerate(self.tables, 1)}
-        return found | {
-            ("Figure", one.name): f"Figure {n}" for n, one in enumerate(self.figures, 1)
-        }
+        """Number of each table and figure, such as ``("Table", "cells") -> "Table 2"``."""
+        tables = {("Table", one.name): f"Table {n}" for n, one in enumerate(self.tables, 1)}
+        figures = {("Figure", one.name): f"Figure {n}" for n, one in enumerate(self.figures, 1)}
+        return tables | figures
 
 
-def make_document(study: Study) -> Document:
-    """Every section that was asked for and has something to say about this study.
+def paragraph(*spans: Span) -> Paragraph:
+    return Paragraph(spans)
 
-    Unasked, those about quality are left out where no weights are trained.
 
-    Raises:
-        UsageError: a section was asked for that this version does not have.
-    """
-    for name in study.sections or ():
-        if name not in SECTIONS:
-            text = f"report.sections = {name} {explain_unknown_section(name)}"
-            raise UsageError(f"{text}; or choose others with --sections")
-    skipped = QUALITY_SECTIONS if study.untrained else frozenset()
-    names = study.sections or [name for name in SECTIONS if name not in skipped]
-    made = {name: SECTIONS[name](study) for name in names}
-    return Document(study.name, {name: section for name, section in made.items() if section})
+def cell(text: str, value: Scalar = None, tone: Tone = "", csv: tuple[Scalar, ...] = ()) -> Cell:
+    """Return a table cell. Without a value it sorts by its text."""
+    return Cell(text, text if value is None else value, tone, csv=csv)
+
+
+EMPTY_CELL = Cell("\N{EN DASH}", None, "muted")
+"""A cell without a value."""

@@ -7,15 +7,14 @@ this package's style and script are put in as they are.
 from importlib.resources import files
 
 from kvlab.humanize import sanitize_text
-from kvlab.report.document import Document
+from kvlab.report.document import Cell, Document, Figure
 from kvlab.report.figures.layout import lay_out_plot
-from kvlab.report.section import Cell, Figure
 
 WIDE, NARROW = 880.0, 368.0
 """Widths of a figure: for screens, and for telephones."""
 
 
-def to_html(document: Document) -> str:
+def render_html(document: Document) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup, escape
 

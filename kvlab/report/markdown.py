@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable, Mapping
 
 from kvlab.humanize import sanitize_line, sanitize_text
-from kvlab.report.document import Document
-from kvlab.report.section import (
+from kvlab.report.document import (
     Block,
     Bullets,
     Cell,
     Code,
     Content,
+    Document,
     Figure,
     Heading,
     Paragraph,
@@ -35,7 +35,7 @@ _START = re.compile(r"^(\d*)([-+=.)])(?=[\s=-]|$)")
 _LINK = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 
 
-def to_markdown(document: Document) -> str:
+def render_markdown(document: Document) -> str:
     numbers = document.numbers
     parts = [f"# {escape_markdown(document.title)}"]
     for number, section in enumerate(document.sections.values()):

@@ -1,22 +1,24 @@
-"""`write_report`: one sweep's record to its report in every form."""
+"""Write the report of a sweep: Markdown, HTML, tables, figures and rows of results."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.report.document import Document, make_document
+from kvlab.report.document import Document
 from kvlab.report.figures.layout import lay_out_plot
 from kvlab.report.figures.picture import render_picture_files
-from kvlab.report.html_page import to_html
-from kvlab.report.markdown import to_markdown
+from kvlab.report.html_page import render_html
+from kvlab.report.markdown import render_markdown
+from kvlab.report.sections import QUALITY_SECTIONS, SECTIONS, explain_unknown_section
 from kvlab.report.study import Study
-from kvlab.report.table_export import rows_to_csv, to_csv, to_latex
+from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.report.trial_rows import flatten_row
 from kvlab.store import Store
 
 FIGURE_WIDTH = 820.0
-"""Of the figures in files."""
+"""Width of figure files, in pixels."""
 
 
 def write_report(
@@ -25,70 +27,90 @@ def write_report(
     folder: str | Path,
     sections: Sequence[str] | None = None,
 ) -> Path:
-    """Writes ``folder/<sweep>/`` and returns it.
+    """Write a sweep's report to ``folder/<sweep_name>/``.
 
-    It holds report.md, report.html (which needs no other file), results.jsonl and results.csv
-    (a row a trial), ``tables/`` as CSV and LaTeX, and ``figures/`` as SVG and PNG. They depend
-    on the record alone: the same record gives the same bytes in any folder. Trials that have not
-    ended are said to be missing.
+    The folder holds ``report.md``, ``report.html`` (self-contained), ``results.jsonl`` and
+    ``results.csv`` (one row per trial), ``tables/`` (CSV and LaTeX) and ``figures/`` (SVG and
+    PNG). The files depend on the record alone: the same record gives the same bytes in any
+    folder. Trials that have not ended are reported as missing.
 
     Args:
-        store: of the record.
-        sweep_name: of the sweep.
-        folder: of reports.
-        sections: names in the table of sections, in order; default what the sweep asks for.
+        store: The store that holds the record, or its path.
+        sweep_name: Name of the sweep.
+        folder: Parent folder of reports.
+        sections: Names of the sections, in order. Default: those that the sweep asks for.
+
+    Returns:
+        The report's folder.
 
     Raises:
-        UsageError: the store has no such sweep, or there is no such section.
-        StoreError: the record is damaged, or the folder cannot be written.
+        UsageError: The store has no such sweep, or a section is unknown.
+        StoreError: The record is damaged, or the folder cannot be written.
     """
     store = store if isinstance(store, Store) else Store(Path(store))
-    study = Study.load(store, sweep_name)
-    if sections is not None:
-        study.sections = tuple(sections)
+    study = Study.load(store, sweep_name, sections)
     document = make_document(study)
-    target = Path(folder) / study.name
-    written = {
-        target / "report.md": to_markdown(document),
-        target / "report.html": to_html(document),
-        target / "results.jsonl": results_jsonl(study),
-        target / "results.csv": results_csv(study),
-        **{target / "tables" / f"{t.name}.csv": to_csv(t) for t in document.tables},
-        **{target / "tables" / f"{t.name}.tex": to_latex(t) for t in document.tables},
-        **_draw_figures(document, target / "figures"),
+    report_folder = Path(folder) / study.name
+    files = {
+        report_folder / "report.md": render_markdown(document),
+        report_folder / "report.html": render_html(document),
+        report_folder / "results.jsonl": results_jsonl(study),
+        report_folder / "results.csv": results_csv(study),
+        **{report_folder / "tables" / f"{t.name}.csv": table_to_csv(t) for t in document.tables},
+        **{report_folder / "tables" / f"{t.name}.tex": table_to_latex(t) for t in document.tables},
+        **_render_figures(document, report_folder / "figures"),
     }
-    for path, content in written.items():
+    for path, content in files.items():
         write_atomic(path, content)
-    _remove_stale_files(target, set(written))
-    return target
+    _remove_stale_files(report_folder, set(files))
+    return report_folder
+
+
+def make_document(study: Study) -> Document:
+    """Run the section functions on a study; drop the sections that have no content.
+
+    The study's own choice of sections is used. Without one, all sections run, except those about
+    quality if no weights were trained.
+
+    Raises:
+        UsageError: A chosen section is not in the table of sections.
+    """
+    for name in study.sections or ():
+        if name not in SECTIONS:
+            text = f"report.sections = {name} {explain_unknown_section(name)}"
+            raise UsageError(f"{text}; or choose others with --sections")
+    skipped = QUALITY_SECTIONS if study.is_untrained else frozenset()
+    names = study.sections or [name for name in SECTIONS if name not in skipped]
+    sections = {name: SECTIONS[name](study) for name in names}
+    return Document(study.name, {name: made for name, made in sections.items() if made})
 
 
 def results_jsonl(study: Study) -> str:
-    """One JSON object a cell and seed, sorted as the design is."""
+    """Return one JSON object per cell and seed, in the design's order."""
     factors = tuple(study.factors)
     return "".join(json.dumps(flatten_row(row, factors)) + "\n" for row in study.rows)
 
 
 def results_csv(study: Study) -> str:
-    """The rows of `results` as CSV; lists as JSON, what a row does not have is empty."""
+    """Return the rows of `results_jsonl` as CSV; lists are JSON, absent values empty."""
     factors = tuple(study.factors)
     rows = [flatten_row(row, factors) for row in study.rows]
     names = list(dict.fromkeys(name for row in rows for name in row))
     return rows_to_csv(names, rows)
 
 
-def _draw_figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
-    found: dict[Path, bytes | str] = {}
+def _render_figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
+    files: dict[Path, bytes | str] = {}
     for figure in document.figures:
         svg, png = render_picture_files(lay_out_plot(figure.plot, FIGURE_WIDTH), figure.name)
-        found[folder / f"{figure.name}.svg"] = svg
-        found[folder / f"{figure.name}.png"] = png
-    return found
+        files[folder / f"{figure.name}.svg"] = svg
+        files[folder / f"{figure.name}.png"] = png
+    return files
 
 
-def _remove_stale_files(target: Path, written: set[Path]) -> None:
-    """Tables and figures of an earlier report that this one does not have."""
-    for part, endings in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
-        for path in (target / part).glob("*"):
-            if path.suffix in endings and path not in written:
+def _remove_stale_files(report_folder: Path, written: set[Path]) -> None:
+    """Delete tables and figures of an earlier report that this one does not have."""
+    for part, suffixes in (("tables", (".csv", ".tex")), ("figures", (".svg", ".png"))):
+        for path in (report_folder / part).glob("*"):
+            if path.suffix in suffixes and path not in written:
                 path.unlink()

@@ -1,43 +1,58 @@
-"""Statistics of paired comparisons. Pure functions of numbers; scipy does the distributions."""
+"""Statistics of paired comparisons: differences over seeds, Holm's correction, McNemar's test.
+
+The seed is the unit of replication. Everything that shares a seed (the settings of the other
+factors, the order of batches, the initial weights) may move together, so it is averaged before
+testing, and the error comes only from the spread of the seeds' means. The test is the one-sample
+t-test: it holds whatever the spreads of the settings are and however they depend on each other.
+
+HellaSwag outcomes are also compared item by item. At one seed the items that only one of two
+cells gets right decide (McNemar's exact test). At several seeds the outcomes of one item are
+correlated, so the item is the unit: its difference is averaged over seeds, and the test is that of
+Durkalski et al. (2003), which at one seed equals McNemar's chi-square test. Its error describes
+another draw of items, not another draw of seeds.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-# Paired differences, one a seed: the mean, its interval, its test, and what could be detected.
-#
-# The seed is the unit of replication. Everything that shares a seed (settings of the other factors,
-# batches in their order, first weights) may move together, so it is averaged before anything is
-# tested, and the error comes only from how the seeds' means differ. That is the one-sample t-test:
-# it holds whatever the settings' spreads are and however they depend on each other.
-
-
 CONFIDENCE = 0.95
-POWER = 0.8
+ALPHA = 0.05
+"""Significance level, after Holm's correction."""
 
-Kind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
+POWER = 0.8
+NORMAL_QUANTILE_975 = 1.959963984540054
+
+EstimateKind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
 
 UNTESTED: dict[str, str] = {
     "one seed": "one seed: not tested",
     "unvaried": "same at every seed: not tested",
     "identical": "identical",
 }
-"""What is said of the kinds that are neither tested nor exact."""
+"""Verdicts of the kinds of estimates that are neither tested nor exact."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean difference.
+    """A mean difference over seeds.
 
-    ``kind``: ``tested`` has an interval and a p-value; ``one seed`` has no repeats to take an
-    error from; ``exact`` is the same difference at every seed; ``unvaried`` too, but of a metric
-    that moves in steps, where that is chance; ``identical`` is no difference.
+    Attributes:
+        value: The mean.
+        kind: ``tested`` has an interval and a p-value. ``one seed`` has no replicates. ``exact``
+            is the same difference at every seed. ``unvaried`` is the same, but of a metric that
+            moves in steps, where equal differences occur by chance. ``identical`` is zero.
+        standard_error: Standard error of the mean.
+        df: Degrees of freedom, the number of seeds minus one.
+        low: Lower end of the 95% interval.
+        high: Upper end of the 95% interval.
+        p: Two-sided p-value, uncorrected.
     """
 
     value: float
-    kind: Kind
-    error: float = 0.0
+    kind: EstimateKind
+    standard_error: float = 0.0
     df: int = 0
     low: float = 0.0
     high: float = 0.0
@@ -47,12 +62,14 @@ class Estimate:
 def estimate(
     differences: Sequence[float], scale: float = 1.0, *, in_steps: bool = False
 ) -> Estimate:
-    """The mean over seeds, with its t interval and two-sided p-value.
+    """Estimate a mean difference, with its t interval and two-sided p-value.
 
     Args:
-        differences: one a seed; at least one.
-        scale: size of the numbers that were subtracted, so that rounding is not taken for noise.
-        in_steps: as shares of a few items do; see `kvlab.store.metrics.Metric.in_steps`.
+        differences: One difference per seed; at least one.
+        scale: Magnitude of the numbers that were subtracted. Differences below its rounding
+            error count as equal.
+        in_steps: Whether the metric is a share of items; see
+            `kvlab.store.metrics.Metric.in_steps`.
     """
     count = len(differences)
     value = sum(differences) / count
@@ -66,27 +83,27 @@ def estimate(
         if in_steps:
             return Estimate(value, "unvaried", low=value, high=value)
         return Estimate(value, "exact", low=value, high=value, p=0.0)
-    error, df = (variance / count) ** 0.5, count - 1
-    half = t_quantile(0.5 + CONFIDENCE / 2, df) * error
-    p = 2 * t_cdf(-abs(value) / error, df)
-    return Estimate(value, "tested", error, df, value - half, value + half, p)
+    standard_error, df = (variance / count) ** 0.5, count - 1
+    half_width = t_quantile(0.5 + CONFIDENCE / 2, df) * standard_error
+    p = 2 * t_cdf(-abs(value) / standard_error, df)
+    return Estimate(value, "tested", standard_error, df, value - half_width, value + half_width, p)
 
 
-def smallest_detectable(error: float, df: int, tests: int = 1) -> float:
-    """The true difference that would be called with `POWER`, given this standard error.
+def smallest_detectable(standard_error: float, df: int, n_tests: int = 1) -> float:
+    """Return the true difference that is found significant with probability `POWER`.
 
     Args:
-        error: standard error of the difference.
-        df: its degrees of freedom.
-        tests: how many are corrected for; the strictest step of Holm's correction is assumed.
+        standard_error: Standard error of the difference.
+        df: Its degrees of freedom.
+        n_tests: Number of tests in the family; the strictest step of Holm's correction is used.
     """
-    return error * _detectable_in_errors(df, tests)
+    return standard_error * _detectable_in_errors(df, n_tests)
 
 
 @lru_cache(maxsize=4096)
-def _detectable_in_errors(df: int, tests: int) -> float:
-    """In standard errors; from the noncentral t distribution, by bisection."""
-    threshold = t_quantile(1 - (1 - CONFIDENCE) / (2 * tests), df)
+def _detectable_in_errors(df: int, n_tests: int) -> float:
+    """Solve the power of the noncentral t distribution by bisection, in standard errors."""
+    threshold = t_quantile(1 - (1 - CONFIDENCE) / (2 * n_tests), df)
     low, high = 0.0, 2 * threshold + 20
     for _ in range(60):
         middle = (low + high) / 2
@@ -96,7 +113,7 @@ def _detectable_in_errors(df: int, tests: int) -> float:
 
 
 def spread_factors(df: int) -> tuple[float, float]:
-    """Between how many times an estimated standard error the true one lies, with `CONFIDENCE`."""
+    """Return the 95% interval of the true standard error, in multiples of the estimated one."""
     tail = (1 - CONFIDENCE) / 2
     return (
         (df / chi_square_quantile(1 - tail, df)) ** 0.5,
@@ -104,11 +121,13 @@ def spread_factors(df: int) -> tuple[float, float]:
     )
 
 
-# Holm's step-down correction for several tests (Holm 1979).
-
-
 def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Corrected p-values, in the order given: at level a, at most a chance of any false call."""
+    """Correct p-values for multiple testing by Holm's step-down method (Holm 1979).
+
+    Returns:
+        Corrected p-values, in the order of the input. Rejecting those below a level keeps the
+        probability of any false rejection at most at that level.
+    """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     corrected = [0.0] * len(p_values)
     largest = 0.0
@@ -118,27 +137,18 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-# Two systems on the same items: McNemar's test, and its form for items seen at several seeds.
-#
-# At one seed the items that only one of the two gets right decide: McNemar's exact test. At
-# several seeds one item's outcomes belong together, so the item is the unit: its difference is
-# averaged over seeds, and the test is that of Durkalski and others (2003), which at one seed is
-# McNemar's chi-square. The error says how a fresh draw of *items* would move the difference; it
-# does not know how fresh *seeds* would.
-
-
-NORMAL_QUANTILE_975 = 1.959963984540054
-
-
 @dataclass(frozen=True)
 class ItemComparison:
-    """B against A on shared items.
+    """Outcomes of system B against system A on the same items.
 
     Attributes:
-        difference: share that B gets right minus share that A does.
-        error: standard error of it over items.
-        gained, lost: times that only B, only A was right, over all seeds.
-        p: two-sided.
+        items: Number of items.
+        seeds: Number of seeds.
+        difference: Share that B gets right minus the share that A gets right.
+        error: Standard error of ``difference`` over items.
+        gained: Outcomes that only B gets right, over all seeds.
+        lost: Outcomes that only A gets right, over all seeds.
+        p: Two-sided p-value, uncorrected.
     """
 
     items: int
@@ -151,78 +161,85 @@ class ItemComparison:
 
     @property
     def interval(self) -> tuple[float, float]:
-        half = NORMAL_QUANTILE_975 * self.error
-        return self.difference - half, self.difference + half
+        """The 95% interval of ``difference`` over items."""
+        half_width = NORMAL_QUANTILE_975 * self.error
+        return self.difference - half_width, self.difference + half_width
 
 
 def compare_items(
     pairs: Sequence[tuple[Sequence[bool] | bytes, Sequence[bool] | bytes]],
 ) -> ItemComparison:
-    """Compares outcomes of the same items, one ``(A, B)`` a seed, all in the same item order."""
+    """Compare outcomes of the same items.
+
+    Args:
+        pairs: One ``(outcomes of A, outcomes of B)`` per seed, all in the same item order.
+    """
     import numpy as np
 
     a = np.array([np.frombuffer(bytes(left), np.uint8) for left, _ in pairs], dtype=np.int64)
     b = np.array([np.frombuffer(bytes(right), np.uint8) for _, right in pairs], dtype=np.int64)
     seeds, items = a.shape
     gained, lost = int(((b == 1) & (a == 0)).sum()), int(((b == 0) & (a == 1)).sum())
-    totals = (b - a).sum(axis=0)
-    mean = float(totals.mean()) / seeds
-    spread = float(totals.std(ddof=1)) / seeds if items > 1 else 0.0
-    p = mcnemar(gained, lost) if seeds == 1 else _clustered_p_value(totals.tolist())
+    net_by_item = (b - a).sum(axis=0)
+    mean = float(net_by_item.mean()) / seeds
+    spread = float(net_by_item.std(ddof=1)) / seeds if items > 1 else 0.0
+    p = mcnemar(gained, lost) if seeds == 1 else _clustered_p_value(net_by_item.tolist())
     return ItemComparison(items, seeds, mean, spread / items**0.5, gained, lost, p)
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Exact two-sided p-value: a fair coin for every item that only one side gets right."""
-    total = gained + lost
-    return min(1.0, 2 * fair_coin_cdf(min(gained, lost), total)) if total else 1.0
+    """Return the two-sided p-value of McNemar's exact test."""
+    discordant = gained + lost
+    if not discordant:
+        return 1.0
+    return min(1.0, 2 * fair_coin_cdf(min(gained, lost), discordant))
 
 
-def _clustered_p_value(totals: Sequence[int]) -> float:
-    squares = sum(total * total for total in totals)
-    return normal_two_sided_p(sum(totals) / squares**0.5) if squares else 1.0
+def _clustered_p_value(net_by_item: Sequence[int]) -> float:
+    squares = sum(net * net for net in net_by_item)
+    return normal_two_sided_p(sum(net_by_item) / squares**0.5) if squares else 1.0
 
 
-# The distribution functions that the report needs, from scipy, which is imported at first use.
+# Distribution functions. scipy.special is imported at first use: it takes a noticeable time.
 
 
 def t_cdf(value: float, df: float) -> float:
-    """Probability that Student's t is below ``value``."""
+    """Return P(T <= value) of Student's t distribution."""
     from scipy.special import stdtr  # type: ignore[import-untyped]
 
     return float(stdtr(df, value))
 
 
-def t_quantile(share: float, df: float) -> float:
-    """The value that Student's t is below with probability ``share``."""
+def t_quantile(probability: float, df: float) -> float:
+    """Return the quantile of Student's t distribution."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(df, share))
+    return float(stdtrit(df, probability))
 
 
-def noncentral_t_cdf(value: float, df: float, shift: float) -> float:
-    """Probability that the noncentral t with this noncentrality is below ``value``."""
+def noncentral_t_cdf(value: float, df: float, noncentrality: float) -> float:
+    """Return P(T <= value) of the noncentral t distribution."""
     from scipy.special import nctdtr
 
-    return float(nctdtr(df, shift, value))
+    return float(nctdtr(df, noncentrality, value))
 
 
-def chi_square_quantile(share: float, df: float) -> float:
-    """The value that chi-square is below with probability ``share``."""
+def chi_square_quantile(probability: float, df: float) -> float:
+    """Return the quantile of the chi-square distribution."""
     from scipy.special import chdtri
 
-    return float(chdtri(df, 1 - share))
+    return float(chdtri(df, 1 - probability))
 
 
 def fair_coin_cdf(heads: int, tosses: int) -> float:
-    """Probability of at most ``heads`` in ``tosses`` of a fair coin."""
+    """Return the probability of at most ``heads`` heads in ``tosses`` tosses of a fair coin."""
     from scipy.special import bdtr
 
     return float(bdtr(heads, tosses, 0.5))
 
 
-def normal_two_sided_p(value: float) -> float:
-    """Probability that a standard normal is farther from zero than ``value``."""
+def normal_two_sided_p(z: float) -> float:
+    """Return the two-sided p-value of a standard normal statistic."""
     from scipy.special import erfc
 
-    return float(erfc(abs(value) / 2**0.5))
+    return float(erfc(abs(z) / 2**0.5))

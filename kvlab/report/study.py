@@ -1,35 +1,47 @@
-"""A `Study`: one sweep's rows with the design's structure, which every section reads from."""
+"""`Study`: the rows of one sweep with the structure of its design; every section reads from it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvlab.report.effects import ALPHA, Effect, estimate_interactions, estimate_main_effects
-from kvlab.report.statistics import Estimate, estimate, holm_correction
+from kvlab.report.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.report.statistics import ALPHA, Estimate, estimate, holm_correction
 from kvlab.report.trial_rows import Levels, TrialRow, read_rows
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
 BASELINE_LABEL = "baseline"
-"""What the baseline cell is called."""
 
 GAP_ROUNDING = 1e-4
-"""Nats per token: a serving gap below it is the rounding of float32, not the cache."""
+"""A serving gap below it is float32 rounding, not an effect of the cache. Nats per token."""
 
 
 class Study:
-    """One sweep, read from its record.
+    """One sweep, as read from its record.
+
+    Args:
+        store: The store that holds the record.
+        sweep: The sweep's description, as ``sweep.json`` holds it.
+        rows: Rows in the design's order.
+        sections: Names of the report's sections, in order. Default: those that the sweep asks for.
 
     Attributes:
-        sweep: the frozen description, as `sweep.json` holds it.
-        factors: factor -> levels, the baseline's first.
-        baseline: the baseline cell.
-        rows: one a cell and seed, in the design's order.
-        cells: cell -> its rows by seed, in the design's order.
+        sweep: The sweep's description.
+        factors: Factor -> levels, the baseline's first.
+        baseline: The baseline cell.
+        rows: One row per cell and seed, in the design's order.
+        cells: Cell -> rows by seed, in the design's order.
+        sections: Names of the report's sections; None for all.
     """
 
-    def __init__(self, store: Store, sweep: Mapping[str, Any], rows: list[TrialRow]):
+    def __init__(
+        self,
+        store: Store,
+        sweep: Mapping[str, Any],
+        rows: list[TrialRow],
+        sections: Sequence[str] | None = None,
+    ):
         self._store = store
         self.sweep = sweep
         self.factors = {name: tuple(levels) for name, levels in sweep["factors"].items()}
@@ -38,202 +50,218 @@ class Study:
         self.cells: dict[Levels, dict[int, TrialRow]] = {}
         for row in rows:
             self.cells.setdefault(row.levels, {})[row.seed] = row
+        own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
+        self.sections = own_sections if sections is None else tuple(sections)
         self._effects: dict[str, list[Effect]] = {}
         self._interactions: dict[str, list[Effect]] = {}
 
     @classmethod
-    def load(cls, store: Store, name: str) -> "Study":
-        """Reads a sweep's record.
+    def load(cls, store: Store, name: str, sections: Sequence[str] | None = None) -> "Study":
+        """Read a sweep's record.
 
         Raises:
-            UsageError: the store has no such sweep.
-            StoreError: its description is damaged.
+            UsageError: The store has no such sweep.
+            StoreError: The sweep's description is damaged.
         """
         sweep = store.sweep(name)
-        return cls(store, sweep, read_rows(store, sweep))
+        return cls(store, sweep, read_rows(store, sweep), sections)
 
     @property
     def name(self) -> str:
         return str(self.sweep["name"])
 
     @cached_property
-    def sections(self) -> tuple[str, ...] | None:
-        """The sections that the sweep asks for, in order; None for all."""
-        asked = (self.sweep.get("report") or {}).get("sections")
-        return tuple(asked) if asked else None
-
-    @cached_property
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({row.seed for row in self.rows}))
 
     @cached_property
-    def done(self) -> tuple[TrialRow, ...]:
-        return tuple(row for row in self.rows if row.done)
+    def done_rows(self) -> tuple[TrialRow, ...]:
+        return tuple(row for row in self.rows if row.is_done)
 
     @cached_property
-    def untrained(self) -> bool:
-        """Whether all weights are as drawn, so that no loss means anything."""
-        asked = [row.facts["experiment"].get("training", {}) for row in self.done]
-        drawn = (one.get("tokens") == 0 and one.get("init_from") is None for one in asked)
-        return bool(asked) and all(drawn)
+    def is_untrained(self) -> bool:
+        """Whether all weights are as initialized, so that losses mean nothing."""
+        trainings = [row.record["experiment"].get("training", {}) for row in self.done_rows]
+        untrained = (one.get("tokens") == 0 and one.get("init_from") is None for one in trainings)
+        return bool(trainings) and all(untrained)
 
     @cached_property
-    def states(self) -> Counter[str]:
-        """Rows by status."""
+    def status_counts(self) -> Counter[str]:
         return Counter(row.status for row in self.rows)
 
     @cached_property
-    def measured(self) -> tuple[str, ...]:
+    def measured_metrics(self) -> tuple[str, ...]:
         """The metrics that any trial has, in the order of the table of metrics."""
-        found = {name for row in self.done for name in row.measurements}
-        return tuple(name for name in METRICS if name in found)
+        names = {name for row in self.done_rows for name in row.measurements}
+        return tuple(name for name in METRICS if name in names)
 
     @cached_property
-    def primary(self) -> str:
+    def primary_metric(self) -> str:
         """The quality metric that conclusions are drawn from.
 
-        The loss through the serving cache, since one-shot scoring cannot see what serving does
-        to quality; and bits per byte where cells differ in tokenizer, since their losses count
+        The loss through the serving cache, since one-shot scoring cannot see what serving does to
+        quality. If cells differ in tokenizer it is bits per byte, since their losses count
         different tokens.
         """
-        served = "_served" if "loss_served" in self.measured else ""
-        same_tokens = len(self.tokenizers) <= 1
-        return ("loss" if same_tokens else "bits_per_byte") + served
+        served = "_served" if "loss_served" in self.measured_metrics else ""
+        has_one_tokenizer = len(self.tokenizers) <= 1
+        return ("loss" if has_one_tokenizer else "bits_per_byte") + served
 
     @cached_property
-    def one_shot(self) -> str:
-        """The one-shot form of `primary`."""
-        return self.primary.removesuffix("_served")
+    def one_shot_metric(self) -> str:
+        """The one-shot form of `primary_metric`."""
+        return self.primary_metric.removesuffix("_served")
 
     @cached_property
     def tokenizers(self) -> frozenset[str]:
-        return frozenset(str(row.facts["experiment"]["data"]["tokenizer"]) for row in self.done)
+        experiments = [row.record["experiment"] for row in self.done_rows]
+        return frozenset(str(experiment["data"]["tokenizer"]) for experiment in experiments)
 
     def values(self, levels: Levels, metric: str) -> dict[int, float]:
-        """A cell's values of one metric by seed; only of trials that are done and have it."""
+        """Return a cell's values of a metric by seed, of the trials that are done and have it."""
         return {
             seed: row.measurements[metric]
             for seed, row in self.cells.get(levels, {}).items()
-            if row.done and metric in row.measurements
+            if row.is_done and metric in row.measurements
         }
 
     def mean(self, levels: Levels, metric: str) -> float | None:
+        """Return a cell's mean over seeds."""
         values = self.values(levels, metric)
         return sum(values.values()) / len(values) if values else None
 
     def means(self, metric: str) -> dict[Levels, float]:
-        """Cell -> mean over its seeds, for the cells that have the metric."""
-        found = ((levels, self.mean(levels, metric)) for levels in self.cells)
-        return {levels: mean for levels, mean in found if mean is not None}
+        """Return the mean over seeds of every cell that has the metric."""
+        means = ((levels, self.mean(levels, metric)) for levels in self.cells)
+        return {levels: mean for levels, mean in means if mean is not None}
 
     def kv_bytes(self, levels: Levels) -> int | None:
-        """Exact bytes that one sequence's cache holds at block size; the same at every seed."""
+        """Return the exact bytes of one sequence's cache at block size; equal at every seed."""
         for row in self.cells.get(levels, {}).values():
-            if "kv" in row.facts:
-                return int(row.facts["kv"]["bytes_at_block_size"])
+            if "kv" in row.record:
+                return int(row.record["kv"]["bytes_at_block_size"])
         return None
 
     def block_size(self, levels: Levels) -> int | None:
-        """Tokens of a cell's longest sequence; the same at every seed."""
+        """Return a cell's longest sequence, in tokens; equal at every seed."""
         for row in self.cells.get(levels, {}).values():
-            block = row.facts.get("experiment", {}).get("model", {}).get("block_size")
+            block = row.record.get("experiment", {}).get("model", {}).get("block_size")
             if block:
                 return int(block)
         return None
 
     def parameters(self, levels: Levels) -> int | None:
-        """Parameters of a cell's model; the same at every seed."""
+        """Return the number of parameters of a cell's model; equal at every seed."""
         for row in self.cells.get(levels, {}).values():
-            if "model" in row.facts:
-                return int(row.facts["model"]["parameters"])
+            if "model" in row.record:
+                return int(row.record["model"]["parameters"])
         return None
 
-    def paired(self, levels: Levels, other: Levels, metric: str) -> Estimate | None:
-        """The mean over shared seeds of a cell's value minus another's; None if none is shared."""
-        mine, theirs = self.values(levels, metric), self.values(other, metric)
-        seeds = sorted(mine.keys() & theirs.keys())
+    def paired_difference(self, levels: Levels, other: Levels, metric: str) -> Estimate | None:
+        """Estimate a cell's value minus another's, over the seeds that both have.
+
+        None if they share no seed.
+        """
+        values, other_values = self.values(levels, metric), self.values(other, metric)
+        seeds = sorted(values.keys() & other_values.keys())
         if not seeds:
             return None
-        scale = max(abs(mine[seed]) for seed in seeds)
-        differences = [mine[seed] - theirs[seed] for seed in seeds]
+        scale = max(abs(values[seed]) for seed in seeds)
+        differences = [values[seed] - other_values[seed] for seed in seeds]
         return estimate(differences, scale, in_steps=METRICS[metric].in_steps)
 
+    def baseline_difference(self, levels: Levels) -> Estimate | None:
+        """Estimate a cell's primary metric minus the baseline's; None for the baseline itself."""
+        if levels == self.baseline:
+            return None
+        return self.paired_difference(levels, self.baseline, self.primary_metric)
+
     @cached_property
-    def called_cells(self) -> frozenset[Levels]:
-        """Cells told apart from the baseline in `primary`, corrected for all cells: whichever
-        of them a sentence picks, it is right about."""
-        return significant_cells(
-            {c: self.paired(c, self.baseline, self.primary) for c in self.cells}
+    def significant_cells(self) -> frozenset[Levels]:
+        """Cells that differ from the baseline in `primary_metric`, Holm-corrected for all cells.
+
+        The correction holds for a sentence that picks any one of them.
+        """
+        metric = self.primary_metric
+        return select_significant(
+            {c: self.paired_difference(c, self.baseline, metric) for c in self.cells}
         )
 
     @cached_property
-    def gaps(self) -> dict[Levels, Estimate]:
+    def serving_gaps(self) -> dict[Levels, Estimate]:
         """Every cell's serving gap over its seeds."""
-        found = {levels: self.values(levels, "serving_gap") for levels in self.cells}
-        losses = {levels: self.mean(levels, "loss") or 1.0 for levels in found}
-        return {c: estimate(list(gaps.values()), losses[c]) for c, gaps in found.items() if gaps}
+        values = {levels: self.values(levels, "serving_gap") for levels in self.cells}
+        losses = {levels: self.mean(levels, "loss") or 1.0 for levels in values}
+        return {c: estimate(list(gaps.values()), losses[c]) for c, gaps in values.items() if gaps}
 
     @cached_property
-    def called_gaps(self) -> frozenset[Levels]:
-        """Cells whose serving gap is told apart from none, corrected for all cells."""
-        return significant_cells(self.gaps)
+    def significant_gaps(self) -> frozenset[Levels]:
+        """Cells whose serving gap differs from zero, Holm-corrected for all cells."""
+        return select_significant(self.serving_gaps)
 
     def effects(self, metric: str) -> list[Effect]:
-        """Every level's difference from its factor's baseline level, corrected together."""
+        """Return every level's difference from its factor's baseline level, corrected together."""
         if metric not in self._effects:
             self._effects[metric] = estimate_main_effects(self.cells, self.factors, metric)
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:
-        """Every pair of levels: what both together do beyond the sum of each alone."""
+        """Return what every two levels do together beyond the sum of each, corrected together."""
         if metric not in self._interactions:
             self._interactions[metric] = estimate_interactions(self.cells, self.factors, metric)
         return self._interactions[metric]
 
     @cached_property
-    def _ambiguous(self) -> frozenset[str]:
+    def _ambiguous_levels(self) -> frozenset[str]:
         """Level names that several factors use."""
         counts = Counter(level for levels in self.factors.values() for level in levels)
         return frozenset(level for level, count in counts.items() if count > 1)
 
     def label(self, levels: Levels) -> str:
-        """A cell's short name: the levels that differ from the baseline, joined by ``+``."""
+        """Return a cell's short name: its levels that are not the baseline's, joined by ``+``."""
         changed = [
-            f"{factor}={level}" if level in self._ambiguous else level
+            f"{factor}={level}" if level in self._ambiguous_levels else level
             for factor, level, base in zip(self.factors, levels, self.baseline, strict=True)
             if level != base
         ]
         return "+".join(changed) or BASELINE_LABEL
 
-    def key(self, levels: Levels) -> str:
-        """A cell's number in the design, as figures and tables refer to it."""
-        return f"c{self._places[levels]}"
+    def n_changed_factors(self, levels: Levels) -> int:
+        """Return the number of factors in which a cell differs from the baseline."""
+        return sum(level != base for level, base in zip(levels, self.baseline, strict=True))
 
-    def place(self, levels: Levels) -> int:
-        """A cell's place in the design's order."""
-        return self._places[levels]
+    def cell_key(self, levels: Levels) -> str:
+        """Return the key by which figures and tables refer to a cell."""
+        return f"c{self._indices[levels]}"
+
+    def cell_index(self, levels: Levels) -> int:
+        return self._indices[levels]
 
     @cached_property
-    def _places(self) -> dict[Levels, int]:
+    def _indices(self) -> dict[Levels, int]:
         return {levels: number for number, levels in enumerate(self.cells)}
 
-    def items_text(self, row: TrialRow) -> bytes:
-        """A trial's HellaSwag outcomes, one JSON object a line; empty if it has none."""
+    def read_items(self, row: TrialRow) -> bytes:
+        """Return a trial's HellaSwag outcomes, one JSON object per line; empty if it has none."""
         return self._store.items_text(row.trial)
 
     def change_key(self, change: Iterable[tuple[str, str]]) -> str:
-        """What rows and marks of these levels are selected by: the cell that differs from the
-        baseline in them alone, or a key of their own where the design does not have it."""
+        """Return the key by which rows and marks about a change of levels are selected.
+
+        It is the key of the cell that differs from the baseline in these levels alone, or a key of
+        its own if the design has no such cell.
+        """
         new = dict(change)
         pairs = zip(self.factors, self.baseline, strict=True)
         levels = tuple(new.get(factor, base) for factor, base in pairs)
         named = "+".join(f"{factor}={level}" for factor, level in new.items())
-        return self.key(levels) if levels in self._places else named
+        return self.cell_key(levels) if levels in self._indices else named
 
 
-def significant_cells(found: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
-    """Cells whose difference is called, Holm-corrected for all that are tested."""
-    tested = {levels: each for levels, each in found.items() if each and each.kind == "tested"}
-    corrected = holm_correction([each.p for each in tested.values()])
-    called = {levels for levels, p in zip(tested, corrected, strict=True) if p < ALPHA}
-    return frozenset(called | {c for c, each in found.items() if each and each.kind == "exact"})
+def select_significant(estimates: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
+    """Return the cells whose difference is significant, Holm-corrected for all that are tested."""
+    tested = {levels: one for levels, one in estimates.items() if one and one.kind == "tested"}
+    corrected = holm_correction([one.p for one in tested.values()])
+    significant = {c for c, p in zip(tested, corrected, strict=True) if p < ALPHA}
+    exact = {c for c, one in estimates.items() if one and one.kind == "exact"}
+    return frozenset(significant | exact)

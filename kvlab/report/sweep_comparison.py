@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.report.effects import Effect
 from kvlab.report.pareto_front import best_cells_by_budget, memory_front
 from kvlab.report.statistics import UNTESTED, Estimate, estimate
-from kvlab.report.study import BASELINE_LABEL, Study, significant_cells
+from kvlab.report.study import BASELINE_LABEL, Study, select_significant
 from kvlab.report.trial_rows import Levels
 from kvlab.store.metrics import METRICS
 
@@ -88,7 +88,7 @@ def compare_sweeps(before: Study, after: Study) -> Comparison:
 
     A factor that only one of them has counts as being at its baseline level in the other.
     """
-    metric = before.primary
+    metric = before.primary_metric
     one, other = _cells_by_key(before), _cells_by_key(after)
     shared = [key for key in one if key in other]
     return Comparison(
@@ -131,7 +131,7 @@ def _compare_cells(
             differences = [theirs[seed] - mine[seed] for seed in common[one]]
             scale = max(map(abs, mine.values()))
             changes[one] = estimate(differences, scale, in_steps=METRICS[metric].in_steps)
-    called = significant_cells(changes)
+    called = select_significant(changes)
     for one, change in changes.items():
         mine, seeds = before.values(one, metric), common[one]
         mean = sum(mine[seed] for seed in seeds) / len(seeds)
@@ -158,7 +158,7 @@ def _compare_effects(before: Iterable[Effect], after: Iterable[Effect]) -> Itera
 def _compare_fronts(before: Study, after: Study) -> Iterator[Conclusion]:
     """Cells that are on the front of stored bytes against quality in either."""
     found = [
-        {_cell_name(study, point.levels): point.front for point in memory_front(study)}
+        {_cell_name(study, point.levels): point.is_on_front for point in memory_front(study)}
         for study in (before, after)
     ]
     words = {True: "on the front", False: "beaten", None: NOT_ASKED}
@@ -172,7 +172,7 @@ def _compare_budgets(before: Study, after: Study) -> Iterator[Conclusion]:
     """The best cell in every budget that either has."""
     found = [
         {
-            best.condition: _cell_name(study, best.point.levels)
+            best.condition: _cell_name(study, best.best.levels)
             for best in best_cells_by_budget(study)
         }
         for study in (before, after)
@@ -217,8 +217,8 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
     bases = before.sweep.get("experiment_yaml"), after.sweep.get("experiment_yaml")
     if bases[0] != bases[1]:
         yield "base experiments differ"
-    if before.primary != after.primary:
-        yield f"quality is measured by {before.primary} against {after.primary}"
+    if before.primary_metric != after.primary_metric:
+        yield f"quality is measured by {before.primary_metric} against {after.primary_metric}"
 
 
 def _patch_warnings(before: Study, after: Study) -> Iterator[str]:
@@ -237,8 +237,8 @@ def _format_patch(patch: Mapping[str, Any]) -> str:
 
 def _provenance_values(study: Study, path: tuple[str, ...]) -> set[str]:
     found = set()
-    for row in study.done:
-        value: Any = row.facts["provenance"]
+    for row in study.done_rows:
+        value: Any = row.record["provenance"]
         for key in path:
             value = (value or {}).get(key)
         found.add(_format_fact(value))

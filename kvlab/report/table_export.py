@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kvlab.humanize import sanitize_line, sanitize_text
-from kvlab.report.section import Cell, Column, Row, Scalar, Table
+from kvlab.report.document import Cell, Column, Row, Scalar, Table
 
 
-def to_csv(table: Table) -> str:
+def table_to_csv(table: Table) -> str:
     """RFC 4180 with ``\\n``; text that a spreadsheet would run as a formula gets a quote first.
 
     A column whose cells hold several numbers, such as a mean and its spread, becomes several.
@@ -92,7 +92,7 @@ MAX_PAGE_ROWS = 40
 """That fit a page."""
 
 
-def to_latex(table: Table) -> str:
+def table_to_latex(table: Table) -> str:
     """One floating ``table``; one longer than a page is a ``longtable``.
 
     Rows and columns are as in the other forms, whatever their number. Bold is what the report

@@ -1,4 +1,4 @@
-"""The record of one sweep as tidy rows: one for every cell and seed, whatever became of it."""
+"""Read the record of one sweep as rows: one per cell and seed, whatever the trial's status."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
 
 Levels = tuple[str, ...]
-"""Level names in the order of the sweep's factors."""
+"""Level names of one cell, in the order of the sweep's factors."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,14 @@ class TrialRow:
     """One cell at one seed.
 
     Attributes:
-        status: done, failed, diverged, pruned, damaged, or missing.
-        curve: ``(step, tokens, loss)`` of the validation losses during training, if it is done.
-        facts: the other parts of the result as recorded; empty if there is none.
+        levels: The cell.
+        seed: The seed.
+        trial: The trial's id.
+        status: ``done``, ``failed``, ``diverged``, ``pruned``, ``damaged`` or ``missing``.
+        training: Id of the training, empty if there is no result.
+        measurements: Metrics by name.
+        curve: ``(step, tokens, loss)`` of each validation during training, if the trial is done.
+        record: The other parts of the result as recorded; empty if there is no result.
     """
 
     levels: Levels
@@ -29,14 +34,14 @@ class TrialRow:
     training: str = ""
     measurements: Mapping[str, float] = field(default_factory=dict)
     curve: tuple[tuple[float, float, float], ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.status == "done"
 
 
-_RECORDED_FACTS = (
+_RECORD_KEYS = (
     "experiment",
     "kv",
     "model",
@@ -49,27 +54,34 @@ _RECORDED_FACTS = (
 
 
 def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
-    """Every row of a sweep, by level order and seed, whatever order the record lists them in."""
-    order = {
-        factor: {level: index for index, level in enumerate(levels)}
-        for factor, levels in sweep["factors"].items()
-    }
+    """Read all rows of a sweep.
 
-    def place(row: TrialRow) -> tuple[tuple[int, ...], int]:
-        levels = zip(order.values(), row.levels, strict=True)
-        return tuple(names[level] for names, level in levels), row.seed
+    Args:
+        store: The store that holds the record.
+        sweep: The sweep's description, as ``sweep.json`` holds it.
 
-    return sorted(_iter_rows(store, sweep), key=place)
+    Returns:
+        Rows sorted by the order of the levels, then by seed.
+    """
+    level_indices = [
+        {level: index for index, level in enumerate(levels)} for levels in sweep["factors"].values()
+    ]
+
+    def sort_key(row: TrialRow) -> tuple[tuple[int, ...], int]:
+        levels = zip(level_indices, row.levels, strict=True)
+        return tuple(indices[level] for indices, level in levels), row.seed
+
+    return sorted(_iter_rows(store, sweep), key=sort_key)
 
 
 def _iter_rows(store: Store, sweep: Mapping[str, Any]) -> Iterator[TrialRow]:
-    read: dict[str, tuple[str, dict[str, Any]]] = {}  # a trial may answer several cells
+    results: dict[str, tuple[str, dict[str, Any]]] = {}  # several cells may share a trial
     for cell in sweep["cells"]:
         levels = tuple(cell["levels"][factor] for factor in sweep["factors"])
         for seed, trial in cell["trials"].items():
-            if trial not in read:
-                read[trial] = _read_result(store, trial)
-            status, result = read[trial]
+            if trial not in results:
+                results[trial] = _read_result(store, trial)
+            status, result = results[trial]
             yield _make_row(levels, int(seed), trial, status, result)
 
 
@@ -94,13 +106,16 @@ def _make_row(
         str(result.get("training") or ""),
         collect_metrics(result),
         tuple((step, tokens, loss) for step, tokens, loss in curve),
-        {key: result[key] for key in _RECORDED_FACTS if result.get(key) is not None},
+        {key: result[key] for key in _RECORD_KEYS if result.get(key) is not None},
     )
 
 
 def flatten_row(row: TrialRow, factors: tuple[str, ...]) -> dict[str, Any]:
-    """One flat JSON object: levels, ids, exact KV bytes, every measurement, the error if any."""
-    facts = row.facts
+    """Return a row as a flat JSON object.
+
+    It holds the levels, ids, exact KV bytes, every measurement, and the error if there is one.
+    """
+    record = row.record
     flat: dict[str, Any] = {
         **{f"factor.{name}": level for name, level in zip(factors, row.levels, strict=True)},
         "seed": row.seed,
@@ -109,10 +124,10 @@ def flatten_row(row: TrialRow, factors: tuple[str, ...]) -> dict[str, Any]:
         "status": row.status,
     }
     for part in ("kv", "model"):
-        for key, value in facts.get(part, {}).items():
+        for key, value in record.get(part, {}).items():
             flat[f"{part}.{key}"] = value
     flat |= {f"measured.{name}": row.measurements[name] for name in sorted(row.measurements)}
-    error = facts.get("error") or {}
-    flat |= {f"pruned.{key}": value for key, value in facts.get("pruned", {}).items()}
+    error = record.get("error") or {}
+    flat |= {f"pruned.{key}": value for key, value in record.get("pruned", {}).items()}
     flat |= {f"error.{key}": error[key] for key in ("class", "type", "message") if key in error}
     return flat

@@ -5,9 +5,9 @@ import pytest
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
-from kvlab.report.document import make_document
+from kvlab.report.document import Figure, Table
 from kvlab.report.formatting import format_ratio
-from kvlab.report.section import Figure, Table
+from kvlab.report.report_files import make_document
 from kvlab.report.sections import QUALITY_SECTIONS
 from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.roofline_table import report_roofline

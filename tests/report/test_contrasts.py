@@ -118,8 +118,8 @@ def sweep(random, effects, seeds):
 def test_fractions_without_effects_call_5_percent_at_most():
     random = np.random.default_rng(21)
     families = [estimate_main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(1000)]
-    assert all(one.by_contrast and one.tested for one in families[0])
-    called = np.mean([any(one.called for one in family) for family in families])
+    assert all(one.is_contrast and one.is_tested for one in families[0])
+    called = np.mean([any(one.is_significant for one in family) for family in families])
     assert called <= 0.05 + 1.65 * (0.05 * 0.95 / 1000) ** 0.5
     covered = [one.estimate.low <= 0 <= one.estimate.high for family in families for one in family]
     assert 0.93 <= np.mean(covered) <= 0.97
@@ -132,13 +132,13 @@ def test_known_effects_of_a_fraction_are_found():
     truth = {"a": 0.10, "b": 0.04, "c": -0.05, "d": 0.04}
     for one in estimate_main_effects(cells, FACTORS, "loss"):
         assert one.estimate.low < truth[one.change[0][0]] < one.estimate.high
-        assert one.called
+        assert one.is_significant
     found = {one.name: one for one in estimate_interactions(cells, FACTORS, "loss")}
     pair = found["b=on and d=on"]
-    assert pair.called
+    assert pair.is_significant
     assert pair.estimate.low < 0.08 < pair.estimate.high
     assert [{factor for factor, _ in alias} for alias in pair.aliases] == [{"a", "c"}]
-    assert not found["a=on and b=on"].called
+    assert not found["a=on and b=on"].is_significant
 
 
 def test_a_missing_trial_takes_its_seed():
@@ -147,7 +147,7 @@ def test_a_missing_trial_takes_its_seed():
     cells[levels][1] = TrialRow(levels, 1, "x", "failed")
     one = estimate_main_effects(cells, FACTORS, "loss")[0]
     assert one.seeds == (0, 2)
-    assert (one.comparisons, one.designed) == (2, 3)
+    assert (one.pairs_used, one.pairs_designed) == (2, 3)
 
 
 def test_the_report_names_what_is_aliased(tmp_path):

@@ -10,7 +10,7 @@ from scipy import stats
 
 from kvlab.report.effects import (
     Setting,
-    corrected,
+    apply_holm,
     estimate_interactions,
     estimate_main_effects,
     largest_balanced_block,
@@ -38,7 +38,7 @@ def test_known_effects_are_recovered(tmp_path):
         if level == "tied":
             assert one.verdict == "identical"
             continue
-        assert abs(one.estimate.value - EFFECTS[level]) < 3 * one.estimate.error, level
+        assert abs(one.estimate.value - EFFECTS[level]) < 3 * one.estimate.standard_error, level
         assert one.verdict == ("better" if level == "rope" else "worse")
         assert one.detectable < 0.02
 
@@ -53,7 +53,7 @@ def test_counts_of_matched_pairs(tmp_path):
     found = study(tmp_path, exclude=no_learned_hybrid).effects("loss_served")
     position = effect(found, "position=rope")
     # Only at the global horizon: 2 heads x 3 sharings, at 3 seeds.
-    assert (position.comparisons, position.designed, position.settings) == (18, 18, 6)
+    assert (position.pairs_used, position.pairs_designed, position.settings) == (18, 18, 6)
     assert position.limits == (("horizon", ("global",)),)
     # `none` and `tied` share their weights, so they are one condition.
     assert position.groups == 4
@@ -82,7 +82,7 @@ def test_a_failed_trial_takes_as_few_pairs_as_can_be(tmp_path):
                "sharing": ("none", "trained")}  # fmt: skip
     found = study(tmp_path, factors=factors, status=status).effects("loss")
     heads = effect(found, "heads=mqa")
-    assert (heads.comparisons, heads.designed, heads.settings) == (9, 12, 3)
+    assert (heads.pairs_used, heads.pairs_designed, heads.settings) == (9, 12, 3)
     assert heads.seeds == (0, 1, 2)
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"], abs=0.02)
 
@@ -96,7 +96,7 @@ def test_several_seeds_in_one_setting_go_before_many_settings_at_one(tmp_path):
 
     found = study(tmp_path, status=status, exclude=no_learned_hybrid).effects("loss")
     heads = effect(found, "heads=mqa")
-    assert heads.tested
+    assert heads.is_tested
     assert (heads.seeds, heads.settings) == ((0, 1, 2), 1)
     assert dict(heads.limits)["position"] == ("learned",)
 
@@ -133,14 +133,14 @@ def test_a_missing_seed_does_not_shift_a_group(tmp_path):
     heads = effect(study(tmp_path, factors=factors, status=status).effects("loss_served"),
                    "heads=mqa")  # fmt: skip
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"], abs=0.02)
-    assert heads.comparisons == 3
+    assert heads.pairs_used == 3
 
 
 def test_one_seed_claims_nothing(tmp_path):
     found = study(tmp_path, seeds=(0,)).effects("loss")
     heads = effect(found, "heads=mqa")
     assert heads.verdict == "one seed: not tested"
-    assert not heads.called
+    assert not heads.is_significant
     assert heads.detectable is None
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"], abs=0.02)
 
@@ -168,10 +168,10 @@ def test_interactions(tmp_path):
                               "sharing": ("none", "trained", "tied")})  # fmt: skip
     found = Study.load(record.write(tmp_path), "made").interactions("loss_served")
     planted = effect(found, "heads=mqa and sharing=trained")
-    assert planted.called
+    assert planted.is_significant
     assert planted.estimate.low < 0.06 < planted.estimate.high
     assert effect(found, "heads=mqa and sharing=tied").estimate.kind == "identical"
-    assert not effect(found, "heads=mqa and position=rope").called
+    assert not effect(found, "heads=mqa and position=rope").is_significant
     study_again = Study.load(record.write(tmp_path), "made")
     heads = effect(study_again.effects("loss"), "heads=mqa")
     assert heads.estimate.value == pytest.approx(EFFECTS["mqa"] + 0.03, abs=0.01)
@@ -224,7 +224,7 @@ class Memory:
                 weights = str((trained, seed))
                 measured = {"loss": loss}
                 row = TrialRow(
-                    levels, seed, f"{levels}{seed}", "done", weights, measured, facts=FACTS
+                    levels, seed, f"{levels}{seed}", "done", weights, measured, record=FACTS
                 )
                 cells.setdefault(levels, {})[seed] = row
         return cells
@@ -246,8 +246,8 @@ def test_a_thousand_sweeps_without_effects_call_5_percent_at_most(sweeps):
     for compare in (estimate_main_effects, estimate_interactions):
         found = [compare(cells, Memory.factors, "loss") for cells in made]
         # Holm's bound is 0.05; a thousand draws may lie two standard errors of 0.007 above it
-        assert np.mean([any(one.called for one in family) for family in found]) <= 0.064
-        tested = [one.estimate for family in found for one in family if one.tested]
+        assert np.mean([any(one.is_significant for one in family) for family in found]) <= 0.064
+        tested = [one.estimate for family in found for one in family if one.is_tested]
         assert len(tested) >= 3000
         assert 0.93 <= np.mean([one.low <= 0 <= one.high for one in tested]) <= 0.97
 
@@ -271,10 +271,10 @@ def test_no_sentence_claims_more_than_5_percent_of_the_time():
             row.measurements["serving_gap"] = random.normal(0, 0.01)
             row.measurements["bits_per_byte"] = random.normal(1, 0.01)
         study = studied(cells)
-        wrong["cells"] += bool(study.called_cells)
-        wrong["gaps"] += bool(study.called_gaps)
-        table = corrected([*study.effects("loss"), *study.effects("bits_per_byte")])
-        wrong["others"] += any(one.called for one in table)
+        wrong["cells"] += bool(study.significant_cells)
+        wrong["gaps"] += bool(study.significant_gaps)
+        table = apply_holm([*study.effects("loss"), *study.effects("bits_per_byte")])
+        wrong["others"] += any(one.is_significant for one in table)
     assert max(wrong.values()) <= 64, wrong  # two standard errors above 50
 
 
@@ -284,8 +284,8 @@ def test_a_cell_and_a_gap_that_differ_are_called():
         for seed, row in by_seed.items():
             row.measurements["serving_gap"] = (0.3 if "tied" in levels else 0.0) + 1e-3 * seed
     study = studied(cells)
-    assert study.called_cells == {levels for levels in cells if "mqa" in levels}
-    assert study.called_gaps == {levels for levels in cells if "tied" in levels}
+    assert study.significant_cells == {levels for levels in cells if "mqa" in levels}
+    assert study.significant_gaps == {levels for levels in cells if "tied" in levels}
 
 
 def test_a_difference_is_the_t_test_over_the_means_of_seeds(tmp_path):
@@ -315,9 +315,9 @@ def test_a_detectable_difference_is_found_with_the_stated_power(compare, name, t
     error = Memory.noise * (trials / 4 / groups) ** 0.5
     one = seen(0.0)
     assert (one.groups, one.estimate.df) == (groups, 3)
-    stated = smallest_detectable(error, 3, one.tests)
+    stated = smallest_detectable(error, 3, one.n_tests)
     found = [seen(stated) for _ in range(600)]
-    assert POWER - 0.05 <= np.mean([one.called for one in found]) <= POWER + 0.05
+    assert POWER - 0.05 <= np.mean([one.is_significant for one in found]) <= POWER + 0.05
     covered = [one.estimate.low <= stated <= one.estimate.high for one in found]
     assert 0.93 <= np.mean(covered) <= 0.97
     printed = np.array([one.detectable for one in found])
@@ -328,7 +328,7 @@ def test_a_detectable_difference_is_found_with_the_stated_power(compare, name, t
 
 def test_two_seeds_quote_no_detectable_difference(tmp_path):
     found = study(tmp_path, seeds=(0, 1)).effects("loss")
-    assert effect(found, "heads=mqa").tested
+    assert effect(found, "heads=mqa").is_tested
     assert effect(found, "heads=mqa").detectable is None
 
 

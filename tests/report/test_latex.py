@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.section import Cell, Column, Row, Table, cell
-from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, to_latex
+from kvlab.report.document import Cell, Column, Row, Table, cell
+from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, table_to_latex
 from tests.report.test_hostile import hostile_record
 from tests.support.record_factory import Record
 
@@ -46,7 +46,7 @@ def test_a_table():
         Row((Cell("a_b", code=True), cell("1", 1))),
         Row((cell("worse", tone="bad"), cell("", None))),
     )
-    assert to_latex(Table("cells", "All_of.", columns, rows)).splitlines()[1:] == [
+    assert table_to_latex(Table("cells", "All_of.", columns, rows)).splitlines()[1:] == [
         r"\begin{table}[tbp]",
         r"\centering",
         r"\caption{All\_of.}",
@@ -66,7 +66,7 @@ def test_a_table():
 
 def test_a_table_longer_than_a_page_goes_over_several():
     rows = tuple(Row((cell(str(number), number),)) for number in range(MAX_PAGE_ROWS + 1))
-    lines = to_latex(Table("long", "All.", (Column("n", True),), rows)).splitlines()
+    lines = table_to_latex(Table("long", "All.", (Column("n", True),), rows)).splitlines()
     assert "booktabs,longtable" in lines[0]
     assert [line for line in lines[1:] if "table}" in line] == [
         r"\begin{longtable}{@{}r@{}}", r"\end{longtable}",
@@ -96,9 +96,9 @@ def test_hostile_tables_are_set(tmp_path):
     folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
     texts = [*EVIL, "".join(map(chr, range(0x20, 0x180)))]
     evil = Table("evil", EVIL[0], (Column(EVIL[1]),), tuple(Row((cell(t),)) for t in texts))
-    (folder / "tables" / "evil.tex").write_text(to_latex(evil), encoding="utf-8")
+    (folder / "tables" / "evil.tex").write_text(table_to_latex(evil), encoding="utf-8")
     many = Table("many", EVIL[2], evil.columns, evil.rows * 4)
-    (folder / "tables" / "many.tex").write_text(to_latex(many), encoding="utf-8")
+    (folder / "tables" / "many.tex").write_text(table_to_latex(many), encoding="utf-8")
     tables = sorted((folder / "tables").glob("*.tex"))
     uses = [path.read_text().splitlines()[0] for path in tables]
     needed = {p for use in uses for p in re.search(r"usepackage{(.*?)}", use)[1].split(",")}

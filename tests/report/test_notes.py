@@ -6,10 +6,10 @@ import re
 import pytest
 
 from kvlab.report import write_report
-from kvlab.report.document import make_document
+from kvlab.report.document import Figure
 from kvlab.report.figures.plot import Line
-from kvlab.report.markdown import to_markdown
-from kvlab.report.section import Figure
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document
 from kvlab.report.study import Study
 from tests.support.record_factory import Record, no_learned_hybrid
 
@@ -17,9 +17,8 @@ SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 
 
 def markdown(record, folder, *sections):
-    study = Study.load(record.write(folder), "made")
-    study.sections = sections
-    return to_markdown(make_document(study))
+    study = Study.load(record.write(folder), "made", sections)
+    return render_markdown(make_document(study))
 
 
 class Scored(Record):
@@ -89,11 +88,11 @@ def test_times_taken_beside_others_are_said_beside_their_verdicts(tmp_path):
 def test_absent_combinations_are_said_once(tmp_path):
     record = Record(exclude=no_learned_hybrid)
     store = record.write(tmp_path)
-    plain = to_markdown(make_document(Study.load(store, "made")))
+    plain = render_markdown(make_document(Study.load(store, "made")))
     assert "6 of 24 combinations are not in the design: position=learned with" in plain
     rule = "exclude 1 removed 6 of 24: position: learned, horizon: hybrid"
     store.write_sweep({**store.sweep("made"), "rules": [rule]})
-    ruled = to_markdown(make_document(Study.load(store, "made")))
+    ruled = render_markdown(make_document(Study.load(store, "made")))
     assert ruled.count("6 of 24") == 1
     assert "- A level is compared only where its partner exists." in ruled
 

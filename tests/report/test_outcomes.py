@@ -7,11 +7,11 @@ import pytest
 
 from kvlab.errors import StoreError
 from kvlab.report import hellaswag_outcomes
-from kvlab.report.hellaswag_outcomes import STYLES, parse_outcomes, read_outcomes
+from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, parse_outcomes, read_outcomes
 from kvlab.report.study import Study
 from tests.support.record_factory import Record
 
-WAYS = dict(zip(STYLES, ("one_shot", "served"), strict=True))
+WAYS = dict(zip(COMPARED_METRICS, ("one_shot", "served"), strict=True))
 
 
 def lines(items):
@@ -54,7 +54,7 @@ def test_lines_that_are_alike(monkeypatch, ways, parts):
         hellaswag_outcomes, "_decode_items", None
     )  # lines that are alike are not decoded
     assert parse_outcomes(lines(items)) == expected(items)
-    assert 0 < sum(expected(items)[STYLES[0]]) < 500
+    assert 0 < sum(expected(items)[COMPARED_METRICS[0]]) < 500
 
 
 def unlike():
@@ -86,7 +86,7 @@ def test_an_item_as_the_evaluation_writes_it(monkeypatch):
     )
     monkeypatch.setattr(hellaswag_outcomes, "_decode_items", None)
     found = parse_outcomes(line * 2)
-    assert found == dict(zip(STYLES, (b"\1\1", b"\0\0"), strict=True))
+    assert found == dict(zip(COMPARED_METRICS, (b"\1\1", b"\0\0"), strict=True))
 
 
 @pytest.mark.parametrize("name", list(unlike()))
@@ -106,11 +106,11 @@ def test_of_a_whole_study_each_trial_once(tmp_path):
     record = Record(items=20, seeds=(0, 1), status=lambda _l, seed: "failed" if seed else "done")
     study = Study.load(record.write(tmp_path), "made")
     bits = read_outcomes(study)
-    assert bits[STYLES[0]].keys() == {row.trial for row in study.done}
-    for row in study.done:
+    assert bits[COMPARED_METRICS[0]].keys() == {row.trial for row in study.done_rows}
+    for row in study.done_rows:
         levels = dict(zip(study.factors, row.levels, strict=True))
         right = expected(record.outcomes(levels, row.seed))
-        assert {style: bits[style][row.trial] for style in STYLES} == right
+        assert {style: bits[style][row.trial] for style in COMPARED_METRICS} == right
 
 
 @pytest.mark.parametrize("damage", [b"no gzip", b"\x1f\x8b\x08", None])

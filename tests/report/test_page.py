@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from kvlab.report.document import make_document
-from kvlab.report.html_page import to_html
+from kvlab.report.html_page import render_html
+from kvlab.report.report_files import make_document
 from kvlab.report.study import Study
 from tests.support.browser import Browser
 from tests.support.record_factory import Record, no_learned_hybrid
@@ -53,7 +53,7 @@ def report(tmp_path_factory):
     home = tmp_path_factory.mktemp("page")
     store = Record(exclude=no_learned_hybrid, seeds=(0, 1), items=20).write(home / "store")
     path = home / "report.html"
-    path.write_text(to_html(make_document(Study.load(store, "made"))), encoding="utf-8")
+    path.write_text(render_html(make_document(Study.load(store, "made"))), encoding="utf-8")
     return path
 
 

@@ -32,7 +32,7 @@ def test_fronts_by_their_definition(tmp_path, metric, cost):
     found = cost_front(study(tmp_path, items=12, noise=0.2), metric, COSTS[cost])
     sign = 1 if metric == "loss_served" else -1
     assert len(found) == 24
-    assert {p.levels for p in found if p.front} == {
+    assert {p.levels for p in found if p.is_on_front} == {
         p.levels for p in found if not beaten(p, found, sign)
     }
     assert [p.cost for p in found] == sorted(p.cost for p in found)
@@ -58,7 +58,7 @@ def sized(tmp_path, **changes):
 
 def test_the_best_cell_in_every_budget(tmp_path):
     found = [
-        (best.condition, best.point.levels[0], best.second.levels[0] if best.second else None)
+        (best.condition, best.best.levels[0], best.second.levels[0] if best.second else None)
         for best in best_cells_by_budget(sized(tmp_path))
     ]
     assert found[:3] == [
@@ -83,7 +83,7 @@ def test_a_budget_as_large_as_the_baseline_is_none(tmp_path):
 
 def test_the_smallest_on_the_front_is_in_the_answer(tmp_path):
     found = sized(tmp_path)
-    assert [p.levels[0] for p in memory_front(found) if p.front] == ["f", "e", "d", "b"]
+    assert [p.levels[0] for p in memory_front(found) if p.is_on_front] == ["f", "e", "d", "b"]
 
 
 def test_the_sections_say_it(tmp_path):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvlab.report.document import make_document
+from kvlab.report.document import Figure, Table
 from kvlab.report.figures.plot import SERIES
-from kvlab.report.markdown import to_markdown
-from kvlab.report.section import Figure, Table
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document
 from kvlab.report.sections.probes import report_probes
 from kvlab.report.study import Study
 from tests.support.record_factory import Record
@@ -60,7 +60,7 @@ def test_both_tables_hold_what_was_measured(tmp_path):
 
 def test_the_page_says_what_guessing_gives(tmp_path):
     store = Probed(seeds=(0,)).write(tmp_path)
-    text = to_markdown(make_document(Study.load(store, "made")))
+    text = render_markdown(make_document(Study.load(store, "made")))
     assert "Guessing gives 1 in 64" in text
     assert "Loss by position" in text
 

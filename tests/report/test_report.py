@@ -9,11 +9,11 @@ import pytest
 
 from kvlab.errors import UsageError
 from kvlab.report import write_report
-from kvlab.report.document import make_document
-from kvlab.report.html_page import to_html
-from kvlab.report.markdown import to_markdown
+from kvlab.report.html_page import render_html
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document
 from kvlab.report.study import Study
-from kvlab.report.table_export import to_latex
+from kvlab.report.table_export import table_to_latex
 from tests.performance.report_speed import big_record
 from tests.support.record_factory import Record, no_learned_hybrid
 
@@ -174,7 +174,11 @@ def test_work_grows_as_trials_do(tmp_path, small, large):
 
     def work(store):
         document = make_document(Study.load(store, "made"))
-        return to_markdown(document), to_html(document), [to_latex(t) for t in document.tables]
+        return (
+            render_markdown(document),
+            render_html(document),
+            [table_to_latex(t) for t in document.tables],
+        )
 
     seeds = (2, 2) if small != large else (3, 12)
     counts = []

@@ -28,7 +28,7 @@ def test_it_is_the_paired_t_test():
         theirs = stats.ttest_rel(one, other)
         interval = theirs.confidence_interval(0.95)
         assert found.kind == "tested"
-        assert found.value / found.error == pytest.approx(theirs.statistic, **EXACT)
+        assert found.value / found.standard_error == pytest.approx(theirs.statistic, **EXACT)
         assert found.p == pytest.approx(theirs.pvalue, **EXACT)
         assert found.df == theirs.df
         assert (found.low, found.high) == pytest.approx((interval.low, interval.high), **EXACT)

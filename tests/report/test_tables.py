@@ -9,11 +9,11 @@ import pytest
 
 from kvlab.layout.extrapolation import extrapolate
 from kvlab.layout.roofline_model import DevicePeaks
-from kvlab.report.document import make_document
-from kvlab.report.section import EMPTY_CELL, Cell, Column, Row, Table, cell
+from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
+from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
 from kvlab.report.study import Study
-from kvlab.report.table_export import to_csv
+from kvlab.report.table_export import table_to_csv
 from kvlab.spec import ServedModel, ServingConfig, load_served_model
 from kvlab.store.metrics import METRICS
 from tests.report.full_record import (
@@ -43,7 +43,7 @@ def tables(study):
     """Name -> rows, each a mapping of heads to texts."""
     document = make_document(study)
     assert document.sections.keys() == SECTIONS.keys(), "a section has nothing to check"
-    return {t.name: list(csv.DictReader(io.StringIO(to_csv(t)))) for t in document.tables}
+    return {t.name: list(csv.DictReader(io.StringIO(table_to_csv(t)))) for t in document.tables}
 
 
 def near(text, expected):
@@ -178,14 +178,14 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
         seeds = [row[f"difference at seed {seed} (nats/token)"] for seed in RECORD.seeds]
         near(row["difference (nats/token)"], mean(float(text) for text in seeds if text))
         low, high = (row[f"95% CI {end} (nats/token)"] for end in ("low", "high"))
-        if effect.tested:
+        if effect.is_tested:
             near((float(low) + float(high)) / 2, effect.estimate.value)
             assert 0 <= float(row["p"]) <= float(row["p (Holm)"]) <= 1
         settings = [value for _, value in effect.by_setting]
         if len(settings) > 1:
             near(row["over settings low (nats/token)"], min(settings))
             near(row["over settings high (nats/token)"], max(settings))
-        assert int(row["pairs used"]) == effect.comparisons <= int(row["pairs designed"])
+        assert int(row["pairs used"]) == effect.pairs_used <= int(row["pairs designed"])
         assert (int(row["groups"]), int(row["seeds"])) == (effect.groups, len(effect.seeds))
         smaller = {"mqa": 4, "trained": 2, "tied": 2}[row["level"]]
         near(row["KV smaller least"], smaller)
@@ -216,7 +216,7 @@ def test_effects_on_other_measurements_say_their_unit(tables, study):
         if row["95% CI low"]:
             near(row["95% CI low"], factor * effect.estimate.low)
             near(row["95% CI high"], factor * effect.estimate.high)
-        assert int(row["pairs"]) == effect.comparisons
+        assert int(row["pairs"]) == effect.pairs_used
     assert {"points", "nats/token", "ms", "tokens/s", "times"} <= units
 
 
@@ -295,6 +295,6 @@ def test_provenance_counts_trials(tables):
 def test_a_cells_numbers_fill_its_columns():
     columns = (Column("a (ms)", True, csv=("a (ms)", "a sd (ms)")), Column("b", True))
     rows = (Row((Cell("1 ± 2", 1.0, csv=(1.0, None)), cell("3", 3))), Row((EMPTY_CELL, EMPTY_CELL)))
-    assert to_csv(Table("made", "Made.", columns, rows)) == "a (ms),a sd (ms),b\n1.0,,3\n,,\n"
+    assert table_to_csv(Table("made", "Made.", columns, rows)) == "a (ms),a sd (ms),b\n1.0,,3\n,,\n"
     with pytest.raises(AssertionError, match="a"):
-        to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY_CELL)),)))
+        table_to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY_CELL)),)))

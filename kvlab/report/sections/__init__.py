@@ -1,8 +1,9 @@
 """The sections of a report, in order: name -> function. A new one is a file and a line here."""
 
+from collections.abc import Callable
 from difflib import get_close_matches
 
-from kvlab.report.section import SectionFunction
+from kvlab.report.document import Section
 from kvlab.report.sections.answer import report_answer
 from kvlab.report.sections.cells_table import report_cells
 from kvlab.report.sections.equal_memory import report_equal_memory
@@ -21,6 +22,10 @@ from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.serving_gap import report_serving_gap
 from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
 from kvlab.report.sections.starting_weights import report_starting_weights
+from kvlab.report.study import Study
+
+SectionFunction = Callable[[Study], Section | None]
+"""Returns the section's content; None if the study has nothing for it."""
 
 SECTIONS: dict[str, SectionFunction] = {
     "answer": report_answer,

@@ -1,16 +1,16 @@
 """The answer: the question, and three sentences written from the numbers."""
 
+from kvlab.humanize import format_count
+from kvlab.report.document import Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.effects import Effect
 from kvlab.report.formatting import (
-    counted,
-    format_bytes,
     format_difference,
+    format_exact_bytes,
     format_magnitude,
     format_metric,
     format_ratio,
 )
 from kvlab.report.pareto_front import best_cells_by_budget, memory_front
-from kvlab.report.section import Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.statistics import Estimate
 from kvlab.report.study import GAP_ROUNDING, Study
 from kvlab.store.metrics import METRICS
@@ -21,9 +21,9 @@ MAX_NAMED_LEVELS = 4
 
 def report_answer(study: Study) -> Section:
     contents = [paragraph(Strong(str(study.sweep["question"])))]
-    if study.untrained:
+    if study.is_untrained:
         contents += answer_untrained(study)
-    elif study.done:
+    elif study.done_rows:
         contents += [_cost(study), _together(study), _trust(study)]
     missing = _missing(study)
     if missing:
@@ -33,13 +33,13 @@ def report_answer(study: Study) -> Section:
 
 def _cost(study: Study) -> Paragraph:
     """What each level costs by itself."""
-    metric = study.primary
+    metric = study.primary_metric
     title, unit = METRICS[metric].title, METRICS[metric].unit
     base = study.values(study.baseline, metric)
     spans: list[Span] = [f"The baseline is not measured in {title}; "]
     if base:
         mean = format_metric(metric, sum(base.values()) / len(base))
-        count = counted(len(base), "seed")
+        count = format_count(len(base), "seed")
         spans = [f"In {title} the baseline is at {mean} {unit} ({count}); "]
     seen = sorted(
         (effect for effect in study.effects(metric) if effect.estimate is not None),
@@ -47,8 +47,8 @@ def _cost(study: Study) -> Paragraph:
     )
     if not seen:
         return Paragraph((*spans, "no level has a matched pair of finished trials yet."))
-    called = [effect for effect in seen if effect.called]
-    quiet = [effect for effect in seen if not effect.called]
+    called = [effect for effect in seen if effect.is_significant]
+    quiet = [effect for effect in seen if not effect.is_significant]
     everywhere = "on average over the settings of the other factors"
     if called:
         spans.append(f"{everywhere}, ")
@@ -58,7 +58,7 @@ def _cost(study: Study) -> Paragraph:
     if all(e.estimate and e.estimate.kind == "one seed" for e in quiet):
         spans += [*_named(quiet, metric, " changes it by "), ": one seed, so no difference is"]
         return Paragraph((*spans, " claimed."))
-    tests = f"corrected for {counted(max(effect.tests for effect in quiet), 'test')}"
+    tests = f"corrected for {format_count(max(effect.n_tests for effect in quiet), 'test')}"
     if called:
         spans += [*_named(quiet, metric, " at "), f" {_are(quiet)} within noise ({tests})."]
     else:
@@ -97,30 +97,28 @@ def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
 
 def _together(study: Study) -> Paragraph:
     """What the reductions buy together."""
-    metric = study.primary
-    front = [point for point in memory_front(study) if point.front]
+    metric = study.primary_metric
+    front = [point for point in memory_front(study) if point.is_on_front]
     base = study.kv_bytes(study.baseline)
     if not front or base is None:
         return paragraph("No cell has both its KV bytes and its quality recorded yet.")
     smallest = front[0]
     if smallest.levels == study.baseline:
-        text = (
-            f"No measured cell stores less than the baseline's {format_bytes(base)} and is on the"
-        )
+        text = f"No measured cell stores less than the baseline's {format_exact_bytes(base)} and is on the"
         return paragraph(f"{text} front of memory against quality.")
     spans: list[Span] = [
         "The smallest cache that no other cell beats is that of ",
         Strong(study.label(smallest.levels)),
-        f", {format_bytes(round(smallest.cost))} for one sequence at block size,"
+        f", {format_exact_bytes(round(smallest.cost))} for one sequence at block size,"
         f" {_of(base, smallest.cost)}",
         _change(study, smallest.levels),
     ]
-    bests = [best for best in best_cells_by_budget(study) if best.point.levels != smallest.levels]
+    bests = [best for best in best_cells_by_budget(study) if best.best.levels != smallest.levels]
     if bests:
         best = bests[0]
-        spans += [f"; {best.condition} the best cell is ", Strong(study.label(best.point.levels))]
+        spans += [f"; {best.condition} the best cell is ", Strong(study.label(best.best.levels))]
         spans.append(
-            f" at {format_metric(metric, best.point.mean)}{_change(study, best.point.levels)}"
+            f" at {format_metric(metric, best.best.mean)}{_change(study, best.best.levels)}"
         )
     return Paragraph((*spans, "."))
 
@@ -136,8 +134,8 @@ def _of(base: int, stored: float) -> str:
 def _change(study: Study, levels: tuple[str, ...]) -> str:
     if levels == study.baseline:
         return ""
-    metric = study.primary
-    found = study.paired(levels, study.baseline, metric)
+    metric = study.primary_metric
+    found = study.paired_difference(levels, study.baseline, metric)
     if found is None:
         return ""
     text = f", {format_difference(metric, found.value)} against the baseline"
@@ -145,7 +143,7 @@ def _change(study: Study, levels: tuple[str, ...]) -> str:
         return f"{text} (at one seed)"
     if found.kind != "tested":
         return text
-    return f"{text} ({_interval(metric, found)}{_noise(found, levels in study.called_cells)})"
+    return f"{text} ({_interval(metric, found)}{_noise(found, levels in study.significant_cells)})"
 
 
 def _interval(metric: str, found: Estimate) -> str:
@@ -164,7 +162,7 @@ def _noise(found: Estimate, called: bool) -> str:
 
 def _trust(study: Study) -> Paragraph:
     """How far to believe it."""
-    metric, unit = study.primary, METRICS[study.primary].unit
+    metric, unit = study.primary_metric, METRICS[study.primary_metric].unit
     spans: list[Span] = []
     spans += _gap(study)
     detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
@@ -174,12 +172,12 @@ def _trust(study: Study) -> Paragraph:
             format_magnitude(metric, detectable[-1]),
         )
         limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit} (by level)"
-        spans.append(f"by the spread seen, this design of {counted(len(study.seeds), 'seed')}")
+        spans.append(f"by the spread seen, this design of {format_count(len(study.seeds), 'seed')}")
         spans.append(f" calls with 80% power a true difference of about {limit}")
     elif len(study.seeds) == 1:
         spans.append("with one seed the spread between seeds is unknown, so no difference is")
         spans.append(" significant or within noise: add seeds before drawing a conclusion")
-    elif any(effect.tested for effect in study.effects(metric)):
+    elif any(effect.is_tested for effect in study.effects(metric)):
         spans.append("two seeds tell apart only what is many times larger than the spread between")
         spans.append(" them: add seeds before drawing a conclusion")
     else:
@@ -192,26 +190,26 @@ def _trust(study: Study) -> Paragraph:
 
 def _gap(study: Study) -> list[Span]:
     """The largest difference that serving makes; nothing where none was measured."""
-    if not study.gaps:
+    if not study.serving_gaps:
         return []
-    worst = max(study.gaps, key=lambda levels: study.gaps[levels].value)
-    gap = study.gaps[worst]
+    worst = max(study.serving_gaps, key=lambda levels: study.serving_gaps[levels].value)
+    gap = study.serving_gaps[worst]
     if gap.value < GAP_ROUNDING:
         return ["Scoring through the serving cache agrees with one-shot scoring; "]
     text = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
     if gap.kind == "tested":
-        called = worst in study.called_gaps
+        called = worst in study.significant_gaps
         text += f" ({_interval('serving_gap', gap)}{_noise(gap, called)})"
     hides = "One-shot scoring hides what serving does: the largest serving gap is "
     return [hides, text, " at ", Strong(study.label(worst)), "; "]
 
 
 def _missing(study: Study) -> Paragraph | None:
-    others = {state: count for state, count in study.states.items() if state != "done"}
+    others = {state: count for state, count in study.status_counts.items() if state != "done"}
     if not set(others) - {"pruned"}:  # a search that prunes leaves no more than that
         return None
     listed = ", ".join(f"{count:,} {state}" for state, count in sorted(others.items()))
-    total = f"{len(study.done):,} of {counted(len(study.rows), 'trial')}"
+    total = f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')}"
     text = f" {total} are measured ({listed}); every number here is of those alone."
     return paragraph(Strong("This report is partial."), text)
 
@@ -238,7 +236,9 @@ def _untrained_bytes(study: Study) -> Paragraph | None:
         for levels, count in sorted(stored.items(), key=lambda item: -(item[1] or 0))
         if count is not None and count < base
     ]
-    spans: list[Span] = [f"The baseline's cache holds {format_bytes(base)} for one sequence at"]
+    spans: list[Span] = [
+        f"The baseline's cache holds {format_exact_bytes(base)} for one sequence at"
+    ]
     if not smaller:
         return paragraph(*spans, " block size; no other cell's is smaller.")
     spans.append(" block size; smaller are ")
@@ -256,9 +256,9 @@ def _untrained_times(study: Study) -> Paragraph | None:
         return None
     spans: list[Span] = [
         f"A token takes the baseline {format_metric(metric, base)} ms (median, batch 1,"
-        f" {counted(len(study.seeds), 'run')} a cell)"
+        f" {format_count(len(study.seeds), 'run')} a cell)"
     ]
-    fastest = min(found, key=lambda levels: (found[levels], study.place(levels)))
+    fastest = min(found, key=lambda levels: (found[levels], study.cell_index(levels)))
     if fastest != study.baseline:
         spans += ["; least it takes ", Strong(study.label(fastest))]
         spans.append(f", {format_metric(metric, found[fastest])} ms")

@@ -1,15 +1,15 @@
 """The ablation table: every cell's mean and spread over seeds."""
 
+from kvlab.humanize import format_count
+from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Section, Table, cell, paragraph
 from kvlab.report.formatting import (
     PLUS_MINUS,
-    counted,
     difference_unit,
     format_mebibytes,
     format_megabytes,
     format_ratio,
     short_title,
 )
-from kvlab.report.section import EMPTY_CELL, Cell, Column, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     difference_cell,
@@ -24,9 +24,9 @@ from kvlab.store.metrics import METRICS
 
 
 def report_cells(study: Study) -> Section | None:
-    if not study.done:
+    if not study.done_rows:
         return None
-    metric = study.primary
+    metric = study.primary_metric
     note = paragraph(
         f"Mean {PLUS_MINUS} standard deviation over n seeds (none with one). The difference is"
         " paired: cell minus baseline at the same seed, then averaged; its 95% interval is a"
@@ -46,27 +46,27 @@ def report_cells(study: Study) -> Section | None:
         interval_column(metric, "of the difference, over seeds"),
     ]
     rows = tuple(_row(study, levels, metric) for levels in study.cells)
-    caption = f"{counted(len(rows), 'cell')}; the baseline is the first."
+    caption = f"{format_count(len(rows), 'cell')}; the baseline is the first."
     return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
 
 
 def _one_shot(study: Study) -> list[Column]:
     """A column for the loss without the serving cache, where the primary is with it."""
-    metric = study.one_shot
+    metric = study.one_shot_metric
     title, whole = short_title(metric), METRICS[metric]
-    return [mean_column(title, whole.unit, whole.title)] if metric != study.primary else []
+    return [mean_column(title, whole.unit, whole.title)] if metric != study.primary_metric else []
 
 
 def _row(study: Study, levels: Levels, metric: str) -> Row:
     values = study.values(levels, metric)
     bases = zip(levels, study.baseline, strict=True)
     names = [cell(name, tone="muted" if name == base else "") for name, base in bases]
-    spread = [_mean(study, levels, metric)]
-    if metric != study.one_shot:
-        spread.append(_mean(study, levels, study.one_shot))
+    spread = [mean_cell(study, levels, metric)]
+    if metric != study.one_shot_metric:
+        spread.append(mean_cell(study, levels, study.one_shot_metric))
     count = cell(str(len(values)), len(values), "" if values else "muted")
     entries = (*names, count, *_sizes(study, levels), *spread, *_change(study, levels, metric))
-    return Row(entries, study.key(levels), "" if values else "muted")
+    return Row(entries, study.cell_key(levels), "" if values else "muted")
 
 
 def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
@@ -81,12 +81,8 @@ def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
     )
 
 
-def _mean(study: Study, levels: Levels, metric: str) -> Cell:
-    return mean_cell(metric, list(study.values(levels, metric).values()))
-
-
 def _change(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
-    found = study.paired(levels, study.baseline, metric)
+    found = study.paired_difference(levels, study.baseline, metric)
     if levels == study.baseline or found is None:
         return EMPTY_CELL, EMPTY_CELL
     value = difference_cell(metric, found.value)

@@ -1,21 +1,6 @@
 """At equal memory: the best cell in every budget, and whether the next best is told apart."""
 
-from kvlab.report.effects import ALPHA
-from kvlab.report.formatting import (
-    difference_unit,
-    display_unit,
-    format_mebibytes,
-    format_metric,
-    short_title,
-)
-from kvlab.report.pareto_front import (
-    BUDGET_CONTEXT,
-    BudgetBest,
-    best_cells_by_budget,
-    bytes_per_context,
-    format_binary_size,
-)
-from kvlab.report.section import (
+from kvlab.report.document import (
     EMPTY_CELL,
     Bullets,
     Cell,
@@ -28,16 +13,30 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
-from kvlab.report.statistics import UNTESTED
+from kvlab.report.formatting import (
+    difference_unit,
+    display_unit,
+    format_binary_size,
+    format_mebibytes,
+    format_metric,
+    short_title,
+)
+from kvlab.report.pareto_front import (
+    BUDGET_CONTEXT,
+    BudgetBest,
+    best_cells_by_budget,
+    bytes_per_context,
+)
+from kvlab.report.statistics import ALPHA, UNTESTED
 from kvlab.report.study import Study
 from kvlab.report.table_columns import (
+    baseline_difference_cell,
     difference_cell,
     interval_column,
     range_cell,
     title_with_unit,
     value_cell,
 )
-from kvlab.report.trial_rows import Levels
 from kvlab.store.metrics import METRICS
 
 
@@ -49,7 +48,7 @@ def report_equal_memory(study: Study) -> Section | None:
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
     sizes = " or ".join(f"{block:,}" for block in blocks)
     note = paragraph(
-        f"Cells that fit in the same memory, ranked by the mean {METRICS[study.primary].title}."
+        f"Cells that fit in the same memory, ranked by the mean {METRICS[study.primary_metric].title}."
         f" Budgets are KV bytes per {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size"
         f" ({sizes} tokens); the baseline takes {format_mebibytes(base)} MiB of them. The best of many is"
         " in part the luckiest: intervals between the two best do not allow for that.",
@@ -59,12 +58,12 @@ def report_equal_memory(study: Study) -> Section | None:
 
 
 def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
-    metric = study.primary
+    metric = study.primary_metric
     condition = best.condition[:1].upper() + best.condition[1:]
     spans: list[Span] = [
         f"{condition} the best cell is ",
-        Strong(study.label(best.point.levels)),
-        f" at {format_metric(metric, best.point.mean)} {display_unit(metric)}",
+        Strong(study.label(best.best.levels)),
+        f" at {format_metric(metric, best.best.mean)} {display_unit(metric)}",
     ]
     if best.second is None:
         return (*spans, "; no other fits.")
@@ -74,7 +73,7 @@ def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
 
 
 def _table(study: Study, bests: list[BudgetBest]) -> Table:
-    metric, budget = study.primary, f"budget per {BUDGET_CONTEXT:,} tokens"
+    metric, budget = study.primary_metric, f"budget per {BUDGET_CONTEXT:,} tokens"
     delta = difference_unit(metric)
     columns = (
         Column(budget, True, csv=(f"{budget} (bytes)",)),
@@ -93,39 +92,32 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
 
 
 def _row(study: Study, best: BudgetBest) -> Row:
-    metric, point = study.primary, best.point
+    metric, point = study.primary_metric, best.best
     value, interval, verdict = _against_second(study, best)
     second = cell(study.label(best.second.levels)) if best.second else EMPTY_CELL
     return Row(
         (
             cell(format_binary_size(best.budget), best.budget),
-            cell(f"{best.fitting:,}", best.fitting),
+            cell(f"{best.n_fitting:,}", best.n_fitting),
             cell(study.label(point.levels)),
             cell(format_mebibytes(point.cost), point.cost / 2**20),
             value_cell(metric, point.mean),
-            _against(study, point.levels),
+            baseline_difference_cell(study, point.levels),
             second,
             value,
             interval,
             cell(verdict, tone="" if verdict == "told apart" else "muted"),
         ),
-        study.key(point.levels),
+        study.cell_key(point.levels),
     )
-
-
-def _against(study: Study, levels: Levels) -> Cell:
-    found = study.paired(levels, study.baseline, study.primary)
-    if found is None or levels == study.baseline:
-        return EMPTY_CELL
-    return difference_cell(study.primary, found.value)
 
 
 def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
     """The next best minus the best: value, interval and what may be said of it."""
-    metric = study.primary
+    metric = study.primary_metric
     if best.second is None:
         return EMPTY_CELL, EMPTY_CELL, "alone"
-    found = study.paired(best.second.levels, best.point.levels, metric)
+    found = study.paired_difference(best.second.levels, best.best.levels, metric)
     if found is None:
         return EMPTY_CELL, EMPTY_CELL, "no shared seed"
     value = difference_cell(metric, found.value)

@@ -3,27 +3,28 @@
 from collections.abc import Iterator
 from math import prod
 
+from kvlab.humanize import format_count
+from kvlab.report.document import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
+from kvlab.report.document import cell as text_cell
 from kvlab.report.effects import Effect, change_name
-from kvlab.report.formatting import counted, format_signed
-from kvlab.report.section import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
-from kvlab.report.section import cell as text_cell
+from kvlab.report.formatting import format_signed
 from kvlab.report.study import Study
 from kvlab.spec.designs import DESIGNS
 
 
 def report_factors(study: Study) -> Section:
     seeds = ", ".join(map(str, study.seeds))
-    cells = counted(len(study.cells), "cell")
-    trainings = len({row.training for row in study.done if row.training})
-    base = ", ".join(
+    n_trainings = len({row.training for row in study.done_rows if row.training})
+    baseline = ", ".join(
         f"{factor}={level}" for factor, level in zip(study.factors, study.baseline, strict=True)
     )
     intro = paragraph(
-        f"A {_title(study)} design: {cells} at"
-        f" {counted(len(study.seeds), 'seed')} ({seeds}). The {counted(len(study.done), 'trial')}"
-        f" measured rest on {counted(trainings, 'training')}: cells that differ only in serving"
+        f"A {_title(study)} design: {format_count(len(study.cells), 'cell')} at"
+        f" {format_count(len(study.seeds), 'seed')} ({seeds}). The"
+        f" {format_count(len(study.done_rows), 'trial')} measured rest on"
+        f" {format_count(n_trainings, 'training')}: cells that differ only in serving"
         " share weights. At one seed all cells see the same batches in the same order. The"
-        f" baseline, called baseline below, is {base}; every other cell is named by the levels"
+        f" baseline, called baseline below, is {baseline}; every other cell is named by the levels"
         " in which it differs.",
     )
     notes = Bullets(tuple(_notes(study)))
@@ -72,15 +73,19 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             absent = f": {'; '.join(combinations)} never occur" if combinations else ""
             text = f"{absent_cells} of {full} combinations are not in the design{absent}."
             yield (f"{text} {partner}",)
-    for effect in study.effects(study.primary):
+    for effect in study.effects(study.primary_metric):
         yield from _limits(effect)
     yield from _sizes(study)
-    if study.done and not study.untrained:
+    if study.done_rows and not study.is_untrained:
         yield (
             "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
             " level that would do better with another learning rate looks worse than it is.",
         )
-    data = {row.facts["provenance"]["data"]["digest"] for row in study.done if _has_data(row.facts)}
+    data = {
+        row.record["provenance"]["data"]["digest"]
+        for row in study.done_rows
+        if _has_data(row.record)
+    }
     if len(data) > 1:
         yield (f"Confounded: the cells were trained on {len(data)} different texts.",)
     if len(study.tokenizers) > 1:
@@ -130,7 +135,7 @@ def _limits(effect: Effect) -> Iterator[tuple[Span, ...]]:
         more = len(effect.aliases) - MAX_NAMED_ALIASES
         listed += f" and {more} more" if more > 0 else ""
         yield Code(effect.name), f" is aliased with {listed}: this design cannot tell them apart."
-    elif not effect.designed:
+    elif not effect.pairs_designed:
         yield (
             Code(effect.name),
             " has no cell that differs from it in this factor alone: its effect cannot be told"

@@ -1,7 +1,7 @@
 """Failures and retries: what has no measurement, and why."""
 
-from kvlab.report.formatting import counted, format_metric
-from kvlab.report.section import (
+from kvlab.humanize import format_count
+from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
@@ -12,6 +12,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.formatting import format_metric
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import TrialRow
 
@@ -23,25 +24,25 @@ def report_failures(study: Study) -> Section:
     ended = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
     missing = [row for row in study.rows if row.status == "missing"]
     pruned = [row for row in study.rows if row.status == "pruned"]
-    retried = [row for row in study.done if _attempts(row) > 1]
+    retried = [row for row in study.done_rows if _attempts(row) > 1]
     parts = []
     if not ended:
         parts.append("No trial failed.")
     if missing:
         cells = len({row.levels for row in missing})
-        of_cells = counted(cells, "cell")
-        parts.append(f"{counted(len(missing), 'trial')} of {of_cells} have not ended yet.")
+        of_cells = format_count(cells, "cell")
+        parts.append(f"{format_count(len(missing), 'trial')} of {of_cells} have not ended yet.")
     if retried:
-        parts.append(f"{counted(len(retried), 'measured trial')} took more than one attempt.")
+        parts.append(f"{format_count(len(retried), 'measured trial')} took more than one attempt.")
     if ended:
         parts.append(
-            f"{counted(len(ended), 'trial')} ended without a result. A diverged training is a"
+            f"{format_count(len(ended), 'trial')} ended without a result. A diverged training is a"
             " finding about its cell; any other failure says nothing about it. Pairs with these"
             " trials are left out of every comparison."
         )
     if pruned:
         parts.append(
-            f"The search pruned {counted(len(pruned), 'trial')}: their validation loss was behind"
+            f"The search pruned {format_count(len(pruned), 'trial')}: their validation loss was behind"
             " that of others at the same fraction of the steps. They are left out of every"
             " comparison and of the front."
         )
@@ -55,7 +56,7 @@ def report_failures(study: Study) -> Section:
 
 def _attempts(row: TrialRow) -> int:
     """Without those that ended at a rung of a search, as they were to."""
-    facts = row.facts["provenance"]
+    facts = row.record["provenance"]
     return int(facts.get("attempts", 1)) - int(facts.get("pauses", 0))
 
 
@@ -70,7 +71,7 @@ def _pruned_table(study: Study, pruned: list[TrialRow]) -> Table:
     )
     rows = []
     for row in pruned:
-        facts = row.facts["pruned"]
+        facts = row.record["pruned"]
         entries = (
             cell(study.label(row.levels)),
             cell(str(row.seed), row.seed),
@@ -79,7 +80,7 @@ def _pruned_table(study: Study, pruned: list[TrialRow]) -> Table:
             cell(f"{facts['steps']:,}", facts["steps"]),
             cell(format_metric("loss", facts["loss"]), facts["loss"]),
         )
-        rows.append(Row(entries, study.key(row.levels), "muted"))
+        rows.append(Row(entries, study.cell_key(row.levels), "muted"))
     return Table("pruned", "Trials that the search pruned.", columns, tuple(rows))
 
 
@@ -99,7 +100,7 @@ def _table(study: Study, ended: list[TrialRow]) -> Table:
 
 
 def _row(study: Study, row: TrialRow) -> Row:
-    error = row.facts.get("error") or {}
+    error = row.record.get("error") or {}
     kind, message = error.get("type") or "", error.get("message") or ""
     whole = f"{kind}: {message}" if kind else str(message)
     short = (
@@ -107,7 +108,7 @@ def _row(study: Study, row: TrialRow) -> Row:
         if len(whole) <= MAX_ERROR_LENGTH
         else whole[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
     )
-    attempts = (row.facts.get("provenance") or {}).get("attempts")
+    attempts = (row.record.get("provenance") or {}).get("attempts")
     trace = error.get("traceback")
     return Row(
         (
@@ -120,5 +121,5 @@ def _row(study: Study, row: TrialRow) -> Row:
             EMPTY_CELL if attempts is None else cell(str(attempts), attempts),
             Cell(str(trace), str(trace), code=True) if trace else EMPTY_CELL,
         ),
-        study.key(row.levels),
+        study.cell_key(row.levels),
     )

@@ -1,25 +1,7 @@
 """HellaSwag: accuracy with its error over items, and cells compared item by item."""
 
-from kvlab.report.formatting import (
-    PLUS_MINUS,
-    counted,
-    format_fixed,
-    format_metric,
-    format_p_value,
-    format_signed,
-)
-from kvlab.report.hellaswag_outcomes import (
-    MAX_ITEMS,
-    STYLES,
-    Outcomes,
-    accuracy_error,
-    all_at_chance,
-    compare_with_baseline,
-    exceeds_item_limit,
-    largest_accuracy_error,
-    read_outcomes,
-)
-from kvlab.report.section import (
+from kvlab.humanize import format_count
+from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
@@ -31,6 +13,24 @@ from kvlab.report.section import (
     Tone,
     cell,
     paragraph,
+)
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    format_fixed,
+    format_metric,
+    format_p_value,
+    format_signed,
+)
+from kvlab.report.hellaswag_outcomes import (
+    COMPARED_METRICS,
+    MAX_ITEMS,
+    Outcomes,
+    accuracy_error,
+    all_at_chance,
+    compare_with_baseline,
+    exceeds_item_limit,
+    largest_accuracy_error,
+    read_outcomes,
 )
 from kvlab.report.statistics import ItemComparison, holm_correction
 from kvlab.report.study import Study
@@ -53,14 +53,14 @@ _TITLES = {
 
 
 def report_hellaswag(study: Study) -> Section | None:
-    metrics = [metric for metric in ACCURACIES if metric in study.measured]
+    metrics = [metric for metric in ACCURACIES if metric in study.measured_metrics]
     if not metrics:
         return None
     contents: list[Content] = [paragraph(_note(study, metrics)), _accuracies(study, metrics)]
     if exceeds_item_limit(study):
         contents.append(paragraph(_TOO_MANY))
     bits = read_outcomes(study)
-    compared = [_comparison(study, bits, style) for style in STYLES]
+    compared = [_comparison(study, bits, style) for style in COMPARED_METRICS]
     tables = [table for table in compared if table is not None]
     if tables:
         contents += [Heading("Item by item against the baseline"), paragraph(_METHOD), *tables]
@@ -89,14 +89,14 @@ _CHANCE = (
 
 
 def _note(study: Study, metrics: list[str]) -> str:
-    items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done} - {0})
+    items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done_rows} - {0})
     text = "Completion style scores the context alone; lm-eval style adds the activity label."
     if items:
         sizes = " or ".join(f"{size:,}" for size in items)
         text = f"{sizes} items a trial; chance is 25%. {text}"
-    cut = max((r.measurements.get("hellaswag_shortened", 0) for r in study.done), default=0)
+    cut = max((r.measurements.get("hellaswag_shortened", 0) for r in study.done_rows), default=0)
     if cut:
-        text += f" Up to {counted(int(cut), 'context')} had to be cut to fit the model."
+        text += f" Up to {format_count(int(cut), 'context')} had to be cut to fit the model."
     largest = largest_accuracy_error(study, metrics)
     if largest is not None:
         worst = 100 * largest
@@ -116,7 +116,7 @@ def _accuracies(study: Study, metrics: list[str]) -> Table:
     for levels in study.cells:
         entries = [_accuracy(study, levels, metric) for metric in metrics]
         if any(entry is not EMPTY_CELL for entry in entries):
-            rows.append(Row((cell(study.label(levels)), *entries), study.key(levels)))
+            rows.append(Row((cell(study.label(levels)), *entries), study.cell_key(levels)))
     caption = f"Mean over seeds {PLUS_MINUS} standard error over items (of one seed)."
     return Table("hellaswag", caption, columns, tuple(rows))
 
@@ -165,7 +165,7 @@ def _comparison(study: Study, bits: Outcomes, style: str) -> Table | None:
         Column("these weights"),
     )
     sizes = {(compared.items, compared.seeds) for _, compared in found}
-    listed = " or ".join(f"{i:,} items at {counted(s, 'seed')}" for i, s in sorted(sizes))
+    listed = " or ".join(f"{i:,} items at {format_count(s, 'seed')}" for i, s in sorted(sizes))
     caption = f"acc_norm {_TITLES[style]}, against the baseline on {listed}."
     return Table(f"hellaswag-{_TITLES[style].split()[-1]}", caption, columns, rows)
 
@@ -189,5 +189,5 @@ def _compared(study: Study, levels: Levels, found: ItemComparison, corrected: fl
             cell(format_p_value(corrected), corrected),
             cell(verdict, tone=tone),
         ),
-        study.key(levels),
+        study.cell_key(levels),
     )

@@ -1,8 +1,9 @@
 """Two-way interactions: whether two reductions together cost the sum of what each costs alone."""
 
+from kvlab.humanize import format_count
+from kvlab.report.document import Column, Row, Section, Table, cell, paragraph
 from kvlab.report.effects import Effect
-from kvlab.report.formatting import counted, difference_unit
-from kvlab.report.section import Column, Row, Section, Table, cell, paragraph
+from kvlab.report.formatting import difference_unit
 from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     append_aliases,
@@ -22,7 +23,7 @@ MAX_ROWS = 60
 
 
 def report_interactions(study: Study) -> Section | None:
-    metric = study.primary
+    metric = study.primary_metric
     found = [effect for effect in study.interactions(metric) if effect.estimate]
     if not found:
         return None
@@ -35,7 +36,7 @@ def report_interactions(study: Study) -> Section | None:
         " cost more together than their sum; statistics are as for the effects.",
     )
     # In units of the standard error; without one, what is largest.
-    strongest = sorted(found, key=lambda e: (e.corrected, -abs(_value(e))))
+    strongest = sorted(found, key=lambda e: (e.corrected_p, -abs(_value(e))))
     shown_effects = strongest[:MAX_ROWS]
     rows = tuple(_row(study, effect) for effect in shown_effects)
     columns = (
@@ -50,7 +51,7 @@ def report_interactions(study: Study) -> Section | None:
     )
     heads, rows = append_aliases(columns, rows, shown_effects)
     cut = f" The {MAX_ROWS} strongest." if len(found) > MAX_ROWS else ""
-    caption = f"{counted(len(found), 'interaction')} of two levels.{cut}"
+    caption = f"{format_count(len(found), 'interaction')} of two levels.{cut}"
     return Section("Alone and together", (note, Table("interactions", caption, heads, rows)))
 
 
@@ -67,8 +68,11 @@ def _row(study: Study, effect: Effect) -> Row:
             cell(other),
             difference_cell(effect.metric, effect.estimate.value),
             interval_cell(effect),
-            cell(_verdict(effect), tone="" if effect.called or not effect.tested else "muted"),
-            p_cell(effect, effect.corrected),
+            cell(
+                _verdict(effect),
+                tone="" if effect.is_significant or not effect.is_tested else "muted",
+            ),
+            p_cell(effect, effect.corrected_p),
             groups_cell(effect),
             detectable_cell(effect),
         ),
@@ -77,9 +81,9 @@ def _row(study: Study, effect: Effect) -> Row:
 
 
 def _verdict(effect: Effect) -> str:
-    if effect.called:
+    if effect.is_significant:
         above = effect.direction == "higher"
         return "above the sum" if above else "below the sum"
     if effect.verdict == "identical":
         return "additive exactly"
-    return "additive within noise" if effect.tested else effect.verdict
+    return "additive within noise" if effect.is_tested else effect.verdict

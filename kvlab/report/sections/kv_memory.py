@@ -1,7 +1,7 @@
 """Memory: what the formula says, what the cache's storages hold, and peaks."""
 
-from kvlab.report.formatting import counted, format_bytes, format_mebibytes, format_megabytes
-from kvlab.report.section import (
+from kvlab.humanize import format_count
+from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
@@ -14,6 +14,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.formatting import format_exact_bytes, format_mebibytes, format_megabytes
 from kvlab.report.study import Study
 from kvlab.report.table_columns import range_column
 from kvlab.report.trial_rows import TrialRow
@@ -22,7 +23,7 @@ PEAKS = ("peak_bytes_cached", "peak_bytes_uncached", "peak_bytes_activations")
 
 
 def report_memory(study: Study) -> Section | None:
-    known = [row for row in study.done if "kv_bytes_storage" in row.measurements]
+    known = [row for row in study.done_rows if "kv_bytes_storage" in row.measurements]
     if not known:
         return None
     wrong = [row for row in known if not _agrees(row)]
@@ -31,10 +32,10 @@ def report_memory(study: Study) -> Section | None:
         " cache's unique storages. ",
     ]
     if wrong:
-        count = f"{len(wrong)} of {counted(len(known), 'trial')} disagree"
+        count = f"{len(wrong)} of {format_count(len(known), 'trial')} disagree"
         spans += [Strong(f"{count}: a bug, not a result."), " They are marked below."]
     else:
-        spans.append(f"They agree to the byte in all {counted(len(known), 'trial')}. ")
+        spans.append(f"They agree to the byte in all {format_count(len(known), 'trial')}. ")
     spans.append(
         " A layer that shares its K/V still reads them, so bytes read per token shrink with heads"
         " and windows, not with sharing. Peaks contain weights, logits and the allocator's"
@@ -57,22 +58,22 @@ def report_memory(study: Study) -> Section | None:
     contents: list[Content] = [paragraph(*spans)]
     base = study.kv_bytes(study.baseline)
     if base is not None:
-        contents.append(paragraph(f"The baseline stores {format_bytes(base)}."))
+        contents.append(paragraph(f"The baseline stores {format_exact_bytes(base)}."))
     return Section("Memory", (*contents, table))
 
 
 def _agrees(row: TrialRow) -> bool:
     stored = row.measurements["kv_bytes_storage"]
     formula = row.measurements.get("kv_bytes_formula", stored)
-    return bool(stored == formula == row.facts["kv"]["bytes_at_block_size"])
+    return bool(stored == formula == row.record["kv"]["bytes_at_block_size"])
 
 
 def _row(study: Study, rows: list[TrialRow]) -> Row | None:
-    known = [row for row in rows if row.done and "kv_bytes_storage" in row.measurements]
+    known = [row for row in rows if row.is_done and "kv_bytes_storage" in row.measurements]
     if not known:
         return None
     levels = known[0].levels
-    formula = int(known[0].facts["kv"]["bytes_at_block_size"])
+    formula = int(known[0].record["kv"]["bytes_at_block_size"])
     stored = sorted({int(row.measurements["kv_bytes_storage"]) for row in known})
     listed = ", ".join(f"{count:,}" for count in stored)
     agree = all(map(_agrees, known))
@@ -87,7 +88,7 @@ def _row(study: Study, rows: list[TrialRow]) -> Row | None:
             _largest(known, "kv_bytes_read", whole=True),
             *(_largest(known, peak) for peak in PEAKS),
         ),
-        study.key(levels),
+        study.cell_key(levels),
     )
 
 

@@ -1,9 +1,10 @@
 """Validation loss during training."""
 
+from kvlab.humanize import format_count
+from kvlab.report.document import Figure, Section, paragraph
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
-from kvlab.report.formatting import counted, format_metric
+from kvlab.report.formatting import format_metric
 from kvlab.report.pareto_front import memory_front
-from kvlab.report.section import Figure, Section, paragraph
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import Levels
 
@@ -26,7 +27,7 @@ def report_loss_curves(study: Study) -> Section | None:
     note = paragraph(
         "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
         " baseline, the cells that differ from it in one factor, then those on the front:"
-        f" {counted(len(drawn), 'curve')} of {counted(curved, 'cell')}. Cells that share a"
+        f" {format_count(len(drawn), 'curve')} of {format_count(curved, 'cell')}. Cells that share a"
         f" training share a curve.{_other_text(study)}",
     )
     caption = "Validation loss against training tokens."
@@ -35,7 +36,9 @@ def report_loss_curves(study: Study) -> Section | None:
 
 def _other_text(study: Study) -> str:
     """A note where a curve's losses and the final one are not over the same tokens."""
-    asked = [(row.facts["experiment"], row.measurements.get("loss_tokens")) for row in study.done]
+    asked = [
+        (row.record["experiment"], row.measurements.get("loss_tokens")) for row in study.done_rows
+    ]
     pairs = {
         (during, int(final))
         for experiment, final in asked
@@ -56,7 +59,7 @@ def _chosen(study: Study) -> dict[Levels, tuple[Point, ...]]:
     def changed(levels: Levels) -> int:
         return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
 
-    front = [point.levels for point in memory_front(study) if point.front]
+    front = [point.levels for point in memory_front(study) if point.is_on_front]
     simple = sorted((c for c in study.cells if changed(c) <= 1), key=changed)
     drawn: dict[Levels, tuple[Point, ...]] = {}
     seen: set[str] = set()
@@ -79,7 +82,7 @@ def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
         for step, _, loss in row.curve:
             if step in shared:
                 sums[step] += loss
-    label, key = study.label(levels), study.key(levels)
+    label, key = study.label(levels), study.cell_key(levels)
     found = []
     for step, total in sums.items():
         loss = total / len(rows)

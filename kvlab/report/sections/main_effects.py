@@ -1,20 +1,8 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
+from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import describe_shared_timings
-from kvlab.report.effects import ALPHA, Effect, corrected
-from kvlab.report.figures.plot import Axis, Plot, Point, Points
-from kvlab.report.formatting import (
-    counted,
-    difference_unit,
-    format_difference,
-    format_fixed,
-    format_p_value,
-    format_ratio,
-    format_significant,
-    in_display_unit,
-    short_title,
-)
-from kvlab.report.section import (
+from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
@@ -28,7 +16,19 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
-from kvlab.report.statistics import spread_factors
+from kvlab.report.effects import Effect, apply_holm
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.formatting import (
+    difference_unit,
+    format_difference,
+    format_fixed,
+    format_p_value,
+    format_ratio,
+    format_significant,
+    in_display_unit,
+    short_title,
+)
+from kvlab.report.statistics import ALPHA, spread_factors
 from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     append_aliases,
@@ -60,7 +60,7 @@ OTHER_METRICS = (
 
 
 def report_effects(study: Study) -> Section | None:
-    metric = study.primary
+    metric = study.primary_metric
     found = [effect for effect in study.effects(metric) if effect.estimate]
     if not found:
         return None
@@ -99,7 +99,7 @@ _SETTINGS = "smallest and largest mean difference of a setting"
 def _timings(study: Study) -> list[Content]:
     """A warning beside verdicts on times that were not taken alone."""
     beside = describe_shared_timings(study)
-    if not beside or not _TIMED & set(study.measured):
+    if not beside or not _TIMED & set(study.measured_metrics):
         return []
     return [paragraph(f"{beside}: a verdict on a time below may be that work's, not the level's.")]
 
@@ -117,22 +117,22 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         " the same seeds as the others are left out: see pairs. The difference describes these"
         " settings; that a level acts differently in them (see over settings) is no noise."
     )
-    tests = max((effect.tests for effect in found if effect.tested), default=0)
+    tests = max((effect.n_tests for effect in found if effect.is_tested), default=0)
     rule = (
-        f" Verdicts hold at {ALPHA:g} after Holm's correction for {counted(tests, 'level')};"
+        f" Verdicts hold at {ALPHA:g} after Holm's correction for {format_count(tests, 'level')};"
         " within noise means not told apart from zero, not shown to be zero."
     )
-    if any(effect.by_contrast for effect in found):
+    if any(effect.is_contrast for effect in found):
         text += _BY_CONTRAST
     single = " There is one seed: differences are shown, no significance is claimed."
-    repeated = any(effect.tested for effect in found)
+    repeated = any(effect.is_tested for effect in found)
     end = rule if repeated else single if len(study.seeds) == 1 else ""
     return [paragraph(text + end), *_power(found)]
 
 
 def _power(found: list[Effect]) -> list[Content]:
     """How roughly so few seeds tell what could have been detected."""
-    freedoms = {effect.estimate.df for effect in found if effect.estimate and effect.tested}
+    freedoms = {effect.estimate.df for effect in found if effect.estimate and effect.is_tested}
     if not freedoms:
         return []
     fewest = min(freedoms) + 1
@@ -183,7 +183,7 @@ def _row(study: Study, effect: Effect) -> Row:
             difference_cell(effect.metric, effect.estimate.value),
             interval_cell(effect),
             cell(effect.verdict, tone=_tone(effect)),
-            p_cell(effect, effect.corrected),
+            p_cell(effect, effect.corrected_p),
             p_cell(effect, effect.estimate.p),
             _smaller(study, effect),
             pairs,
@@ -224,7 +224,7 @@ def _smaller(study: Study, effect: Effect) -> Cell:
 
 
 def _figure(study: Study, found: list[Effect]) -> Figure:
-    metric = study.primary
+    metric = study.primary_metric
     unit = difference_unit(metric)
     names = tuple(effect.name for effect in found)
     called: list[Point] = []
@@ -233,16 +233,16 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
         assert effect.estimate is not None, "only effects with an estimate are drawn"
         low, high = effect.estimate.low, effect.estimate.high
         tip = [effect.name, f"{format_difference(metric, effect.estimate.value)} {unit}"]
-        if effect.tested:
+        if effect.is_tested:
             tip.append(
                 f"95% CI {format_difference(metric, low)} to {format_difference(metric, high)}"
             )
-            tip.append(f"p (Holm) {format_p_value(effect.corrected)}")
-        bars = (low, high) if effect.tested else None
+            tip.append(f"p (Holm) {format_p_value(effect.corrected_p)}")
+        bars = (low, high) if effect.is_tested else None
         lines, key = (*tip, effect.verdict), study.change_key(effect.change)
         point = Point(effect.estimate.value, place, lines, key, x_range=bars)
-        (called if effect.called else quiet).append(point)
-    claimed = "within noise" if any(e.tested for e in found) else "not tested"
+        (called if effect.is_significant else quiet).append(point)
+    claimed = "within noise" if any(e.is_tested for e in found) else "not tested"
     plot = Plot(
         Axis(f"difference in {short_title(metric)} ({unit})"),
         Axis("", "names", names),
@@ -260,22 +260,32 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
 
 def _others(study: Study) -> Table | None:
     derived = [name for name, metric in METRICS.items() if metric.derive]
-    metrics = [m for m in (*OTHER_METRICS, *derived) if m in study.measured and m != study.primary]
-    everything = corrected([effect for metric in metrics for effect in study.effects(metric)])
+    metrics = [
+        m
+        for m in (*OTHER_METRICS, *derived)
+        if m in study.measured_metrics and m != study.primary_metric
+    ]
+    everything = apply_holm([effect for metric in metrics for effect in study.effects(metric)])
     rows = []
     for effect in everything:
         if effect.estimate is None:
             continue
         factor, level = effect.change[0]
         metric, value = effect.metric, effect.estimate.value
-        pairs = cell(format_fixed(effect.comparisons, 0), effect.comparisons)
+        pairs = cell(format_fixed(effect.pairs_used, 0), effect.pairs_used)
         names = (cell(short_title(metric)), cell(factor), cell(level))
         unit, number = difference_unit(metric), in_display_unit(metric, value)
         change = Cell(
             f"{format_difference(metric, value)} {unit}".strip(), number, csv=(number, unit)
         )
         verdict = cell(effect.verdict, tone=_tone(effect))
-        entries = (change, interval_cell(effect), verdict, p_cell(effect, effect.corrected), pairs)
+        entries = (
+            change,
+            interval_cell(effect),
+            verdict,
+            p_cell(effect, effect.corrected_p),
+            pairs,
+        )
         rows.append(Row((*names, *entries), study.change_key(effect.change)))
     columns = (
         Column("measurement"),

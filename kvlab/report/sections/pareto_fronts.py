@@ -1,9 +1,21 @@
 """Pareto fronts: quality against stored bytes, read bytes and time per token."""
 
+from kvlab.humanize import format_count
+from kvlab.report.document import (
+    EMPTY_CELL,
+    Column,
+    Content,
+    Figure,
+    Heading,
+    Row,
+    Section,
+    Table,
+    cell,
+    paragraph,
+)
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.formatting import (
     PLUS_MINUS,
-    counted,
     difference_unit,
     display_unit,
     format_mebibytes,
@@ -15,22 +27,13 @@ from kvlab.report.formatting import (
 )
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.pareto_front import COSTS, CellPoint, Cost, cost_front, memory_front
-from kvlab.report.section import (
-    EMPTY_CELL,
-    Cell,
-    Column,
-    Content,
-    Figure,
-    Heading,
-    Row,
-    Section,
-    Table,
-    cell,
-    paragraph,
-)
 from kvlab.report.study import Study
-from kvlab.report.table_columns import difference_cell, mean_and_spread, title_with_unit, value_cell
-from kvlab.report.trial_rows import Levels
+from kvlab.report.table_columns import (
+    baseline_difference_cell,
+    mean_and_spread,
+    title_with_unit,
+    value_cell,
+)
 from kvlab.store.metrics import METRICS
 
 Fronts = dict[tuple[str, str], list[CellPoint]]
@@ -41,23 +44,23 @@ def report_pareto(study: Study) -> Section | None:
     known = memory_front(study)
     if not known:
         return None
-    front = [point for point in known if point.front]
-    title = METRICS[study.primary].title
+    front = [point for point in known if point.is_on_front]
+    title = METRICS[study.primary_metric].title
     note = paragraph(
         f"A cell is on the front if no other cell stores as few bytes with a better {title};"
-        f" {len(front)} of {counted(len(known), 'cell')} are. The front is drawn through means"
+        f" {len(front)} of {format_count(len(known), 'cell')} are. The front is drawn through means"
         " over seeds: neighbours whose difference is within noise could change places. Bars of"
         " standard deviations over seeds contain what all cells share at a seed, which paired"
         " differences do not.",
     )
-    figure = _figure(study, study.primary, "stored", known)
+    figure = _figure(study, study.primary_metric, "stored", known)
     contents: list[Content] = [note, figure, _table(study, front)]
     others = _others(study)
     if others:
         contents += [Heading("Other costs and qualities"), paragraph(_OTHERS)]
         drawn = {pair: found for pair, found in others.items() if _is_drawn(study, *pair)}
         contents += [_figure(study, *pair, found) for pair, found in drawn.items()]
-        contents.append(_members(study, {(study.primary, "stored"): known, **others}))
+        contents.append(_members(study, {(study.primary_metric, "stored"): known, **others}))
     return Section("Memory and time against quality", tuple(contents))
 
 
@@ -71,8 +74,8 @@ _OTHERS = (
 def _others(study: Study) -> Fronts:
     """The other costs of the primary metric, and every cost against HellaSwag."""
     served = "hellaswag_acc_norm_served"
-    accuracy = served if served in study.measured else "hellaswag_acc_norm"
-    pairs = [(study.primary, name) for name in COSTS if name != "stored"]
+    accuracy = served if served in study.measured_metrics else "hellaswag_acc_norm"
+    pairs = [(study.primary_metric, name) for name in COSTS if name != "stored"]
     pairs += [(accuracy, name) for name in COSTS]
     found = {(m, name): cost_front(study, m, COSTS[name]) for m, name in pairs}
     return {pair: known for pair, known in found.items() if known}
@@ -80,20 +83,20 @@ def _others(study: Study) -> Fronts:
 
 def _is_drawn(study: Study, metric: str, name: str) -> bool:
     """HellaSwag is drawn against stored bytes alone; the table has its other fronts."""
-    return metric == study.primary or name == "stored"
+    return metric == study.primary_metric or name == "stored"
 
 
 def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Figure:
     cost = COSTS[name]
-    front = [point for point in known if point.front]
+    front = [point for point in known if point.is_on_front]
     base = [point for point in known if point.levels == study.baseline]
-    dominated = [p for p in known if not p.front and p.levels != study.baseline]
+    dominated = [p for p in known if not p.is_on_front and p.levels != study.baseline]
 
     def marks(chosen: list[CellPoint], named: bool = False) -> tuple[Point, ...]:
         return tuple(_point(study, metric, cost, point, named) for point in chosen)
 
     plot = Plot(
-        Axis(cost.title, cost.kind),
+        Axis(cost.title, cost.scale),
         Axis(f"{short_title(metric)} ({display_unit(metric)})"),
         (
             Points("dominated", marks(dominated), "muted", "ring"),
@@ -103,18 +106,18 @@ def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Fig
         ),
     )
     listed = "; ".join(
-        f"{study.label(point.levels)}: {cost.text(point.cost)}, {format_metric(metric, point.mean)}"
+        f"{study.label(point.levels)}: {cost.format(point.cost)}, {format_metric(metric, point.mean)}"
         for point in front
     )
     several = any(len(study.values(p.levels, metric)) > 1 for p in [*front, *base])
     bars = " Bars are standard deviations over seeds, of the front and the baseline alone."
     bars = bars if several else ""
-    title = cost.short[:1].upper() + cost.short[1:]
+    title = cost.short_title[:1].upper() + cost.short_title[1:]
     steps = " The dashed steps are what a budget buys: between two cells there is none."
     steps = steps if len(front) > 1 else ""
     caption = f"{title} against {short_title(metric)}: means over seeds.{steps}{bars}"
-    file = "pareto" if (metric, name) == (study.primary, "stored") else f"pareto-{name}"
-    if metric != study.primary:
+    file = "pareto" if (metric, name) == (study.primary_metric, "stored") else f"pareto-{name}"
+    if metric != study.primary_metric:
         file = f"pareto-hellaswag-{name}"
         if all_at_chance(study, [metric]):
             caption += " No accuracy is above chance within its error: this front is no finding."
@@ -138,20 +141,20 @@ def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool)
     deviation = "" if spread is None else f" {PLUS_MINUS} {format_metric(metric, spread)}"
     tip = (
         study.label(point.levels),
-        cost.text(point.cost),
+        cost.format(point.cost),
         f"{format_metric(metric, point.mean)}{deviation} {display_unit(metric)} (n = {len(values)})",
-        "on the front" if point.front else "dominated",
+        "on the front" if point.is_on_front else "dominated",
     )
     mean = in_display_unit(metric, point.mean)
     label = study.label(point.levels) if named else ""
     ends = None
     if named and spread:
         ends = (mean - in_display_unit(metric, spread), mean + in_display_unit(metric, spread))
-    return Point(point.cost, mean, tip, study.key(point.levels), label, y_range=ends)
+    return Point(point.cost, mean, tip, study.cell_key(point.levels), label, y_range=ends)
 
 
 def _table(study: Study, front: list[CellPoint]) -> Table:
-    metric, delta = study.primary, difference_unit(study.primary)
+    metric, delta = study.primary_metric, difference_unit(study.primary_metric)
     base = study.kv_bytes(study.baseline)
     rows = []
     for point in front:
@@ -166,9 +169,9 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
                     if base
                     else EMPTY_CELL,
                     value_cell(metric, point.mean),
-                    _against(study, point.levels),
+                    baseline_difference_cell(study, point.levels),
                 ),
-                study.key(point.levels),
+                study.cell_key(point.levels),
             )
         )
     columns = (
@@ -183,16 +186,9 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
 
 
-def _against(study: Study, levels: Levels) -> Cell:
-    found = study.paired(levels, study.baseline, study.primary)
-    if found is None or levels == study.baseline:
-        return EMPTY_CELL
-    return difference_cell(study.primary, found.value)
-
-
 def _members(study: Study, fronts: Fronts) -> Table:
     """Every cell that is on a front, and on which."""
-    on = [{point.levels for point in known if point.front} for known in fronts.values()]
+    on = [{point.levels for point in known if point.is_on_front} for known in fronts.values()]
     rows = tuple(
         Row(
             (
@@ -200,11 +196,11 @@ def _members(study: Study, fronts: Fronts) -> Table:
                 *(cell("on the front" if levels in one else "") for one in on),
                 cell(str(sum(levels in one for one in on)), sum(levels in one for one in on)),
             ),
-            study.key(levels),
+            study.cell_key(levels),
         )
         for levels in study.cells
         if any(levels in one for one in on)
     )
-    columns = tuple(Column(f"{short_title(m)} by {COSTS[name].short}") for m, name in fronts)
+    columns = tuple(Column(f"{short_title(m)} by {COSTS[name].short_title}") for m, name in fronts)
     caption = "The cells that are on a front; every other cell is beaten everywhere."
     return Table("fronts", caption, (Column("cell"), *columns, Column("fronts", True)), rows)

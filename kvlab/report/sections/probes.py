@@ -1,10 +1,8 @@
 """Probes that average loss hides: associative recall, and loss by position in the context."""
 
-from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
-from kvlab.report.formatting import PLUS_MINUS, counted, display_unit, format_metric
-from kvlab.report.section import (
+from kvlab.humanize import format_count
+from kvlab.report.document import (
     EMPTY_CELL,
-    Cell,
     Column,
     Content,
     Figure,
@@ -15,6 +13,8 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
+from kvlab.report.formatting import PLUS_MINUS, display_unit, format_metric
 from kvlab.report.study import Study
 from kvlab.report.table_columns import mean_cell, mean_column
 from kvlab.report.trial_rows import Levels
@@ -30,9 +30,9 @@ def report_probes(study: Study) -> Section | None:
 
 
 def _recall(study: Study) -> list[Content]:
-    if "recall_acc" not in study.measured:
+    if "recall_acc" not in study.measured_metrics:
         return []
-    pairs = sorted({int(row.measurements["recall_pairs"]) for row in study.done
+    pairs = sorted({int(row.measurements["recall_pairs"]) for row in study.done_rows
                     if "recall_pairs" in row.measurements})  # fmt: skip
     chances = " or ".join(f"1 in {count}" for count in pairs)
     text = (
@@ -41,15 +41,15 @@ def _recall(study: Study) -> list[Content]:
         " most a quarter of the context back, far more than half of it."
     )
     caption = "Values recalled (%), mean over seeds."
-    shares = {name: head for name, head in _RECALL.items() if name in study.measured}
+    shares = {name: head for name, head in _RECALL.items() if name in study.measured_metrics}
     table = _table(study, "recall", caption, shares)
     return [Heading("Associative recall"), paragraph(text), table]
 
 
 def _positions(study: Study) -> list[Content]:
-    if "loss_part1" not in study.measured:
+    if "loss_part1" not in study.measured_metrics:
         return []
-    beyond = "loss_beyond" in study.measured
+    beyond = "loss_beyond" in study.measured_metrics
     text = (
         "Loss in each eighth of the context, the earliest first. The tokens of a part are the same"
         " for every cell, so cells compare at a part better than parts do in a cell. Where a"
@@ -58,7 +58,7 @@ def _positions(study: Study) -> list[Content]:
     )
     if beyond:
         text += " Beyond are positions up to twice the trained length; learned positions have none."
-    shares = {name: head for name, head in _POSITIONS.items() if name in study.measured}
+    shares = {name: head for name, head in _POSITIONS.items() if name in study.measured_metrics}
     caption = "Nats a token by part of the context, mean over seeds."
     table = _table(study, "positions", caption, shares)
     return [Heading("Loss by position"), paragraph(text), *_position_figure(study), table]
@@ -70,7 +70,7 @@ def _position_figure(study: Study) -> list[Content]:
     def changed(levels: Levels) -> int:
         return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
 
-    served = "loss_part1_served" in study.measured
+    served = "loss_part1_served" in study.measured_metrics
     lines: list[Line] = []
     for levels in sorted(study.cells, key=changed):
         points = _points(study, levels, "_served" if served else "")
@@ -86,14 +86,14 @@ def _position_figure(study: Study) -> list[Content]:
         f" to {format_metric('loss', line.points[-1].y)}"
         for line in lines
     )
-    of = counted(len(lines), "line")
-    shown_of = f" {of} of {counted(len(study.cells), 'cell')}." if len(lines) > 1 else ""
+    of = format_count(len(lines), "line")
+    shown_of = f" {of} of {format_count(len(study.cells), 'cell')}." if len(lines) > 1 else ""
     plot = Plot(Axis("eighth of the context"), Axis("loss (nats/token)"), tuple(lines))
     return [Figure("positions", f"{caption}{shown_of}", f"{caption} {ends}.", plot)]
 
 
 def _points(study: Study, levels: Levels, ending: str) -> tuple[Point, ...]:
-    label, key, found = study.label(levels), study.key(levels), []
+    label, key, found = study.label(levels), study.cell_key(levels), []
     for part in range(1, 9):
         values = list(study.values(levels, f"loss_part{part}{ending}").values())
         if values:
@@ -112,14 +112,10 @@ def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Tabl
     rows = []
     for levels in study.cells:
         for ending, way in _WAYS.items():
-            entries = [_entry(study, levels, f"{metric}{ending}") for metric in heads]
+            entries = [mean_cell(study, levels, f"{metric}{ending}") for metric in heads]
             if any(entry is not EMPTY_CELL for entry in entries):
                 names = (cell(study.label(levels)), cell(way))
-                rows.append(Row((*names, *entries), study.key(levels)))
-    seeds = f" {counted(len(study.seeds), 'seed')}." if len(study.seeds) > 1 else ""
+                rows.append(Row((*names, *entries), study.cell_key(levels)))
+    seeds = f" {format_count(len(study.seeds), 'seed')}." if len(study.seeds) > 1 else ""
     spread = f" {PLUS_MINUS} is the standard deviation." if seeds else ""
     return Table(name, f"{caption}{seeds}{spread}", columns, tuple(rows))
-
-
-def _entry(study: Study, levels: Levels, metric: str) -> Cell:
-    return mean_cell(metric, list(study.values(levels, metric).values()))

@@ -11,9 +11,9 @@ from kvlab.layout.extrapolation import (
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
 from kvlab.report.benchmark_plots import MAX_VARIANTS
+from kvlab.report.document import Cell, Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
 from kvlab.report.formatting import format_percent, format_significant
-from kvlab.report.section import Cell, Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import Levels
 from kvlab.spec.experiment import ServedModel
@@ -29,7 +29,7 @@ def report_projection(study: Study) -> Section | None:
     found = {
         levels: _projected(study, levels, ceilings)
         for levels in study.cells
-        if study.key(levels) in keys.values()
+        if study.cell_key(levels) in keys.values()
     }
     rows = [_row(study, levels, one, shares) for levels, some in found.items() for one in some]
     if not rows:
@@ -60,7 +60,7 @@ def _figure(study: Study, found: dict[Levels, list[Extrapolation]]) -> Figure:
     batch, context = max(BATCH_SIZES), max(CONTEXT_LENGTHS)
     layers = []
     for number, (levels, some) in enumerate(found.items()):
-        name, key = study.label(levels), study.key(levels)
+        name, key = study.label(levels), study.cell_key(levels)
         points = tuple(
             Point(
                 one.kv_bytes,
@@ -127,5 +127,5 @@ def _row(study: Study, levels: Levels, one: Extrapolation, shares: list[float]) 
             cell(format_significant(soonest), soonest),
             cell(format_significant(latest), latest),
         ),
-        study.key(levels),
+        study.cell_key(levels),
     )

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvlab.report.formatting import counted
-from kvlab.report.section import (
+from kvlab.humanize import format_count
+from kvlab.report.document import (
     Block,
     Cell,
     Code,
@@ -33,7 +33,7 @@ def report_provenance(study: Study) -> Section:
             ".",
         ),
     ]
-    recorded = [row.facts["provenance"] for row in study.rows if row.facts.get("provenance")]
+    recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     if recorded:
         facts = _facts(recorded)
         contents += _warnings(facts)
@@ -99,5 +99,7 @@ def _table(facts: dict[str, Counter[str]]) -> Table:
         for value, count in sorted(values.items())
     ]
     columns = (Column("what"), Column("value"), Column("trials", True))
-    caption = f"What ran, over {counted(max(sum(v.values()) for v in facts.values()), 'trial')}."
+    caption = (
+        f"What ran, over {format_count(max(sum(v.values()) for v in facts.values()), 'trial')}."
+    )
     return Table("provenance", caption, columns, tuple(rows))

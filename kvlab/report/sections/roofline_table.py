@@ -5,8 +5,7 @@ from typing import Any
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, DevicePeaks, find_break_even
 from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
 from kvlab.report.benchmark_plots import MAX_VARIANTS, roofline_figure
-from kvlab.report.formatting import format_percent, format_significant
-from kvlab.report.section import (
+from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
@@ -18,6 +17,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.formatting import format_percent, format_significant
 from kvlab.report.study import Study
 from kvlab.spec.experiment import Experiment
 
@@ -133,9 +133,13 @@ def break_even_table(
     rows = []
     for levels in study.cells:
         mine = cell_experiment(study, levels)
-        if levels != study.baseline and study.key(levels) in keys.values() and mine is not None:
+        if (
+            levels != study.baseline
+            and study.cell_key(levels) in keys.values()
+            and mine is not None
+        ):
             cells = (cell(study.label(levels)), *_break_even_cells(mine, base, ceilings))
-            rows.append(Row(cells, study.key(levels)))
+            rows.append(Row(cells, study.cell_key(levels)))
     heads = ("context at batch 1 (tokens)", "batch at the block size (sequences)")
     columns = (Column("cell"), *(Column(head, True, csv=(head,)) for head in heads))
     return Table("break-even", _BREAK_EVEN_CAPTION, columns, tuple(rows)) if rows else None

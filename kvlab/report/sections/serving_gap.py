@@ -2,14 +2,8 @@
 
 from dataclasses import replace
 
-from kvlab.report.formatting import (
-    PLUS_MINUS,
-    counted,
-    format_difference,
-    format_metric,
-    format_significant,
-)
-from kvlab.report.section import (
+from kvlab.humanize import format_count
+from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
@@ -23,6 +17,7 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_significant
 from kvlab.report.study import GAP_ROUNDING, Study
 from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
 from kvlab.report.trial_rows import Levels, TrialRow
@@ -41,7 +36,7 @@ def report_serving_gap(study: Study) -> Section | None:
     spans: list[Span] = [text]
     if real:
         worst = max(real, key=lambda levels: gaps[levels])
-        spans.append(f"{counted(len(real), 'cell')} of {len(gaps)} have one; the largest is ")
+        spans.append(f"{format_count(len(real), 'cell')} of {len(gaps)} have one; the largest is ")
         spans += [
             Strong(study.label(worst)),
             f" at {format_difference('serving_gap', gaps[worst])}.",
@@ -61,7 +56,7 @@ def _texts(study: Study) -> list[Content]:
     """A note where the two losses are not over the same text."""
     scored = {
         (row.measurements["loss_tokens"], row.measurements["served_tokens"])
-        for row in study.done
+        for row in study.done_rows
         if "loss_tokens" in row.measurements and "served_tokens" in row.measurements
     }
     if all(one_shot == served for one_shot, served in scored):
@@ -86,7 +81,9 @@ def _table(study: Study, real: list[Levels], quiet: int) -> Table:
         mean_column("gap (nats/token)"),
         Column("smallest and largest", True, "gap over seeds", _ENDS),
     )
-    left_out = f"; the other {counted(quiet, 'cell')} have none beyond rounding" if quiet else ""
+    left_out = (
+        f"; the other {format_count(quiet, 'cell')} have none beyond rounding" if quiet else ""
+    )
     caption = f"Cells whose serving cache changes the loss{left_out}."
     return Table("serving-gap", caption, columns, tuple(_row(study, levels) for levels in real))
 
@@ -102,7 +99,7 @@ def _row(study: Study, levels: Levels) -> Row:
     losses = (_mean(study, levels, "loss"), _mean(study, levels, "loss_served"))
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
-    return Row((name, count, *losses, gap, extent), study.key(levels))
+    return Row((name, count, *losses, gap, extent), study.cell_key(levels))
 
 
 def _storage(study: Study) -> list[Content]:
@@ -132,17 +129,17 @@ def _storage(study: Study) -> list[Content]:
 
 
 def _storage_row(study: Study, levels: Levels) -> Row:
-    kinds = {row.facts["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
+    kinds = {row.record["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
     numbers = mean_and_spread(changes)
     change = Cell(_small(changes), numbers[0], csv=numbers)
     errors = (_only_mean(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
     name, kind = cell(study.label(levels)), cell(", ".join(sorted(kinds)))
-    return Row((name, kind, *errors, change), study.key(levels))
+    return Row((name, kind, *errors, change), study.cell_key(levels))
 
 
 def _rows(study: Study, levels: Levels) -> list[TrialRow]:
-    return [row for row in study.cells[levels].values() if row.done]
+    return [row for row in study.cells[levels].values() if row.is_done]
 
 
 def _small(values: list[float]) -> str:

@@ -1,12 +1,10 @@
 """Speed of serving: time to first token, time per output token, throughput."""
 
+from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import benchmark_lines, describe_shared_timings
 from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures
-from kvlab.report.figures.plot import Axis, Plot, Point, Points
-from kvlab.report.formatting import PLUS_MINUS, counted, display_unit, format_bytes, format_metric
-from kvlab.report.section import (
+from kvlab.report.document import (
     EMPTY_CELL,
-    Cell,
     Column,
     Content,
     Figure,
@@ -16,9 +14,10 @@ from kvlab.report.section import (
     cell,
     paragraph,
 )
+from kvlab.report.figures.plot import Axis, Plot, Point, Points
+from kvlab.report.formatting import PLUS_MINUS, display_unit, format_exact_bytes, format_metric
 from kvlab.report.study import Study
 from kvlab.report.table_columns import mean_cell, mean_column
-from kvlab.report.trial_rows import Levels
 
 METRICS_SHOWN = {
     "ttft_ms": "first token (ms)",
@@ -31,10 +30,10 @@ METRICS_SHOWN = {
 
 
 def report_speed(study: Study) -> Section | None:
-    metrics = [metric for metric in METRICS_SHOWN if metric in study.measured]
+    metrics = [metric for metric in METRICS_SHOWN if metric in study.measured_metrics]
     if not metrics:
         return None
-    devices = sorted({str(row.facts["provenance"].get("device")) for row in study.done})
+    devices = sorted({str(row.record["provenance"].get("device")) for row in study.done_rows})
     differ = " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
     note = paragraph(
         f"Measured on {'; '.join(devices)}.{differ}{_shared(study)} On a small model the work"
@@ -43,29 +42,25 @@ def report_speed(study: Study) -> Section | None:
     columns = (Column("cell"), *(mean_column(METRICS_SHOWN[metric]) for metric in metrics))
     rows = []
     for levels in study.cells:
-        entries = [_entry(study, levels, metric) for metric in metrics]
+        entries = [mean_cell(study, levels, metric) for metric in metrics]
         if any(entry is not EMPTY_CELL for entry in entries):
-            rows.append(Row((cell(study.label(levels)), *entries), study.key(levels)))
+            rows.append(Row((cell(study.label(levels)), *entries), study.cell_key(levels)))
     caption = f"Mean {PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
     contents: list[Content] = [note, Table("speed", caption, columns, tuple(rows))]
-    if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured:
+    if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured_metrics:
         contents.append(_figure(study))
     return Section("Speed", tuple(contents))
 
 
 def _shared(study: Study) -> str:
     """How many trials were timed while something else ran; older results do not say."""
-    said = [row.facts["provenance"].get("timings") for row in study.done]
+    said = [row.record["provenance"].get("timings") for row in study.done_rows]
     beside = describe_shared_timings(study)
     if beside:
         return f" {beside}: compare their times with care."
     if None in said:
         return " Trials that ran side by side on one machine disturb each other's times."
     return " Nothing else used a device while it was timed."
-
-
-def _entry(study: Study, levels: Levels, metric: str) -> Cell:
-    return mean_cell(metric, list(study.values(levels, metric).values()))
 
 
 def _figure(study: Study) -> Figure:
@@ -77,13 +72,13 @@ def _figure(study: Study) -> Figure:
             continue
         tip = (
             study.label(levels),
-            f"reads {format_bytes(round(count))} per token",
+            f"reads {format_exact_bytes(round(count))} per token",
             f"{format_metric('tpot_ms_p50', times[levels])} {display_unit('tpot_ms_p50')} per token",
         )
         named = study.label(levels) if levels == study.baseline else ""
         seen = study.values(levels, "tpot_ms_p50").values()
         ends = (min(seen), max(seen))
-        point = Point(count, times[levels], tip, study.key(levels), named, y_range=ends)
+        point = Point(count, times[levels], tip, study.cell_key(levels), named, y_range=ends)
         (base if named else marks).append(point)
     plot = Plot(
         Axis("K/V bytes read per token at block size", "bytes"),
@@ -110,7 +105,7 @@ def report_benchmark_curves(study: Study) -> Section | None:
         return None
     spoiled = len({line["variant"] for line in lines if line["noisy"]})
     noisy = (
-        f" In {counted(spoiled, 'cell')} of {len(keys)} something else used the machine, or the"
+        f" In {format_count(spoiled, 'cell')} of {len(keys)} something else used the machine, or the"
         " times did not settle: see the lines of the trials' results."
         if spoiled
         else ""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvlab.report.formatting import counted
-from kvlab.report.section import Block, Column, Content, Row, Section, Table, cell, paragraph
+from kvlab.humanize import format_count
+from kvlab.report.document import Block, Column, Content, Row, Section, Table, cell, paragraph
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import Levels
 
@@ -38,7 +38,7 @@ def report_starting_weights(study: Study) -> Section | None:
     listed = {_misfits(facts): study.label(levels) for levels, facts in reversed(found.items())}
     for lines, name in reversed(listed.items()):
         if lines:
-            title = f"{counted(len(lines), 'parameter')} that did not fit, as in {name}"
+            title = f"{format_count(len(lines), 'parameter')} that did not fit, as in {name}"
             contents.append(Block(title, "\n".join(lines)))
     return Section("Starting weights", tuple(contents))
 
@@ -46,15 +46,15 @@ def report_starting_weights(study: Study) -> Section | None:
 def _facts(study: Study, levels: Levels) -> Facts | None:
     """Of the first seed that is done."""
     for row in study.cells[levels].values():
-        if row.done:
-            start: Facts | None = row.facts["training_record"].get("start")
+        if row.is_done:
+            start: Facts | None = row.record["training_record"].get("start")
             return start
     return None
 
 
 def _row(study: Study, levels: Levels, facts: Facts) -> Row:
     counts = (cell(f"{len(facts[name]):,}", len(facts[name])) for name in _COLUMNS)
-    return Row((cell(study.label(levels)), cell(facts["source"]), *counts), study.key(levels))
+    return Row((cell(study.label(levels)), cell(facts["source"]), *counts), study.cell_key(levels))
 
 
 def _misfits(facts: Facts) -> tuple[str, ...]:
