@@ -123,11 +123,11 @@ class BackupCallback:
             self._queue.put(None)
             self._thread.join()
         try:
-            copy_sweep(self._store, self._storage, self._sweep, known=self._copied)
+            copy_sweep(self._store, self._storage, self._sweep, skip=self._copied)
         except (CopyError, StoreError) as error:
             self._handle_outage(error)
-            return {"url": self._storage.shown, "error": self._error}
-        return {"url": self._storage.shown, "error": None}
+            return {"url": self._storage.url, "error": self._error}
+        return {"url": self._storage.url, "error": None}
 
     def _copy_queued_trials(self, storage: ObjectStorage) -> None:
         while (trial_id := self._queue.get()) is not None:

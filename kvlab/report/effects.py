@@ -199,7 +199,7 @@ def _estimate_effect(
 
 
 def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
-    return estimate(by_seed, scale, in_steps=METRICS[metric].in_steps) if by_seed else None
+    return estimate(by_seed, scale, in_steps=METRICS[metric].is_share) if by_seed else None
 
 
 def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Contrast) -> Effect:

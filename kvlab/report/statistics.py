@@ -69,7 +69,7 @@ def estimate(
         scale: Magnitude of the numbers that were subtracted. Differences below its rounding
             error count as equal.
         in_steps: Whether the metric is a share of items; see
-            `kvlab.store.metrics.Metric.in_steps`.
+            `kvlab.store.metrics.Metric.is_share`.
     """
     count = len(differences)
     value = sum(differences) / count

@@ -168,7 +168,7 @@ class Study:
             return None
         scale = max(abs(values[seed]) for seed in seeds)
         differences = [values[seed] - other_values[seed] for seed in seeds]
-        return estimate(differences, scale, in_steps=METRICS[metric].in_steps)
+        return estimate(differences, scale, in_steps=METRICS[metric].is_share)
 
     def baseline_difference(self, levels: Levels) -> Estimate | None:
         """Estimate a cell's primary metric minus the baseline's; None for the baseline itself."""

@@ -130,7 +130,7 @@ def _compare_cells(
         if common[one]:
             differences = [theirs[seed] - mine[seed] for seed in common[one]]
             scale = max(map(abs, mine.values()))
-            changes[one] = estimate(differences, scale, in_steps=METRICS[metric].in_steps)
+            changes[one] = estimate(differences, scale, in_steps=METRICS[metric].is_share)
     called = select_significant(changes)
     for one, change in changes.items():
         mine, seeds = before.values(one, metric), common[one]

@@ -15,7 +15,17 @@ from kvlab.store.store import Store
 
 
 class Attempt:
-    """Writes ``attempts/<number>/``. Every line is on disk when the call returns to the system."""
+    """Create and write ``attempts/<number>/`` of a trial. Requires the trial's lock.
+
+    Args:
+        store: of the trial.
+        trial_id: of the trial.
+        fence: of the trial's lock.
+
+    Attributes:
+        number: counts the attempts from 1.
+        started: when it was created, see `utc_now`.
+    """
 
     def __init__(self, store: Store, trial_id: str, fence: Fence | None = None):
         self._fence = fence
@@ -28,7 +38,7 @@ class Attempt:
         return self.directory / "log.txt"
 
     def log(self, line: str) -> None:
-        """Appends one line with the time in front.
+        """Append one line with the time in front.
 
         Raises:
             StoreError: the disk is full or gone.
@@ -40,19 +50,19 @@ class Attempt:
             text = f"{self.log_path} cannot be written: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, submit again") from None
 
-    def note_pause(self) -> None:
-        """Marks that it ended as a search wanted it to, for those who count attempts."""
+    def mark_paused(self) -> None:
+        """Record that the attempt ended at a rung of a search; see `Store.count_pauses`."""
         write_atomic(self.directory / "paused", "", fence=self._fence)
 
     def write_traceback(self, text: str) -> str:
-        """Keeps a traceback; returns its path relative to the trial's directory."""
+        """Write a traceback and return its path relative to the trial's directory."""
         write_atomic(self.directory / "traceback.txt", redact_paths(text), fence=self._fence)
         return f"attempts/{self.number}/traceback.txt"
 
 
 @contextmanager
 def log_warnings(attempt: Attempt) -> Iterator[None]:
-    """Python warnings and log records go to the attempt's log instead of the terminal."""
+    """Send Python warnings and log records to the attempt's log instead of the terminal."""
     handler = logging.FileHandler(attempt.log_path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
@@ -68,7 +78,7 @@ def log_warnings(attempt: Attempt) -> Iterator[None]:
 
 @contextmanager
 def redirect_output(path: Path) -> Iterator[None]:
-    """What this process prints, native libraries included, is appended to ``path``."""
+    """Append what this process prints, native libraries included, to ``path``."""
     with open(path, "ab", buffering=0) as file:
         sys.stdout.flush()
         sys.stderr.flush()

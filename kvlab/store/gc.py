@@ -1,7 +1,7 @@
-"""What a store holds that nothing needs any more, found first and removed only when asked.
+"""Garbage collection: find what a store does not need any more, and remove it on request.
 
-Removing takes the lock of the trial or the training, so nothing goes under a process that works
-in it; the lock's own files stay, since others may be waiting at it.
+Removal requires the lock of the trial or the training, so nothing is taken from a process that
+uses it. The lock's own files stay, since others may wait at them.
 """
 
 import os
@@ -11,18 +11,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import read_json
 from kvlab.fs.lease import is_lease_file
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.store.store import Store
 
 _TEMPORARY_FILE_FOLDERS = (".", "final", "checkpoints", "attempts")
-"""Where a kill can leave half of a file or folder, under a name that begins with a dot."""
+"""Where a killed process can leave an unfinished file, under a name that begins with a dot."""
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """One thing to remove; ``lock`` is held by whoever uses it."""
+    """A file or folder to remove.
+
+    Attributes:
+        path: of it.
+        bytes: its size.
+        why: the reason, for people.
+        lock: held by whoever uses it.
+    """
 
     path: Path
     bytes: int
@@ -33,36 +39,37 @@ class Garbage:
 def find_garbage(
     store: Store, *, weights: bool = False, unused: bool = False, pruned: bool = False
 ) -> list[Garbage]:
-    """What can go, the largest first; what some process uses now is left out.
+    """Return what can be removed, the largest first, without what a process uses now.
 
-    Always: what a kill left half written, and checkpoints of trainings that have ended.
+    Unfinished files and the checkpoints of trainings that have ended are always included.
 
     Args:
-        weights: also final weights, where every sweep that uses them has ended.
-        pruned: also checkpoints of trainings of which no trial is more than pruned; one that is
-            promoted then begins anew, and comes out the same.
-        unused: also trials, and their trainings, that no sweep of the store asks for.
+        store: to search.
+        weights: include final weights where every sweep that uses them has ended.
+        unused: include trials and trainings that no sweep of the store contains.
+        pruned: include checkpoints of trainings whose trials are all pruned. A trial that is
+            promoted later then trains from the start, with the same result.
     """
-    found = [*_find_temporary_files(store), *_find_checkpoints(store)]
+    garbage = [*_find_temporary_files(store), *_find_checkpoints(store)]
     if weights:
-        found += _find_measured_weights(store)
+        garbage += _find_measured_weights(store)
     if unused:
-        found += _find_unused(store)
+        garbage += _find_unused(store)
     if pruned:
-        found += _find_pruned_checkpoints(store)
-    inside = {item.path for item in found}
-    whole = (item for item in found if not inside.intersection(item.path.parents))
-    return sorted(whole, key=lambda item: (-item.bytes, item.path))
+        garbage += _find_pruned_checkpoints(store)
+    paths = {item.path for item in garbage}
+    outermost = (item for item in garbage if not paths.intersection(item.path.parents))
+    return sorted(outermost, key=lambda item: (-item.bytes, item.path))
 
 
 def remove_garbage(item: Garbage) -> bool:
-    """Removes one thing; False if some process uses it now.
+    """Remove one item and return whether it was removed: not if a process uses it now.
 
     Raises:
         StoreError: it cannot be removed.
     """
-    with Lock(item.lock).hold(timeout=0.0) as ours:
-        if not ours:
+    with Lock(item.lock).hold(timeout=0.0) as fence:
+        if fence is None:
             return False
         try:
             if item.path == item.lock.parent:
@@ -87,13 +94,11 @@ def _delete(path: Path) -> None:
 def _find_temporary_files(store: Store) -> Iterator[Garbage]:
     for kind in ("trials", "trainings", "sweeps"):
         for directory in _list_folders(store.path / kind):
-            lock = directory / "lock"
-            for place in _TEMPORARY_FILE_FOLDERS:
-                for path in _list_entries(directory / place):
+            for folder in _TEMPORARY_FILE_FOLDERS:
+                for path in _list_entries(directory / folder):
                     if path.name.startswith("."):
-                        yield from _make_garbage(
-                            path, "half written when something was killed", lock
-                        )
+                        why = "half written when something was killed"
+                        yield from _make_garbage(path, why, directory / "lock")
 
 
 def _find_checkpoints(store: Store) -> Iterator[Garbage]:
@@ -108,12 +113,12 @@ def _find_checkpoints(store: Store) -> Iterator[Garbage]:
 
 
 def _find_measured_weights(store: Store) -> Iterator[Garbage]:
-    """Final weights that no sweep of the store still has to measure."""
-    needed: set[str] = set()
+    """Find final weights that no sweep of the store still has to measure."""
+    needed: set[str | None] = set()
     for name in store.sweep_names():
         trials = store.sweep_trials(name)
         if not all(store.status(trial) in ("done", "diverged", "pruned") for trial in trials):
-            needed |= {_read_training_id(store, trial) for trial in trials}
+            needed |= {store.read_training_id(trial) for trial in trials}
     for directory in _list_folders(store.path / "trainings"):
         if directory.name not in needed:
             why = "weights that every sweep has measured"
@@ -121,37 +126,30 @@ def _find_measured_weights(store: Store) -> Iterator[Garbage]:
 
 
 def _find_pruned_checkpoints(store: Store) -> Iterator[Garbage]:
-    states: dict[str, set[str | None]] = {}
+    statuses: dict[str | None, set[str | None]] = {}
     for trial in store.trial_ids():
-        states.setdefault(_read_training_id(store, trial), set()).add(store.status(trial))
+        statuses.setdefault(store.read_training_id(trial), set()).add(store.status(trial))
     for directory in _list_folders(store.path / "trainings"):
-        if states.get(directory.name) == {"pruned"}:
+        if statuses.get(directory.name) == {"pruned"}:
             why = "checkpoints of a training that a search has pruned"
             yield from _make_garbage(directory / "checkpoints", why, directory / "lock")
 
 
 def _find_unused(store: Store) -> Iterator[Garbage]:
-    asked = {trial for name in store.sweep_names() for trial in store.sweep_trials(name)}
-    trainings = {_read_training_id(store, trial) for trial in asked}
+    trials = {trial for name in store.sweep_names() for trial in store.sweep_trials(name)}
+    trainings = {store.read_training_id(trial) for trial in trials}
     for directory in _list_folders(store.path / "trials"):
-        if directory.name not in asked:
-            yield from _make_garbage(
-                directory, "a trial that no sweep asks for", directory / "lock"
-            )
+        if directory.name not in trials:
+            why = "a trial that no sweep asks for"
+            yield from _make_garbage(directory, why, directory / "lock")
     for directory in _list_folders(store.path / "trainings"):
         if directory.name not in trainings:
             why = "a training that no sweep asks for"
             yield from _make_garbage(directory, why, directory / "lock")
 
 
-def _read_training_id(store: Store, trial: str) -> str:
-    try:
-        return str(read_json(store.trial_directory(trial) / "trial.json")["training"])
-    except (FileNotFoundError, StoreError, KeyError):
-        return ""
-
-
 def _make_garbage(path: Path, why: str, lock: Path) -> Iterator[Garbage]:
+    """Yield an item, unless ``path`` is empty or in use."""
     names = [entry for entry in _list_entries(path) if not is_lease_file(lock, entry.name)]
     if path.is_symlink() or not path.exists() or (path.is_dir() and not names):
         return

@@ -1,4 +1,9 @@
-"""What the cache buys in time."""
+"""The table of metrics: every number that a trial can measure, by its name in the record.
+
+The same names are used in MLflow and in the report. A measured metric is added by an entry of
+`METRICS` and a measurement of that name in a trial's stages. A derived one is added by an entry
+with a function of the other measurements, and applies to all trials that were recorded before.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -6,26 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
-def derive_cache_speedup(measured: Mapping[str, float]) -> float | None:
-    """Time per output token without a cache over the time with it, both medians at batch 1."""
-    without, cached = measured.get("tpot_ms_uncached_p50"), measured.get("tpot_ms_p50")
-    return without / cached if without and cached else None
-
-
-# Metrics that follow from others: one function of the measurements a file.
-#
-# The table of metrics names them, so they need no table of their own.
-
-
-# Every number that a trial can measure: its name in the record, in MLflow and in the report.
-
-
 @dataclass(frozen=True)
 class Metric:
-    """``better`` says which way is an improvement; ``unit`` is printed behind the number.
+    """One number that describes a trial.
 
-    A metric with ``derive`` is not recorded: it follows from the measurements that are, also
-    from those of a trial that ended before the metric was thought of. None: it does not apply.
+    Attributes:
+        title: for headings and tables.
+        unit: printed after the number; empty for a share.
+        better: which direction is an improvement.
+        derive: of a metric that is not recorded: computes it from those that are. Returns None
+            where it does not apply.
     """
 
     title: str
@@ -34,16 +29,22 @@ class Metric:
     derive: Callable[[Mapping[str, float]], float | None] | None = None
 
     @property
-    def in_steps(self) -> bool:
-        """Whether it is a share: those of a few items agree between seeds by chance."""
+    def is_share(self) -> bool:
+        """Whether it is a share of items: with few items, two seeds agree by chance."""
         return not self.unit
+
+
+def derive_cache_speedup(measurements: Mapping[str, float]) -> float | None:
+    """Return time per output token without a cache over that with it, medians at batch 1."""
+    uncached, cached = measurements.get("tpot_ms_uncached_p50"), measurements.get("tpot_ms_p50")
+    return uncached / cached if uncached and cached else None
 
 
 _CONTEXT_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
 _POSITION_METRICS = {
-    f"{name}{ending}": Metric(f"{title}, {way}", "nats/token", "lower")
+    f"{name}{suffix}": Metric(f"{title}, {scoring}", "nats/token", "lower")
     for name, title in {**_CONTEXT_PARTS, "loss_beyond": "loss beyond the trained length"}.items()
-    for ending, way in (("", "one-shot"), ("_served", "served"))
+    for suffix, scoring in (("", "one-shot"), ("_served", "served"))
 }
 
 METRICS: dict[str, Metric] = {
@@ -107,14 +108,14 @@ METRICS: dict[str, Metric] = {
 
 
 def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:
-    """A result's numbers by name: those recorded, and those that follow from them.
+    """Return a result's metrics by name, the recorded and the derived ones.
 
     Args:
-        result: as `result.json` holds it.
+        result: contents of `result.json`.
     """
-    found: dict[str, float] = dict(result.get("measurements") or {})
+    metrics: dict[str, float] = dict(result.get("measurements") or {})
     for name, metric in METRICS.items():
-        value = metric.derive(found) if metric.derive and name not in found else None
+        value = metric.derive(metrics) if metric.derive and name not in metrics else None
         if value is not None and math.isfinite(value):
-            found[name] = value
-    return found
+            metrics[name] = value
+    return metrics

@@ -1,4 +1,4 @@
-"""Progress of a running trial: to its directory, to its log, and to whoever listens."""
+"""Progress of a running trial: written to its directory, its log, and passed to a listener."""
 
 import json
 import os
@@ -20,11 +20,17 @@ LOG_INTERVAL_SECONDS = 10.0
 
 
 class ProgressReporter:
-    """Takes the stages' updates. A new stage is passed on at once, the rest now and then.
+    """Pass on the updates of a trial's stages: a new stage at once, others at intervals.
 
     An update is ``{"stage": ...}`` with any of ``step``, ``steps``, ``loss``,
-    ``tokens_per_second``, ``flops_per_second``, ``mfu`` (of each device), ``peak_bytes``,
+    ``tokens_per_second``, ``flops_per_second``, ``mfu`` (per device), ``peak_bytes``,
     ``seconds_left`` and ``note``.
+
+    Args:
+        path: of the progress file.
+        log: writes a line to the trial's log.
+        listener: receives each update that is written.
+        fence: of the trial's lock.
     """
 
     def __init__(
@@ -36,32 +42,32 @@ class ProgressReporter:
     ):
         self._path, self._log, self._listener, self._fence = path, log, listener, fence
         self._stage: str | None = None
-        self._written = self._logged = float("-inf")
+        self._written_at = self._logged_at = float("-inf")
 
     def __call__(self, update: ProgressUpdate) -> None:
         state = dict(update)
-        moment, stage = time.monotonic(), str(state.get("stage", ""))
-        fresh = stage != self._stage
+        now, stage = time.monotonic(), str(state.get("stage", ""))
+        is_new_stage = stage != self._stage
         self._stage = stage
-        if fresh or moment - self._logged >= LOG_INTERVAL_SECONDS:
-            self._logged = moment
+        if is_new_stage or now - self._logged_at >= LOG_INTERVAL_SECONDS:
+            self._logged_at = now
             self._log(format_progress(state))
-        if fresh or moment - self._written >= WRITE_INTERVAL_SECONDS:
-            self._written = moment
+        if is_new_stage or now - self._written_at >= WRITE_INTERVAL_SECONDS:
+            self._written_at = now
             write_progress(self._path, {**state, "updated": utc_now()}, self._fence)
             if self._listener is not None:
                 self._listener(state)
 
 
 def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None) -> None:
-    """Replaces ``path`` whole, but not synced to disk: it matters only while the trial runs."""
+    """Replace the progress file, without syncing it: it matters only while the trial runs."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(state))
     replace_file(temporary, path, fence)
 
 
 def format_progress(state: ProgressUpdate) -> str:
-    """One line: stage, step, loss, rate, time left; only what there is."""
+    """Return one line of stage, step, loss, rate and time left, as far as they are there."""
     parts = [str(state.get("stage", "running"))]
     if state.get("steps"):
         parts.append(f"{state.get('step', 0):,}/{state['steps']:,}")
@@ -70,9 +76,8 @@ def format_progress(state: ProgressUpdate) -> str:
     if state.get("tokens_per_second"):
         parts.append(f"{state['tokens_per_second']:,.0f} tokens/s")
     if state.get("mfu") and state.get("flops_per_second"):
-        parts.append(
-            f"{format_number(state['flops_per_second'], 'FLOP/s')}, MFU {100 * state['mfu']:.0f}%"
-        )
+        rate = format_number(state["flops_per_second"], "FLOP/s")
+        parts.append(f"{rate}, MFU {100 * state['mfu']:.0f}%")
     if state.get("peak_bytes"):
         parts.append(f"peak {format_bytes(state['peak_bytes'])}")
     if state.get("seconds_left") is not None:

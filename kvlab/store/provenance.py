@@ -1,6 +1,7 @@
-"""Where a run came from: captured once in the driver, and carried to every worker.
+"""What a result needs to be made again: code, versions, device, data. No host or user names.
 
-Workers cannot find it themselves: a version-control folder does not travel with the code.
+The code version and the command are captured in the driver and sent to every worker: a worker
+has no version-control folder to read them from.
 """
 
 import os
@@ -18,17 +19,19 @@ from typing import Any, Literal
 
 import kvlab
 
+PACKAGES = ("torch", "numpy", "ray", "tiktoken", "safetensors", "pydantic")
+
 
 @dataclass(frozen=True)
 class Origin:
-    """Who asked for a trial.
+    """The driver that started a trial.
 
     Attributes:
-        commit: of the kvlab that runs, None outside a checkout.
+        commit: of the kvlab that runs; None outside a checkout.
         dirty: whether tracked files differ from it.
         command: as typed, without absolute paths.
-        stop_flag: path of the file whose presence asks the trial to stop, whoever started it.
-        own_stop_flag: of the file that asks only trials of the same driver to stop.
+        stop_flag: path of the file that asks all trials of the sweep to stop.
+        own_stop_flag: path of the file that asks the trials of this driver to stop.
     """
 
     commit: str | None = None
@@ -43,16 +46,16 @@ def capture_origin(
     stop_flag: str | Path | None = None,
     own_stop_flag: str | Path | None = None,
 ) -> Origin:
-    """The origin of trials started by this process."""
+    """Return the origin of trials that this process starts."""
     commit, dirty = read_git_state(Path(kvlab.__file__).parent)
     flags = (None if flag is None else str(flag) for flag in (stop_flag, own_stop_flag))
     return Origin(commit, dirty, command, *flags)
 
 
 def read_git_state(package: Path) -> tuple[str | None, bool | None]:
-    """Commit and dirty flag of the checkout that tracks ``package``; (None, None) if none does.
+    """Return commit and dirty flag of the checkout that tracks ``package``, else (None, None).
 
-    An installed package may lie inside some other project's checkout, as in its virtual
+    An installed package may lie inside another project's checkout, as in its virtual
     environment: that project's commit says nothing about this code.
     """
     status = _git(package, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
@@ -65,7 +68,7 @@ def read_git_state(package: Path) -> tuple[str | None, bool | None]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
@@ -75,54 +78,12 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None
-
-
-def redact_command(arguments: Sequence[str]) -> str:
-    """``kvlab`` and its arguments, absolute paths as seen from the working folder or by name."""
-    return " ".join(["kvlab", *map(_redact_argument, arguments)])
-
-
-def _redact_argument(argument: str) -> str:
-    option, equals, value = argument.rpartition("=")
-    path = Path(value)
-    if not path.is_absolute():
-        return argument
-    inside = path.is_relative_to(Path.cwd())
-    return f"{option}{equals}{path.relative_to(Path.cwd()) if inside else path.name}"
-
-
-_ABSOLUTE_FOLDERS = re.compile(r"(?<![\w./~:<-])/(?:[^\s/'\"<>|:;,()]+/)+(?=[^\s/])")
-"""The folders of an absolute path, of which the last name is kept. Not of an address."""
-
-
-def redact_paths(text: str) -> str:
-    """``text`` without this machine's folders, for tracebacks and messages that are kept.
-
-    Paths inside kvlab, its packages and the home folder stay as seen from there; of any other
-    absolute path, which may name a person, the last name stays.
-    """
-    places = {
-        os.path.dirname(os.path.dirname(os.path.abspath(kvlab.__file__))): "",
-        os.path.join(sys.prefix, "lib"): "",
-        os.path.join(sys.base_prefix, "lib"): "",
-        os.path.expanduser("~"): "~/",
-    }
-    for place in sorted(places, key=len, reverse=True):
-        if len(place) > 1:
-            text = text.replace(place + os.sep, places[place])
-    return _ABSOLUTE_FOLDERS.sub("", text)
-
-
-# What a result needs to be made again: code, versions, device, data. No host or user names.
-
-
-PACKAGES = ("torch", "numpy", "ray", "tiktoken", "safetensors", "pydantic")
+    return process.stdout if process.returncode == 0 else None
 
 
 @dataclass(frozen=True)
 class DataProvenance:
-    """The text that was used: what was planned, what was read, and on which terms."""
+    """The text that was used: its identity when planned, its digest when read, its licence."""
 
     identity: str
     digest: str
@@ -132,10 +93,10 @@ class DataProvenance:
 
 @dataclass(frozen=True)
 class Machine:
-    """What ran it, by kind and never by name.
+    """The kind of machine that ran a trial.
 
-    ``timings``: ``exclusive``, or ``shared`` if something else used the device, or the cores
-    beside it, while speed was measured.
+    ``timings`` is ``shared`` if something else used the device, or the cores beside it, while
+    speed was measured, otherwise ``exclusive``.
     """
 
     device: str
@@ -152,9 +113,15 @@ def build_provenance(
     machine: Machine | None = None,
     data: DataProvenance | None = None,
 ) -> dict[str, Any]:
-    """The ``provenance`` of a result; ``machine`` and ``data`` are None if it failed before.
+    """Return the ``provenance`` of a result.
 
-    Of the attempts ``pauses`` ended at a rung of a search; the key is there only if any did.
+    Args:
+        origin: the driver that started the trial.
+        started: time of the last attempt's start, see `utc_now`.
+        attempts: how often the trial was started.
+        pauses: attempts that ended at a rung of a search; the key is left out if there are none.
+        machine: None if the trial failed before it was known.
+        data: None if the trial failed before it was known.
     """
     return {
         "commit": origin.commit,
@@ -176,16 +143,52 @@ def build_provenance(
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that computed the numbers, without importing them."""
-    found = {}
+    """Return the versions of the packages that compute the numbers, without importing them."""
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def utc_now() -> str:
-    """UTC, to the second, as ISO 8601."""
+    """Return the time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def redact_command(arguments: Sequence[str]) -> str:
+    """Return ``kvlab`` and its arguments, absolute paths made relative or cut to the last name."""
+    return " ".join(["kvlab", *map(_redact_argument, arguments)])
+
+
+def _redact_argument(argument: str) -> str:
+    option, equals, value = argument.rpartition("=")
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    is_inside = path.is_relative_to(Path.cwd())
+    return f"{option}{equals}{path.relative_to(Path.cwd()) if is_inside else path.name}"
+
+
+_ABSOLUTE_FOLDERS = re.compile(r"(?<![\w./~:<-])/(?:[^\s/'\"<>|:;,()]+/)+(?=[^\s/])")
+"""The folders of an absolute path before its last name; does not match URLs."""
+
+
+def redact_paths(text: str) -> str:
+    """Return ``text`` without this machine's folders, for tracebacks and messages.
+
+    Paths inside kvlab, its packages and the home folder are kept relative to these. Of any other
+    absolute path, which may name a person, the last name is kept.
+    """
+    prefixes = {
+        os.path.dirname(os.path.dirname(os.path.abspath(kvlab.__file__))): "",
+        os.path.join(sys.prefix, "lib"): "",
+        os.path.join(sys.base_prefix, "lib"): "",
+        os.path.expanduser("~"): "~/",
+    }
+    for prefix in sorted(prefixes, key=len, reverse=True):
+        if len(prefix) > 1:
+            text = text.replace(prefix + os.sep, prefixes[prefix])
+    return _ABSOLUTE_FOLDERS.sub("", text)

@@ -1,4 +1,4 @@
-"""`result.json`: the document that reports and MLflow are made from."""
+"""Build `result.json` and `trial.json`, which reports and MLflow runs are made from."""
 
 import math
 from collections.abc import Mapping
@@ -36,15 +36,18 @@ class RecordedTrial(Protocol):
 
 @dataclass(frozen=True)
 class TrialMeasurements:
-    """What the stages of a trial found.
+    """What the stages of a trial measured.
 
     Attributes:
-        measurements: numbers by the names of `kvlab.store.metrics`.
+        measurements: numbers by the names of `METRICS`.
         curves: ``train_loss`` and ``validation_loss``, each ``[[step, tokens, loss], ...]``.
         training_record: steps, tokens, seconds and so on of the training; ``start`` says
-            where its first weights came from, and what became of each.
-        items: HellaSwag, item by item.
-        benchmark: every line that the benchmark measured, see `kvlab.benchmark.measurement`.
+            where its initial weights came from, and what became of each.
+        items: HellaSwag results, one per item.
+        benchmark: lines of the benchmark, see `kvlab.benchmark.measurement`.
+
+    Raises:
+        MeasurementError: a measurement is not in `METRICS`, or is not finite.
     """
 
     measurements: dict[str, float | int]
@@ -58,9 +61,9 @@ class TrialMeasurements:
     def __post_init__(self) -> None:
         for name, value in self.measurements.items():
             if name not in METRICS:
-                raise MeasurementError(f"{name} is measured but stands in no table of metrics")
+                raise MeasurementError(f"{name} is measured but not in the table of metrics")
             if not math.isfinite(value):
-                raise MeasurementError(f"{name} = {value} is not a number that can be compared")
+                raise MeasurementError(f"{name} = {value} is not finite, so it cannot be compared")
 
 
 def build_result(
@@ -72,15 +75,24 @@ def build_result(
     failure: Failure | None = None,
     pruned: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A complete result: measured, failed with an error, or pruned where a search left it."""
+    """Return the contents of `result.json`.
+
+    Args:
+        trial: that has ended.
+        status: how it ended.
+        provenance: see `build_provenance`.
+        measured: of a ``done`` trial.
+        failure: of a ``failed`` or ``diverged`` trial.
+        pruned: step, steps and loss at which a search stopped a ``pruned`` trial.
+    """
     assert (measured is None) == (status != "done"), "exactly the done trials are measured"
     return {
         "trial": trial.id,
         "training": trial.training_id,
         "status": status,
         "seed": trial.seed,
-        "experiment": experiment_facts(trial.experiment),
-        "kv": kv_facts(trial.experiment),
+        "experiment": describe_experiment(trial.experiment),
+        "kv": describe_kv(trial.experiment),
         "model": {
             "parameters": parameter_count(trial.experiment.model),
             "training_flops": training_flops(trial.experiment),
@@ -95,34 +107,29 @@ def build_result(
     }
 
 
-def trial_facts(trial: RecordedTrial) -> dict[str, Any]:
-    """What names a trial, known before it runs: its ``trial.json``."""
+def describe_trial(trial: RecordedTrial) -> dict[str, Any]:
+    """Return the contents of `trial.json`: what is known of a trial before it runs."""
     return {
         "trial": trial.id,
         "training": trial.training_id,
         "seed": trial.seed,
         "data_identity": trial.data_identity,
-        "experiment": experiment_facts(trial.experiment),
+        "experiment": describe_experiment(trial.experiment),
     }
 
 
-def experiment_facts(experiment: Experiment) -> dict[str, Any]:
-    """The configuration as plain data; of absolute paths only the last name, see provenance."""
+def describe_experiment(experiment: Experiment) -> dict[str, Any]:
+    """Return the configuration as plain data, with absolute paths cut to their last name."""
     facts = experiment.model_dump(mode="json")
     facts["data"]["paths"] = [_drop_absolute_folder(path) for path in experiment.data.paths]
-    start = experiment.training.init_from
-    facts["training"]["init_from"] = (
-        _drop_absolute_folder(start) if isinstance(start, str) else start
-    )
+    init_from = experiment.training.init_from
+    if isinstance(init_from, str):
+        facts["training"]["init_from"] = _drop_absolute_folder(init_from)
     return facts
 
 
-def _drop_absolute_folder(path: str) -> str:
-    return Path(path).name if Path(path).is_absolute() else path
-
-
-def kv_facts(experiment: Experiment) -> dict[str, Any]:
-    """Who caches what, and the bytes of it for one sequence."""
+def describe_kv(experiment: Experiment) -> dict[str, Any]:
+    """Return which layers cache K/V, and the bytes of it for one sequence."""
     layout = KVLayout.of(experiment.model, experiment.serving)
     block = experiment.model.block_size
     return {
@@ -131,3 +138,7 @@ def kv_facts(experiment: Experiment) -> dict[str, Any]:
         "bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
         "bytes_at_block_size": layout.stored_bytes(1, block, MODEL_DTYPE),
     }
+
+
+def _drop_absolute_folder(path: str) -> str:
+    return Path(path).name if Path(path).is_absolute() else path

@@ -1,15 +1,15 @@
-"""The record on disk, which is the truth: one directory a trial, one writer at a time.
+"""The record on disk: one directory per trial, with one writer at a time.
 
-    <store>/trainings/<id>/  config.json, checkpoints/, rungs.json, final/,
+    <store>/trainings/<id>/  config.json, start.json, checkpoints/, rungs.json, final/,
                              training.json | diverged.json
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              attempts/<n>/{log.txt, traceback.txt, paused}
-    <store>/sweeps/<name>/   sweep.json, stop, drivers/
+    <store>/sweeps/<name>/   sweep.json, search.json, stop, drivers/
 
-Locks stand beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
+Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
 
-``result.json`` is there if and only if the trial has ended. Readers pass over names that kvlab
-did not give and over files that a kill left half written.
+``result.json`` exists if and only if the trial has ended. Readers ignore names that are not
+kvlab's and files that a killed process left unfinished.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
 SCHEMA = 1
 
 Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
-"""How a trial ended; ``damaged`` if its result cannot be read (it is then run again);
-``pruned`` if a search has paused its training (whoever wants it runs it on)."""
+"""How a trial ended. ``damaged``: its result cannot be read, and it is run again. ``pruned``: a
+search has paused its training, which any other sweep continues."""
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _RESULT_HEAD = re.compile(
@@ -41,11 +41,11 @@ _RESULT_HEAD = re.compile(
     rb'\s*"status": "(done|failed|diverged|pruned)"'
 )
 
-_RESULT_TAIL = b"\n}\n"  # only the outermost brace stands at the start of a line
+_RESULT_TAIL = b"\n}\n"  # only the outermost brace is at the start of a line
 
 
 class Store:
-    """Reads and writes the record under ``path``. Making one touches nothing on disk."""
+    """Read and write the record under ``path``. Constructing a store touches nothing on disk."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -54,7 +54,7 @@ class Store:
                 f"{path} is a file, and a store is a folder; name another with --store"
             )
 
-    # Places
+    # Paths
 
     def trial_directory(self, trial_id: str) -> Path:
         return self.path / "trials" / _check_id(trial_id)
@@ -68,11 +68,11 @@ class Store:
         return self.path / "sweeps" / name
 
     def stop_flag(self, name: str) -> Path:
-        """The file whose presence asks the trials of a sweep to stop."""
+        """Return the file whose presence asks all trials of a sweep to stop."""
         return self.sweep_directory(name) / "stop"
 
     def new_driver_stop_flag(self, name: str) -> Path:
-        """A new place for a file that asks the trials of one driver alone to stop."""
+        """Return a new path for the file that asks the trials of one driver to stop."""
         return self.sweep_directory(name) / "drivers" / f"{secrets.token_hex(8)}.stop"
 
     # Locks
@@ -89,13 +89,12 @@ class Store:
         return Lock(self.sweep_directory(name) / "report")
 
     def driver_lock(self, name: str) -> Lock:
-        """A lock of one driver's own, which says that it is there; there may be several."""
-        return Lock(
-            self.sweep_directory(name) / "drivers" / secrets.token_hex(8), remove_on_release=True
-        )
+        """Return a new lock that a driver holds while it runs; a sweep may have several drivers."""
+        path = self.sweep_directory(name) / "drivers" / secrets.token_hex(8)
+        return Lock(path, remove_on_release=True)
 
     def driver_locks(self, name: str) -> Iterator[Lock]:
-        """Those of all drivers that are or were there."""
+        """Iterate over the locks of all drivers, running or not."""
         folder = self.sweep_directory(name) / "drivers"
         for driver in sorted({file.partition(".")[0] for file in _list_names(folder)}):
             if _ID.match(driver):
@@ -105,7 +104,7 @@ class Store:
         return seems_held(self.trial_directory(trial_id) / "lock")
 
     def is_driven(self, name: str) -> bool:
-        """Whether a driver runs this sweep now."""
+        """Return whether a driver runs this sweep now."""
         return any(seems_held(lock.path) for lock in self.driver_locks(name))
 
     # Trials
@@ -114,36 +113,36 @@ class Store:
         return sorted(name for name in _list_names(self.path / "trials") if _ID.match(name))
 
     def find_trial(self, prefix: str) -> str:
-        """The one trial whose id starts with ``prefix``.
+        """Return the id of the one trial that starts with ``prefix``.
 
         Raises:
             UsageError: none or several do.
         """
-        found = [name for name in self.trial_ids() if name.startswith(prefix)]
-        if len(found) == 1 and prefix:
-            return found[0]
-        if not found:
+        matches = [name for name in self.trial_ids() if name.startswith(prefix)]
+        if len(matches) == 1 and prefix:
+            return matches[0]
+        if not matches:
             raise UsageError(f"trial = {prefix} is not in {self.path}; see `kvlab status SWEEP`")
-        raise UsageError(f"trial = {prefix!r} fits {len(found)} trials; give more digits")
+        raise UsageError(f"trial = {prefix!r} fits {len(matches)} trials; give more digits")
 
     def status(self, trial_id: str) -> Status | None:
-        """How a trial ended, None if it has not. Reads a few bytes, whatever the result's size."""
+        """Return how a trial ended, None if it has not. Reads the first and last bytes only."""
         path = self.trial_directory(trial_id) / "result.json"
         try:
             with open(path, "rb") as file:
                 head = _RESULT_HEAD.match(file.read(256))
                 file.seek(-min(len(_RESULT_TAIL), os.fstat(file.fileno()).st_size), os.SEEK_END)
-                whole = file.read() == _RESULT_TAIL
+                is_complete = file.read() == _RESULT_TAIL
         except FileNotFoundError:
             return None
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}; check its rights") from None
-        if not head or not whole:
+        if not head or not is_complete:
             return "damaged"
         return cast(Status, head.group(1).decode())
 
     def result(self, trial_id: str) -> dict[str, Any] | None:
-        """The whole result, None if there is none.
+        """Return a result, None if there is none.
 
         Raises:
             StoreError: it is damaged.
@@ -155,20 +154,20 @@ class Store:
         return result
 
     def write_result(self, result: dict[str, Any], fence: Fence | None = None) -> None:
-        """Ends a trial. Only the holder of the trial's lock may, and only once.
+        """Write the result that ends a trial. Requires the trial's lock.
 
         Raises:
-            LeaseLost: another process has taken the trial over, or has ended it already.
+            LeaseLost: another process has taken over the trial, or has ended it already.
         """
         head = {"schema": SCHEMA, **{key: result[key] for key in ("trial", "training", "status")}}
         path = self.trial_directory(result["trial"]) / "result.json"
         try:
             write_json(path, {**head, **result}, fence=fence, once=True)
         except FileExistsError:
-            raise LeaseLost(f"{path} is there already: another process has ended it") from None
+            raise LeaseLost(f"{path} exists already: another process has ended the trial") from None
 
     def archive_result(self, trial_id: str) -> None:
-        """Moves a result that is to be made again into its last attempt. Needs the lock."""
+        """Move a result into its last attempt, so that the trial can run again. Requires the lock."""
         directory = self.trial_directory(trial_id)
         target = directory / "attempts" / str(max(self.attempts(trial_id), default=0))
         target.mkdir(parents=True, exist_ok=True)
@@ -183,23 +182,30 @@ class Store:
         if not path.exists():
             write_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
+    def read_training_id(self, trial_id: str) -> str | None:
+        """Return the training of a trial, from its ``trial.json``; None if that is unreadable."""
+        try:
+            return str(read_json(self.trial_directory(trial_id) / "trial.json")["training"])
+        except (FileNotFoundError, StoreError, KeyError, TypeError):
+            return None
+
     def write_items(
         self, trial_id: str, items: Iterable[dict[str, Any]], fence: Fence | None = None
     ) -> None:
-        """Per-item results, one JSON object a line; the same items give the same bytes."""
+        """Write per-item results, one JSON object per line; equal items give equal bytes."""
         text = "".join(json.dumps(item, allow_nan=False) + "\n" for item in items)
-        packed = gzip.compress(text.encode(), mtime=0)
-        write_atomic(self.trial_directory(trial_id) / "items.jsonl.gz", packed, fence=fence)
+        data = gzip.compress(text.encode(), mtime=0)
+        write_atomic(self.trial_directory(trial_id) / "items.jsonl.gz", data, fence=fence)
 
     def items(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        """Per-item results, none if the trial has none."""
+        """Iterate over per-item results; empty if the trial has none."""
         path = self.trial_directory(trial_id) / "items.jsonl.gz"
         if path.exists():
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 yield from map(json.loads, file)
 
     def items_text(self, trial_id: str) -> bytes:
-        """The lines that `items` reads, as they are; empty if the trial has none.
+        """Return the lines that `items` reads; empty if the trial has none.
 
         Raises:
             StoreError: the file is damaged.
@@ -214,47 +220,49 @@ class Store:
             raise StoreError(f"{text}; move the trial's result.json away, submit again") from None
 
     def attempts(self, trial_id: str) -> list[int]:
+        """Return the numbers of a trial's attempts, sorted."""
         names = _list_names(self.trial_directory(trial_id) / "attempts")
         return sorted(int(name) for name in names if name.isdecimal())
 
     def count_pauses(self, trial_id: str) -> int:
-        """How many of its attempts ended at a rung of a search: they lost nothing."""
-        found = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
-        return sum(path.exists() for path in found)
+        """Return how many attempts ended at a rung of a search, with nothing lost."""
+        paths = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
+        return sum(path.exists() for path in paths)
 
     def attempt_directory(self, trial_id: str, attempt: int) -> Path:
         return self.trial_directory(trial_id) / "attempts" / str(attempt)
 
     def create_attempt(self, trial_id: str) -> int:
-        """Makes the next attempt's directory. Needs the lock."""
+        """Create the next attempt's directory and return its number. Requires the lock."""
         attempt = 1 + max(self.attempts(trial_id), default=0)
         path = self.attempt_directory(trial_id, attempt)
         try:
             path.mkdir(parents=True)
         except OSError as error:
-            text = f"{path} cannot be made: {error.strerror}"
+            text = f"{path} cannot be created: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, submit again") from None
         return attempt
 
     def progress(self, trial_id: str) -> dict[str, Any] | None:
-        """The last progress that a running trial wrote."""
+        """Return the last progress that a running trial wrote, None if there is none."""
         try:
             return cast(dict[str, Any], read_json(self.trial_directory(trial_id) / "progress.json"))
-        except (FileNotFoundError, StoreError):  # progress is not synced to disk, so may be lost
+        except (FileNotFoundError, StoreError):  # not synced, so it may be lost
             return None
 
     # Trainings
 
     def is_trained(self, training_id: str) -> bool:
+        """Return whether a training is done and its final weights are there."""
         directory = self.training_directory(training_id)
         weights = directory / "final" / "model.safetensors"
         return (directory / "training.json").exists() and weights.exists()
 
     def divergence(self, training_id: str) -> str | None:
-        """What was said when this training diverged: it would diverge again."""
+        """Return the message of a training that diverged, None if it has not."""
         try:
-            found = read_json(self.training_directory(training_id) / "diverged.json")
-            return str(found["message"])
+            record = read_json(self.training_directory(training_id) / "diverged.json")
+            return str(record["message"])
         except FileNotFoundError:
             return None
 
@@ -263,10 +271,10 @@ class Store:
         write_json(path, {"schema": SCHEMA, "message": message}, fence=fence)
 
     def rungs(self, training_id: str) -> dict[int, float]:
-        """Validation losses (nats a token) at the steps after which a search had it pause."""
+        """Return validation losses (nats/token) by the steps after which a search paused it."""
         try:
-            found = read_json(self.training_directory(training_id) / "rungs.json")["rungs"]
-            return {int(step): float(facts["loss"]) for step, facts in found.items()}
+            rungs = read_json(self.training_directory(training_id) / "rungs.json")["rungs"]
+            return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
         except FileNotFoundError:
             return {}
 
@@ -281,7 +289,7 @@ class Store:
         )
 
     def sweep(self, name: str) -> dict[str, Any]:
-        """What was asked and which trials answer it.
+        """Return a sweep's description: the question, its factors, its cells and their trials.
 
         Raises:
             UsageError: no such sweep was submitted to this store.
@@ -289,8 +297,8 @@ class Store:
         try:
             return cast(dict[str, Any], read_json(self.sweep_directory(name) / "sweep.json"))
         except FileNotFoundError:
-            known = ", ".join(self.sweep_names()) or "it has none yet"
-            text = f"sweep = {name} is not in the store {self.path} ({known})"
+            names = ", ".join(self.sweep_names()) or "it has none yet"
+            text = f"sweep = {name} is not in the store {self.path} ({names})"
             raise UsageError(f"{text}; submit it first, or name another store") from None
 
     def write_sweep(self, description: dict[str, Any]) -> None:
@@ -298,14 +306,14 @@ class Store:
         write_json(path, {"schema": SCHEMA, **description})
 
     def sweep_trials(self, name: str) -> list[str]:
-        """Trial ids of a sweep, each once, cell by cell."""
+        """Return the trial ids of a sweep, each once, cell by cell."""
         cells = self.sweep(name)["cells"]
         return list(dict.fromkeys(trial for cell in cells for trial in cell["trials"].values()))
 
     def results(self, name: str) -> Iterator[dict[str, Any]]:
-        """Every readable result of a sweep, one at a time."""
+        """Iterate over the readable results of a sweep."""
         for trial_id in self.sweep_trials(name):
-            with contextlib.suppress(StoreError):  # damaged: `status` says so, submit repeats it
+            with contextlib.suppress(StoreError):  # damaged, see `status`
                 result = self.result(trial_id)
                 if result is not None:
                     yield result

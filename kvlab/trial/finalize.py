@@ -10,7 +10,7 @@ from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
 from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin, build_provenance, utc_now
-from kvlab.store.result import build_result, trial_facts
+from kvlab.store.result import build_result, describe_trial
 from kvlab.trial.smoke_test import SmokeResult
 from kvlab.trial.trial import Trial
 
@@ -59,7 +59,7 @@ def record_smoke_failure(trial: Trial, store: Store, origin: Origin, result: Smo
     assert result.failure is not None, "only failures are recorded"
     with claim_result(trial, store, replaceable=("damaged", "pruned")) as fence:
         if fence is not None:
-            store.write_trial(trial.id, trial_facts(trial), fence)
+            store.write_trial(trial.id, describe_trial(trial), fence)
             attempt = Attempt(store, trial.id, fence)
             attempt.log("not run: one step of its architecture failed in the smoke test")
             failure = replace(

@@ -17,7 +17,7 @@ from kvlab.store.attempt import Attempt, log_warnings, redirect_output
 from kvlab.store.failure import Failure
 from kvlab.store.progress import OnProgress, ProgressReporter, ProgressUpdate
 from kvlab.store.provenance import Origin, build_provenance
-from kvlab.store.result import TrialMeasurements, build_result, trial_facts
+from kvlab.store.result import TrialMeasurements, build_result, describe_trial
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.trial import Trial
@@ -170,7 +170,7 @@ class _TrialRun:
 
     def begin(self) -> Attempt:
         trial = self.trial
-        self.store.write_trial(trial.id, trial_facts(trial), self.fence)
+        self.store.write_trial(trial.id, describe_trial(trial), self.fence)
         attempt = Attempt(self.store, trial.id, self.fence)
         attempt.log(f"attempt {attempt.number} at trial {trial.id}, training {trial.training_id}")
         return attempt
@@ -184,7 +184,7 @@ class _TrialRun:
             raise
         except Paused as pause:
             attempt.log(str(pause))
-            attempt.note_pause()
+            attempt.mark_paused()
             return "paused"
         except LeaseLost as error:
             attempt.log(f"given up: {error}")

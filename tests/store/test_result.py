@@ -9,7 +9,7 @@ from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout
 from kvlab.spec import Experiment
 from kvlab.store.provenance import DataProvenance, Machine
-from kvlab.store.result import TrialMeasurements, experiment_facts, kv_facts
+from kvlab.store.result import TrialMeasurements, describe_experiment, describe_kv
 
 EXPERIMENT = {
     "name": "x",
@@ -38,15 +38,15 @@ def test_no_number_without_a_place_in_the_table():
 
 def test_the_configuration_is_kept_and_can_be_read_again():
     experiment = Experiment.model_validate(EXPERIMENT)
-    facts = json.loads(json.dumps(experiment_facts(experiment)))
+    facts = json.loads(json.dumps(describe_experiment(experiment)))
     assert facts["data"]["paths"] == ["books", os.path.join("notes", "a.txt")]
     assert Experiment.model_validate(facts).model == experiment.model
 
 
-def test_kv_facts_are_those_of_the_layout():
+def test_the_recorded_kv_facts_are_those_of_the_layout():
     experiment = Experiment.model_validate(EXPERIMENT)
     layout = KVLayout.of(experiment.model, experiment.serving)
-    facts = kv_facts(experiment)
+    facts = describe_kv(experiment)
     assert facts["owners"] == [0, 0, 2, 2]
     assert facts["bytes_at_block_size"] == layout.stored_bytes(1, 16, "float32")
     assert facts["bytes_at_block_size"] == 2 * 2 * 16 * 8 * 4  # K and V, 2 slots, tokens, width

@@ -78,7 +78,7 @@ def test_a_result_comes_back(store):
 
 def test_a_result_is_written_once(store):
     store.write_result(result(status="failed"))
-    with pytest.raises(LeaseLost, match="is there already"):
+    with pytest.raises(LeaseLost, match="exists already"):
         store.write_result(result(status="done"))
     assert store.status(ID) == "failed"
     assert os.listdir(store.trial_directory(ID)) == ["result.json"]

@@ -45,11 +45,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     elif not found:
-        place = options.store if options.to else copies.shown
+        place = options.store if options.to else copies.url
         print(f"{place} holds no sweep; nothing to do")
     else:
         for one in found:
-            print(_summary_line(one, f"to {copies.shown}" if options.to else f"to {options.store}"))
+            print(_summary_line(one, f"to {copies.url}" if options.to else f"to {options.store}"))
             for text in one.damaged:
                 print(f"  {text}")
     return int(any(one.damaged for one in found))
