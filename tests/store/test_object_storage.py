@@ -112,63 +112,63 @@ def test_a_folder_does_as_well(store, tmp_path):
 
 
 def test_nothing_is_copied_twice_and_what_changed_is(store, flaky):
-    copies = ObjectStorage("flaky://bucket")
-    copy_sweep(store, copies, "s")
+    storage = ObjectStorage("flaky://bucket")
+    copy_sweep(store, storage, "s")
     flaky.puts = []
-    again = copy_sweep(store, copies, "s")
+    again = copy_sweep(store, storage, "s")
     assert (again.trials, again.files, again.unchanged) == (0, 0, 8)
     assert flaky.puts == []
     for path in store.path.rglob("*.json"):  # as new files with the same contents: a restored store
         os.utime(path, (1, 1))
-    assert copy_sweep(store, copies, "s").files == 0
+    assert copy_sweep(store, storage, "s").files == 0
     trial = store.trial_ids()[0]
     path = store.trial_directory(trial) / "result.json"
     result = json.loads(path.read_text())
     write_json(path, {**result, "seed": 77})
-    assert copy_sweep(store, copies, "s").files == 1
+    assert copy_sweep(store, storage, "s").files == 1
     assert flaky.puts == [f"/bucket/trials/{trial}/result.json"]
 
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("after", [0, 1, 4, 11])
 def test_after_an_outage_it_goes_on_and_nothing_half_is_read(store, flaky, tmp_path, half, after):
-    copies = ObjectStorage("flaky://bucket")
+    storage = ObjectStorage("flaky://bucket")
     flaky.fails_after, flaky.half = after, half
     with pytest.raises(CopyError) as caught:
-        copy_sweep(store, copies, "s")
+        copy_sweep(store, storage, "s")
     assert "flaky://bucket cannot be used: ConnectionResetError: the line is dead" in str(
         caught.value
     )
     before, flaky.fails_after = list(flaky.puts), None
     back = Store(tmp_path / "part")
     for trial in store.trial_ids():  # whatever is there is whole
-        if copies.get(f"trials/{trial}", back.trial_directory(trial)):
+        if storage.download(f"trials/{trial}", back.trial_directory(trial)):
             ours, theirs = contents(store), contents(back)
             assert all(ours[path] == data for path, data in theirs.items())
             assert back.status(trial) == store.status(trial)
-    copy_sweep(store, copies, "s")
+    copy_sweep(store, storage, "s")
     flaky.puts = []
-    assert copy_sweep(store, copies, "s").files == 0
+    assert copy_sweep(store, storage, "s").files == 0
     whole = Store(tmp_path / "whole")
-    restore_sweep(whole, copies, "s")
+    restore_sweep(whole, storage, "s")
     assert contents(whole) == contents(store)
     assert len(before) == after
 
 
 def test_a_copy_that_was_damaged_there_is_refused_and_copied_anew(store, tmp_path):
-    copies = ObjectStorage("flaky://bucket")
-    copy_sweep(store, copies, "s")
+    storage = ObjectStorage("flaky://bucket")
+    copy_sweep(store, storage, "s")
     trial = next(t for t in store.trial_ids() if store.status(t) == "done")
     fs = fsspec.filesystem("flaky")
     fs.pipe_file(f"/bucket/trials/{trial}/result.json", b"{}")
     back = Store(tmp_path / "back")
-    found = restore_sweep(back, copies, "s")
+    found = restore_sweep(back, storage, "s")
     assert (found.trials, len(found.damaged)) == (7, 1)
     assert f"{trial}/result.json is not what was copied there; copy it again" in found.damaged[0]
     assert back.status(trial) is None
     fs.pipe_file(f"/bucket/trials/{trial}/copied.json", b'{"schema": 1, "fil')
-    assert copy_sweep(store, copies, "s").trials == 1
-    restore_sweep(back, copies, "s")
+    assert copy_sweep(store, storage, "s").trials == 1
+    restore_sweep(back, storage, "s")
     assert contents(back) == contents(store)
 
 
@@ -178,36 +178,36 @@ def test_a_list_from_elsewhere_names_no_place_outside(tmp_path, name):
     fs = fsspec.filesystem("flaky")
     fs.pipe_file("/bucket/trials/x/copied.json", json.dumps({"files": listed}).encode())
     with pytest.raises(CopyError, match="which is no path in it"):
-        ObjectStorage("flaky://bucket").get("trials/x", tmp_path / "a" / "b")
+        ObjectStorage("flaky://bucket").download("trials/x", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_the_store_has_stays(store):
-    copies = ObjectStorage("flaky://bucket")
-    copy_sweep(store, copies, "s")
+    storage = ObjectStorage("flaky://bucket")
+    copy_sweep(store, storage, "s")
     trial = store.trial_ids()[0]
     result = store.result(trial)
     write_json(store.trial_directory(trial) / "result.json", {**result, "seed": 77})
     lost = store.trial_ids()[1]
     (store.trial_directory(lost) / "result.json").unlink()
-    found = restore_sweep(store, copies, "s")
+    found = restore_sweep(store, storage, "s")
     assert store.result(trial)["seed"] == 77
     assert store.status(lost) is not None
     assert (found.trials, found.unchanged) == (1, 7)
 
 
 def test_what_a_process_works_on_is_left_alone(store, tmp_path):
-    copies = ObjectStorage("flaky://bucket")
-    copy_sweep(store, copies, "s")
+    storage = ObjectStorage("flaky://bucket")
+    copy_sweep(store, storage, "s")
     back = Store(tmp_path / "back")
     with back.trial_lock(store.trial_ids()[0]).hold():
-        assert restore_sweep(back, copies, "s").in_use == 1
+        assert restore_sweep(back, storage, "s").in_use == 1
     with back.driver_lock("s").hold(), pytest.raises(UsageError, match="is being run in"):
-        restore_sweep(back, copies, "s")
+        restore_sweep(back, storage, "s")
 
 
 def test_checkpoints_of_an_unfinished_training_come_and_go(store, flaky, tmp_path):
-    copies = ObjectStorage("flaky://bucket")
+    storage = ObjectStorage("flaky://bucket")
     training = store.result(store.trial_ids()[0])["training"]
     directory = store.training_directory(training)
     folder = directory / "checkpoints" / "step-00000004"
@@ -215,13 +215,13 @@ def test_checkpoints_of_an_unfinished_training_come_and_go(store, flaky, tmp_pat
     (folder / "state.json").write_text("{}")
     (directory / "checkpoints" / ".step-half").mkdir()
     (directory / "checkpoints" / ".step-half" / "model.safetensors").write_text("half")
-    copy_sweep(store, copies, "s")
+    copy_sweep(store, storage, "s")
     there = [path for path in flaky.store if "checkpoints" in path]
     assert there == [f"/bucket/trainings/{training}/checkpoints/step-00000004/state.json"]
     shutil.rmtree(directory / "checkpoints")
-    copy_sweep(store, copies, "s")
+    copy_sweep(store, storage, "s")
     assert not [path for path in flaky.store if "checkpoints" in path]
-    assert restore_sweep(Store(tmp_path / "back"), copies, "s").trials == 8
+    assert restore_sweep(Store(tmp_path / "back"), storage, "s").trials == 8
 
 
 def test_wrong_places_are_refused_before_anything(store):
