@@ -1,4 +1,4 @@
-"""The identity of a text: what it is and how it is cut into tokens, never where it lies."""
+"""Prepare datasets: text to tokens on disk, once for each text and tokenizer."""
 
 import hashlib
 import json
@@ -14,21 +14,32 @@ from kvlab.data.dataset_builder import locate_documents, select_documents, write
 from kvlab.data.disk_space import check_disk_space
 from kvlab.data.shards import Dataset, open_dataset, read_manifest
 from kvlab.data.sources import get_source
-from kvlab.data.token_pieces import PieceJob, TokenizerPool, available_cpus, read_document_table
+from kvlab.data.token_pieces import (
+    DocumentTable,
+    PieceJob,
+    TokenizerPool,
+    count_available_cpus,
+    read_document_table,
+)
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import replace_file, write_json
 from kvlab.fs.lease import Fence
+from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig
 
 RECIPE = 1
-"""Goes up when the same text comes to give other tokens: reading, cleaning, order, split."""
+"""Increased when the same text gives other tokens: reading, cleaning, order or split changed."""
+
+REPORT_SECONDS = 1.0
 
 
 def dataset_identity(data: DataConfig) -> str:
-    """64 hex digits, equal exactly if `prepare` gives equal tokens. Nothing is tokenised.
+    """Return 64 hex digits, equal exactly if `prepare_dataset` gives equal tokens.
+
+    The text's contents count, not where it lies. Nothing is tokenized.
 
     Raises:
-        DataError: the text is not there.
+        DataError: The text is missing.
     """
     facts = {
         "recipe": RECIPE,
@@ -44,116 +55,63 @@ def dataset_identity(data: DataConfig) -> str:
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
-# How much text is done, how fast, and how long the rest takes: a line now and then.
-
-
-REPORT_SECONDS = 1.0
-
-
-class ThroughputMeter:
-    """Counts the units of one pass over a text.
-
-    Args:
-        verb: what is done with them.
-        total: of what `add` calls ``share``; None where it is not known how much there is.
-        report: takes the lines.
-    """
-
-    def __init__(self, verb: str, total: float | None, report: ProgressCallback):
-        self._verb, self._total, self._report = verb, total, report
-        self._bytes = self._tokens = self._new_bytes = 0
-        self._done = self._new = 0.0
-        self._started = self._told = time.monotonic()
-
-    def add(self, size: int, tokens: int, share: float, *, is_new: bool) -> None:
-        """One unit more.
-
-        Args:
-            size, tokens: bytes of its text, and what they became.
-            share: its part of the total.
-            is_new: it was not there from an earlier, interrupted run, which says nothing
-                about how fast this one is.
-        """
-        self._bytes += size
-        self._tokens += tokens
-        self._done += share
-        if is_new:
-            self._new_bytes += size
-            self._new += share
-        now = time.monotonic()
-        if now - self._told >= REPORT_SECONDS:
-            self._told = now
-            self._report(self._line(now - self._started))
-
-    def _line(self, seconds: float) -> str:
-        line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text"
-        if self._new_bytes:
-            line += f", {self._new_bytes / seconds / 10**6:.1f} MB/s"
-        if self._tokens:
-            line += f", {self._tokens / 10**6:,.1f} million tokens"
-        if self._total is not None and self._new and self._done < self._total:
-            line += f", about {_format_time_left((self._total - self._done) * seconds / self._new)} left"
-        return line
-
-
-def _format_time_left(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-# Text to tokens on disk, once: `prepare`.
-
-
 def prepare_dataset(
     data: DataConfig, progress: ProgressCallback | None = None, *, workers: int | None = None
 ) -> Dataset:
-    """The tokens of ``data``, from the data folder or made now.
+    """Return the tokens of ``data``, from the data folder or made now.
 
-    The result depends on ``data`` and the text alone, not on ``workers``, on interruptions or on
-    other processes that prepare at the same time: one of them does it, the others wait.
+    The result depends on ``data`` and the text alone, not on ``workers`` or on interruptions. If
+    several processes prepare the same dataset, one does and the others wait.
 
     Args:
-        progress: takes lines for a person.
-        workers: processes to tokenise in; default one a processor.
+        data: Text source, tokenizer and limits.
+        progress: Receives lines for the person who waits.
+        workers: Processes to tokenize in; default one per available CPU.
 
     Raises:
-        DataError: the text is missing, damaged or too little, or the disk is full.
+        DataError: The text is missing, damaged or too short, or the disk is full.
     """
-    report = progress or ignore_progress
-    name = dataset_identity(data)
-    folder = _datasets_dir() / name[:16]
+    progress = progress or ignore_progress
+    identity = dataset_identity(data)
+    folder = _datasets_dir() / identity[:16]
     if not _is_prepared(folder):
-        lock = _datasets_dir() / f".{name[:16]}.lock"
         waiting = "another process is preparing this text; waiting"
-        with hold_lock(lock, report, waiting) as fence:
+        with hold_lock(_lock_path(folder), progress, waiting) as fence:
             if not _is_prepared(folder):
-                _build_dataset(data, name, folder, report, workers or available_cpus(), fence)
+                processes = workers or count_available_cpus()
+                _build_dataset(data, identity, folder, progress, processes, fence)
     dataset = open_dataset(folder)
-    if dataset.identity != name:
+    if dataset.identity != identity:
         raise DataError(f"{folder} holds another text; remove it, prepare again")
     if dataset.short is not None:
-        report(f"warning: {dataset.short}")
+        progress(f"warning: {dataset.short}")
     if data.licence is not None and data.licence != dataset.licence:
-        dataset = _update_licence(folder, data.licence, report)
+        dataset = _update_licence(folder, data.licence, progress)
     return dataset
 
 
 def list_prepared_datasets() -> list[Path]:
-    """The folders of all whole datasets, sorted."""
+    """Return the folders of all complete datasets, sorted."""
     return sorted(path.parent for path in _datasets_dir().glob("[!.]*/manifest.json"))
 
 
-def _update_licence(folder: Path, licence: str, report: ProgressCallback) -> Dataset:
-    """The licence is no part of a text's identity: what was prepared before takes the new one."""
-    lock = folder.with_name(f".{folder.name}.lock")
-    with hold_lock(lock, report, "another process holds this text; waiting"):
+def _update_licence(folder: Path, licence: str, progress: ProgressCallback) -> Dataset:
+    """Record the user's licence for an existing dataset; it is not part of the identity."""
+    with hold_lock(_lock_path(folder), progress, "another process holds this text; waiting"):
         write_json(folder / "manifest.json", {**read_manifest(folder), "licence": licence})
     return open_dataset(folder)
 
 
 def _datasets_dir() -> Path:
     return get_data_dir() / "datasets"
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _work_dir(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.work")
 
 
 def _is_prepared(folder: Path) -> bool:
@@ -165,110 +123,174 @@ def _is_prepared(folder: Path) -> bool:
 
 
 def _build_dataset(
-    data: DataConfig, name: str, folder: Path, report: ProgressCallback, workers: int, fence: Fence
+    data: DataConfig,
+    identity: str,
+    folder: Path,
+    progress: ProgressCallback,
+    processes: int,
+    fence: Fence,
 ) -> None:
-    """Makes ``folder`` appear whole. What is half made waits in a folder beside it."""
+    """Build ``folder`` in one step; the pieces and unfinished files lie in a folder beside it."""
     _remove_leftovers()
     work = _work_dir(folder)
-    whole = work / "whole"
-    shutil.rmtree(whole, ignore_errors=True)
+    complete = work / "whole"
+    shutil.rmtree(complete, ignore_errors=True)
     check_disk_space(data, folder.parent, work / "pieces")
-    whole.mkdir(parents=True)
+    complete.mkdir(parents=True)
     started = time.monotonic()
-    with TokenizerPool(workers) as pool:
-        jobs = _TokenizingRun(data, work / "pieces", report, pool).run()
-    source = get_source(data.source)
-    table = select_documents(
+    with TokenizerPool(processes, fence) as pool:
+        jobs = _TokenizingRun(data, work / "pieces", progress, pool).run()
+    documents = select_documents(
         locate_documents(jobs),
-        shuffled=source.shuffled,
+        shuffled=get_source(data.source).shuffled,
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
     fence.check()
-    write_dataset(whole, data, name, jobs, table)
-    replace_file(whole, folder, fence)
+    write_dataset(complete, data, identity, jobs, documents)
+    replace_file(complete, folder, fence)
     shutil.rmtree(work, ignore_errors=True)
-    tokens = int(table["tokens"].sum())
+    tokens = int(documents["tokens"].sum())
     seconds = time.monotonic() - started
-    report(f"{tokens:,} tokens of {len(table):,} documents in {seconds:.1f} s: {folder}")
-
-
-def _work_dir(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.work")
+    progress(f"{tokens:,} tokens of {len(documents):,} documents in {seconds:.1f} s: {folder}")
 
 
 def _remove_leftovers() -> None:
-    """Removes what a kill between the last two steps of `_make` left behind."""
+    """Remove what a kill between the last two steps of `_build_dataset` left behind."""
     for folder in list_prepared_datasets():
         shutil.rmtree(_work_dir(folder), ignore_errors=True)
 
 
 class _TokenizingRun:
-    """The pieces of one dataset, made in order by ``pool``."""
+    """Tokenize the units of one dataset, in order, up to its limit."""
 
     def __init__(
-        self, data: DataConfig, folder: Path, report: ProgressCallback, pool: TokenizerPool
+        self, data: DataConfig, folder: Path, progress: ProgressCallback, pool: TokenizerPool
     ):
-        self._data, self._folder, self._report, self._pool = data, folder, report, pool
+        self._data, self._folder, self._progress, self._pool = data, folder, progress, pool
         self._source = get_source(data.source)
 
     def run(self) -> list[PieceJob]:
-        """The jobs done; no more than ``max_bytes`` or, of shuffled text, ``max_tokens`` need."""
-        limit = None
+        """Return the finished jobs: no more than ``max_bytes`` or ``max_tokens`` need.
+
+        Only a shuffled source can be cut off by tokens: the order of the others' documents is
+        that of their hashes, so all of them are tokenized.
+        """
+        order_limit = None
         if self._data.max_bytes is not None and not self._source.shuffled:
-            limit = self._order_limit(self._data.max_bytes)
-        return self._done(limit, survey=False)
+            order_limit = self._find_order_limit(self._data.max_bytes)
+        return self._run_jobs(order_limit, survey=False)
 
-    def _order_limit(self, max_bytes: int) -> int:
-        """Where the hash order reaches ``max_bytes``: known once every document was seen."""
-        table = locate_documents(self._done(None, survey=True))
-        taken = select_documents(table, shuffled=False, max_bytes=max_bytes)
-        return int(taken["order"][-1]) if len(taken) else 0
+    def _find_order_limit(self, max_bytes: int) -> int:
+        """Return the ``order`` at which documents reach ``max_bytes``, from a survey of all."""
+        table = locate_documents(self._run_jobs(None, survey=True))
+        selected = select_documents(table, shuffled=False, max_bytes=max_bytes)
+        return int(selected["order"][-1]) if len(selected) else 0
 
-    def _done(self, limit: int | None, *, survey: bool) -> list[PieceJob]:
-        counted = "bytes" if self._data.max_tokens is None else "tokens"
-        most = self._data.max_bytes if counted == "bytes" else self._data.max_tokens
-        stop_at = most if self._source.shuffled else None
-        # what is left is told by what is asked for, or, where all is read, by bytes on disk
-        total = stop_at or self._source.size(self._data)
-        meter = ThroughputMeter("reading" if survey else "tokenising", total, self._report)
-        jobs = self._jobs(limit, survey)
-        waiting: deque[tuple[PieceJob, bool, Future[None]]] = deque()
+    def _run_jobs(self, order_limit: int | None, *, survey: bool) -> list[PieceJob]:
+        limit = _Limit(self._data) if self._source.shuffled else None
+        # Time left is measured by the limit, or by bytes on disk if everything is read.
+        total = (limit and limit.maximum) or self._source.size(self._data)
+        meter = ThroughputMeter("reading" if survey else "tokenizing", total, self._progress)
+        jobs = self._iter_jobs(order_limit, survey)
+        pending: deque[tuple[PieceJob, bool, Future[None]]] = deque()
         done: list[PieceJob] = []
-        seen: set[int] = set()
-        taken = 0
-        # Ahead only as far as keeps every process busy: the next unit may cost a download.
-        ahead = 1 if self._pool.count == 1 else 2 * self._pool.count
+        # Only as far ahead as keeps every process busy: the next unit may need a download.
+        ahead = 1 if self._pool.processes == 1 else 2 * self._pool.processes
         while True:
-            while len(waiting) < ahead and (job := next(jobs, None)) is not None:
+            while len(pending) < ahead and (job := next(jobs, None)) is not None:
                 is_new = not job.table_path.exists()
-                waiting.append((job, is_new, self._pool.submit(job)))
-            if not waiting:
+                pending.append((job, is_new, self._pool.submit(job)))
+            if not pending:
                 return done
-            job, is_new, future = waiting.popleft()
-            future.result()
+            job, is_new, future = pending.popleft()
+            self._pool.wait_for(future)
             done.append(job)
             table = read_document_table(job)
-            counts = {name: int(table[name].sum()) for name in ("bytes", "tokens")}
-            share = counts[counted] if stop_at else job.unit.get("bytes", 0)
-            meter.add(counts["bytes"], counts["tokens"], share, is_new=is_new)
-            if stop_at is not None:
-                for document, size in zip(
-                    table["hash"].tolist(), table[counted].tolist(), strict=True
-                ):
-                    taken += 0 if document in seen else size
-                    seen.add(document)
-                if taken >= stop_at:
-                    return done
+            size, tokens = int(table["bytes"].sum()), int(table["tokens"].sum())
+            if limit is None or limit.maximum is None:
+                meter.add(size, tokens, job.unit.get("bytes", 0), is_new=is_new)
+                continue
+            meter.add(size, tokens, int(table[limit.column].sum()), is_new=is_new)
+            if limit.is_reached_with(table):
+                return done
 
-    def _jobs(self, limit: int | None, survey: bool) -> Iterator[PieceJob]:
-        again = limit is not None  # what there is to say was said by the survey
-        for unit in self._source.units(self._data, ignore_progress if again else self._report):
+    def _iter_jobs(self, order_limit: int | None, survey: bool) -> Iterator[PieceJob]:
+        is_second_pass = order_limit is not None  # the survey has reported already
+        progress = ignore_progress if is_second_pass else self._progress
+        for unit in self._source.units(self._data, progress):
             yield PieceJob(
                 source=self._data.source,
                 tokenizer=self._data.tokenizer,
                 folder=str(self._folder),
                 unit=unit,
-                order_limit=limit,
+                order_limit=order_limit,
                 survey=survey,
             )
+
+
+class _Limit:
+    """Count distinct documents up to ``max_tokens`` or ``max_bytes``."""
+
+    def __init__(self, data: DataConfig):
+        self.column = "bytes" if data.max_tokens is None else "tokens"
+        self.maximum = data.max_bytes if data.max_tokens is None else data.max_tokens
+        self._count = 0
+        self._seen: set[int] = set()
+
+    def is_reached_with(self, table: DocumentTable) -> bool:
+        """Add a piece's documents; return whether the limit is reached."""
+        assert self.maximum is not None
+        sizes = table[self.column].tolist()
+        for document, size in zip(table["hash"].tolist(), sizes, strict=True):
+            self._count += 0 if document in self._seen else size
+            self._seen.add(document)
+        return self._count >= self.maximum
+
+
+class ThroughputMeter:
+    """Report the units done of one pass over a text, the rate, and the time left.
+
+    Args:
+        verb: What is done with the units.
+        total: Sum of all `add`'s ``share``; None if unknown.
+        progress: Receives the lines.
+    """
+
+    def __init__(self, verb: str, total: float | None, progress: ProgressCallback):
+        self._verb, self._total, self._progress = verb, total, progress
+        self._bytes = self._tokens = self._new_bytes = 0
+        self._done_share = self._new_share = 0.0
+        self._started = self._reported = time.monotonic()
+
+    def add(self, size: int, tokens: int, share: float, *, is_new: bool) -> None:
+        """Count one unit.
+
+        Args:
+            size: Bytes of its text.
+            tokens: Its tokens.
+            share: Its part of the total.
+            is_new: Whether this run made it. Units of an earlier, interrupted run say nothing
+                about the rate of this one.
+        """
+        self._bytes += size
+        self._tokens += tokens
+        self._done_share += share
+        if is_new:
+            self._new_bytes += size
+            self._new_share += share
+        now = time.monotonic()
+        if now - self._reported >= REPORT_SECONDS:
+            self._reported = now
+            self._progress(self._format_line(now - self._started))
+
+    def _format_line(self, seconds: float) -> str:
+        line = f"{self._verb}: {self._bytes / 10**6:,.1f} MB of text"
+        if self._new_bytes:
+            line += f", {self._new_bytes / seconds / 10**6:.1f} MB/s"
+        if self._tokens:
+            line += f", {self._tokens / 10**6:,.1f} million tokens"
+        if self._total is not None and self._new_share and self._done_share < self._total:
+            left = (self._total - self._done_share) * seconds / self._new_share
+            line += f", about {format_duration(left)} left"
+        return line

@@ -1,22 +1,22 @@
-"""One unit of a source as tokens on disk, with a table of its documents.
+"""Tokenize the units of a text source into pieces on disk, in several processes.
 
-A piece depends on its unit's text and on the tokenizer alone. It is kept until the whole dataset
-is written, so that an interrupted preparation goes on where it was.
+A piece holds the tokens of one unit and a table of its documents. It depends on the text of the
+unit and on the tokenizer alone, and is kept until the dataset is complete, so an interrupted
+preparation continues where it stopped.
 """
 
 import hashlib
 import io
-import json
 import os
-import queue
-import subprocess
-import sys
+import signal
+import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from concurrent.futures import BrokenExecutor, Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,26 +26,36 @@ from kvlab.data.text_source import TextUnit
 from kvlab.data.tokenizers import encode_utf8, load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.lease import Fence
 
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor  # type: ignore[import-untyped]
+
 DocumentTable = npt.NDArray[np.void]
 
 DOCUMENT_DTYPE = np.dtype(
     [("hash", "<u8"), ("order", "<u8"), ("split", "<u8"), ("bytes", "<u4"), ("tokens", "<u4")]
 )
-"""A document: three numbers from its sha256, its UTF-8 bytes, and its tokens with end-of-text.
+"""One document: three numbers from its sha256, its UTF-8 bytes, and its tokens with end-of-text.
 
-Names, order and split come from different bytes, so that none depends on another.
+``hash`` names it, ``order`` sorts it, ``split`` decides whether it is held out. They come from
+different bytes of the sha256, so they are independent.
 """
+
+_PARENT_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class PieceJob:
-    """What a process is asked to do with one unit; plain data.
+    """The tokenization of one unit.
 
     Attributes:
-        order_limit: leave out documents whose ``order`` is above it; None keeps all.
-        survey: only the table, no tokens.
+        source: Name of the text source.
+        tokenizer: Name of the tokenizer.
+        folder: Folder of the pieces.
+        unit: Unit of the source.
+        order_limit: Leave out documents whose ``order`` is greater; None keeps all.
+        survey: Write only the table of documents, without tokens.
     """
 
     source: str
@@ -57,9 +67,9 @@ class PieceJob:
 
     @property
     def name(self) -> str:
-        """Of the piece's files: the unit and what is asked of it."""
-        asked = f"{self.unit['key']} {self.order_limit} {self.survey}"
-        return hashlib.sha256(asked.encode()).hexdigest()[:32]
+        """The stem of the piece's files: a hash of the unit and of what is done with it."""
+        key = f"{self.unit['key']} {self.order_limit} {self.survey}"
+        return hashlib.sha256(key.encode()).hexdigest()[:32]
 
     @property
     def tokens_path(self) -> Path:
@@ -71,81 +81,85 @@ class PieceJob:
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
+    """Return the smallest of uint16 and uint32 that holds every token id."""
     return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
-def write_piece(job: PieceJob) -> None:
-    """Does ``job`` unless it is done. The table is written last and says that it is.
+def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
+    """Write the piece of ``job``, unless it exists. Its table is written last and completes it.
+
+    Args:
+        job: What to tokenize.
+        fence: Of the lock on the pieces' folder.
 
     Raises:
-        DataError: the text cannot be read.
-        StoreError: the folder cannot be written.
+        DataError: The text cannot be read.
+        StoreError: The folder cannot be written.
+        LeaseLost: Another process has taken over the preparation.
     """
     if job.table_path.exists():
         return
-    words = load_tokenizer(job.tokenizer)
-    dtype = token_dtype(words.vocab_size)
+    tokenizer = load_tokenizer(job.tokenizer)
+    dtype = token_dtype(tokenizer.vocab_size)
     rows, tokens = [], bytearray()
-    end_of_text = dtype(words.end_of_text).tobytes()
-    for text, size, numbers in _iter_documents(job):
+    end_of_text = dtype(tokenizer.end_of_text).tobytes()
+    for text, size, hashes in _iter_documents(job):
         count = 0
         if not job.survey:
-            ids = words.encode_array(text).astype(dtype)
+            ids = tokenizer.encode_array(text).astype(dtype)
             count = 1 + len(ids)
             tokens += end_of_text
             tokens += ids.data
-        rows.append((*numbers, size, count))
+        rows.append((*hashes, size, count))
     if not job.survey:
-        write_atomic(job.tokens_path, tokens)
+        write_atomic(job.tokens_path, tokens, fence=fence)
     table = io.BytesIO()
     np.save(table, np.array(rows, DOCUMENT_DTYPE))
-    write_atomic(job.table_path, table.getvalue())
+    write_atomic(job.table_path, table.getvalue(), fence=fence)
 
 
 def read_document_table(job: PieceJob) -> DocumentTable:
-    """The documents of a piece that is written, shape (documents,), dtype `DOCUMENT`."""
+    """Read the documents of a written piece, shape (documents,), dtype `DOCUMENT_DTYPE`."""
     table: DocumentTable = np.load(job.table_path, allow_pickle=False)
     return table
 
 
 def _iter_documents(job: PieceJob) -> Iterator[tuple[str, int, tuple[int, int, int]]]:
-    """Text, its bytes, and the three numbers of its digest."""
+    """Yield each document's text, its bytes, and its ``hash``, ``order`` and ``split``."""
     for text in get_source(job.source).read(job.unit):
         if not text or text.isspace():
             continue
         raw = encode_utf8(text)
         digest = hashlib.sha256(raw).digest()
-        name, order, split = (int.from_bytes(digest[at : at + 8], "big") for at in (0, 8, 16))
+        name, order, split = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8, 16))
         if job.order_limit is None or order <= job.order_limit:
             yield text, len(raw), (name, order, split)
 
 
-# Pieces made in several processes.
-#
-# These are plain children that talk over pipes. A fork of a process that holds torch or Ray may
-# hang, and a spawned one runs the caller's main module again; these do neither.
-
-
 class TokenizerPool:
-    """``count`` processes; with one, the work is done right here when it is asked for."""
+    """Write pieces in ``processes`` processes; with one, in this process.
 
-    def __init__(self, count: int):
-        self.count = count
-        self._children: list[subprocess.Popen[str]] = []
-        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(count) if count > 1 else None
+    loky starts its processes with fork and exec: a fork of a process that holds torch or Ray can
+    hang, and multiprocessing's spawn runs the caller's main module again. On exit, work that is
+    under way is discarded: every piece is needed, or none is.
+
+    Args:
+        processes: Number of processes.
+        fence: Of the lock on the pieces' folder.
+    """
+
+    def __init__(self, processes: int, fence: Fence | None = None):
+        self.processes, self._fence = processes, fence
+        self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "TokenizerPool":
-        return self
+        if self.processes > 1:
+            from loky import ProcessPoolExecutor
 
-    def submit(self, job: PieceJob) -> "Future[None]":
-        """The piece of ``job``, when it is written; the future raises what `write_piece` does."""
-        if self._threads is not None:
-            return self._threads.submit(self._ask, job)
-        done: Future[None] = Future()
-        write_piece(job)
-        done.set_result(None)
-        return done
+            self._executor = ProcessPoolExecutor(
+                self.processes, initializer=_prepare_worker, initargs=(os.getpid(),)
+            )
+        return self
 
     def __exit__(
         self,
@@ -153,71 +167,47 @@ class TokenizerPool:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._threads is None:
-            return
-        # What is under way is no longer wanted: either all is there, or all is lost.
-        for child in self._children:
-            child.kill()
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        for child in self._children:
-            child.kill()  # also one that a thread was about to start
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    with suppress(OSError):  # unsent words to a child that is gone
-                        pipe.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, kill_workers=True)
 
-    def _ask(self, job: PieceJob) -> None:
-        child = self._free_child()
+    def submit(self, job: PieceJob) -> "Future[None]":
+        """Start writing the piece of ``job``."""
+        if self._executor is not None:
+            future: Future[None] = self._executor.submit(write_piece, job, self._fence)
+            return future
+        done: Future[None] = Future()
+        write_piece(job, self._fence)
+        done.set_result(None)
+        return done
+
+    @staticmethod
+    def wait_for(future: "Future[None]") -> None:
+        """Wait until a piece is written.
+
+        Raises:
+            DataError: Its process was killed, or as of `write_piece`.
+        """
         try:
-            answer = _exchange(child, json.dumps(asdict(job)))
-        finally:
-            self._idle.put(child)
-        if "refused" in answer:
-            raise DataError(answer["refused"])
-        if "broken" in answer:
-            raise RuntimeError(f"a tokenising process failed:\n{answer['broken']}")
-
-    def _free_child(self) -> "subprocess.Popen[str]":
-        # As many threads as children at most, so one without a free child may start one.
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            child = _start_worker()
-            self._children.append(child)
-            return child
+            future.result()
+        except BrokenExecutor:
+            text = "a tokenizing process ended early; it may have run out of memory"
+            raise DataError(f"{text}; run again to continue") from None
 
 
-def available_cpus() -> int:
-    """Processors that this process may use."""
+def count_available_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _start_worker() -> "subprocess.Popen[str]":
-    # The child finds what we import, however we came to find it.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.Popen(
-        [sys.executable, "-c", "from kvlab.data.worker import main; main()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+def _prepare_worker(parent: int) -> None:
+    """Leave Ctrl-C to the parent, and end with it even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
+    def end_with_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_SECONDS)
+        os._exit(1)
 
-def _exchange(child: "subprocess.Popen[str]", question: str) -> dict[str, str]:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(f"{question}\n")
-        child.stdin.flush()
-        answer = child.stdout.readline()
-    except OSError:
-        answer = ""
-    if not answer:
-        text = f"a tokenising process ended early (exit status {child.wait()})"
-        raise DataError(f"{text}; it may have run out of memory; run again, it goes on")
-    found: dict[str, str] = json.loads(answer)
-    return found
+    threading.Thread(target=end_with_parent, daemon=True).start()

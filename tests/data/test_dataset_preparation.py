@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,8 +20,7 @@ from kvlab.data import (
     prepare_dataset,
     verify_dataset,
 )
-from kvlab.data import token_pieces as workers_module
-from kvlab.data.token_pieces import PieceJob, TokenizerPool, token_dtype
+from kvlab.data.token_pieces import token_dtype
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.support.text_files import documents, stories, write_jsonl, write_parquet
@@ -281,46 +279,61 @@ def test_processes_that_prepare_at_once_get_one_dataset(tmp_path, data_home):
     assert len(list(data_home.glob("datasets/*/manifest.json"))) == 1
 
 
-def test_a_tokenising_process_that_dies_is_a_refusal(tmp_path):
+def test_a_tokenizing_process_that_dies_is_a_refusal(tmp_path):
     for number in range(8):
         write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(2000, seed=number))
     with ThreadPoolExecutor(1) as thread:
         preparing = thread.submit(prepare_dataset, config(tmp_path / "text"), workers=2)
-        while not (children := tokenising_children()):
+        while not (children := tokenizing_processes()):
             assert not preparing.done()
             time.sleep(0.005)
         children[0].kill()
         with pytest.raises(DataError, match="ended early"):
             preparing.result(timeout=60)
-    assert tokenising_children() == []
+    assert tokenizing_processes() == []
     assert list_prepared_datasets() == []
     assert prepare_dataset(config(tmp_path / "text"), workers=2).train_documents > 14_000
 
 
-def test_a_process_that_starts_while_the_others_are_ended_is_ended_too(tmp_path, monkeypatch):
-    ending = threading.Event()
-    start = workers_module._start_worker
-    monkeypatch.setattr(workers_module, "_start_worker", lambda: (ending.wait(), start())[1])
-    job = PieceJob("files", "bytes", str(tmp_path), {"key": "k"})
-    with ThreadPoolExecutor(1) as thread:
-        pool = TokenizerPool(2)
-        pool.submit(job)
-        closing = thread.submit(pool.__exit__, None, None, None)
-        time.sleep(0.1)
-        ending.set()
-        try:
-            closing.result(timeout=20)
-        finally:
-            for child in pool._children:
-                child.kill()
-    assert tokenising_children() == []
+@pytest.mark.parametrize("main", ["if True:", "if __name__ == '__main__':"])
+def test_tokenizing_processes_do_not_run_the_main_module_and_end_with_it(tmp_path, main):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(30))
+    write_jsonl(tmp_path / "b.jsonl", stories(30, seed=1))
+    code = f"""
+import psutil
+from kvlab.data import prepare_dataset
+from kvlab.spec import DataConfig
+print("main", flush=True)
+{main}
+    data = DataConfig(source="files", tokenizer="bytes", paths=({str(path.parent)!r},),
+                      validation_fraction=0.3)
+    print(prepare_dataset(data, workers=2).train_documents > 30)
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("main\nTrue\n", "")
 
 
-def tokenising_children():
+def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_home):
+    paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(2000, seed=n))) for n in range(12)]
+    child = script(PREPARE, paths, 2)
+    deadline = time.monotonic() + 60
+    while len(workers := tokenizing_processes(child.pid)) < 2 or not pieces(data_home):
+        assert time.monotonic() < deadline
+        assert child.poll() is None
+        time.sleep(0.005)
+    child.kill()
+    child.communicate()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
+
+
+def tokenizing_processes(parent=None):
     found = []
-    for child in psutil.Process().children():
+    for child in psutil.Process(parent).children():
         with suppress(psutil.NoSuchProcess):
-            if "kvlab.data.worker" in " ".join(child.cmdline()):
+            if "popen_loky" in " ".join(child.cmdline()):
                 found.append(child)
     return found
 

@@ -34,7 +34,7 @@ def written(home):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkeypatch, workers):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
-    monkeypatch.setattr("subprocess.Popen", None)  # no process can be started
+    monkeypatch.setattr("loky.ProcessPoolExecutor", None)  # no process can be started
     free(monkeypatch, 100_000)
     with pytest.raises(DataError, match=r"100\.0 kB free.*needs about \d+\.\d kB more") as refused:
         prepare_dataset(config(path), workers=workers)
