@@ -77,7 +77,7 @@ def test_a_model_that_copies_recalls_everything():
         device, dtype = torch.device("cpu"), torch.float32
         lm_head = torch.nn.Linear(258, 258, bias=False)
 
-        def hidden(self, x):
+        def hidden_states(self, x):
             out = torch.zeros(*x.shape, 258)
             for r, row in enumerate(x.tolist()):
                 for at, token in enumerate(row):

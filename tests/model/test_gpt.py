@@ -9,7 +9,7 @@ from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.support.reference_model import Oracle, weights_of
+from tests.support.reference_model import ReferenceModel, read_weights
 
 SMALL = {"vocab_size": 29, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
 HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "position": "rope"}
@@ -61,11 +61,11 @@ def test_cached_equals_one_shot_in_float32(kv_heads, position, pattern, window, 
     assert (torch.cat(parts, 1) - whole).abs().max() <= 2e-5
 
 
-def test_one_shot_agrees_with_the_oracle():
+def test_one_shot_agrees_with_the_reference():
     config = ModelConfig(**HYBRID, kv_sharing="adjacent:2")
     model, text = lively(config), tokens(1, 32)
-    oracle = Oracle(config, weights_of(model), list(config.kv_owners))
-    wanted = torch.from_numpy(oracle.logits(text[0].tolist()))
+    reference = ReferenceModel(config, read_weights(model), list(config.kv_owners))
+    wanted = torch.from_numpy(reference.logits(text[0].tolist()))
     assert (model(text)[0] - wanted).abs().max() < 1e-10
 
 

@@ -1,7 +1,7 @@
-"""An independent slow reference of the model and its cache, in dense float64.
+"""An independent, slow reference of the model and its cache, in dense float64.
 
-It implements the words of `kvlab.cache.attention_pass`, sharing no code with the package: no rings, no
-buffers, no torch attention. Every slot remembers every token for ever; a window is a mask.
+It implements the rules of `kvlab.cache.attention_pass` and shares no code with the package: no
+rings, no buffers, no torch attention. Every slot remembers every token, and a window is a mask.
 torch is used only to round to the dtypes that numpy lacks.
 
     overwrite  in a pass, a layer sees its trained owner's K/V for the tokens of this pass, and
@@ -18,8 +18,11 @@ Array = np.ndarray
 
 
 @dataclass
-class Oracle:
-    """One row of text through one model. ``weights`` are float64 arrays by parameter name."""
+class ReferenceModel:
+    """One row of text through one model.
+
+    ``weights`` are float64 arrays by parameter name.
+    """
 
     config: object
     weights: dict[str, Array]
@@ -30,17 +33,17 @@ class Oracle:
     length: int = 0
 
     def logits(self, tokens: list[int]) -> Array:
-        """One pass over the next tokens -> (tokens, vocabulary)."""
+        """Run one pass over the next tokens; return (tokens, vocabulary)."""
         c, w = self.config, self.weights
-        at = np.arange(self.length, self.length + len(tokens))
+        positions = np.arange(self.length, self.length + len(tokens))
         x = w["token_embedding.weight"][tokens]
         if c.position == "learned":
-            x = x + w["position_embedding.weight"][at]
+            x = x + w["position_embedding.weight"][positions]
         current: dict[int, tuple[Array, Array]] = {}
         for layer in range(c.n_layer):
             name = f"blocks.{layer}."
             normed = self.norm(x, name + "norm1")
-            x = x + self.attention(layer, normed, at, current)
+            x = x + self.attention(layer, normed, positions, current)
             x = x + self.mlp(self.norm(x, name + "norm2"), name + "mlp.")
         for slot, (k, v) in current.items():
             if slot in self.past:
@@ -51,41 +54,44 @@ class Oracle:
         head = "token_embedding.weight" if c.tie_embeddings else "lm_head.weight"
         return self.norm(x, "norm") @ w[head].T
 
-    def attention(self, layer: int, x: Array, at: Array, current: dict) -> Array:
+    def attention(self, layer: int, x: Array, positions: Array, current: dict) -> Array:
         c, slot, name = self.config, self.slots[layer], f"blocks.{layer}.attention."
         weight, bias = self.weights[name + "qkv.weight"], self.weights.get(name + "qkv.bias", 0.0)
         rows = x @ weight.T + bias
         width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-        q = self.turn(rows[:, :width].reshape(len(x), c.n_head, c.head_dim), at)
+        q = self.rotate(rows[:, :width].reshape(len(x), c.n_head, c.head_dim), positions)
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
             k = rows[:, width : width + kv_width].reshape(len(x), c.n_kv_head, c.head_dim)
             v = rows[:, width + kv_width :].reshape(len(x), c.n_kv_head, c.head_dim)
-            current[slot] = (keep(self.turn(k, at), self.kv_dtype), keep(v, self.kv_dtype))
+            current[slot] = (
+                round_to_format(self.rotate(k, positions), self.kv_dtype),
+                round_to_format(v, self.kv_dtype),
+            )
         k, v = current[slot]
         if slot in self.past:
             k = np.concatenate([self.past[slot][0], k])
             v = np.concatenate([self.past[slot][1], v])
         out = np.zeros((len(x), c.n_head, c.head_dim))
         is_local = (c.attention_pattern * c.n_layer)[layer] == "L"
-        for i, position in enumerate(at):
+        for i, position in enumerate(positions):
             first = max(0, position - c.window + 1) if is_local else 0
             for head in range(c.n_head):
                 group = head // (c.n_head // c.n_kv_head)
                 score = k[first : position + 1, group] @ q[i, head] / np.sqrt(c.head_dim)
-                chance = np.exp(score - score.max())
-                out[i, head] = chance @ v[first : position + 1, group] / chance.sum()
+                probabilities = np.exp(score - score.max())
+                out[i, head] = probabilities @ v[first : position + 1, group] / probabilities.sum()
         bias = self.weights.get(name + "proj.bias", 0.0)
         return out.reshape(len(x), width) @ self.weights[name + "proj.weight"].T + bias
 
-    def turn(self, x: Array, at: Array) -> Array:
+    def rotate(self, x: Array, positions: Array) -> Array:
         if self.config.position != "rope":
             return x
         half = self.config.head_dim // 2
         theta = self.config.rope_theta ** (-np.arange(half) * 2.0 / self.config.head_dim)
-        angle = np.exp(1j * at[:, None, None] * theta)
-        turned = (x[..., :half] + 1j * x[..., half:]) * angle
-        return np.concatenate([turned.real, turned.imag], -1)
+        angle = np.exp(1j * positions[:, None, None] * theta)
+        rotated = (x[..., :half] + 1j * x[..., half:]) * angle
+        return np.concatenate([rotated.real, rotated.imag], -1)
 
     def norm(self, x: Array, name: str) -> Array:
         if self.config.norm == "layernorm":
@@ -103,20 +109,20 @@ class Oracle:
         return x @ self.weights[name + "down.weight"].T + self.weights.get(name + "down.bias", 0.0)
 
 
-def keep(x: Array, kv_dtype: str) -> Array:
-    """What is left of ``x`` (tokens, heads, head_dim) after storing it as ``kv_dtype``."""
+def round_to_format(x: Array, kv_dtype: str) -> Array:
+    """Return ``x`` (tokens, heads, head_dim) as the cache gives it back from ``kv_dtype``."""
     if kv_dtype in ("model", "float64"):
         return x
     single = torch.from_numpy(x).float()
     if kv_dtype in ("float32", "float16", "bfloat16"):
         return torch.from_numpy(x).to(getattr(torch, kv_dtype)).double().numpy()
-    largest = 127.0 if kv_dtype == "int8" else 448.0
-    scale = (single.abs().amax(-1, keepdim=True) / largest).clamp(2.0**-24, 65504.0).half()
-    codes = (single / scale.float()).clamp(-largest, largest)
+    max_code = 127.0 if kv_dtype == "int8" else 448.0
+    scale = (single.abs().amax(-1, keepdim=True) / max_code).clamp(2.0**-24, 65504.0).half()
+    codes = (single / scale.float()).clamp(-max_code, max_code)
     codes = codes.round() if kv_dtype == "int8" else codes.to(torch.float8_e4m3fn).float()
     return (codes.double() * scale.double()).numpy()
 
 
-def weights_of(model: torch.nn.Module) -> dict[str, Array]:
-    """A model's parameters as float64 arrays."""
+def read_weights(model: torch.nn.Module) -> dict[str, Array]:
+    """Return a model's parameters as float64 arrays."""
     return {name: p.detach().double().numpy() for name, p in model.named_parameters()}

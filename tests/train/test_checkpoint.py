@@ -71,6 +71,7 @@ def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed)
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.usefixtures("code_path")
 @pytest.mark.parametrize(
     "changes",
     [

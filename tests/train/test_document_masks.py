@@ -20,6 +20,7 @@ MASKED = OPEN.model_copy(
 )  # fmt: skip
 
 
+@pytest.mark.usefixtures("code_path")
 def test_the_loss_of_a_step_is_the_mean_over_documents_alone():
     stepper = TrainStepper(model(MASKED), DATA, MASKED, seed=0)
     reference, losses = model(MASKED), []

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
+from kvlab.model.kernels import use_plain_code
+from kvlab.model.kernels.cpu_kernel import plain_code_is_set
 from kvlab.train import load_final_weights, load_training_record, train
 from kvlab.train.optimizer import learning_rate
 from tests.support.tiny_training import dataset, experiment, model
@@ -52,6 +54,7 @@ def plain_training(of, seed=0, dtype=torch.float32):
     return net, curve
 
 
+@pytest.mark.usefixtures("code_path")
 def test_it_is_plain_training_whatever_the_microbatch(tmp_path):
     of = experiment()
     wanted, curve = plain_training(of)
@@ -61,6 +64,19 @@ def test_it_is_plain_training_whatever_the_microbatch(tmp_path):
         assert [point[2] for point in record.train_curve] == pytest.approx(curve, abs=1e-5)
         for a, b in zip(trained.parameters(), wanted.parameters(), strict=True):
             assert (a - b).abs().max() < 1e-4
+
+
+def test_kernels_train_as_the_plain_code_does(tmp_path):
+    """A shape that every CPU kernel serves."""
+    shape = {"block_size": 256, "n_head": 2, "n_embd": 48, "position": "rope", "bias": False}
+    of = experiment(shape, {"tokens": 512 * 12, "batch_tokens": 512, "evaluate_tokens": 512})
+    _, fast = run(of, tmp_path / "fast")
+    with use_plain_code():
+        _, plain = run(of, tmp_path / "plain")
+    assert [p[2] for p in fast.train_curve] == pytest.approx(
+        [p[2] for p in plain.train_curve], abs=1e-4
+    )
+    assert plain_code_is_set() or fast.train_curve != plain.train_curve
 
 
 def test_it_learns_and_records_what_it_did(tmp_path):

@@ -1,11 +1,12 @@
-"""Differential fuzzing of the model and its caches against the dense oracle.
+"""Differential fuzzing of the model and its caches against a dense float64 reference.
 
-    python -m tests.fuzz --cases 100000 --first 0
+    python -m tests.fuzz_model --cases 100000 --first 0
 
-A case is a random configuration x dtype x storage x chunking x batch x ragged lengths x
-wrap-arounds x sharing x tie rule, a function of its number alone. Slots that hold nothing are
-poisoned: with NaN where rows are of equal length, and where masks are needed (rows of
-different lengths) with 1e30, which a masked softmax multiplies by an exact zero.
+A case is a random configuration, dtype, cache format, chunking, batch, row lengths, sharing and
+tie rule, a function of its number alone. Cache entries that hold nothing are poisoned: with NaN
+where rows are of equal length, and where masks are needed (rows of different lengths) with 1e30,
+which a masked softmax multiplies by an exact zero. ``KVLAB_PLAIN=1`` fuzzes the plain code instead
+of the CPU kernels.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
 from kvlab.sharing import SharingError
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.support.reference_model import Oracle, weights_of
+from tests.support.reference_model import ReferenceModel, read_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 LONGEST = 48
@@ -27,18 +28,18 @@ LONGEST = 48
 
 @dataclass
 class Case:
-    """One random case; ``chunks[i][b]`` tokens of row b in pass i."""
+    """One random case: ``chunks[i][b]`` tokens of row b in pass i."""
 
     number: int
     config: ModelConfig
     serving: ServingConfig
     dtype: torch.dtype
     chunks: list[list[int]]
-    ragged: bool
+    is_ragged: bool
 
 
 def draw(number: int) -> Case:
-    """Case ``number``."""
+    """Return case ``number``."""
     rng = random.Random(number)
     while True:
         config, serving = _config(rng), _serving(rng)
@@ -47,16 +48,16 @@ def draw(number: int) -> Case:
         except SharingError:
             continue
         break
-    rows, ragged = rng.randint(1, 3), rng.random() < 0.4
-    # a quantised float32 model rounds differently from the float64 oracle at code boundaries
-    exact = serving.kv_dtype in ("model", "float32") and rng.random() < 0.4
+    rows, is_ragged = rng.randint(1, 3), rng.random() < 0.4
+    # a quantized float32 model rounds differently from the float64 reference at code boundaries
+    is_single = serving.kv_dtype in ("model", "float32") and rng.random() < 0.4
     return Case(
         number,
         config,
         serving,
-        torch.float32 if exact else torch.float64,
-        _chunks(rng, rows, rng.randint(1, LONGEST), ragged),
-        ragged,
+        torch.float32 if is_single else torch.float64,
+        _chunks(rng, rows, rng.randint(1, LONGEST), is_ragged),
+        is_ragged,
     )
 
 
@@ -104,21 +105,21 @@ def _pattern(rng: random.Random, layers: int) -> object:
     return rng.choice([*names, owners])
 
 
-def _chunks(rng: random.Random, rows: int, total: int, ragged: bool) -> list[list[int]]:
-    ends = [rng.randint(1, total) if ragged else total for _ in range(rows)]
-    at, chunks = [0] * rows, []
-    while at != ends:
+def _chunks(rng: random.Random, rows: int, total: int, is_ragged: bool) -> list[list[int]]:
+    ends = [rng.randint(1, total) if is_ragged else total for _ in range(rows)]
+    lengths, chunks = [0] * rows, []
+    while lengths != ends:
         size = rng.choice([1, 1, 1, 2, 3, 7, 20, 48])
-        sizes = [rng.randint(0, size) if ragged else size for _ in range(rows)]
-        added = [min(n, end - a) for n, end, a in zip(sizes, ends, at, strict=True)]
+        sizes = [rng.randint(0, size) if is_ragged else size for _ in range(rows)]
+        added = [min(n, end - held) for n, end, held in zip(sizes, ends, lengths, strict=True)]
         if any(added):
             chunks.append(added)
-            at = [a + n for a, n in zip(at, added, strict=True)]
+            lengths = [held + n for held, n in zip(lengths, added, strict=True)]
     return chunks
 
 
 def run_case(case: Case) -> float:
-    """The largest disagreement of any logit in the case, in logits.
+    """Return the largest error of any logit in the case.
 
     Raises:
         AssertionError: cache bytes or parameters differ from the formula.
@@ -131,22 +132,22 @@ def run_case(case: Case) -> float:
     assert cache.nbytes == layout.stored_bytes(rows, LONGEST, dtype)
     assert sum(p.numel() for p in model.parameters()) == parameter_count(case.config)
     for tensor in cache.tensors:
-        _poison(tensor, case.ragged)
-    weights = weights_of(model)
+        _poison(tensor, case.is_ragged)
+    weights = read_weights(model)
     slots = list(layout.owners)
-    oracles = [
-        Oracle(case.config, weights, slots, case.serving.tie_rule, case.serving.kv_dtype)
+    references = [
+        ReferenceModel(case.config, weights, slots, case.serving.tie_rule, case.serving.kv_dtype)
         for _ in range(rows)
     ]
     worst = 0.0
     for added in case.chunks:
         tokens = torch.randint(0, case.config.vocab_size, (rows, max(added)))
         with torch.inference_mode():
-            logits = model(tokens, cache=cache, lengths=added if case.ragged else None)
+            logits = model(tokens, cache=cache, lengths=added if case.is_ragged else None)
         for row, count in enumerate(added):
             if count:
-                wanted = oracles[row].logits(tokens[row, :count].tolist())
-                error = (logits[row, :count].double() - torch.from_numpy(wanted)).abs().max()
+                expected = references[row].logits(tokens[row, :count].tolist())
+                error = (logits[row, :count].double() - torch.from_numpy(expected)).abs().max()
                 worst = max(worst, float("inf") if error.isnan() else float(error))
     return worst
 
@@ -160,35 +161,35 @@ def _model(case: Case) -> GPT:
     return model.to(case.dtype)
 
 
-def _poison(tensor: torch.Tensor, finite: bool) -> None:
+def _poison(tensor: torch.Tensor, is_finite: bool) -> None:
     if tensor.dtype == torch.int8:
         tensor.fill_(127)
     elif tensor.dtype == torch.float8_e4m3fn:
         tensor.fill_(448.0)
-    elif finite:
+    elif is_finite:
         tensor.fill_(6e4 if tensor.dtype == torch.float16 else 1e30)
     else:
         tensor.fill_(float("nan"))
 
 
 def main() -> int:
-    """Runs many cases, prints every disagreement, and returns 1 if there was one."""
+    """Run many cases and print every disagreement; return 1 if there was one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    bad, worst = 0, dict.fromkeys(TOLERANCE, 0.0)
+    failures, worst = 0, dict.fromkeys(TOLERANCE, 0.0)
     for number in range(options.first, options.first + options.cases):
         case = draw(number)
         error = run_case(case)
         worst[case.dtype] = max(worst[case.dtype], error)
         if not error <= TOLERANCE[case.dtype]:
-            bad += 1
+            failures += 1
             print(f"case {number}: {error:.3g}\n  {case}")
         if (number + 1) % 1000 == 0:
-            print(f"{number + 1 - options.first} cases, {bad} disagreements, worst {worst}")
-    return int(bad > 0)
+            print(f"{number + 1 - options.first} cases, {failures} disagreements, worst {worst}")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
