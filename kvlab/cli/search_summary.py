@@ -42,18 +42,20 @@ def space_lines(sweep: Sweep) -> Iterator[str]:
 
 def search_lines(search: Searcher) -> Iterator[str]:
     """How a search stands, and the best that it has found."""
-    trained = sum(point.trained for point in search.points)
+    trained = sum(point.has_trial for point in search.suggestions)
     why = f": {search.stop_reason}" if search.stop_reason else ""
-    pruned = sum(point.trained and point.past.state == "pruned" for point in search.points)
+    pruned = sum(
+        point.has_trial and point.observation.state == "pruned" for point in search.suggestions
+    )
     left = f", {pruned} pruned" if pruned else ""
     spent = f"{format_number(search.flops)} training FLOPs"
-    yield f"search: {trained} trials of {len(search.points)} suggestions{left}, {spent}{why}"
+    yield f"search: {trained} trials of {len(search.suggestions)} suggestions{left}, {spent}{why}"
     names = search.plan.sweep.search.objectives if search.plan.sweep.search else ()
     for point in search.best():
-        values = zip(names, point.past.values, strict=True)
+        values = zip(names, point.observation.values, strict=True)
         found = ", ".join(f"{name} {value:.6g}" for name, value in values)
         patch = ", ".join(f"{key}: {format_value(value)}" for key, value in point.patch.items())
-        yield f"best {point.level} ({point.trial[:8]})  {found}  {patch}"
+        yield f"best {point.level} ({point.trial_id[:8]})  {found}  {patch}"
 
 
 def promote_trials(search: Searcher, store: Store, trials: list[str]) -> None:

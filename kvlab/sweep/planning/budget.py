@@ -1,4 +1,4 @@
-"""What is still to be spent on a plan: memory, device-hours and money."""
+"""Estimate what a plan still costs: memory, device-hours and money."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from kvlab.layout import training_peak_bytes
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
-from kvlab.sweep.search.search_history import Suggestion, load_history
+from kvlab.sweep.search.search_history import Suggestion, history_path, load_history
 
 MAX_RESULTS_READ = 64
 """Results that a rate is measured from."""
@@ -22,9 +22,13 @@ _MAX_TRIALS_SCANNED = 1000
 
 @dataclass(frozen=True)
 class TrainingRate:
-    """How fast one trial trains, and how long it is measured afterwards.
+    """The speed of one trial.
 
-    ``measure_seconds`` is None where it was never seen.
+    Attributes:
+        flops_per_second: Of its training.
+        source: Whether a person stated it, or results gave it.
+        results: Number of results that it was measured from.
+        measure_seconds: Duration of the measurement stage; None if unknown.
     """
 
     flops_per_second: float
@@ -38,15 +42,19 @@ class Budget:
     """What running a plan's missing trials takes.
 
     Attributes:
-        trials, trainings: to run, with the most that a search may suggest.
-        suggestions: those of them that are a search's to come, costed as its base experiment.
-        at_once: trials that share the memory.
-        parameters: smallest and largest model among them.
-        flops, tokens: of the trainings.
-        peak_bytes: predicted, of the trial that takes most; ``peak_trial`` is its id.
-        device: ``GPU`` or ``CPU core``: what hours are counted of.
-        hours: devices times hours; None without a rate, or if trials mix CPU and GPU.
-        money: ``hours`` times the price.
+        trials: Number of missing trials, with the most that a search may still suggest.
+        trainings: Number of them that train.
+        parameters: Of the smallest and of the largest model.
+        flops, tokens: Of the trainings.
+        peak_bytes: Predicted, of the trial that takes most.
+        peak_trial: Id of that trial.
+        device: ``GPU`` or ``CPU core``; the unit of ``hours``.
+        memory: Bytes of the device, if known.
+        at_once: Number of trials that share the memory.
+        suggestions: Number of trials that a search may still suggest.
+        rate: None if unknown.
+        hours: Device-hours; None without a rate, or if some trials use GPUs and some do not.
+        money: ``hours`` times the price; None without a price.
     """
 
     trials: int
@@ -66,7 +74,7 @@ class Budget:
 
     @property
     def fits(self) -> bool | None:
-        """Whether as many of the largest trial as run at once fit; None if that is not known."""
+        """Whether ``at_once`` of the largest trial fit into the memory; None if unknown."""
         return None if self.memory is None else self.peak_bytes * self.at_once <= self.memory
 
 
@@ -79,141 +87,145 @@ def estimate_budget(
     memory: int | None = None,
     at_once: int = 1,
 ) -> Budget | None:
-    """The budget of a plan; None if nothing is left to run.
+    """Estimate the budget of a plan.
 
     Args:
-        rate: training FLOPs a second of one trial; default measured from the store's results of
-            trials with the same resources.
-        price: of one device for one hour.
-        memory: bytes of the device.
-        at_once: trials that run side by side in that memory, if there are as many.
+        plan: Of a sweep.
+        store: Holds finished trials.
+        rate: Training FLOP/s of one trial; default measured from finished trials with the same
+            resources.
+        price: Of one device for one hour.
+        memory: Bytes of the device.
+        at_once: Number of trials that run side by side in that memory, if there are as many.
+
+    Returns:
+        None if nothing is left to run.
 
     Raises:
-        UsageError: a price without any rate.
-        StoreError: the history of a search is damaged, or another search's.
+        UsageError: A price without any rate.
+        StoreError: The history of a search is damaged, or of another search.
     """
     missing, suggestions = list_remaining_trials(plan, store)
     if not missing:
         return None
-    known = TrainingRate(rate, "stated") if rate else _measure_rate(plan, store, missing)
-    hours = _device_hours(missing, known)
+    training_rate = TrainingRate(rate, "stated") if rate else _measure_rate(plan, store, missing)
+    hours = _device_hours(missing, training_rate)
     if price is not None and hours is None:
         text = f"--price = {price:g} needs a rate, and no finished trial here gives one"
         raise UsageError(f"{text}; state it with --rate FLOPS")
     peaks = {p.trial.id: training_peak_bytes(p.trial.experiment, memory) for p in missing}
-    largest = max(peaks, key=lambda trial: peaks[trial])
-    sizes = [planned.parameters for planned in missing]
-    gpus = any(planned.trial.experiment.resources.devices for planned in missing)
+    largest = max(peaks, key=lambda trial_id: peaks[trial_id])
+    parameters = [planned.parameters for planned in missing]
+    trainings = [planned for planned in missing if planned.trains]
+    uses_gpus = any(planned.trial.resources.devices for planned in missing)
     return Budget(
         trials=len(missing),
-        trainings=sum(planned.trains for planned in missing),
-        parameters=(min(sizes), max(sizes)),
-        flops=sum(planned.flops for planned in missing if planned.trains),
-        tokens=sum(planned.tokens for planned in missing if planned.trains),
+        trainings=len(trainings),
+        parameters=(min(parameters), max(parameters)),
+        flops=sum(planned.flops for planned in trainings),
+        tokens=sum(planned.tokens for planned in trainings),
         peak_bytes=peaks[largest],
         peak_trial=largest,
-        device="GPU" if gpus else "CPU core",
+        device="GPU" if uses_gpus else "CPU core",
         memory=memory,
         at_once=min(at_once, len(missing)),
         suggestions=suggestions,
-        rate=known,
+        rate=training_rate,
         hours=hours,
         money=None if price is None or hours is None else hours * price,
     )
 
 
+def list_remaining_trials(plan: Plan, store: Store | None) -> tuple[list[PlannedTrial], int]:
+    """Return the trials that are still to run, and how many of them are not suggested yet.
+
+    A suggestion is unknown before it is made, so it is taken to cost what the base experiment
+    does. There are at most as many as the budgets of trials and FLOPs allow. A budget of hours
+    alone says nothing about their number; then none is counted.
+
+    Raises:
+        StoreError: The history of the search is damaged, or of another search.
+    """
+    missing = [planned for planned in plan.trials if not planned.has_ended]
+    count = _count_remaining_suggestions(plan, store)
+    base = replace(plan.trials[0], state="new")
+    return missing + [base] * count, count
+
+
+def _count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
+    config = plan.sweep.search
+    if config is None:
+        return 0
+    suggestions: list[Suggestion] = []
+    if store is not None:
+        path = history_path(store.sweep_directory(plan.sweep.name))
+        suggestions, _ = load_history(path, config)
+    trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
+    allowed = []
+    if config.trials is not None:
+        allowed.append(config.trials - len(trained))
+    if config.flops is not None:  # the suggestion that exceeds the budget is still trained
+        spent = sum(suggestion.flops for suggestion in trained)
+        allowed.append(math.ceil((config.flops - spent) / max(1, plan.trials[0].flops)))
+    open_suggestions = sum(suggestion.is_open for suggestion in trained)
+    return max(0, min(allowed, default=0)) + open_suggestions
+
+
 def _device_hours(missing: list[PlannedTrial], rate: TrainingRate | None) -> float | None:
-    kinds = {planned.trial.experiment.resources.devices > 0 for planned in missing}
+    kinds = {planned.trial.resources.devices > 0 for planned in missing}
     if rate is None or len(kinds) != 1:
         return None
     seconds = 0.0
     for planned in missing:
-        resources = planned.trial.experiment.resources
-        own = planned.flops / rate.flops_per_second if planned.trains else 0.0
-        seconds += (own + (rate.measure_seconds or 0.0)) * (resources.devices or resources.cpus)
+        resources = planned.trial.resources
+        training = planned.flops / rate.flops_per_second if planned.trains else 0.0
+        devices = resources.devices or resources.cpus
+        seconds += (training + (rate.measure_seconds or 0.0)) * devices
     return seconds / 3600
 
 
 def _measure_rate(
     plan: Plan, store: Store | None, missing: list[PlannedTrial]
 ) -> TrainingRate | None:
-    """The median rate of finished trials with the resources of this plan's."""
-    wanted = {planned.trial.experiment.resources for planned in missing}
-    if store is None or len(wanted) != 1:
+    """Return the median rate of finished trials that had the resources of this plan's."""
+    resources = {planned.trial.resources for planned in missing}
+    if store is None or len(resources) != 1:
         return None
     own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
     others = (trial for trial in store.trial_ids()[:_MAX_TRIALS_SCANNED] if trial not in set(own))
-    rates, rests = [], []
-    for result in _results_with_resources(store, (*own, *others), next(iter(wanted))):
-        seconds = result["training_record"]["seconds"]
-        rates.append(result["model"]["training_flops"] / seconds)
-        facts = result["provenance"]
-        if facts["attempts"] == 1 and not result["training_record"].get("resumed_from"):
-            rests.append(_seconds_between(facts["started"], facts["finished"]) - seconds)
+    rates, measure_seconds = [], []
+    for result in _results_with_resources(store, (*own, *others), next(iter(resources))):
+        training, provenance = result["training_record"], result["provenance"]
+        rates.append(result["model"]["training_flops"] / training["seconds"])
+        if provenance["attempts"] == 1 and not training.get("resumed_from"):
+            seconds = _seconds_between(provenance["started"], provenance["finished"])
+            measure_seconds.append(seconds - training["seconds"])
         if len(rates) == MAX_RESULTS_READ:
             break
     if not rates:
         return None
-    rest = max(0.0, median(rests)) if rests else None
-    return TrainingRate(median(rates), "measured", len(rates), rest)
+    measured = max(0.0, median(measure_seconds)) if measure_seconds else None
+    return TrainingRate(median(rates), "measured", len(rates), measured)
 
 
 def _results_with_resources(
-    store: Store, trials: Iterable[str], wanted: ResourcesConfig
+    store: Store, trials: Iterable[str], resources: ResourcesConfig
 ) -> Iterator[dict[str, Any]]:
-    """Readable results of done trials that trained with the wanted resources."""
-    for trial in trials:
-        if store.status(trial) != "done":
+    """Yield the readable results of done trials that trained with these resources."""
+    for trial_id in trials:
+        if store.status(trial_id) != "done":
             continue
         try:
-            result = store.result(trial)
+            result = store.result(trial_id)
         except StoreError:
             continue
-        record = (result or {}).get("training_record") or {}
-        if result is None or not record.get("seconds") or not result["model"]["training_flops"]:
+        training = (result or {}).get("training_record") or {}
+        if result is None or not training.get("seconds") or not result["model"]["training_flops"]:
             continue
-        asked = result["experiment"]["resources"]
-        if (asked["gpus"], asked["cpus"]) == (wanted.gpus, wanted.cpus):
+        used = result["experiment"]["resources"]
+        if (used["gpus"], used["cpus"]) == (resources.gpus, resources.cpus):
             yield result
 
 
 def _seconds_between(started: str, finished: str) -> float:
     return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds()
-
-
-# What a plan still has to run: its trials that have not ended, and what its search may suggest.
-
-
-def list_remaining_trials(plan: Plan, store: Store | None) -> tuple[list[PlannedTrial], int]:
-    """The trials still to run, and how many of them are suggestions that nobody has made yet.
-
-    A suggestion is taken to cost what the base experiment does: it is not known before it is
-    made. There are at most as many as the budgets of trials and FLOPs allow; a budget of hours
-    alone says nothing about their number, and then none is counted.
-
-    Raises:
-        StoreError: the history of the search is damaged, or another search's.
-    """
-    missing = [planned for planned in plan.trials if not planned.has_ended]
-    if plan.sweep.search is None:
-        return missing, 0
-    suggested = list(_remaining_suggestions(plan, store))
-    return missing + suggested, len(suggested)
-
-
-def _remaining_suggestions(plan: Plan, store: Store | None) -> Iterator[PlannedTrial]:
-    config, base = plan.sweep.search, replace(plan.trials[0], state="new")
-    assert config is not None, "asked for by `outstanding`"
-    points: list[Suggestion] = []
-    if store is not None:
-        points, _ = load_history(store.sweep_directory(plan.sweep.name) / "search.json", config)
-    trained = [point for point in points if point.trained]
-    left = []
-    if config.trials is not None:
-        left.append(config.trials - len(trained))
-    if config.flops is not None:  # the one that passes the budget is still trained
-        spent = sum(point.flops for point in trained)
-        left.append(math.ceil((config.flops - spent) / max(1, base.flops)))
-    unended = sum(point.past.state == "open" for point in trained)
-    for _ in range(max(0, min(left, default=0)) + unended):
-        yield base

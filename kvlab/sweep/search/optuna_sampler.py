@@ -1,8 +1,8 @@
-"""Suggestions from Optuna's samplers. The only module that imports optuna.
+"""Suggest parameters with Optuna's samplers. The only module that imports optuna.
 
-A study is made anew from the history for every suggestion, with a sampler whose seed follows
-from the search's seed and the number of the suggestion. So a suggestion depends on the seed and
-the history alone, and a search that was killed goes on as if it had not been.
+A study is rebuilt from the history for every suggestion. The seed of its sampler follows from the
+search's seed and the number of the suggestion. So a suggestion depends on the seed and the history
+alone, and a search that was killed goes on as if it had not been.
 """
 
 import json
@@ -19,126 +19,147 @@ Direction = Literal["minimize", "maximize"]
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "tpe": {"constant_liar": True},
-    "nsga2": {"population_size": 20},  # Optuna's 50 would draw most of a small budget by chance
+    "nsga2": {"population_size": 20},  # with Optuna's 50 most of a small budget is random
     "nsga3": {"population_size": 20},
     "gp": {"deterministic_objective": True},
 }
-"""Where ours differ from Optuna's."""
+"""Arguments whose defaults differ from Optuna's."""
 
 _FIXED_SEED_SAMPLERS = ("qmc", "grid")
-"""Their seed shuffles a sequence that is gone through, so it stays."""
+"""Samplers whose seed shuffles one sequence, so that it must stay the same."""
 
-_STUDY_PREFIX = "qmc:"
-"""How far a sequence has been gone through, which Optuna keeps with the study."""
+_SEQUENCE_PREFIX = "qmc:"
+"""Prefix of the position in such a sequence, which Optuna keeps with the study."""
+
+_STATES = {
+    "open": "RUNNING",
+    "ok": "COMPLETE",
+    "beyond": "PRUNED",
+    "pruned": "PRUNED",
+    "lost": "FAIL",
+}
+"""Optuna's state of a trial, by the state of the observation."""
 
 
 def suggest_params(
     config: SearchConfig, directions: Sequence[Direction], history: Sequence[Observation]
 ) -> Observation:
-    """The next suggestion, open.
+    """Return the next suggestion as an open observation.
 
     Args:
+        config: Of the search.
         directions: ``minimize`` or ``maximize`` for every objective.
-        history: every suggestion so far, in the order in which they were made.
+        history: Every suggestion so far, in the order in which they were made.
     """
     import optuna
 
     optuna.logging.set_verbosity(logging.ERROR)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # experimental samplers say so each time
+        warnings.simplefilter("ignore")  # experimental samplers warn each time
         storage = optuna.storages.InMemoryStorage()
         study = optuna.create_study(
             storage=storage,
             sampler=_make_sampler(optuna, config, len(history)),
             directions=list(directions),
         )
-        number = storage.get_study_id_from_name(study.study_name)
-        for key, value in (history[-1].notes if history else {}).items():
-            if key.startswith(_STUDY_PREFIX):
-                storage.set_study_system_attr(number, key, value)
-        space = _make_distributions(optuna, config)
-        for past in history:
-            study.add_trial(_make_frozen_trial(optuna, past, space, directions))
-        trial = study.ask(space)
-    kept = storage.get_study_system_attrs(number).items()
-    notes = {key: value for key, value in kept if key.startswith(_STUDY_PREFIX)}
-    notes |= study.trials[-1].system_attrs
-    return Observation(dict(trial.params), notes={k: v for k, v in notes.items() if _is_json(v)})
+        study_id = storage.get_study_id_from_name(study.study_name)
+        last_attrs = history[-1].sampler_attrs if history else {}
+        for key, value in _sequence_attrs(last_attrs).items():
+            storage.set_study_system_attr(study_id, key, value)
+        distributions = _make_distributions(optuna, config)
+        for observation in history:
+            study.add_trial(_make_frozen_trial(optuna, observation, distributions, directions))
+        trial = study.ask(distributions)
+    attrs = _sequence_attrs(storage.get_study_system_attrs(study_id))
+    attrs |= study.trials[-1].system_attrs
+    json_attrs = {key: value for key, value in attrs.items() if _is_json(value)}
+    return Observation(dict(trial.params), sampler_attrs=json_attrs)
+
+
+def _sequence_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attrs.items() if key.startswith(_SEQUENCE_PREFIX)}
 
 
 def _make_sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
-    name, told = split_sampler(config.sampler)
-    arguments = {**_DEFAULTS.get(name, {}), **told}
+    name, given = split_sampler(config.sampler)
+    arguments = {**_DEFAULTS.get(name, {}), **given}
     for kind in ("crossover", "mutation"):
         if kind in arguments:
             arguments[kind] = getattr(optuna.samplers.nsgaii, arguments[kind])()
     if name == "grid":
         arguments["search_space"] = _grid_search_space(config)
-    changing = name not in _FIXED_SEED_SAMPLERS
-    arguments["seed"] = (config.seed * 1_000_003 + number * changing) % 2**32
+    offset = 0 if name in _FIXED_SEED_SAMPLERS else number
+    arguments["seed"] = (config.seed * 1_000_003 + offset) % 2**32
     return getattr(optuna.samplers, SAMPLERS[name].class_name)(**arguments)
 
 
 def _grid_search_space(config: SearchConfig) -> dict[str, list[Any]]:
-    points: dict[str, list[Any]] = {
+    choices: dict[str, list[Any]] = {
         key: list(range(len(values))) for key, values in config.choices.items()
     }
-    return points | {key: asked.points() or [] for key, asked in config.ranges.items()}
+    return choices | {key: values.points() or [] for key, values in config.ranges.items()}
 
 
 def _make_distributions(optuna: Any, config: SearchConfig) -> dict[str, Any]:
-    kinds = optuna.distributions
-    space: dict[str, Any] = {
-        key: kinds.CategoricalDistribution(list(range(len(values))))
+    distributions: dict[str, Any] = {
+        key: optuna.distributions.CategoricalDistribution(list(range(len(values))))
         for key, values in config.choices.items()
     }
-    for key, asked in config.ranges.items():
-        space[key] = _make_distribution(kinds, asked)
-    return space
+    for key, values in config.ranges.items():
+        distributions[key] = _make_distribution(optuna, values)
+    return distributions
 
 
-def _make_distribution(kinds: Any, asked: Range) -> Any:
-    if asked.whole:
-        step = int(asked.step or 1)
-        return kinds.IntDistribution(int(asked.low), int(asked.high), log=asked.log, step=step)
-    return kinds.FloatDistribution(asked.low, asked.high, log=asked.log, step=asked.step)
+def _make_distribution(optuna: Any, values: Range) -> Any:
+    if values.whole:
+        step = int(values.step or 1)
+        return optuna.distributions.IntDistribution(
+            int(values.low), int(values.high), log=values.log, step=step
+        )
+    return optuna.distributions.FloatDistribution(
+        values.low, values.high, log=values.log, step=values.step
+    )
 
 
 def _make_frozen_trial(
-    optuna: Any, past: Observation, space: dict[str, Any], directions: Sequence[Direction]
+    optuna: Any,
+    observation: Observation,
+    distributions: dict[str, Any],
+    directions: Sequence[Direction],
 ) -> Any:
-    states = optuna.trial.TrialState
-    state = {
-        "open": states.RUNNING, "ok": states.COMPLETE, "beyond": states.PRUNED,
-        "pruned": states.PRUNED, "lost": states.FAIL,
-    }[past.state]  # fmt: skip
+    constraints = {**observation.violations, **_pruned_constraint(observation, directions)}
     return optuna.trial.create_trial(
-        state=state,
-        params=past.params,
-        distributions=space,
-        values=past.values if past.state == "ok" else None,
-        constraints={**past.excess, **_pruned_constraint(past, directions)} or None,
-        intermediate_values=_intermediate_values(past, directions),
-        system_attrs=past.notes,
+        state=optuna.trial.TrialState[_STATES[observation.state]],
+        params=observation.params,
+        distributions=distributions,
+        values=observation.values if observation.state == "ok" else None,
+        constraints=constraints or None,
+        intermediate_values=_intermediate_values(observation, directions),
+        system_attrs=observation.sampler_attrs,
     )
 
 
 def _intermediate_values(
-    past: Observation, directions: Sequence[Direction]
+    observation: Observation, directions: Sequence[Direction]
 ) -> dict[int, float] | None:
-    """What TPE ranks pruned trials by: rung by rung, in the sense of the one objective."""
-    if past.state != "pruned" or len(directions) > 1:
+    """Return the losses at the rungs, by which TPE ranks pruned trials, in the objective's sense."""
+    if observation.state != "pruned" or len(directions) > 1:
         return None
     sign = 1 if directions[0] == "minimize" else -1
-    return {number: sign * loss for number, loss in enumerate(past.rungs)}
+    return {rung: sign * loss for rung, loss in enumerate(observation.rung_losses)}
 
 
-def _pruned_constraint(past: Observation, directions: Sequence[Direction]) -> dict[str, float]:
-    """Of several objectives samplers read no intermediate values: there a pruned trial counts as
-    worse than any measured one, the less so the further it came."""
-    if past.state != "pruned" or len(directions) == 1:
+def _pruned_constraint(
+    observation: Observation, directions: Sequence[Direction]
+) -> dict[str, float]:
+    """Return a violated constraint for a pruned trial of several objectives.
+
+    Samplers read no intermediate values there. With it a pruned trial counts as worse than any
+    measured one, the less so the further it came.
+    """
+    if observation.state != "pruned" or len(directions) == 1:
         return {}
-    return {"pruned": 1.0 / len(past.rungs)}
+    return {"pruned": 1.0 / len(observation.rung_losses)}
 
 
 def _is_json(value: Any) -> bool:

@@ -1,7 +1,10 @@
-"""Which trainings of a search go on at a rung. See `kvlab.spec.pruning_config` for the rules.
+"""Prune the trainings of a search at rungs; see `kvlab.spec.pruning_config` for the rules.
 
-All of it follows from the history, in the order in which it was made: no clock, no chance.
-Trials that share a training stand at a rung once.
+Successive halving is asynchronous: algorithm 2 of Li et al. (2020), "A System for Massively
+Parallel Hyperparameter Tuning". The median rule is that of Optuna's ``MedianPruner``.
+
+All decisions follow from the history in the order in which it was made, not from a clock or from
+chance. Trials that share a training count once at a rung.
 """
 
 from collections.abc import Sequence
@@ -12,98 +15,110 @@ from kvlab.sweep.search.search_history import Suggestion
 
 
 class Pruner:
-    """Reads the points of a search, and changes none.
+    """Decide which trainings go on at a rung. It reads the suggestions, and changes none.
 
     Args:
-        config: of the search; None if nothing is pruned: then there are no rungs.
-        points: the search's own list, which grows.
+        config: Of the search; None if nothing is pruned. Then there are no rungs.
+        suggestions: The search's own list, which grows.
     """
 
-    def __init__(self, config: PruningConfig | None, points: Sequence[Suggestion]):
-        self._config, self._points = config, points
+    def __init__(self, config: PruningConfig | None, suggestions: Sequence[Suggestion]):
+        self._config, self._suggestions = config, suggestions
 
-    def until(self, point: Suggestion) -> int | None:
-        """After which step its training is to pause, or has if it is pruned; None at the end."""
-        if self._config is None or point.kept:
+    def pause_step(self, suggestion: Suggestion) -> int | None:
+        """Return after which step a training pauses, or has paused if it is pruned.
+
+        Returns:
+            None if it is trained to its end.
+        """
+        if self._config is None or suggestion.is_promoted:
             return None
-        at = self._config.steps(point.steps)
-        number = len(point.past.rungs) - (point.past.state == "pruned")
-        return at[number] if number < len(at) else None
+        steps = self._config.steps(suggestion.steps)
+        rung = len(suggestion.observation.rung_losses) - suggestion.is_pruned
+        return steps[rung] if rung < len(steps) else None
 
-    def goes_on(self, point: Suggestion) -> bool:
-        """Whether one that has just reached a rung goes on at once."""
+    def should_continue(self, suggestion: Suggestion) -> bool:
+        """Return whether a training that has just reached a rung goes on at once."""
         assert self._config is not None, "only trainings with rungs reach one"
-        if point.kept:
+        if suggestion.is_promoted:
             return True
-        rung = len(point.past.rungs) - 1
-        losses = self._losses(rung)
+        rung = len(suggestion.observation.rung_losses) - 1
+        losses = self._losses_at(rung)
         if self._config.rule == "halving":
-            return point.training in self._best(losses, 0)
-        others = [loss for training, loss in losses.items() if training != point.training]
+            return suggestion.training_id in self._best_of(losses, 0)
+        others = [loss for training, loss in losses.items() if training != suggestion.training_id]
         assert self._config.startup is not None, "filled in"
-        return len(others) < self._config.startup or point.past.rungs[rung] <= median(others)
+        if len(others) < self._config.startup:
+            return True
+        return suggestion.observation.rung_losses[rung] <= median(others)
 
-    def promotable(self, *, at_end: bool) -> Suggestion | None:
-        """One that waits and for which there is room by now, the furthest first.
+    def find_promotable(self, *, is_last: bool) -> Suggestion | None:
+        """Return a pruned suggestion that has room above its rung by now, the furthest first.
 
         Args:
-            at_end: no more suggestions come, so the best of every rung goes on at least.
+            is_last: No more suggestions come, so at least the best of every rung goes on.
         """
         if self._config is None or self._config.rule != "halving":
             return None
-        for rung in range(self._highest(), -1, -1):
-            for training in self._best(self._losses(rung), int(at_end)):
-                for point in self._waiting(rung):
-                    if point.training == training:
-                        return point
+        for rung in range(self._highest_rung(), -1, -1):
+            for training_id in self._best_of(self._losses_at(rung), int(is_last)):
+                for suggestion in self._pruned_at(rung):
+                    if suggestion.training_id == training_id:
+                        return suggestion
         return None
 
-    def furthest(self) -> Suggestion | None:
-        """The best of those that wait at the highest rung, unless a trial has been measured: a
-        search whose budget is spent still ends with an answer."""
-        if any(point.past.values for point in self._points):
+    def find_furthest(self) -> Suggestion | None:
+        """Return the best of those pruned at the highest rung, unless a trial has been measured.
+
+        With it a search whose budget is spent still ends with an answer.
+        """
+        if any(suggestion.observation.values for suggestion in self._suggestions):
             return None
-        for rung in range(self._highest(), -1, -1):
-            waiting = self._waiting(rung)
-            if waiting:
-                return min(waiting, key=lambda point: point.past.rungs[rung])
+        for rung in range(self._highest_rung(), -1, -1):
+            pruned = self._pruned_at(rung)
+            if pruned:
+                return min(pruned, key=lambda s: s.observation.rung_losses[rung])
         return None
 
-    def flops(self) -> float:
-        """Training FLOPs that were spent, or are going to be by what is in flight.
+    def spent_flops(self) -> float:
+        """Return the training FLOPs spent so far, with those of what runs now.
 
         A training counts once, as far as it went. One that failed or diverged counts up to where
-        it was to pause, or whole: how far it came is not known.
+        it was to pause, since how far it came is unknown.
         """
         spent: dict[str, float] = {}
-        for point in self._points:
-            if point.trained:
-                until = None if point.past.values else self.until(point)
-                share = 1.0 if until is None else until / point.steps
-                spent[point.training] = max(spent.get(point.training, 0.0), share * point.flops)
+        for suggestion in self._suggestions:
+            if suggestion.has_trial:
+                is_measured = bool(suggestion.observation.values)
+                step = None if is_measured else self.pause_step(suggestion)
+                fraction = 1.0 if step is None else step / suggestion.steps
+                flops = fraction * suggestion.flops
+                spent[suggestion.training_id] = max(spent.get(suggestion.training_id, 0.0), flops)
         return sum(spent.values())
 
-    def _highest(self) -> int:
-        return max((len(point.past.rungs) for point in self._points), default=0) - 1
+    def _highest_rung(self) -> int:
+        return max((len(s.observation.rung_losses) for s in self._suggestions), default=0) - 1
 
-    def _losses(self, rung: int) -> dict[str, float]:
-        """Training -> its loss at a rung, in the order in which they were suggested."""
+    def _losses_at(self, rung: int) -> dict[str, float]:
+        """Return the loss at a rung by training, in the order of the suggestions."""
         return {
-            point.training: point.past.rungs[rung]
-            for point in self._points
-            if point.trained and len(point.past.rungs) > rung
+            suggestion.training_id: suggestion.observation.rung_losses[rung]
+            for suggestion in self._suggestions
+            if suggestion.has_trial and len(suggestion.observation.rung_losses) > rung
         }
 
-    def _best(self, losses: dict[str, float], least: int) -> list[str]:
-        """As many as there is room for above a rung; of equal ones the earlier (sort is stable)."""
+    def _best_of(self, losses: dict[str, float], minimum: int) -> list[str]:
+        """Return as many trainings as there is room for above a rung; of equals, the earlier."""
         assert self._config is not None
         assert self._config.factor is not None, "filled in"
-        room = max(least, len(losses) // self._config.factor)
-        return sorted(losses, key=losses.__getitem__)[:room]
+        room = max(minimum, len(losses) // self._config.factor)
+        return sorted(losses, key=losses.__getitem__)[:room]  # the sort is stable
 
-    def _waiting(self, rung: int) -> list[Suggestion]:
+    def _pruned_at(self, rung: int) -> list[Suggestion]:
         return [
-            point
-            for point in self._points
-            if point.trained and point.past.state == "pruned" and len(point.past.rungs) == rung + 1
+            suggestion
+            for suggestion in self._suggestions
+            if suggestion.has_trial
+            and suggestion.is_pruned
+            and len(suggestion.observation.rung_losses) == rung + 1
         ]

@@ -1,7 +1,7 @@
-"""One suggestion of a search, as its history on disk holds it."""
+"""The history of a search: its suggestions and what became of them, in ``search.json``."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,78 +10,133 @@ from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.spec.search_config import SearchConfig
 
 Params = dict[str, Any]
-"""Dotted key -> index into its choices, or a number of its range."""
+"""Parameter -> an index into its choices, or a number of its range."""
+
+ObservationState = Literal["open", "ok", "beyond", "lost", "pruned"]
 
 
 @dataclass
 class Observation:
-    """One suggestion that was made.
+    """What a sampler learns from one suggestion.
 
-    ``open`` has no values yet; ``ok`` has; ``beyond`` breaks a limit, has diverged or is not
-    possible: above 0 in ``excess``; ``lost`` failed and says nothing; ``pruned`` waits at the
-    last of its ``rungs``, which are the validation losses at each that it has reached.
+    Attributes:
+        params: What was suggested.
+        state: ``open``: it has no values yet. ``ok``: it has. ``beyond``: it violates a limit, has
+            diverged, or is impossible. ``lost``: it failed, which says nothing. ``pruned``: it
+            waits at its last rung.
+        values: Of the objectives.
+        violations: By how much each limit is violated, relative to it; above 0 if it is.
+        sampler_attrs: The sampler's own notes.
+        rung_losses: Validation loss at each rung that it has reached, in nats per token.
     """
 
     params: Params
-    state: Literal["open", "ok", "beyond", "lost", "pruned"] = "open"
+    state: ObservationState = "open"
     values: list[float] = field(default_factory=list)
-    excess: dict[str, float] = field(default_factory=dict)
-    notes: dict[str, Any] = field(default_factory=dict)  # the sampler's own
-    rungs: list[float] = field(default_factory=list)
+    violations: dict[str, float] = field(default_factory=dict)
+    sampler_attrs: dict[str, Any] = field(default_factory=dict)
+    rung_losses: list[float] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "params": self.params,
+            "state": self.state,
+            "values": self.values,
+            "excess": self.violations,
+            "notes": self.sampler_attrs,
+            "rungs": self.rung_losses,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Observation":
+        keys = ("params", "state", "values", "excess", "notes", "rungs")
+        return cls(*(data[key] for key in keys))
 
 
 @dataclass
 class Suggestion:
-    """One suggestion: its patch of the base experiment, its trial if it has one.
+    """One suggestion of a search.
 
     Attributes:
-        flops: of its whole training.
-        why: it has no trial of its own, if there is a reason.
-        training, steps: of its trial.
-        kept: a person wants it trained to the end, whatever the rungs say.
+        observation: What was suggested, and what became of it.
+        level: Its level of the search's factor.
+        patch: Of the base experiment, in dotted keys.
+        trial_id: Empty if it has no trial.
+        flops: Of its whole training.
+        skip_reason: Why it has no trial of its own, if there is a reason.
+        training_id: Of its trial.
+        steps: Of its whole training.
+        is_promoted: Whether a person wants it to be trained to the end, whatever the rungs say.
     """
 
-    past: Observation
+    observation: Observation
     level: str
     patch: dict[str, Any]
-    trial: str = ""
+    trial_id: str = ""
     flops: int = 0
-    why: str = ""
-    training: str = ""
+    skip_reason: str = ""
+    training_id: str = ""
     steps: int = 0
-    kept: bool = False
+    is_promoted: bool = False
 
     @property
-    def trained(self) -> bool:
-        return bool(self.trial) and not self.why
+    def has_trial(self) -> bool:
+        """Whether it has a trial of its own."""
+        return bool(self.trial_id) and not self.skip_reason
+
+    @property
+    def is_open(self) -> bool:
+        return self.observation.state == "open"
+
+    @property
+    def is_pruned(self) -> bool:
+        return self.observation.state == "pruned"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "past": self.observation.to_json(),
+            "level": self.level,
+            "patch": self.patch,
+            "trial": self.trial_id,
+            "flops": self.flops,
+            "why": self.skip_reason,
+            "training": self.training_id,
+            "steps": self.steps,
+            "kept": self.is_promoted,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Suggestion":
+        keys = ("level", "patch", "trial", "flops", "why", "training", "steps", "kept")
+        return cls(Observation.from_json(data["past"]), *(data[key] for key in keys))
 
 
-# The history of a search on disk, from which it goes on: ``search.json``, written whole.
+def history_path(sweep_directory: Path) -> Path:
+    return sweep_directory / "search.json"
 
 
 def save_history(
-    path: Path, config: SearchConfig, points: Sequence[Suggestion], seconds: float
+    path: Path, config: SearchConfig, suggestions: Sequence[Suggestion], seconds: float
 ) -> None:
-    """Writes every suggestion, what became of it, and the time spent."""
-    plain = [asdict(point) for point in points]
-    write_json(
-        path, {"schema": 1, "search": _search_identity(config), "seconds": seconds, "points": plain}
-    )
+    """Write every suggestion and the time spent."""
+    points = [suggestion.to_json() for suggestion in suggestions]
+    identity = _search_identity(config)
+    write_json(path, {"schema": 1, "search": identity, "seconds": seconds, "points": points})
 
 
 def load_history(path: Path, config: SearchConfig) -> tuple[list[Suggestion], float]:
-    """Points and seconds so far; none if the search has not begun.
+    """Return the suggestions and the seconds spent so far; none if the search has not begun.
 
     Raises:
-        StoreError: the history is damaged, or of another search.
+        StoreError: The history is damaged, or of another search.
     """
     try:
-        found = read_json(path)
-        if found["search"] != _search_identity(config):
+        history = read_json(path)
+        if history["search"] != _search_identity(config):
             text = f"{path} is the history of another search of this name"
             raise StoreError(f"{text}; give the sweep another name, or remove that file")
-        points = [Suggestion(**{**p, "past": Observation(**p["past"])}) for p in found["points"]]
-        return points, float(found["seconds"])
+        suggestions = [Suggestion.from_json(point) for point in history["points"]]
+        return suggestions, float(history["seconds"])
     except FileNotFoundError:
         return [], 0.0
     except (KeyError, TypeError) as error:
@@ -90,8 +145,8 @@ def load_history(path: Path, config: SearchConfig) -> tuple[list[Suggestion], fl
 
 
 def _search_identity(config: SearchConfig) -> dict[str, Any]:
-    """What suggestions depend on: a longer budget goes on with the same history."""
-    asked = config.model_dump(mode="json")
+    """Return what suggestions depend on: with a larger budget the same history goes on."""
+    identity = config.model_dump(mode="json")
     for budget in ("trials", "flops", "hours", "parallel"):
-        del asked[budget]
-    return asked
+        del identity[budget]
+    return identity

@@ -1,22 +1,22 @@
-"""A search: suggestions become cells, trials and results, and the history is on disk.
+"""A search: suggestions become cells, trials and results, and the history is kept on disk.
 
     <store>/sweeps/<name>/search.json    every suggestion, what became of it, and the time spent
 
-Each suggestion is a level of one factor, ``point``, whose baseline is the base experiment; so a
+Each suggestion is a level of one factor, ``point``, whose baseline is the base experiment. So a
 search is recorded, mirrored and reported like any sweep.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
 from kvlab.errors import SpecError, StoreError, UsageError
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
-from kvlab.spec.sweep import SEARCH_FACTOR, Cell
+from kvlab.spec.sweep import SEARCH_FACTOR, Cell, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import IdentifyDataset, Plan, PlannedTrial, plan
 from kvlab.sweep.search.objectives import (
@@ -25,24 +25,38 @@ from kvlab.sweep.search.objectives import (
     objective_direction,
     planned_metrics,
 )
-from kvlab.sweep.search.optuna_sampler import Direction, suggest_params
+from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.pruner import Pruner
-from kvlab.sweep.search.search_history import Suggestion, load_history, save_history
+from kvlab.sweep.search.search_history import (
+    Suggestion,
+    history_path,
+    load_history,
+    save_history,
+)
 
 MAX_FRUITLESS_SUGGESTIONS = 200
-"""Suggestions in a row that lead to no new trial, before the space counts as exhausted."""
+"""Suggestions in a row without a new trial after which the space counts as exhausted."""
 
 
 class Searcher:
-    """Gives the driver trials, and takes how they end.
+    """Supply the driver with suggested trials, and learn from how they end.
+
+    It is a `kvlab.sweep.driver.events.TrialSource`.
 
     Args:
-        describe: the record of a sweep from its plan, for ``sweep.json``.
-        base: the plan of the base experiment alone.
+        base: The plan of the base experiment alone.
+        store: Holds the history and the results.
+        describe: Returns the content of ``sweep.json`` for a plan.
+        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
+
+    Attributes:
+        plan: The base experiment and all suggestions that have a trial.
+        suggestions: All suggestions, in the order in which they were made.
+        stop_reason: Why no more suggestions are made; empty as long as they are.
 
     Raises:
-        SpecError: an objective or a limit is no number that is measured or known.
-        StoreError: the history on disk is damaged, or of another search.
+        SpecError: An objective or a limit is not a metric that is planned or measured.
+        StoreError: The history on disk is damaged, or of another search.
     """
 
     def __init__(
@@ -52,231 +66,265 @@ class Searcher:
         describe: Callable[[Plan], dict[str, Any]],
         identify: IdentifyDataset | None = None,
     ):
-        sweep = base.sweep
-        assert sweep.search is not None, "only for sweeps with a search"
-        check_objectives(sweep)
-        self._sweep, self._config, self._store = sweep, sweep.search, store
+        assert base.sweep.search is not None, "only for sweeps with a search"
+        check_objectives(base.sweep)
+        self.plan, self._config, self._store = base, base.sweep.search, store
         self._describe, self._identify = describe, identify
-        self.plan = base
-        self._path = store.sweep_directory(sweep.name) / "search.json"
-        self._planned: dict[str, PlannedTrial] = {}
-        self.points, self._spent = load_history(self._path, self._config)
-        self._rungs = Pruner(self._config.pruning, self.points)
-        self._began = time.monotonic()
+        self._path = history_path(store.sweep_directory(base.sweep.name))
+        self._trials: dict[str, PlannedTrial] = {}
+        self.suggestions, self._seconds_before = load_history(self._path, self._config)
+        self._pruner = Pruner(self._config.pruning, self.suggestions)
+        self._started = time.monotonic()
         self.stop_reason = ""
-        self._resumed = [point for point in self.points if point.past.state == "open"]
-        for point in self.points:
-            if point.trial:
-                self._restore(point)
+        self._to_resume = [suggestion for suggestion in self.suggestions if suggestion.is_open]
+        for suggestion in self.suggestions:
+            if suggestion.trial_id:
+                self._restore(suggestion)
 
-    def _restore(self, point: Suggestion) -> None:
-        planned = self._plan(point)
-        if planned is None or planned.trial.id != point.trial:
-            text = f"{self._path}: {point.level} is no longer what was run; its base or its text"
-            raise StoreError(f"{text} has changed; give the sweep another name to search anew")
-        self._note_cost(point, planned)
-        self._aim(point)
+    @property
+    def flops(self) -> float:
+        """Training FLOPs spent so far, with those of what runs now."""
+        return self._pruner.spent_flops()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent searching, over all runs."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def best(self) -> list[Suggestion]:
+        """Return the Pareto front: suggestions within the limits that no other one dominates."""
+        measured = [s for s in self.suggestions if s.observation.state == "ok" and s.has_trial]
+        return [s for s in measured if not any(self._dominates(other, s) for other in measured)]
+
+    def promote(self, trial_id: str) -> None:
+        """Let a pruned trial be trained to its end, because a person wants it.
+
+        Raises:
+            UsageError: It is not a pruned trial of this search.
+        """
+        suggestion = self._find(trial_id)
+        if suggestion is None or not suggestion.is_pruned:
+            name = self.plan.sweep.name
+            text = f"--promote = {trial_id} is no pruned trial of {name}"
+            raise UsageError(f"{text}; see `kvlab status {name}`")
+        suggestion.is_promoted = True
+        self._reopen(suggestion)
+        self._to_resume.append(suggestion)
+
+    # What the driver calls
 
     def ask(self) -> PlannedTrial | None:
-        """The next suggestion that is a new trial; None while enough are in flight, or at the end
-        (see ``stop_reason``). One that was pruned comes again when its rung has room."""
-        if self._resumed:
-            return self._aim(self._resumed.pop(0))
-        in_flight = len({point.trial for point in self.points if point.past.state == "open"})
-        if in_flight >= self._config.parallel:
+        """Return the trial of the next suggestion, or one that was pruned and goes on after all.
+
+        Returns:
+            None while enough trials run, or at the end (see ``stop_reason``).
+        """
+        if self._to_resume:
+            return self._with_pause_step(self._to_resume.pop(0))
+        open_trials = {suggestion.trial_id for suggestion in self.suggestions if suggestion.is_open}
+        if len(open_trials) >= self._config.parallel:
             return None
-        over = self._is_over()
-        promoted = self._promotable(at_end=over and not in_flight)
-        if promoted is not None or over:
+        is_over = self._is_over()
+        promoted = self._promote_next(is_last=is_over and not open_trials)
+        if promoted is not None or is_over:
             return promoted
         for _ in range(MAX_FRUITLESS_SUGGESTIONS):
             planned = self._suggest()
             if planned is not None:
                 return planned
         self.stop_reason = f"the last {MAX_FRUITLESS_SUGGESTIONS} suggestions led to nothing new"
-        return self._promotable(at_end=not in_flight)
+        return self._promote_next(is_last=not open_trials)
 
     def tell(self, planned: PlannedTrial, status: str) -> None:
-        for point in self.points:
-            if point.trial == planned.trial.id and point.past.state == "open":
-                self._tell(point, status)
+        """Take how a trial ended."""
+        for suggestion in self.suggestions:
+            if suggestion.trial_id == planned.trial.id and suggestion.is_open:
+                self._observe(suggestion, status)
         self._save()
 
     def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
-        """Decides about one at its rung.
+        """Decide about a trial at its rung.
 
         Raises:
-            StoreError: the loss there is not in the record.
+            StoreError: Its loss there is not in the record.
         """
-        point = self._of(planned.trial.id)
-        if point is None or point.past.state != "open":
+        suggestion = self._find(planned.trial.id)
+        if suggestion is None or not suggestion.is_open:
             return None  # it was decided before a kill, and that was not recorded
-        rung = self._rungs.until(point)
-        loss = self._store.rungs(point.training).get(rung or 0)
+        step = self._pruner.pause_step(suggestion)
+        loss = self._store.rungs(suggestion.training_id).get(step or 0)
         if loss is None:
-            text = f"training {point.training} has paused, and its rungs.json has no step {rung}"
-            raise StoreError(f"{text}; remove that file to train to the rung again")
-        self._set(point, "pruned", [*point.past.rungs, loss])
-        if not self._is_spent() and self._rungs.goes_on(point):
-            self._set(point, "open", point.past.rungs)
-        self._save()
-        return self._aim(point) if point.past.state == "open" else None
-
-    def promote(self, trial_id: str) -> None:
-        """Lets a pruned trial be trained to its end, by a person's wish.
-
-        Raises:
-            UsageError: it is no pruned trial of this search.
-        """
-        point = self._of(trial_id)
-        if point is None or point.past.state != "pruned":
-            text = f"--promote = {trial_id} is no pruned trial of {self._sweep.name}"
-            raise UsageError(f"{text}; see `kvlab status {self._sweep.name}`")
-        point.kept = True
-        self._set(point, "open", point.past.rungs)
-        self._save()
-        self._resumed.append(point)
-
-    @property
-    def flops(self) -> float:
-        """Training FLOPs really spent, with what is in flight."""
-        return self._rungs.flops()
-
-    def best(self) -> list[Suggestion]:
-        """The suggestions that no other one beats in all objectives, within the limits."""
-        ok = [point for point in self.points if point.past.state == "ok" and point.trained]
-        return [point for point in ok if not any(self._beats(other, point) for other in ok)]
-
-    @property
-    def seconds(self) -> float:
-        """Time spent searching, over all runs."""
-        return self._spent + time.monotonic() - self._began
-
-    def _suggest(self) -> PlannedTrial | None:
-        past = suggest_params(
-            self._config, self._directions(), [point.past for point in self.points]
-        )
-        patch = {
-            key: self._config.choices[key][value] if key in self._config.choices else value
-            for key, value in past.params.items()
-        }
-        point = Suggestion(past, f"p{len(self.points) + 1:04d}", patch)
-        self.points.append(point)
-        planned = self._plan(point)
-        if planned is None or not self._within(point, planned):
+            text = f"training {suggestion.training_id} has paused, and its rungs.json has no step"
+            raise StoreError(f"{text} {step}; remove that file to train to the rung again")
+        rung_losses = [*suggestion.observation.rung_losses, loss]
+        for same in self._same_trial(suggestion):
+            same.observation.state, same.observation.rung_losses = "pruned", rung_losses
+        if self._is_budget_spent() or not self._pruner.should_continue(suggestion):
             self._save()
             return None
-        point.trial = planned.trial.id
-        self._note_cost(point, planned)
-        earlier = next((p for p in self.points[:-1] if p.trial == point.trial and p.trained), None)
-        if earlier is not None:
-            point.why = f"computes the same as {earlier.level}"
-            if earlier.past.state != "open":
-                point.past = replace(earlier.past, params=past.params, notes=past.notes)
+        self._reopen(suggestion)
+        return self._with_pause_step(suggestion)
+
+    # Suggest
+
+    def _suggest(self) -> PlannedTrial | None:
+        """Make a suggestion; return its trial, or None if it has none of its own."""
+        directions = [objective_direction(name) for name in self._config.objectives]
+        history = [suggestion.observation for suggestion in self.suggestions]
+        observation = suggest_params(self._config, directions, history)
+        patch = {
+            key: self._config.choices[key][value] if key in self._config.choices else value
+            for key, value in observation.params.items()
+        }
+        suggestion = Suggestion(observation, f"p{len(self.suggestions) + 1:04d}", patch)
+        earlier_suggestions = list(self.suggestions)
+        self.suggestions.append(suggestion)
+        planned = self._plan_within_limits(suggestion)
+        if planned is not None:
+            for earlier in earlier_suggestions:
+                if earlier.trial_id == suggestion.trial_id and earlier.has_trial:
+                    self._share_observation(suggestion, earlier)
+                    break
         self._save()
-        if point.why:
+        if not suggestion.has_trial:
             return None
         self._store.write_sweep(self._describe(self.plan))
-        return self._aim(point)
+        return self._with_pause_step(suggestion)
 
-    def _note_cost(self, point: Suggestion, planned: PlannedTrial) -> None:
-        point.training, point.flops = planned.trial.training_id, planned.flops
-        point.steps = planned.trial.experiment.training.steps
-
-    def _of(self, trial_id: str) -> Suggestion | None:
-        return next((p for p in self.points if p.trial == trial_id and p.trained), None)
-
-    def _set(self, point: Suggestion, state: Literal["open", "pruned"], rungs: list[float]) -> None:
-        """Also of suggestions that compute the same."""
-        for same in self.points:
-            if same.trial == point.trial and same.past.state in ("open", "pruned"):
-                same.past.state, same.past.rungs = state, rungs
-
-    def _aim(self, point: Suggestion) -> PlannedTrial:
-        """The point's trial with the step at which it is to pause, here and in the plan."""
-        planned = self._planned[point.trial]
-        aimed = replace(planned, trial=replace(planned.trial, until=self._rungs.until(point)))
-        self._planned[point.trial] = aimed
-        trials = tuple(aimed if one is planned else one for one in self.plan.trials)
-        self.plan = replace(self.plan, trials=trials)
-        return aimed
-
-    def _promotable(self, *, at_end: bool) -> PlannedTrial | None:
-        """One that was pruned and goes on after all."""
-        point = None if self._is_spent() else self._rungs.promotable(at_end=at_end)
-        if point is None and at_end:
-            point = self._rungs.furthest()
-        if point is None:
+    def _plan_within_limits(self, suggestion: Suggestion) -> PlannedTrial | None:
+        """Plan a suggestion and add it to the plan; None if it is impossible or beyond a limit."""
+        planned = self._plan_suggestion(suggestion)
+        if planned is None:
             return None
-        self._set(point, "open", point.past.rungs)
-        self._save()
-        return self._aim(point)
+        observation = suggestion.observation
+        metrics = planned_metrics(planned.trials[0])
+        observation.violations = limit_violations(self._config.limits, metrics)
+        if any(violation > 0 for violation in observation.violations.values()):
+            observation.state, suggestion.skip_reason = "beyond", "is beyond a limit"
+            return None
+        return self._add_to_plan(suggestion, planned)
 
-    def _plan(self, point: Suggestion) -> PlannedTrial | None:
-        """The trial of a suggestion, which joins the plan; None if it is not possible."""
-        self._sweep.factors[SEARCH_FACTOR][point.level] = point.patch
+    def _plan_suggestion(self, suggestion: Suggestion) -> Plan | None:
+        """Plan one suggestion, as a new level of the search's factor; None if it is impossible."""
+        sweep = _with_level(self.plan.sweep, suggestion)
         try:
-            data = apply_patch(
-                self._sweep.source.base, self._sweep.patch(SEARCH_FACTOR, point.level)
-            )
+            data = apply_patch(sweep.source.base, sweep.patch(SEARCH_FACTOR, suggestion.level))
             experiment = Experiment.model_validate(data)
         except (ValidationError, SpecError) as error:
-            del self._sweep.factors[SEARCH_FACTOR][point.level]
-            point.past.state, point.past.excess = "beyond", {"possible": 1.0}
-            point.why = f"is not possible: {_first_message(error)}"
+            observation = suggestion.observation
+            observation.state, observation.violations = "beyond", {"possible": 1.0}
+            suggestion.skip_reason = f"is not possible: {_first_message(error)}"
             return None
-        cell = Cell({SEARCH_FACTOR: point.level}, experiment, self._sweep.seeds)
-        found = plan(self._sweep, self._store, identify=self._identify, cells=(cell,))
-        planned = found.trials[0]
-        self._planned[planned.trial.id] = planned
-        if not any(one.trial.id == planned.trial.id for one in self.plan.trials):
-            self.plan = replace(self.plan, trials=(*self.plan.trials, planned))
-        self.plan = replace(self.plan, cells=(*self.plan.cells, *found.cells))
+        cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.seeds)
+        return plan(sweep, self._store, identify=self._identify, cells=(cell,))
+
+    def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> PlannedTrial:
+        """Add a planned suggestion to the plan, and note its trial."""
+        trial = planned.trials[0]
+        suggestion.trial_id, suggestion.training_id = trial.trial.id, trial.trial.training_id
+        suggestion.flops, suggestion.steps = trial.flops, trial.trial.experiment.training.steps
+        is_new = not any(one.trial.id == trial.trial.id for one in self.plan.trials)
+        trials = (*self.plan.trials, trial) if is_new else self.plan.trials
+        cells = (*self.plan.cells, *planned.cells)
+        self.plan = replace(self.plan, sweep=planned.sweep, trials=trials, cells=cells)
+        self._trials[trial.trial.id] = trial
+        return trial
+
+    def _restore(self, suggestion: Suggestion) -> None:
+        """Plan a suggestion of the history again.
+
+        Raises:
+            StoreError: It would be another trial now.
+        """
+        planned = self._plan_suggestion(suggestion)
+        if planned is None or planned.trials[0].trial.id != suggestion.trial_id:
+            text = (
+                f"{self._path}: {suggestion.level} is no longer what was run; its base or its text"
+            )
+            raise StoreError(f"{text} has changed; give the sweep another name to search anew")
+        self._add_to_plan(suggestion, planned)
+        self._with_pause_step(suggestion)
+
+    def _share_observation(self, suggestion: Suggestion, earlier: Suggestion) -> None:
+        """Take over what is known of an earlier suggestion that computes the same."""
+        suggestion.skip_reason = f"computes the same as {earlier.level}"
+        if not earlier.is_open:
+            own = suggestion.observation
+            suggestion.observation = replace(
+                earlier.observation, params=own.params, sampler_attrs=own.sampler_attrs
+            )
+
+    # Observe
+
+    def _observe(self, suggestion: Suggestion, status: str) -> None:
+        """Note the objectives of a trial that has ended."""
+        planned, observation = self._trials[suggestion.trial_id], suggestion.observation
+        result = (self._store.result(suggestion.trial_id) or {}) if status == "done" else {}
+        metrics = {**planned_metrics(planned), **result.get("measurements", {})}
+        objectives = self._config.objectives
+        if status == "diverged":
+            observation.state, observation.violations = "beyond", {"diverged": 1.0}
+        elif status != "done" or any(name not in metrics for name in objectives):
+            observation.state = "lost"
+        else:
+            observation.values = [float(metrics[name]) for name in objectives]
+            observation.violations = limit_violations(self._config.limits, metrics)
+            is_beyond = any(violation > 0 for violation in observation.violations.values())
+            observation.state = "beyond" if is_beyond else "ok"
+
+    def _promote_next(self, *, is_last: bool) -> PlannedTrial | None:
+        """Let a pruned trial go on after all, if one may.
+
+        Args:
+            is_last: No more suggestions come, and nothing runs.
+        """
+        suggestion = None
+        if not self._is_budget_spent():
+            suggestion = self._pruner.find_promotable(is_last=is_last)
+        if suggestion is None and is_last:
+            suggestion = self._pruner.find_furthest()
+        if suggestion is None:
+            return None
+        self._reopen(suggestion)
+        return self._with_pause_step(suggestion)
+
+    def _reopen(self, suggestion: Suggestion) -> None:
+        """Let a pruned suggestion go on."""
+        for same in self._same_trial(suggestion):
+            same.observation.state = "open"
+            same.observation.rung_losses = suggestion.observation.rung_losses
+        self._save()
+
+    def _with_pause_step(self, suggestion: Suggestion) -> PlannedTrial:
+        """Return the trial with the step at which it is to pause, here and in the plan."""
+        planned = self._trials[suggestion.trial_id]
+        trial = replace(planned.trial, until=self._pruner.pause_step(suggestion))
+        planned = self._trials[trial.id] = replace(planned, trial=trial)
+        trials = tuple(planned if p.trial.id == trial.id else p for p in self.plan.trials)
+        self.plan = replace(self.plan, trials=trials)
         return planned
 
-    def _within(self, point: Suggestion, planned: PlannedTrial) -> bool:
-        """Whether what is known beforehand keeps the limits."""
-        point.past.excess = limit_violations(self._config.limits, planned_metrics(planned))
-        if any(over > 0 for over in point.past.excess.values()):
-            point.past.state, point.why = "beyond", "is beyond a limit"
-            self._leave_out(point)
-            return False
-        return True
+    def _find(self, trial_id: str) -> Suggestion | None:
+        return next((s for s in self.suggestions if s.trial_id == trial_id and s.has_trial), None)
 
-    def _leave_out(self, point: Suggestion) -> None:
-        """A suggestion that is never run is no cell of the record."""
-        del self._sweep.factors[SEARCH_FACTOR][point.level]
-        kept = tuple(c for c in self.plan.cells if c.levels != {SEARCH_FACTOR: point.level})
-        asked = {trial for cell in kept for trial in cell.trials.values()}
-        trials = tuple(one for one in self.plan.trials if one.trial.id in asked)
-        self.plan = replace(self.plan, cells=kept, trials=trials)
+    def _same_trial(self, suggestion: Suggestion) -> list[Suggestion]:
+        """Return the suggestions with the same trial that wait or run, itself included."""
+        same = (s for s in self.suggestions if s.trial_id == suggestion.trial_id)
+        return [s for s in same if s.is_open or s.is_pruned]
 
-    def _tell(self, point: Suggestion, status: str) -> None:
-        planned = self._planned[point.trial]
-        result = (self._store.result(point.trial) or {}) if status == "done" else {}
-        found = {**planned_metrics(planned), **result.get("measurements", {})}
-        missing = [name for name in self._config.objectives if name not in found]
-        if status == "diverged":
-            point.past.state, point.past.excess = "beyond", {"diverged": 1.0}
-        elif status != "done" or missing:
-            point.past.state = "lost"
-        else:
-            point.past.values = [float(found[name]) for name in self._config.objectives]
-            point.past.excess = limit_violations(self._config.limits, found)
-            broken = any(over > 0 for over in point.past.excess.values())
-            point.past.state = "beyond" if broken else "ok"
+    # The end
 
     def _is_over(self) -> bool:
-        """Whether no more suggestions are made."""
-        trained = sum(point.trained for point in self.points)
-        if self._is_spent():
+        """Return whether no more suggestions are made."""
+        if self._is_budget_spent():
             return True
-        if self._config.trials is not None and trained >= self._config.trials:
-            self.stop_reason = f"{trained:,} trials are the budget"
+        trials = sum(suggestion.has_trial for suggestion in self.suggestions)
+        if self._config.trials is not None and trials >= self._config.trials:
+            self.stop_reason = f"{trials:,} trials are the budget"
         return bool(self.stop_reason)
 
-    def _is_spent(self) -> bool:
-        """Whether there are neither FLOPs nor hours left, for promotions neither."""
+    def _is_budget_spent(self) -> bool:
+        """Return whether FLOPs or hours are used up, so that nothing is promoted either."""
         config = self._config
         if config.flops is not None and self.flops >= config.flops:
             self.stop_reason = f"{self.flops:.3g} of {config.flops:.3g} training FLOPs are spent"
@@ -286,17 +334,27 @@ class Searcher:
             return True
         return False
 
-    def _directions(self) -> list[Direction]:
-        return [objective_direction(name) for name in self._config.objectives]
-
-    def _beats(self, one: Suggestion, other: Suggestion) -> bool:
-        signs = [1 if way == "minimize" else -1 for way in self._directions()]
-        pairs = list(zip(signs, one.past.values, other.past.values, strict=True))
-        worse = any(sign * mine > sign * theirs for sign, mine, theirs in pairs)
-        return not worse and any(mine != theirs for _, mine, theirs in pairs)
+    def _dominates(self, one: Suggestion, other: Suggestion) -> bool:
+        """Return whether ``one`` is at least as good in all objectives, and better in one."""
+        differences = [
+            (mine - theirs) if objective_direction(name) == "minimize" else (theirs - mine)
+            for name, mine, theirs in zip(
+                self._config.objectives,
+                one.observation.values,
+                other.observation.values,
+                strict=True,
+            )
+        ]
+        return all(d <= 0 for d in differences) and any(d < 0 for d in differences)
 
     def _save(self) -> None:
-        save_history(self._path, self._config, self.points, self.seconds)
+        save_history(self._path, self._config, self.suggestions, self.seconds)
+
+
+def _with_level(sweep: Sweep, suggestion: Suggestion) -> Sweep:
+    """Return the sweep with a suggestion as a further level of the search's factor."""
+    levels = {**sweep.factors[SEARCH_FACTOR], suggestion.level: suggestion.patch}
+    return sweep.model_copy(update={"factors": {**sweep.factors, SEARCH_FACTOR: levels}})
 
 
 def _first_message(error: Exception) -> str:

@@ -27,7 +27,7 @@ def test_what_has_been_trained_is_not_counted_again(tmp_path):
     stopped = searching(tmp_path, stop_at=7)  # in the midst of the fourth trial
     stopped[2].run()
     _, suggestions = left(tmp_path)
-    ended = sum(point.past.state == "ok" for point in stopped[1].points)
+    ended = sum(point.observation.state == "ok" for point in stopped[1].suggestions)
     assert 0 < ended < 12
     assert suggestions == 12 - ended
     searching(tmp_path)[2].run()

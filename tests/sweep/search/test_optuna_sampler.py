@@ -52,7 +52,7 @@ def test_stopped_and_resumed_it_suggests_the_same(tmp_path, name):
     )
     calm, search, driver = searching(tmp_path / "calm", text)
     assert driver.run().exit_code == 0
-    assert len({point.trial for point in search.points if point.trained}) == 8
+    assert len({point.trial_id for point in search.suggestions if point.has_trial}) == 8
     for stop_at in (3, 4, 5):
         assert searching(tmp_path / "rough", text, stop_at=stop_at)[2].run().stopped
     rough, _, driver = searching(tmp_path / "rough", text)
@@ -65,7 +65,7 @@ def test_a_space_that_is_gone_through_is_gone_through_whole(tmp_path, name):
     text = STEPS.replace("trials: 12", f"trials: 10\n  sampler: {name}")
     _, search, driver = searching(tmp_path, text)
     driver.run()
-    found = {tuple(point.patch.values()) for point in search.points if point.trained}
+    found = {tuple(point.patch.values()) for point in search.suggestions if point.has_trial}
     rates = {round(0.02 * n, 6) for n in range(1, 6)}
     assert {(heads, round(rate, 6)) for heads, rate in found} == {
         (h, r) for h in (1, 2) for r in rates
@@ -81,7 +81,7 @@ def test_a_low_discrepancy_sequence_goes_on_where_it_was():
     past = []
     for _ in range(17):
         one = suggest_params(config, ["minimize"], past)
-        past.append(Observation(one.params, "ok", [0.0], notes=one.notes))
+        past.append(Observation(one.params, "ok", [0.0], sampler_attrs=one.sampler_attrs))
     points = [tuple(one.params.values()) for one in past[1:]]  # the first is drawn by chance
     assert len(set(points)) == 16
     cells = {(math.floor(4 * x), math.floor(4 * y)) for x, y in points}

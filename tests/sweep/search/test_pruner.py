@@ -106,7 +106,7 @@ def searching(folder, text=SEARCH, promote=(), stop_at=0, **stages):
 
 
 def steps_of(store, point):
-    return (store.training_directory(point.training) / "steps.log").read_text().split()
+    return (store.training_directory(point.training_id) / "steps.log").read_text().split()
 
 
 def history(store):
@@ -170,47 +170,50 @@ def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, t
     summary = driver.run()
     assert summary.exit_code == 0
     assert search.stop_reason == f"{trials} trials are the budget"
-    losses = {p.trial: p.past.rungs[0] for p in search.points}
+    losses = {p.trial_id: p.observation.rung_losses[0] for p in search.suggestions}
     rungs = PruningConfig(rule="halving", factor=factor).steps(20)
     expected = successive_halving(losses, factor, len(rungs))
-    found = {p.trial: len(p.past.rungs) + (p.past.state == "ok") for p in search.points}
+    found = {
+        p.trial_id: len(p.observation.rung_losses) + (p.observation.state == "ok")
+        for p in search.suggestions
+    }
     assert found == expected
-    for point in search.points:
-        assert len(steps_of(store, point)) == [*rungs, 20][found[point.trial] - 1]
-        wanted = "done" if found[point.trial] > len(rungs) else "pruned"
-        assert store.status(point.trial) == wanted
+    for point in search.suggestions:
+        assert len(steps_of(store, point)) == [*rungs, 20][found[point.trial_id] - 1]
+        wanted = "done" if found[point.trial_id] > len(rungs) else "pruned"
+        assert store.status(point.trial_id) == wanted
     assert summary.states["pruned"] == [store.status(t) for t in losses].count("pruned") > 0
-    assert search.best()[0].trial == min(losses, key=losses.get)
+    assert search.best()[0].trial_id == min(losses, key=losses.get)
 
 
 def test_no_step_is_trained_twice_and_a_pruned_trial_says_where_it_stands(tmp_path):
     store, search, driver = searching(tmp_path)
     driver.run()
-    for point in search.points:
+    for point in search.suggestions:
         steps = steps_of(store, point)
         assert steps == [str(n + 1) for n in range(len(steps))]
-    pruned = next(p for p in search.points if p.past.state == "pruned")
-    result = store.result(pruned.trial)
-    assert result["pruned"] == {"step": 2, "steps": 20, "loss": pruned.past.rungs[0]}
+    pruned = next(p for p in search.suggestions if p.observation.state == "pruned")
+    result = store.result(pruned.trial_id)
+    assert result["pruned"] == {"step": 2, "steps": 20, "loss": pruned.observation.rung_losses[0]}
     assert result["measurements"] == {}
     assert result["error"] is None
-    assert (store.training_directory(pruned.training) / "checkpoint").exists()
+    assert (store.training_directory(pruned.training_id) / "checkpoint").exists()
 
 
 def test_flops_are_those_really_spent(tmp_path):
     _, search, driver = searching(tmp_path)
     driver.run()
-    whole = search.points[0].flops
+    whole = search.suggestions[0].flops
     reached = {"ok": [20], "pruned": [2, 7]}
     steps = sum(
-        20 if p.past.state == "ok" else reached["pruned"][len(p.past.rungs) - 1]
-        for p in search.points
+        20 if p.observation.state == "ok" else reached["pruned"][len(p.observation.rung_losses) - 1]
+        for p in search.suggestions
     )
     assert search.flops == pytest.approx(whole * steps / 20)
     budget = SEARCH.replace("trials: 12", f"flops: {4 * whole}")
     _, search, driver = searching(tmp_path / "b", budget)
     driver.run()
-    assert len(search.points) > 6  # four whole trainings would be four
+    assert len(search.suggestions) > 6  # four whole trainings would be four
     assert 4 * whole <= search.flops < 5 * whole
     assert "training FLOPs are spent" in search.stop_reason
     assert search.best()
@@ -221,9 +224,9 @@ def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
     whole = search.plan.trials[0].flops
     _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"flops: {0.15 * whole}"))
     assert driver.run().exit_code == 0
-    assert len(search.points) == 2
-    assert [p.past.state for p in search.points].count("ok") == 1
-    best = min(search.points, key=lambda p: p.past.rungs[0])
+    assert len(search.suggestions) == 2
+    assert [p.observation.state for p in search.suggestions].count("ok") == 1
+    best = min(search.suggestions, key=lambda p: p.observation.rung_losses[0])
     assert search.best() == [best]
 
 
@@ -231,7 +234,7 @@ def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
 def test_fewer_trials_than_the_factor_end_with_the_best_of_them(tmp_path, trials):
     _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"trials: {trials}"))
     driver.run()
-    assert [p.past.state for p in search.points].count("ok") == 1
+    assert [p.observation.state for p in search.suggestions].count("ok") == 1
 
 
 MEDIAN = SEARCH.replace("rule: halving, factor: 3", "rule: median, rungs: [0.2, 0.5], startup: 3")
@@ -242,18 +245,20 @@ def test_median_prunes_what_is_worse_than_half_of_the_others(tmp_path):
     driver.run()
     for rung in range(2):
         came: list[float] = []
-        for point in search.points:
-            if len(point.past.rungs) > rung:
-                loss, others = point.past.rungs[rung], sorted(came)
+        for point in search.suggestions:
+            if len(point.observation.rung_losses) > rung:
+                loss, others = point.observation.rung_losses[rung], sorted(came)
                 size = len(others)
                 goes_on = size < 3 or loss <= (others[(size - 1) // 2] + others[size // 2]) / 2
-                further = point.past.state == "ok" or len(point.past.rungs) > rung + 1
+                further = (
+                    point.observation.state == "ok" or len(point.observation.rung_losses) > rung + 1
+                )
                 assert further == goes_on
                 came.append(loss)
-    assert {p.past.state for p in search.points} == {"ok", "pruned"}
-    assert [p.past.state for p in search.points[:3]] == ["ok"] * 3
-    assert min(p.past.values[0] for p in search.points if p.past.values) == min(
-        away(search._planned[p.trial].trial) for p in search.points
+    assert {p.observation.state for p in search.suggestions} == {"ok", "pruned"}
+    assert [p.observation.state for p in search.suggestions[:3]] == ["ok"] * 3
+    assert min(p.observation.values[0] for p in search.suggestions if p.observation.values) == min(
+        away(planned.trial) for planned in search.plan.trials[1:]
     )
     assert store.sweep("s")["cells"]
 
@@ -265,7 +270,7 @@ def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sam
     text = text.replace("  objectives", "  choices: {model.n_kv_head: [1, 2]}\n  objectives")
     calm, search, driver = searching(tmp_path / "calm", text)
     driver.run()
-    assert {p.past.state for p in search.points} == {"ok", "pruned"}
+    assert {p.observation.state for p in search.suggestions} == {"ok", "pruned"}
     for stop_at in (2, 3, 5, 8, 11):  # starts, rungs and ends: in a training and between two
         rough, _, driver = searching(tmp_path / "rough", text, stop_at=stop_at)
         summary = driver.run()
@@ -276,7 +281,7 @@ def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sam
     assert history(rough) == history(calm)
     for *_, trial in history(rough):
         assert rough.status(trial) == calm.status(trial)
-    for point in search.points:
+    for point in search.suggestions:
         assert steps_of(rough, point) == [str(n + 1) for n in range(len(steps_of(rough, point)))]
 
 
@@ -306,7 +311,7 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
     calm, _, driver = searching(tmp_path / "calm")
     driver.run()
     assert history(store) == history(calm)
-    for point in search.points:
+    for point in search.suggestions:
         assert steps_of(store, point) == [str(n + 1) for n in range(len(steps_of(store, point)))]
 
 
@@ -324,7 +329,9 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
             rng = random.Random(seed)
             xs = [rng.random() for _ in range(30)]
             past = [
-                Observation({"training.x": x}, "pruned", notes={}, rungs=[(x - best) ** 2])
+                Observation(
+                    {"training.x": x}, "pruned", sampler_attrs={}, rung_losses=[(x - best) ** 2]
+                )
                 for x in xs
             ]
             drawn.append(
@@ -348,7 +355,7 @@ def test_with_several_objectives_samplers_take_pruned_trials_for_the_worst(sampl
         measured = number % 15 == 0
         past.append(
             Observation({"training.x": x}, "ok", [x, 1 - x]) if measured
-            else Observation({"training.x": x}, "pruned", rungs=[1.0] * (1 + number % 2))
+            else Observation({"training.x": x}, "pruned", rung_losses=[1.0] * (1 + number % 2))
         )  # fmt: skip
     for _ in range(3):
         one = suggest_params(config, ["minimize", "minimize"], past)
@@ -372,32 +379,37 @@ def test_a_pruned_trial_is_promoted_by_hand(tmp_path):
     store, search, driver = searching(tmp_path)
     driver.run()
     worst = max(
-        (p for p in search.points if p.past.state == "pruned"), key=lambda p: p.past.rungs[0]
+        (p for p in search.suggestions if p.observation.state == "pruned"),
+        key=lambda p: p.observation.rung_losses[0],
     )
-    states = [p.past.state for p in search.points]
-    store, search, driver = searching(tmp_path, promote=[worst.trial])
+    states = [p.observation.state for p in search.suggestions]
+    store, search, driver = searching(tmp_path, promote=[worst.trial_id])
     summary = driver.run()
     assert (summary.exit_code, summary.trials_run) == (0, 1)
-    assert store.status(worst.trial) == "done"
+    assert store.status(worst.trial_id) == "done"
     assert len(steps_of(store, worst)) == 20
-    again = next(p for p in search.points if p.trial == worst.trial)
-    assert again.past.values == [pytest.approx(store.result(worst.trial)["measurements"]["loss"])]
-    assert sum(p.past.state != s for p, s in zip(search.points, states, strict=True)) == 1
+    again = next(p for p in search.suggestions if p.trial_id == worst.trial_id)
+    assert again.observation.values == [
+        pytest.approx(store.result(worst.trial_id)["measurements"]["loss"])
+    ]
+    assert (
+        sum(p.observation.state != s for p, s in zip(search.suggestions, states, strict=True)) == 1
+    )
     with pytest.raises(UsageError, match="is no pruned trial of s; see"):
-        searching(tmp_path, promote=[worst.trial])
+        searching(tmp_path, promote=[worst.trial_id])
 
 
 def test_a_grid_needs_what_a_search_has_pruned(tmp_path):
     store, search, driver = searching(tmp_path)
     driver.run()
-    pruned = next(p for p in search.points if p.past.state == "pruned")
+    pruned = next(p for p in search.suggestions if p.observation.state == "pruned")
     rate = pruned.patch["training.learning_rate"]
     grid = f"question: q\nexperiment: e.yaml\nfactors:\n  rate:\n    a: {{training.learning_rate: {rate!r}}}\n"
     planned = plan(load_sweep(write_sweep(tmp_path, grid, "g.yaml")), store, identify=identify)
-    assert [one.trial.id for one in planned.trials] == [pruned.trial]
+    assert [one.trial.id for one in planned.trials] == [pruned.trial_id]
     assert planned.trials[0].state == "new"
     assert Driver(planned, store, InlineExecutor(RisingRun(store.path, "g"))).run().exit_code == 0
-    assert store.status(pruned.trial) == "done"
+    assert store.status(pruned.trial_id) == "done"
     assert len(steps_of(store, pruned)) == 20  # on from where it paused
 
 
@@ -407,15 +419,18 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
                         "ranges:\n    training.learning_rate: {low: 1e-3, high: 5e-3, step: 1e-3}")  # fmt: skip
     store, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 9"))
     driver.run()
-    trained = [p for p in search.points if p.trained]
-    assert len({p.training for p in trained}) < len(trained) == 9
-    for training in {p.training for p in trained}:
-        sharing = [p for p in trained if p.training == training]
+    trained = [p for p in search.suggestions if p.has_trial]
+    assert len({p.training_id for p in trained}) < len(trained) == 9
+    for training in {p.training_id for p in trained}:
+        sharing = [p for p in trained if p.training_id == training]
         first = sharing[0]
         assert steps_of(store, first) == [str(n + 1) for n in range(len(steps_of(store, first)))]
-        assert all(p.past.rungs[:1] in ([], first.past.rungs[:1]) for p in sharing)
+        assert all(
+            p.observation.rung_losses[:1] in ([], first.observation.rung_losses[:1])
+            for p in sharing
+        )
     whole = trained[0].flops
-    steps = {p.training: len(steps_of(store, p)) for p in trained}
+    steps = {p.training_id: len(steps_of(store, p)) for p in trained}
     assert search.flops == pytest.approx(whole * sum(steps.values()) / 20)
 
 

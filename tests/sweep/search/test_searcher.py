@@ -22,8 +22,10 @@ def test_the_best_is_found_and_everything_is_in_the_record(tmp_path):
     assert (summary.exit_code, summary.states["done"]) == (0, 13)
     assert search.stop_reason == "12 trials are the budget"
     best = search.best()[0]
-    assert best.past.values[0] < 0.3
-    assert best.past.values[0] == min(p.past.values[0] for p in search.points if p.past.values)
+    assert best.observation.values[0] < 0.3
+    assert best.observation.values[0] == min(
+        p.observation.values[0] for p in search.suggestions if p.observation.values
+    )
     sweep = store.sweep("s")
     assert len(sweep["cells"]) == 13
     assert sweep["patches"]["point"][best.level] == best.patch
@@ -40,7 +42,7 @@ def test_a_search_that_is_stopped_again_and_again_finds_the_same(tmp_path, sampl
         summary = driver.run()
         assert (summary.stopped, summary.exit_code) == (True, 130)
         assert not search.stop_reason
-        assert len(search.points) < 12
+        assert len(search.suggestions) < 12
     rough, _, driver = searching(tmp_path / "rough", text)
     assert driver.run().exit_code == 0
     assert history(rough) == history(calm)
@@ -63,10 +65,10 @@ def test_what_breaks_a_known_limit_is_never_trained(tmp_path):
     text = SEARCH.replace("trials: 12", "trials: 6\n  limits: {kv_bytes_per_token: {at_most: 64}}")
     store, search, driver = searching(tmp_path, text)
     driver.run()
-    beyond = [p for p in search.points if p.why == "is beyond a limit"]
+    beyond = [p for p in search.suggestions if p.skip_reason == "is beyond a limit"]
     assert beyond
-    assert all(p.patch["model.n_kv_head"] == 2 and not p.trial for p in beyond)
-    assert sum(p.trained for p in search.points) == 6
+    assert all(p.patch["model.n_kv_head"] == 2 and not p.trial_id for p in beyond)
+    assert sum(p.has_trial for p in search.suggestions) == 6
     assert len(store.trial_ids()) == 7
 
 
@@ -74,8 +76,8 @@ def test_several_objectives_give_a_front(tmp_path):
     text = SEARCH.replace("objectives: [loss]", "objectives: [loss, kv_bytes]")
     _, search, driver = searching(tmp_path, text)
     driver.run()
-    front = sorted(p.past.values for p in search.best())
-    assert {kv for _, kv in front} == {p.past.values[1] for p in search.points}
+    front = sorted(p.observation.values for p in search.best())
+    assert {kv for _, kv in front} == {p.observation.values[1] for p in search.suggestions}
     assert all(one[1] > other[1] for one, other in itertools.pairwise(front))
 
 
@@ -89,7 +91,7 @@ def test_a_small_space_ends_when_nothing_new_is_suggested(tmp_path):
     summary = driver.run()
     assert summary.exit_code == 0
     assert "nothing new" in search.stop_reason
-    assert sum(p.trained for p in search.points) == 2
+    assert sum(p.has_trial for p in search.suggestions) == 2
     assert len(store.trial_ids()) == 2  # n_kv_head = 2 is the base experiment
 
 
@@ -97,9 +99,9 @@ def test_impossible_and_failed_suggestions_do_not_end_the_search(tmp_path):
     text = SEARCH.replace("[1, 2]", "[1, 2, 3]")
     _, search, driver = searching(tmp_path, text)
     assert driver.run().exit_code == 0
-    impossible = [p for p in search.points if p.why.startswith("is not possible")]
+    impossible = [p for p in search.suggestions if p.skip_reason.startswith("is not possible")]
     assert impossible
-    assert "n_kv_head does not divide n_head = 2" in impossible[0].why
+    assert "n_kv_head does not divide n_head = 2" in impossible[0].skip_reason
     assert {p.patch["model.n_kv_head"] for p in search.best()} <= {1, 2}
 
 
@@ -109,7 +111,9 @@ def test_a_flops_budget_ends_it(tmp_path):
     _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"flops: {2.5 * one}"))
     driver.run()
     assert (
-        sum(p.flops for p in search.points[:-1]) < 2.5 * one <= sum(p.flops for p in search.points)
+        sum(p.flops for p in search.suggestions[:-1])
+        < 2.5 * one
+        <= sum(p.flops for p in search.suggestions)
     )
     assert "training FLOPs are spent" in search.stop_reason
 
@@ -228,7 +232,9 @@ def front_volume(sampler, seed, count):
         x = [one.params[name] for name in names]
         g = 1 + 9 * sum(x[1:]) / 2
         past.append(
-            Observation(one.params, "ok", [x[0], g * (1 - math.sqrt(x[0] / g))], {}, one.notes)
+            Observation(
+                one.params, "ok", [x[0], g * (1 - math.sqrt(x[0] / g))], {}, one.sampler_attrs
+            )
         )
     return below([p.values for p in past])
 
