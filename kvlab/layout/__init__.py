@@ -1,4 +1,4 @@
-"""Who caches what, in exact bytes, and what a model costs. Pure arithmetic, no torch."""
+"""The size of KV caches in exact bytes, and the cost of models. Pure arithmetic, no torch."""
 
 from kvlab.layout.extrapolation import RESCALE_PRESETS, RescaleError, rescale
 from kvlab.layout.flops import (

@@ -1,4 +1,4 @@
-"""What the articles say beside what is exact, each difference explained in a sentence.
+"""The articles' numbers beside the exact ones, each difference explained in a sentence.
 
 Sources: `Implementing Character.AI's Memory Optimizations in nanoGPT`, `Accelerating transformer
 inference on my RTX 4090` (2023), and the Llama KV-cache note. MB is 10^6 bytes, MiB is 2^20.
@@ -50,7 +50,7 @@ def _kv_bytes(
 
 
 def article_claims() -> list[Claim]:
-    """Every claim: the Character.AI article's, then the RTX 4090 article's, then the note's."""
+    """Return every claim: the Character.AI article's, then the RTX 4090 article's, then the note's."""
     return [*_character_ai(), *_rtx_4090(), _llama()]
 
 

@@ -1,43 +1,49 @@
-"""What attention on CPU keeps of a training's forward pass: the probabilities of every pair that
-its tiles read. The arithmetic of `kvlab.model.kernels.tiled_attention`, which says why."""
+"""The memory of tiled attention on CPU: the probabilities that a training's forward pass saves.
+
+This is the arithmetic of `kvlab.model.kernels.tiled_attention`, without torch.
+"""
 
 from collections.abc import Iterator
 
 QUERY_TILE = 64
-"""Queries of one tile; it reads the keys which any of them sees."""
+"""Queries of one tile; it reads every key that any of them sees."""
 
 MIN_HEAD_DIM, MIN_LENGTH = 16, 256
+"""Below these another backend is faster."""
+
 MAX_BFLOAT16_LENGTH = 1024
-"""The most tokens in bfloat16 that see all before them."""
+"""Tokens of a sequence in bfloat16 without a window, above which another backend is faster."""
 
 MAX_SAVED_BYTES = 128 * 2**20
-"""The most that one layer keeps."""
+"""Of one layer."""
 
-_ITEM = 4
+_ITEM_BYTES = 4
 """float32, whatever the training's precision."""
 
 
 def query_tiles(length: int, window: int | None) -> Iterator[tuple[int, int, int]]:
-    """First query, end of queries, and first key that any of them sees."""
+    """Yield for each tile its first query, the end of its queries and the first key it reads."""
     for start in range(0, length, QUERY_TILE):
-        low = 0 if window is None else max(0, start - window + 1)
-        yield start, min(start + QUERY_TILE, length), low
+        first_key = 0 if window is None else max(0, start - window + 1)
+        yield start, min(start + QUERY_TILE, length), first_key
 
 
 def saved_probability_bytes(
-    rows: int, heads: int, head_dim: int, length: int, window: int | None, *, reduced: bool
+    rows: int, heads: int, head_dim: int, length: int, window: int | None, *, is_bfloat16: bool
 ) -> int:
-    """Of one layer for ``rows`` sequences of ``length`` tokens; 0 where another backend is faster.
+    """Return the bytes that one layer saves for ``rows`` sequences of ``length`` tokens.
 
     Args:
-        window: of a local layer; None sees all before.
-        reduced: the training is in bfloat16.
+        window: tokens that a query sees, itself included; None: all before it.
+
+    Returns:
+        0 where another backend is faster and used instead.
     """
     if length < MIN_LENGTH or head_dim < MIN_HEAD_DIM:
         return 0
-    is_whole = window is None or window >= length
-    if reduced and is_whole and length > MAX_BFLOAT16_LENGTH:
+    is_global = window is None or window >= length
+    if is_bfloat16 and is_global and length > MAX_BFLOAT16_LENGTH:
         return 0
-    pairs = sum((end - start) * (end - low) for start, end, low in query_tiles(length, window))
-    kept = _ITEM * rows * heads * pairs
-    return kept if kept <= MAX_SAVED_BYTES else 0
+    pairs = sum((end - start) * (end - first) for start, end, first in query_tiles(length, window))
+    saved = _ITEM_BYTES * rows * heads * pairs
+    return saved if saved <= MAX_SAVED_BYTES else 0

@@ -1,7 +1,13 @@
-"""One layout at other sizes: the same reductions applied to another model."""
+"""The same K/V reductions on models of other sizes: exact bytes, and the least time of a step.
+
+The roofline says what is impossible. How near to it a device comes is measured; whoever prints
+extrapolated times puts the range of that over them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+from pydantic import ValidationError
 
 from kvlab.layout.flops import parameter_count
 from kvlab.layout.kv_layout import KVLayout
@@ -10,62 +16,56 @@ from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
+from kvlab.spec.validation_errors import list_field_errors
 
 RESCALE_PRESETS = ("gpt2", "gpt2-xl", "llama-7b", "video-30b", "gpt3-175b")
+EXTRAPOLATION_PRESETS = ("gpt2-xl", "llama-7b", "video-30b", "gpt3-175b")
+CONTEXT_LENGTHS = (1024, 16_384)
+BATCH_SIZES = (1, 64)
 
 
 class RescaleError(ValueError):
-    """The layout means nothing at that size; the text says why."""
+    """The reductions mean nothing at that size; the text says why."""
 
 
-def rescale(shape: ServedModel, preset: str) -> ServedModel:
-    """The shape's K/V reductions on a preset's model.
+def rescale(served: ServedModel, preset: str) -> ServedModel:
+    """Return the model of a preset with the K/V reductions of ``served``.
 
-    Taken over: the query heads that share a K/V head (all of them for multi-query), the
-    pattern of local layers with its window in tokens, the sharing and the serving.
+    These are taken over: the number of query heads that share a K/V head (all of them for
+    multi-query), the pattern of local layers with its window in tokens, the sharing and the
+    serving.
 
     Raises:
-        TransferError: groups or owners name layers by number, or heads do not divide.
+        RescaleError: groups or owners name layers by number, heads do not divide, or a sharing
+            is impossible on that many layers.
     """
-    model = shape.model
-    sharings = (model.kv_sharing, shape.serving.tie)
-    if not all(isinstance(sharing, str) for sharing in sharings):
+    model = served.model
+    if not all(isinstance(sharing, str) for sharing in (model.kv_sharing, served.serving.tie)):
         raise RescaleError("its groups name layers by number")
     target = ModelConfig(**PRESETS[preset])
     group = model.n_head // model.n_kv_head
     if model.n_kv_head == 1:
-        heads = 1
+        n_kv_head = 1
     elif target.n_head % group:
         raise RescaleError(f"{target.n_head} heads do not divide into groups of {group}")
     else:
-        heads = target.n_head // group
+        n_kv_head = target.n_head // group
     fields = {
-        "n_kv_head": heads,
+        "n_kv_head": n_kv_head,
         "window": model.window,
         "attention_pattern": model.attention_pattern,
         "kv_sharing": model.kv_sharing,
     }
+    data = {
+        "name": preset,
+        "model": {**PRESETS[preset], **fields},
+        "serving": served.serving.model_dump(),
+    }
     try:
-        return ServedModel.model_validate(
-            {
-                "name": preset,
-                "model": {**PRESETS[preset], **fields},
-                "serving": shape.serving.model_dump(),
-            }
-        )
-    except ValueError as error:
-        raise RescaleError(str(error).splitlines()[-1].strip()) from None
-
-
-# A layout at other scales: exact bytes, and the least time of a step on a device.
-#
-# The roofline says what is impossible; how near to it a device comes is measured, and the range of
-# that is put over the projected times by whoever prints them.
-
-
-EXTRAPOLATION_PRESETS = ("gpt2-xl", "llama-7b", "video-30b", "gpt3-175b")
-CONTEXT_LENGTHS = (1024, 16_384)
-BATCH_SIZES = (1, 64)
+        return ServedModel.model_validate(data)
+    except ValidationError as error:
+        first, *_ = list_field_errors(error, ServedModel, data)
+        raise RescaleError(first.message) from None
 
 
 @dataclass(frozen=True)
@@ -82,26 +82,26 @@ class Extrapolation:
     bound: Bound
 
 
-def extrapolate(shape: ServedModel, size: str, ceilings: DevicePeaks) -> Iterator[Extrapolation]:
-    """The shape's reductions on a preset, at every one of `CONTEXTS` and `BATCHES`, in the dtype
-    of the ceilings.
+def extrapolate(served: ServedModel, preset: str, peaks: DevicePeaks) -> Iterator[Extrapolation]:
+    """Yield the reductions of ``served`` on a preset, at all `CONTEXT_LENGTHS` and `BATCH_SIZES`,
+    in the dtype of ``peaks``.
 
     Raises:
-        TransferError: the layout means nothing at that size.
+        RescaleError: the reductions mean nothing at that size.
     """
-    target, dtype = rescale(shape, size), ceilings.dtype
-    model, serving = target.model, target.serving
-    weights = parameter_count(model) * DTYPES[dtype].item_bytes
+    target, dtype = rescale(served, preset), peaks.dtype
+    layout = KVLayout.of(target.model, target.serving)
+    weights = parameter_count(target.model) * DTYPES[dtype].item_bytes
     for context in CONTEXT_LENGTHS:
         for batch in BATCH_SIZES:
-            cost = decode_step_cost(model, serving, batch, context, dtype)
+            cost = decode_step_cost(target.model, target.serving, batch, context, dtype)
             yield Extrapolation(
-                size,
+                preset,
                 batch,
                 context,
-                KVLayout.of(model, serving).stored_bytes(batch, context, dtype),
+                layout.stored_bytes(batch, context, dtype),
                 weights,
                 cost,
-                cost.seconds(ceilings),
-                cost.bound(ceilings),
+                cost.seconds(peaks),
+                cost.bound(peaks),
             )

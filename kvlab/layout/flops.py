@@ -10,7 +10,7 @@ from kvlab.spec.model_config import ModelConfig
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Trainable parameters; a tied head counts once."""
+    """Return the number of trainable parameters; a tied head counts once."""
     embeddings = model.vocab_size * model.n_embd * (1 if model.tie_embeddings else 2)
     if model.position_scheme.has_embedding:
         embeddings += model.block_size * model.n_embd
@@ -21,11 +21,36 @@ def parameter_count(model: ModelConfig) -> int:
     return total
 
 
-def _attention_parameters(model: ModelConfig, owns: bool) -> int:
-    queries = model.n_head * model.head_dim
-    outputs = queries + (2 * model.n_kv_head * model.head_dim if owns else 0)
+def forward_flops(model: ModelConfig, tokens: int) -> int:
+    """Return the FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
+    pairs = sum(tokens * _visible_tokens(model, kind, tokens) for kind in model.layer_kinds)
+    return 2 * tokens * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
+
+
+def decode_flops(model: ModelConfig, context_length: int) -> int:
+    """Return the FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
+    pairs = sum(_visible_tokens(model, kind, context_length) for kind in model.layer_kinds)
+    return 2 * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
+
+
+def training_flops(experiment: Experiment) -> int:
+    """Return the FLOPs of the whole training: forward once, backward twice that."""
+    model, training = experiment.model, experiment.training
+    sequences = training.steps * (training.batch_tokens // model.block_size)
+    return 3 * sequences * forward_flops(model, model.block_size)
+
+
+def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
+    """Return the bytes of weights that one decode step reads: every matrix, and one row of each
+    embedding."""
+    rows = 1 + model.position_scheme.has_embedding
+    return item_bytes * (_matrix_weights(model) + rows * model.n_embd)
+
+
+def _attention_parameters(model: ModelConfig, owns_kv: bool) -> int:
+    outputs = _qkv_width(model, owns_kv)
     bias = outputs + model.n_embd if model.bias else 0
-    return model.n_embd * outputs + queries * model.n_embd + bias
+    return model.n_embd * outputs + model.n_head * model.head_dim * model.n_embd + bias
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
@@ -37,38 +62,17 @@ def _mlp_parameters(model: ModelConfig) -> int:
 def _matrix_weights(model: ModelConfig) -> int:
     """Weights that every token is multiplied with: projections, MLPs and the head."""
     total = model.vocab_size * model.n_embd
-    queries = model.n_head * model.head_dim
     for layer, owner in enumerate(model.kv_owners):
-        outputs = queries + (2 * model.n_kv_head * model.head_dim if owner == layer else 0)
-        total += model.n_embd * outputs + queries * model.n_embd
+        total += model.n_embd * _qkv_width(model, owner == layer)
+        total += model.n_head * model.head_dim * model.n_embd
         total += model.n_embd * model.ffn_dim * (3 if model.mlp == "swiglu" else 2)
     return total
 
 
+def _qkv_width(model: ModelConfig, owns_kv: bool) -> int:
+    heads = model.n_head + (2 * model.n_kv_head if owns_kv else 0)
+    return heads * model.head_dim
+
+
 def _visible_tokens(model: ModelConfig, kind: str, tokens: int) -> int:
     return tokens if kind == "G" or model.window is None else min(tokens, model.window)
-
-
-def forward_flops(model: ModelConfig, tokens: int) -> int:
-    """FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
-    pairs = sum(tokens * _visible_tokens(model, kind, tokens) for kind in model.layer_kinds)
-    return 2 * tokens * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
-
-
-def decode_flops(model: ModelConfig, context_length: int) -> int:
-    """FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
-    pairs = sum(_visible_tokens(model, kind, context_length) for kind in model.layer_kinds)
-    return 2 * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
-
-
-def training_flops(experiment: Experiment) -> int:
-    """FLOPs of the whole training: forward once, backward twice that."""
-    model, training = experiment.model, experiment.training
-    sequences = training.steps * (training.batch_tokens // model.block_size)
-    return 3 * sequences * forward_flops(model, model.block_size)
-
-
-def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
-    """Bytes of weights that one decode step reads: every matrix, and one row of each embedding."""
-    rows = 1 + model.position_scheme.has_embedding
-    return item_bytes * (_matrix_weights(model) + rows * model.n_embd)

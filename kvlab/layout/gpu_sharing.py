@@ -1,34 +1,35 @@
-"""How many trials fit one device, from what one of them was measured to take.
+"""How many trials share a GPU, from the memory that one of them was measured to take.
 
-The allocator's peak is not all: every process holds a CUDA context and the libraries' work
-space beside it, which no allocator counts and no fraction limits.
+The allocator's peak is not everything: every process also holds a CUDA context and the workspace
+of libraries, which no allocator counts and no fraction limits.
 """
 
 from kvlab.errors import ResourceError
 
 CONTEXT_BYTES = 768 * 2**20
-"""Beside the allocator, of one process. CUDA's context and cuBLAS's kernels take 0.3 to 0.6 GB."""
+"""Bytes of one process outside the allocator. CUDA's context and cuBLAS take 0.3 to 0.6 GB."""
 
 PEAK_MARGIN = 1.1
-"""A later step may fragment the allocator's memory more than the first few did."""
+"""Later steps may fragment the allocator's memory more than the first few did."""
 
 MAX_TRIALS_PER_DEVICE = 16
-"""Trials on one device: beyond that the steps of one wait for those of the others."""
+"""With more, the steps of one trial wait for those of the others."""
 
 
 def trials_per_device(peak_bytes: int, device_bytes: int) -> int:
-    """How many trials that each take ``peak_bytes`` run side by side in ``device_bytes``."""
+    """Return how many trials of ``peak_bytes`` each run side by side in ``device_bytes``."""
     each = peak_bytes * PEAK_MARGIN + CONTEXT_BYTES
     return max(1, min(MAX_TRIALS_PER_DEVICE, int(device_bytes / each)))
 
 
 def device_share(count: int) -> float:
-    """The part of a device that each of ``count`` trials asks for; Ray counts to 1e-4."""
+    """Return the fraction of a device that each of ``count`` trials requests; Ray counts to 1e-4."""
     return 10_000 // count / 10_000
 
 
 def allocator_share(gpus: float, device_bytes: int) -> float:
-    """The part of a device's memory that a process of ``gpus`` may allocate, its context aside.
+    """Return the fraction of a device's memory that a process of ``gpus`` may allocate, without
+    its context.
 
     Raises:
         ResourceError: nothing would be left.

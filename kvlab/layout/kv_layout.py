@@ -1,4 +1,4 @@
-"""The KV layout: which layer reads and writes which cache slot, and what that takes in bytes.
+"""The KV layout: which layer reads and writes which cache slot, and its exact size in bytes.
 
 A *slot* is one pair of K and V buffers. Its number is that of the lowest layer which uses it.
 A global slot holds every token of the context, a local one a ring of ``min(window, context)``.
@@ -37,7 +37,7 @@ class KVLayout:
 
     @classmethod
     def of(cls, model: ModelConfig, serving: ServingConfig | None = None) -> "KVLayout":
-        """The layout of ``model`` when served as ``serving`` says (default: untied, own dtype).
+        """Return the layout of ``model`` under ``serving`` (default: untied, the model's dtype).
 
         Raises:
             SharingError: the tie is not possible on these layers.
@@ -62,7 +62,7 @@ class KVLayout:
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
-        """The slots that exist, in depth order."""
+        """The slots, in depth order."""
         return tuple(sorted(set(self.owners)))
 
     @cached_property
@@ -71,11 +71,11 @@ class KVLayout:
         return {slot: layer for layer, slot in enumerate(self.owners)}
 
     def storage_dtype(self, dtype: str) -> str:
-        """The dtype in which K and V are stored, for a model of ``dtype``."""
+        """Return the dtype in which K and V of a model of ``dtype`` are stored."""
         return dtype if self.kv_dtype == "model" else self.kv_dtype
 
     def slot_length(self, layer: int, context_length: int) -> int:
-        """Tokens that a layer's slot holds of a context: all, or the last ``window``."""
+        """Return how many tokens of a context a layer's slot holds: all, or the last ``window``."""
         if self.kinds[layer] == "G" or self.window is None:
             return context_length
         return min(self.window, context_length)
@@ -86,37 +86,38 @@ class KVLayout:
         return 2 * self.n_kv_head * head
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
-        """Bytes that the cache holds for ``batch_size`` sequences of ``context_length`` tokens."""
+        """Return the bytes of the cache of ``batch_size`` sequences of ``context_length`` tokens."""
         tokens = sum(self.slot_length(slot, context_length) for slot in self.slots)
         return batch_size * tokens * self.token_bytes(dtype)
 
     def read_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
-        """Bytes of K/V read to decode one token of each sequence, that token's own included.
+        """Return the bytes of K/V read to decode one token of each sequence, its own included.
 
-        Every layer reads its slot, also a shared one: sharing across layers saves storage, not
+        Every layer reads its slot, a shared one too: sharing across layers saves storage, not
         reads (MLKV, arXiv 2406.09297).
         """
         tokens = sum(self.slot_length(layer, context_length) for layer in range(len(self.owners)))
         return batch_size * tokens * self.token_bytes(dtype)
 
     def written_bytes(self, batch_size: int, dtype: str = "float32") -> int:
-        """Bytes of K/V written to decode one token of each sequence."""
+        """Return the bytes of K/V written to decode one token of each sequence."""
         return batch_size * sum(self.writers) * self.token_bytes(dtype)
 
     def bytes_per_token(self, dtype: str = "float32") -> int:
-        """Bytes that a token takes in all slots together, while it is in every window."""
+        """Return the bytes of a token in all slots together, while it is in every window."""
         return len(self.slots) * self.token_bytes(dtype)
 
     def bytes_per_token_at_limit(self, dtype: str = "float32") -> int:
-        """Bytes by which the cache grows with each token of a long context: global slots only."""
+        """Return the bytes by which each token of a long context extends the cache: only those of
+        global slots."""
         return sum(self.kinds[slot] == "G" for slot in self.slots) * self.token_bytes(dtype)
 
     def largest_batch(self, memory: int, context_length: int, dtype: str = "float32") -> int:
-        """Sequences of ``context_length`` whose cache fits in ``memory`` bytes."""
+        """Return how many sequences of ``context_length`` tokens fit in ``memory`` bytes."""
         return memory // self.stored_bytes(1, context_length, dtype)
 
     def formula(self, batch_size: int, context_length: int, dtype: str = "float32") -> str:
-        """The arithmetic of `stored_bytes`, readable."""
+        """Return the arithmetic of `stored_bytes` as text."""
         stored = DTYPES[self.storage_dtype(dtype)]
         terms = []
         for kind, name in (("G", "global"), ("L", "local")):

@@ -1,11 +1,12 @@
 """The roofline of one decode step: how fast a device could do it at best (Williams et al., 2009).
 
-A step moves bytes and does arithmetic; both can overlap, so it takes the longer of the two. Weights
-are read as fast as one-row matrix products of a large layer read them, which is near the memory's
-bandwidth and not always at it; all else at the bandwidth. What is counted: every weight matrix
-read once, one row of each embedding, the K/V that every layer reads, and the K/V that are written;
-FLOPs as in `kvlab.layout.flops`. Left out are activations and logits, which are small beside them
-at the batches of interest.
+A step moves bytes and does arithmetic; both can overlap, so it takes the longer of the two.
+Counted are every weight matrix read once, one row of each embedding, the K/V that every layer
+reads, the K/V that are written, and FLOPs as in `kvlab.layout.flops`. Activations and logits are
+left out: they are small beside those at the batches of interest.
+
+Weights are read as fast as one-row matrix products of a large layer read them, which is near the
+memory's bandwidth and not always at it; all else at the bandwidth.
 """
 
 from collections.abc import Callable
@@ -21,19 +22,23 @@ from kvlab.spec.model_config import ModelConfig
 Bound = Literal["memory", "compute"]
 
 PAYOFF_RATIO = 0.9
-"""A layout pays where its step takes at most this share of the other layout's time."""
+"""A layout pays off where its step takes at most this share of the other layout's time."""
 
 MAX_BREAK_EVEN = 2**20
-"""Contexts and batches beyond this are not looked at for a break-even."""
+"""The largest context or batch at which a break-even is looked for."""
 
 
 @dataclass(frozen=True)
 class DevicePeaks:
-    """What a device reaches at most: bytes/s from its memory, FLOP/s of matrix products.
+    """What a device reaches at most.
 
-    ``dtype`` is that of the matrix products; ``threads`` is 0 where there is no such choice.
-    ``product_bandwidth`` is the bytes/s at which one-row products read a large layer's weights;
-    None: the bandwidth itself.
+    Attributes:
+        dtype: of the matrix products.
+        threads: of the CPU; 0 on other devices.
+        bandwidth: of the memory, in bytes/s.
+        flops: of matrix products, in FLOP/s.
+        product_bandwidth: bytes/s at which one-row products read a large layer's weights; None:
+            the bandwidth itself.
     """
 
     device: str
@@ -63,32 +68,39 @@ class StepCost:
     def bytes(self) -> int:
         return self.weight_bytes + self.kv_read_bytes + self.kv_written_bytes
 
-    def seconds(self, ceilings: DevicePeaks) -> float:
-        """The time that the step takes: the longer of moving and computing."""
-        return max(self._moving(ceilings), self.flops / ceilings.flops)
+    def seconds(self, peaks: DevicePeaks) -> float:
+        """Return the least time of the step: the longer of moving bytes and computing."""
+        return max(self._moving_seconds(peaks), self.flops / peaks.flops)
 
-    def _moving(self, ceilings: DevicePeaks) -> float:
-        reading = self.weight_bytes / (ceilings.product_bandwidth or ceilings.bandwidth)
-        return reading + (self.kv_read_bytes + self.kv_written_bytes) / ceilings.bandwidth
+    def bound(self, peaks: DevicePeaks) -> Bound:
+        """Return what limits the step."""
+        is_memory_bound = self._moving_seconds(peaks) >= self.flops / peaks.flops
+        return "memory" if is_memory_bound else "compute"
 
-    def bound(self, ceilings: DevicePeaks) -> Bound:
-        computing = self.flops / ceilings.flops
-        return "memory" if self._moving(ceilings) >= computing else "compute"
+    def _moving_seconds(self, peaks: DevicePeaks) -> float:
+        reading = self.weight_bytes / (peaks.product_bandwidth or peaks.bandwidth)
+        return reading + (self.kv_read_bytes + self.kv_written_bytes) / peaks.bandwidth
 
-    def bandwidth_use(self, seconds: float, ceilings: DevicePeaks) -> float:
-        """MBU: weights and K/V read each second, as a share of the bandwidth (1 is the most)."""
-        return (self.weight_bytes + self.kv_read_bytes) / seconds / ceilings.bandwidth
+    def mbu(self, seconds: float, peaks: DevicePeaks) -> float:
+        """Return the model bandwidth utilization of a step that took ``seconds``: weights and K/V
+        read each second, as a share of the bandwidth (1 is the most)."""
+        return (self.weight_bytes + self.kv_read_bytes) / seconds / peaks.bandwidth
 
-    def flops_use(self, seconds: float, ceilings: DevicePeaks) -> float:
-        """MFU: FLOPs each second as a share of the matrix rate."""
-        return self.flops / seconds / ceilings.flops
+    def mfu(self, seconds: float, peaks: DevicePeaks) -> float:
+        """Return the model FLOPs utilization of a step that took ``seconds``: FLOPs each second,
+        as a share of the matrix rate."""
+        return self.flops / seconds / peaks.flops
 
 
 def decode_step_cost(
     model: ModelConfig, serving: ServingConfig, batch_size: int, context_length: int, dtype: str
 ) -> StepCost:
-    """FLOPs and bytes to decode one token of each of ``batch_size`` sequences, each of which
-    then holds ``context_length`` tokens."""
+    """Return the FLOPs and bytes to decode one token of each of ``batch_size`` sequences.
+
+    Args:
+        context_length: tokens of each sequence after the step.
+        dtype: the model's.
+    """
     layout = KVLayout.of(model, serving)
     return StepCost(
         flops=batch_size * decode_flops(model, context_length),
@@ -99,36 +111,38 @@ def decode_step_cost(
 
 
 def find_break_even(
-    shape: tuple[ModelConfig, ServingConfig],
+    model: tuple[ModelConfig, ServingConfig],
     base: tuple[ModelConfig, ServingConfig],
-    ceilings: DevicePeaks,
+    peaks: DevicePeaks,
     *,
     batch_size: int | None = None,
     context_length: int | None = None,
 ) -> int | None:
-    """Where a layout starts to pay against ``base``, by the roofline of both.
+    """Return where a layout starts to pay off against ``base``, by the roofline of both.
 
-    Exactly one of ``batch_size`` and ``context_length`` is given: the least value of the other
-    from which on the step takes at most `PAYS` of the base's time.
+    Exactly one of ``batch_size`` and ``context_length`` is given.
 
     Returns:
-        None if it does not pay up to `FURTHEST`.
+        The least value of the other one from which on the step takes at most `PAYOFF_RATIO` of
+        the base's time; None if there is none up to `MAX_BREAK_EVEN`.
     """
-    assert (batch_size is None) != (context_length is None), "one is fixed, the other sought"
+    assert (batch_size is None) != (context_length is None), "one is fixed, the other searched"
 
-    def pays(value: int) -> bool:
+    def pays_off(value: int) -> bool:
         batch, context = (batch_size, value) if batch_size else (value, context_length)
         assert batch is not None
         assert context is not None
-        mine = decode_step_cost(*shape, batch, context, ceilings.dtype).seconds(ceilings)
-        theirs = decode_step_cost(*base, batch, context, ceilings.dtype).seconds(ceilings)
-        return mine <= PAYOFF_RATIO * theirs
+        seconds, base_seconds = (
+            decode_step_cost(*each, batch, context, peaks.dtype).seconds(peaks)
+            for each in (model, base)
+        )
+        return seconds <= PAYOFF_RATIO * base_seconds
 
-    return _smallest_true(pays, MAX_BREAK_EVEN)
+    return _smallest_true(pays_off, MAX_BREAK_EVEN)
 
 
 def _smallest_true(holds: Callable[[int], bool], last: int) -> int | None:
-    """The least of 1 to ``last`` that holds, for what holds from somewhere on."""
+    """The smallest of 1 to ``last`` that holds, of a condition that holds from somewhere on."""
     high = 1
     while not holds(high):
         if high >= last:

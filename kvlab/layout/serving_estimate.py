@@ -13,7 +13,7 @@ from kvlab.spec.experiment import ServedModel
 class ServingEstimate:
     """Exact sizes of a model's KV cache and weights at one batch size and context length.
 
-    Bytes are integers; ``dtype`` is the model's, ``kv_dtype`` what K and V are kept in.
+    ``dtype`` is the model's, ``kv_dtype`` the one that K and V are stored in.
     """
 
     name: str
@@ -40,20 +40,20 @@ class ServingEstimate:
 
 
 def estimate_serving(
-    shape: ServedModel,
+    served: ServedModel,
     *,
     batch_size: int = 1,
     context_length: int | None = None,
     dtype: str = "float32",
     memory: int | None = None,
 ) -> ServingEstimate:
-    """The numbers of one shape.
+    """Return the numbers of one model and how it is served.
 
     Args:
         context_length: default the model's block size.
         memory: bytes that weights and cache may take together; gives ``largest_batch``.
     """
-    model, layout = shape.model, KVLayout.of(shape.model, shape.serving)
+    model, layout = served.model, KVLayout.of(served.model, served.serving)
     context = context_length or model.block_size
     parameters = parameter_count(model)
     weights = parameters * DTYPES[dtype].item_bytes
@@ -61,7 +61,7 @@ def estimate_serving(
     if memory is not None:
         batch = max(0, layout.largest_batch(memory - weights, context, dtype))
     return ServingEstimate(
-        name=shape.name,
+        name=served.name,
         dtype=dtype,
         kv_dtype=layout.storage_dtype(dtype),
         batch_size=batch_size,

@@ -1,8 +1,8 @@
-"""What training a model takes in device memory: an estimate, where the KV layout is exact.
+"""The device memory of a training: an estimate, where the KV layout is exact.
 
-Counted: weights, gradients and AdamW's two moments, what the backward pass keeps, attention's
-probabilities on CPU among it, and one chunk of logits with its softmax. Not counted: what the
-allocator wastes, and the process itself.
+Counted are weights, gradients and AdamW's two moments, what the backward pass keeps, on CPU the
+probabilities of attention among it, and one chunk of logits with its softmax. Not counted are
+what the allocator wastes, and the process itself.
 """
 
 from kvlab.layout.cpu_attention_memory import saved_probability_bytes
@@ -10,63 +10,65 @@ from kvlab.layout.flops import parameter_count
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 
-CPU_MICROBATCH_TOKENS, CPU_ACTIVATION_BYTES = 4096, 2**30
-"""The most tokens of one pass on CPU, and the most bytes that their activations are meant to
-take: narrow models gain from longer passes, whose operations then win back their calls, wide ones
-only take more memory. Measured on one core for the quickstart's shape, tokens/s at 1,024, 2,048
-and 4,096 tokens: 12,900, 14,300, 14,400; on two 14,800, 18,400, 20,400. On one core with four
-times its width 2,200, 2,240, 2,250; GPT-2 124M is as fast at 1,024 as at 2,048."""
+CPU_MICROBATCH_TOKENS = 4096
+"""The most tokens of one pass on CPU. Narrow models gain from longer passes, in which the cost of
+calling an operation is spread over more tokens; `kvlab/benchmark/LOG.md` has the timings."""
+
+CPU_ACTIVATION_BYTES = 2**30
+"""The most bytes that the activations of one pass on CPU are meant to take. Wide models gain no
+speed from longer passes."""
 
 ACTIVATION_MEMORY_SHARE = 0.25
-"""Share of a device's memory that the activations of one pass are meant to take."""
+"""The share of a GPU's memory that the activations of one pass are meant to take."""
 
 LOSS_CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
-"""Tokens whose logits exist at once. On CPU small enough for a core's cache and large enough for
-a full-speed matrix product: measured at 4,096 tokens forward and backward, 89 ms against 150 ms
-for one piece (V 2304, E 128), and 2.8 s against 3.4 s a thousand tokens (V 50304, E 768)."""
+"""Tokens whose logits exist at once. On CPU they are few enough for a core's cache and enough for
+a full-speed matrix product; `kvlab/benchmark/LOG.md` has the timings."""
 
 _MARGIN = 2
-"""A microbatch is chosen to fit with room to spare; the estimate of the peak is without it, and
-within three tenths of what a memory profile of the quickstart's shape and six of its relatives
-shows on CPU."""
+"""By which activations are overestimated when a microbatch is chosen, so that it fits with room
+to spare. The estimate of the peak is without it, and within three tenths of what a memory profile
+of the quickstart's model and six variants of it shows on CPU."""
 
 _STATE_BYTES = 16
 """Weight, gradient and two moments of a parameter, each in float32."""
 
 
 def activation_bytes(experiment: Experiment) -> int:
-    """What one token keeps for the backward pass, with a margin of `_MARGIN`: norms and
-    residuals, q, k and v, the attention's output, the MLP's hidden values before and after
-    activation."""
+    """Return the bytes that one token keeps for the backward pass, `_MARGIN` times the estimate.
+
+    Counted are norms and residuals, q, k and v, the attention's output, and the hidden values of
+    the MLP before and after activation.
+    """
     model = experiment.model
-    gated = 3 if model.mlp == "swiglu" else 2
-    layer = 10 * model.n_embd + 4 * model.n_head * model.head_dim + gated * model.ffn_dim
+    hidden_values = 3 if model.mlp == "swiglu" else 2
+    layer = 10 * model.n_embd + 4 * model.n_head * model.head_dim + hidden_values * model.ffn_dim
     return _MARGIN * DTYPES[experiment.training.precision].item_bytes * model.n_layer * layer
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
-    """Rows of ``block_size`` tokens in one forward pass; divides a worker's rows of a step.
+    """Return the rows of ``block_size`` tokens in one forward pass, a divisor of a worker's rows.
 
     Args:
         memory: bytes of the GPU; None on CPU.
     """
-    block = experiment.model.block_size
-    rows = experiment.training.batch_tokens // block // experiment.resources.training_workers
+    block_size = experiment.model.block_size
+    rows = experiment.training.batch_tokens // block_size // experiment.resources.training_workers
     tokens = experiment.resources.microbatch_tokens
     if tokens is None and memory is None:
         tokens = min(CPU_MICROBATCH_TOKENS, CPU_ACTIVATION_BYTES // activation_bytes(experiment))
     elif tokens is None and memory is not None:
         tokens = int(memory * ACTIVATION_MEMORY_SHARE / activation_bytes(experiment))
-    most = max(1, min(rows, (tokens or 0) // block))
-    return max(n for n in range(1, most + 1) if rows % n == 0)
+    largest = max(1, min(rows, (tokens or 0) // block_size))
+    return max(n for n in range(1, largest + 1) if rows % n == 0)
 
 
 def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> int:
-    """About the most bytes that a training holds at once.
+    """Return about the most bytes that a training holds at once.
 
     Args:
-        memory: bytes of the GPU, which an unset microbatch is made for; None takes the least on
-            a GPU, one row.
+        memory: bytes of the GPU, which an unset microbatch is chosen for; None assumes the least
+            on a GPU, one row.
     """
     on_gpu = experiment.resources.devices > 0
     if on_gpu and memory is None and experiment.resources.microbatch_tokens is None:
@@ -74,26 +76,29 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
     else:
         rows = microbatch_rows(experiment, memory if on_gpu else None)
     tokens = rows * experiment.model.block_size
-    chunk = min(tokens, LOSS_CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
-    item, single = DTYPES[experiment.training.precision].item_bytes, DTYPES["float32"].item_bytes
-    each = item + single  # logits and their softmax
-    if item != single:
-        each += item  # the gradient as products take it
-    elif not on_gpu:
-        each = single  # softmax in place
-    logits = chunk * experiment.model.vocab_size * each
     states = _STATE_BYTES * parameter_count(experiment.model)
     activations = tokens * activation_bytes(experiment) // _MARGIN
-    kept = 0 if on_gpu else _attention_bytes(experiment, rows)
-    return states + activations + kept + logits
+    probabilities = 0 if on_gpu else _probability_bytes(experiment, rows)
+    return states + activations + probabilities + _logit_bytes(experiment, tokens, on_gpu=on_gpu)
 
 
-def _attention_bytes(experiment: Experiment, rows: int) -> int:
-    """The probabilities of all layers, which a compiled model does not keep."""
+def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:
+    """One chunk of logits with what its loss and gradient need."""
+    chunk = min(tokens, LOSS_CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
+    item, float32 = DTYPES[experiment.training.precision].item_bytes, DTYPES["float32"].item_bytes
+    bytes_per_logit = item + float32  # logits and their softmax
+    if item != float32:
+        bytes_per_logit += item  # the gradient, converted for the matrix products
+    elif not on_gpu:
+        bytes_per_logit = float32  # the softmax is in place
+    return chunk * experiment.model.vocab_size * bytes_per_logit
+
+
+def _probability_bytes(experiment: Experiment, rows: int) -> int:
+    """The attention probabilities of all layers, which a compiled model does not keep."""
     model, training = experiment.model, experiment.training
     if training.compile:
         return 0
-    reduced = training.precision == "bfloat16"
     return sum(
         saved_probability_bytes(
             rows,
@@ -101,7 +106,7 @@ def _attention_bytes(experiment: Experiment, rows: int) -> int:
             model.head_dim,
             model.block_size,
             model.window if kind == "L" else None,
-            reduced=reduced,
+            is_bfloat16=training.precision == "bfloat16",
         )
         for kind in model.layer_kinds
     )

@@ -43,9 +43,9 @@ def test_weights_are_read_at_the_bandwidth_of_products():
 
 def test_at_the_roofline_all_bandwidth_is_used():
     cost = decode_step_cost(SMALL, PLAIN, 1, 10, "float32")
-    use = cost.bandwidth_use(cost.seconds(DEVICE), DEVICE)
+    use = cost.mbu(cost.seconds(DEVICE), DEVICE)
     assert use == pytest.approx(1 - cost.kv_written_bytes / cost.bytes)
-    assert cost.flops_use(1.0, DEVICE) == cost.flops / 1e14
+    assert cost.mfu(1.0, DEVICE) == cost.flops / 1e14
 
 
 def brute(shape, base, fixed):

@@ -109,8 +109,8 @@ def _point_lines(session: Session, point: RooflinePoint) -> Iterator[Measurement
         "step_predicted": (point.predicted, "s"),
         "step_measured": (point.seconds, "s"),
         "efficiency": (point.efficiency, ""),
-        "mbu": (cost.bandwidth_use(point.seconds, ceilings), ""),
-        "mfu": (cost.flops_use(point.seconds, ceilings), ""),
+        "mbu": (cost.mbu(point.seconds, ceilings), ""),
+        "mfu": (cost.mfu(point.seconds, ceilings), ""),
     }
     verdict = {"verdict": cost.bound(ceilings)}
     for metric, (value, unit) in timed.items():

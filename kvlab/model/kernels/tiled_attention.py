@@ -69,7 +69,7 @@ def _select_tiled(
     rows, heads, length, head_dim = q.shape
     is_reduced = q.dtype == torch.bfloat16
     is_served = length == k.shape[2] and saved_probability_bytes(
-        rows, heads, head_dim, length, window, reduced=is_reduced
+        rows, heads, head_dim, length, window, is_bfloat16=is_reduced
     )
     return attend_tiled if is_served else None
 
