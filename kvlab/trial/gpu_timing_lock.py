@@ -1,12 +1,12 @@
-"""Timings alone on a device that several trials share.
+"""Lock that gives one of several trials on a GPU the device to itself while it measures speed.
 
-Every trial on a shared device holds its lock together with the others while it works, and lets
-go between steps. One that times takes the lock alone: the others wait at their next step until
-it is done. A second lock is the gate in front of it: whoever times closes the gate first, so
-that those who come back from a step cannot keep it out for ever.
+Every trial on a shared device holds the device lock in shared mode while it works, and checks
+between steps whether another one wants it. A trial that measures speed takes it in exclusive
+mode: the others wait at their next step. A second lock is the gate in front of it. The one that
+measures closes the gate first, so that trials which come back from a step cannot starve it.
 
-Both are ``flock`` locks in this machine's folder for temporary files, which is where a device
-is: they end with their process. What other programs do on the device is not known here.
+Both are ``flock`` locks in this machine's folder for temporary files, since a device belongs to
+one machine. They end with their process. Other programs on the device are not kept out.
 """
 
 import fcntl
@@ -20,89 +20,91 @@ from pathlib import Path
 
 POLL_SECONDS = 0.02
 
-PATIENCE_SECONDS = 1800.0
-"""For the device alone; after that a timing is taken beside the others, and says so."""
+EXCLUSIVE_TIMEOUT_SECONDS = 1800.0
+"""How long to wait for the device alone before measuring beside other trials."""
 
 
 class TimingLock:
-    """This process's turns on one device. Used by one thread.
+    """This process's lock on one device. Not thread-safe.
 
     Args:
         device: names it on this machine, such as a GPU's UUID.
-        folder: of the locks; default one of this user's in the folder for temporary files.
-        settle: waits until the device has done what it was given.
+        folder: of the lock files; default a folder of this user among the temporary files.
+        synchronize: waits until the device has finished its queued work.
     """
 
     def __init__(
-        self, device: str, folder: Path | None = None, settle: Callable[[], None] = lambda: None
+        self, device: str, folder: Path | None = None, synchronize: Callable[[], None] | None = None
     ):
-        place = folder or Path(tempfile.gettempdir()) / f"kvlab-devices-{os.getuid()}"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = folder or Path(tempfile.gettempdir()) / f"kvlab-devices-{os.getuid()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = re.sub(r"[^\w-]", "_", device)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         self._gate, self._device = (
-            os.open(place / f"{name}.{part}", flags, 0o600) for part in ("gate", "device")
+            os.open(folder / f"{name}.{part}", flags, 0o600) for part in ("gate", "device")
         )
-        self._settle = settle
+        self._synchronize = synchronize or (lambda: None)
 
     def close(self) -> None:
-        """Lets go of the device."""
+        """Release the device."""
         os.close(self._device)
         os.close(self._gate)
 
-    def enter(self, check: Callable[[], None] = lambda: None) -> None:
-        """Waits until nobody times; from here on nobody does until `give_way`.
+    def share(self, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Wait until no trial measures speed; none starts to before `yield_to_timing`.
 
         Args:
-            check: called while waiting; what it raises ends that.
+            on_wait: called while waiting; what it raises ends that.
         """
-        fcntl.flock(self._device, fcntl.LOCK_UN)  # of a trial that ended by an error
-        _acquire(self._gate, fcntl.LOCK_SH, None, check)
-        _acquire(self._device, fcntl.LOCK_SH, None, check)
+        fcntl.flock(self._device, fcntl.LOCK_UN)  # held by a trial that failed in this process
+        _acquire(self._gate, fcntl.LOCK_SH, None, on_wait)
+        _acquire(self._device, fcntl.LOCK_SH, None, on_wait)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
 
-    def give_way(self, check: Callable[[], None] = lambda: None) -> bool:
-        """Between steps: lets somebody time who waits for it. True if somebody did."""
+    def yield_to_timing(self, on_wait: Callable[[], None] = lambda: None) -> bool:
+        """Let a trial that waits for it measure speed now; return whether one did."""
         if _try_flock(self._gate, fcntl.LOCK_SH):
             fcntl.flock(self._gate, fcntl.LOCK_UN)
             return False
-        self._settle()
-        self.enter(check)
+        self._synchronize()
+        self.share(on_wait)
         return True
 
     @contextmanager
-    def alone(
-        self, check: Callable[[], None] = lambda: None, patience: float = PATIENCE_SECONDS
+    def exclusive(
+        self,
+        on_wait: Callable[[], None] = lambda: None,
+        timeout: float = EXCLUSIVE_TIMEOUT_SECONDS,
     ) -> Iterator[bool]:
-        """The device for this process alone; gives whether it is, for the length of the block.
+        """Hold the device alone during the block, and yield whether this succeeded.
 
         Args:
-            check: called while waiting; what it raises ends that.
-            patience: seconds to wait for the others.
+            on_wait: called while waiting; what it raises ends that.
+            timeout: seconds to wait for the other trials.
         """
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         fcntl.flock(self._device, fcntl.LOCK_UN)
         try:
-            ours = _acquire(self._gate, fcntl.LOCK_EX, deadline, check)
-            ours = ours and _acquire(self._device, fcntl.LOCK_EX, deadline, check)
-            yield ours
+            is_held = _acquire(self._gate, fcntl.LOCK_EX, deadline, on_wait)
+            is_held = is_held and _acquire(self._device, fcntl.LOCK_EX, deadline, on_wait)
+            yield is_held
         finally:
             fcntl.flock(self._device, fcntl.LOCK_UN)
             fcntl.flock(self._gate, fcntl.LOCK_UN)
 
 
-def _acquire(handle: int, kind: int, deadline: float | None, check: Callable[[], None]) -> bool:
-    while not _try_flock(handle, kind):
-        check()
+def _acquire(handle: int, mode: int, deadline: float | None, on_wait: Callable[[], None]) -> bool:
+    while not _try_flock(handle, mode):
+        on_wait()
         if deadline is not None and time.monotonic() >= deadline:
             return False
         time.sleep(POLL_SECONDS)
     return True
 
 
-def _try_flock(handle: int, kind: int) -> bool:
+def _try_flock(handle: int, mode: int) -> bool:
     try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -16,6 +16,7 @@ from kvlab.spec.model_config import ModelConfig
 from kvlab.store.progress import ProgressUpdate
 from kvlab.train import read_final_weights
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
+from kvlab.trial.trial import Trial
 
 _RECORD_FILE = "start.json"
 
@@ -39,8 +40,8 @@ class InitialWeightsLoader:
         report: Callable[[ProgressUpdate], None],
         fence: Fence | None = None,
     ):
-        self._fence = fence
-        self._weights, self._directory, self._report = weights, directory, report
+        self._weights, self._directory = weights, directory
+        self._report, self._fence = report, fence
 
     @property
     def identity(self) -> Any:
@@ -80,6 +81,17 @@ class InitialWeightsLoader:
             model = GPT.from_pretrained(weights.location)
             return model.config, {name: p.detach() for name, p in model.named_parameters()}
         return weights.model, read_final_weights(self._directory.parent / weights.training_id)
+
+
+def make_weight_loader(
+    trial: Trial,
+    directory: Path,
+    report: Callable[[ProgressUpdate], None],
+    fence: Fence | None = None,
+) -> InitialWeightsLoader | None:
+    """Return the loader of a trial's initial weights; None if they are freshly drawn."""
+    weights = trial.initial_weights
+    return None if weights is None else InitialWeightsLoader(weights, directory, report, fence)
 
 
 def read_initialization_record(directory: Path) -> dict[str, Any] | None:

@@ -1,4 +1,8 @@
-"""The contract of a trial's two stages. The real ones are in `kvlab.trial.stages`."""
+"""`run_trial`: run one trial from its configuration to its result, in this process.
+
+Training and measurement are behind the `Stages` protocol; `kvlab.trial.stages` has the ones with
+torch. Everything here is locking, resuming and recording.
+"""
 
 import errno
 import os
@@ -24,60 +28,61 @@ from kvlab.trial.trial import Trial
 
 ReportProgress = Callable[[ProgressUpdate], None]
 
+Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "elsewhere"]
+
+STOP_CHECK_SECONDS = 0.2
+
+_DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
 
 class Stages(Protocol):
-    """The work of one trial, after its directories are locked."""
+    """The work of one trial, while its directories are locked."""
 
     def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
-        """Trains into ``directory``, from its last checkpoint on; writes training.json last.
+        """Train into ``directory`` from its last checkpoint, and write training.json last.
+
+        Args:
+            directory: of the training.
+            should_stop: asked after every step.
+            fence: of the lock on ``directory``.
 
         Raises:
-            Stopped: ``should_stop()`` became true; a checkpoint is written.
+            Stopped: ``should_stop()`` returned True; a checkpoint is written.
             Paused: the trial's ``until`` is reached; a checkpoint and rungs.json are written.
-            Diverged: the loss is no number any more.
+            Diverged: the loss became NaN or infinite.
         """
         ...
 
     def measure(self, directory: Path) -> TrialMeasurements:
-        """Loads the weights of ``directory`` and measures them as the experiment says."""
+        """Load the weights from ``directory`` and measure them as the experiment says."""
         ...
 
 
 MakeStages = Callable[[Trial, ReportProgress], Stages]
 
 
-# Whether a running trial should go on: asked often, looked up now and then.
+class StopCheck:
+    """Callable that returns whether a trial should stop. Picklable, for workers of a training.
 
-
-STOP_CHECK_SECONDS = 0.2
-
-
-def make_stop_check(flags: Sequence[str | None], fences: Sequence[Fence]) -> Callable[[], bool]:
-    """Whether one of the flag files is there, looked up a few times a second at most.
-
-    Then it also asks the fences, which raise LeaseLost. It may travel to other processes.
+    Args:
+        flags: paths of files whose presence asks for a stop. Looked up every
+            `STOP_CHECK_SECONDS` at most, however often it is called.
+        fences: checked at the same time; they raise LeaseLost.
     """
-    checked = float("-inf")
-    found = False
 
-    def check() -> bool:
-        nonlocal checked, found
-        if not found and time.monotonic() - checked > STOP_CHECK_SECONDS:
-            checked = time.monotonic()
-            for fence in fences:
+    def __init__(self, flags: Sequence[str | None], fences: Sequence[Fence]):
+        self._flags = [flag for flag in flags if flag is not None]
+        self._fences = fences
+        self._checked_at = float("-inf")
+        self._is_asked = False
+
+    def __call__(self) -> bool:
+        if not self._is_asked and time.monotonic() - self._checked_at > STOP_CHECK_SECONDS:
+            self._checked_at = time.monotonic()
+            for fence in self._fences:
                 fence.check()
-            found = any(flag is not None and os.path.exists(flag) for flag in flags)
-        return found
-
-    return check
-
-
-# `run_trial`: the one street from a trial to its result, on a worker or in this process.
-
-
-Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "elsewhere"]
-
-_DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+            self._is_asked = any(map(os.path.exists, self._flags))
+        return self._is_asked
 
 
 def run_trial(
@@ -90,24 +95,24 @@ def run_trial(
     capture_output: bool = False,
     wait: bool = True,
 ) -> Outcome:
-    """Runs one trial to its end, or does nothing if it has ended before.
+    """Run one trial to its end; do nothing if it has ended before.
 
-    Training is skipped where its weights exist and goes on from the last checkpoint where it
-    was interrupted. A failure of the trial itself is recorded, never raised. If another process
-    runs this trial's training now, this one waits for it.
+    The training is skipped if its weights exist, and continued from its last checkpoint if it
+    was interrupted. If another process runs this trial's training, this call waits for it. A
+    failure of the trial itself is recorded and not raised.
 
     Args:
-        trial: what to run.
+        trial: to run.
         store: path of the store.
-        on_progress: gets the stages' updates, at most about twice a second.
-        origin: who asked; its stop flag is obeyed at the next step.
-        make_stages: the work; default training and measurement with torch.
-        capture_output: send what this process prints to the attempt's log.
-        wait: for another process that runs this trial now.
+        on_progress: receives updates of the stages, about twice a second at most.
+        origin: the driver that started the trial; its stop flags are obeyed at the next step.
+        make_stages: makes the stages; default training and measurement with torch.
+        capture_output: append what this process prints to the attempt's log.
+        wait: for another process that runs this trial, instead of returning ``elsewhere``.
 
     Returns:
-        How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result: run again,
-        the trial goes on. ``elsewhere`` leaves it to another process, which has it now, or took
+        How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result, and the
+        next run continues the trial. ``elsewhere``: another process has the trial, or has taken
         it over from this one.
 
     Raises:
@@ -116,7 +121,7 @@ def run_trial(
     origin = origin or Origin()
     run = _TrialRun(trial, Store(store), origin, make_stages or _make_torch_stages, on_progress)
     try:
-        return run.locked(capture_output, wait)
+        return run.run(capture_output, wait)
     except Stopped:
         return "stopped"
     except LeaseLost:
@@ -138,47 +143,47 @@ class _TrialRun:
         self.make_stages, self.on_progress = make_stages, on_progress
         self.fences: list[Fence] = []
         self.fence: Fence | None = None
-        self.should_stop = make_stop_check((origin.stop_flag, origin.own_stop_flag), self.fences)
+        self.should_stop = StopCheck((origin.stop_flag, origin.own_stop_flag), self.fences)
 
-    def locked(self, capture_output: bool, wait: bool) -> Outcome:
-        """Everything, under the trial's lock."""
+    def run(self, capture_output: bool, wait: bool) -> Outcome:
+        """Run the trial under its lock."""
         lock = self.store.trial_lock(self.trial.id)
         with lock.hold(None if wait else 0.0, on_wait=self.check_stop) as fence:
             if fence is None:
                 return "elsewhere"
             self.fences.append(fence)
             self.fence = fence
-            ended = self.store.status(self.trial.id)
-            if ended == "damaged" or ended == "pruned":
+            status = self.store.status(self.trial.id)
+            if status == "damaged" or status == "pruned":
                 self.store.archive_result(self.trial.id)
-            elif ended is not None:
-                return ended
+            elif status is not None:
+                return status
             self.check_stop()
             progress = self.store.trial_directory(self.trial.id) / "progress.json"
-            attempt = self.begin()
+            attempt = self.begin_attempt()
             try:
                 with ExitStack() as stack:
                     stack.enter_context(log_warnings(attempt))
                     if capture_output:
                         stack.enter_context(redirect_output(attempt.log_path))
-                    return self.attempt(
+                    return self.run_attempt(
                         attempt, ProgressReporter(progress, attempt.log, self.on_progress, fence)
                     )
             finally:
                 if fence.holds():
                     progress.unlink(missing_ok=True)
 
-    def begin(self) -> Attempt:
+    def begin_attempt(self) -> Attempt:
         trial = self.trial
         self.store.write_trial(trial.id, describe_trial(trial), self.fence)
         attempt = Attempt(self.store, trial.id, self.fence)
         attempt.log(f"attempt {attempt.number} at trial {trial.id}, training {trial.training_id}")
         return attempt
 
-    def attempt(self, attempt: Attempt, report: ProgressReporter) -> Outcome:
-        """Both stages; whatever ends them is recorded, except a stop and a broken store."""
+    def run_attempt(self, attempt: Attempt, report: ProgressReporter) -> Outcome:
+        """Run both stages and record how they end, unless by a stop or a broken store."""
         try:
-            self.record(attempt, self.stages(report))
+            self.record_result(attempt, self.run_stages(report))
         except Stopped:
             attempt.log("stopped; it goes on from its last checkpoint when submitted again")
             raise
@@ -201,72 +206,43 @@ class _TrialRun:
             if isinstance(error, OSError) and error.errno in _DISK_FULL_CODES:
                 text = f"{self.store.path} cannot be written: {error.strerror}"
                 raise StoreError(f"{text}; free or repair the disk, submit again") from None
-            return self.fail(attempt, error)
+            return self.record_failure(attempt, error)
         attempt.log("done")
         return "done"
 
-    def record(self, attempt: Attempt, measured: TrialMeasurements) -> None:
-        self.store.write_items(self.trial.id, measured.items, self.fence)
-        facts = build_provenance(
-            self.origin,
-            started=attempt.started,
-            attempts=attempt.number,
-            pauses=self.store.count_pauses(self.trial.id),
-            machine=measured.machine,
-            data=measured.data,
-        )
-        self.store.write_result(
-            build_result(self.trial, "done", facts, measured=measured), self.fence
-        )
-
-    def fail(self, attempt: Attempt, error: Exception) -> Outcome:
-        trace = attempt.write_traceback(traceback.format_exc())
-        failure = Failure.from_error(error, trace)
-        status: Literal["failed", "diverged"] = (
-            "diverged" if failure.kind == "diverged" else "failed"
-        )
-        facts = build_provenance(self.origin, started=attempt.started, attempts=attempt.number)
-        self.store.write_result(
-            build_result(self.trial, status, facts, failure=failure), self.fence
-        )
-        attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
-        return status
-
-    def stages(self, report: ProgressReporter) -> TrialMeasurements:
-        stages = self.make_stages(self.trial, self.stoppable(report))
+    def run_stages(self, report: ProgressReporter) -> TrialMeasurements:
+        stages = self.make_stages(self.trial, self.stop_between_updates(report))
         directory = self.store.training_directory(self.trial.training_id)
         self.train(stages, directory, report)
         self.check_stop()
         return stages.measure(directory)
 
     def train(self, stages: Stages, directory: Path, report: ProgressReporter) -> None:
-        """The training stage, by one process at a time; the others wait and find it done."""
-        training = self.trial.training_id
+        """Train in one process at a time; the others wait and find the training done."""
 
-        def waiting() -> None:
+        def report_waiting() -> None:
             self.check_stop()
             report({"stage": "waiting", "note": "its training runs in another trial"})
 
-        lock = self.store.training_lock(training)
-        with lock.hold(on_wait=waiting) as fence:
+        lock = self.store.training_lock(self.trial.training_id)
+        with lock.hold(on_wait=report_waiting) as fence:
             assert fence is not None, "acquired without a time limit"
             with self.fenced(fence):
                 self.train_locked(stages, directory, fence)
 
     def train_locked(self, stages: Stages, directory: Path, fence: Fence) -> None:
-        training = self.trial.training_id
+        trial, training = self.trial, self.trial.training_id
         if self.store.is_trained(training):
             return
-        if self.trial.until is not None and self.trial.until in self.store.rungs(training):
-            raise Paused(f"its training has paused after step {self.trial.until} before")
+        if trial.until is not None and trial.until in self.store.rungs(training):
+            raise Paused(f"its training has paused after step {trial.until} before")
         message = self.store.divergence(training)
         if message is not None:
             raise Diverged(message)
-        source = self.trial.source_training
+        source = trial.source_training
         if source is not None and not self.store.is_trained(source.training_id):
-            raise SourceMissing(explain_missing_source(self.trial, self.store))
+            raise SourceMissing(explain_missing_source(trial, self.store))
         if not (directory / "config.json").exists():
-            trial = self.trial
             identity = training_identity(
                 trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
             )
@@ -277,8 +253,33 @@ class _TrialRun:
             self.store.write_divergence(training, str(error), fence)
             raise
 
-    def stoppable(self, report: ProgressReporter) -> ReportProgress:
-        """Training checks for a stop itself, to write a checkpoint; other stages stop here."""
+    def record_result(self, attempt: Attempt, measured: TrialMeasurements) -> None:
+        self.store.write_items(self.trial.id, measured.items, self.fence)
+        provenance = build_provenance(
+            self.origin,
+            started=attempt.started,
+            attempts=attempt.number,
+            pauses=self.store.count_pauses(self.trial.id),
+            machine=measured.machine,
+            data=measured.data,
+        )
+        result = build_result(self.trial, "done", provenance, measured=measured)
+        self.store.write_result(result, self.fence)
+
+    def record_failure(self, attempt: Attempt, error: Exception) -> Outcome:
+        trace = attempt.write_traceback(traceback.format_exc())
+        failure = Failure.from_error(error, trace)
+        status: Literal["failed", "diverged"] = (
+            "diverged" if failure.kind == "diverged" else "failed"
+        )
+        provenance = build_provenance(self.origin, started=attempt.started, attempts=attempt.number)
+        result = build_result(self.trial, status, provenance, failure=failure)
+        self.store.write_result(result, self.fence)
+        attempt.log(f"{status} ({failure.kind}): {failure.type}: {failure.message}")
+        return status
+
+    def stop_between_updates(self, report: ProgressReporter) -> ReportProgress:
+        """Return ``report`` with a stop check, except in training, which writes a checkpoint."""
 
         def update(state: ProgressUpdate) -> None:
             report(state)
@@ -292,13 +293,13 @@ class _TrialRun:
             raise Stopped("asked to stop")
 
     def check_fences(self) -> None:
-        """Raises LeaseLost if an error may be another process's doing, which took this over."""
+        """Raise LeaseLost if another process has taken over, which may have caused an error."""
         for fence in self.fences:
             fence.check()
 
     @contextmanager
     def fenced(self, fence: Fence) -> Iterator[None]:
-        """For the length of a block, `fence` must hold too."""
+        """Check ``fence`` too during the block."""
         self.fences.append(fence)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Training and measurement of one trial: kvlab's parts put together. Imports torch."""
+"""Train and measure one trial with torch: the stages that `run_trial` runs."""
 
 import random
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,79 +28,67 @@ from kvlab.store.result import TrialMeasurements
 from kvlab.train import load_final_weights, load_training_record, train
 from kvlab.trial.ddp import train_ddp
 from kvlab.trial.gpu_timing_lock import TimingLock
-from kvlab.trial.initial_weights_loader import InitialWeightsLoader, read_initialization_record
+from kvlab.trial.initial_weights_loader import make_weight_loader, read_initialization_record
 from kvlab.trial.trial import Trial
 
 BENCHMARK_TEXT_TOKENS = 100_000
-"""Tokens of the training text that the benchmark's task takes its prompts from."""
+"""Tokens of the training text that the benchmark's generation task takes its prompts from."""
+
+_TRAINING_RATES = ("tokens_per_second", "flops_per_second", "mfu")
 
 
 class TorchStages:
     """The stages of one trial on this machine.
 
+    Args:
+        trial: to train and measure.
+        report: receives progress.
+
     Raises:
-        ResourceError: the trial wants a GPU and there is none.
-        DataError: the text here is not the text that was planned, or too little of it is held
-            out for what is measured.
+        ResourceError: the trial requires a GPU and there is none.
+        DataError: the text here differs from the text that was planned, or its validation split
+            is too short for what is measured.
     """
 
     def __init__(self, trial: Trial, report: Callable[[ProgressUpdate], None]):
         self._trial, self._report = trial, report
         self._experiment = trial.experiment
         self._device, self._machine = set_up_device(trial.resources, trial.seed)
-        self._turns = _open_timing_lock(trial)
-        if self._turns is not None:
-            self._turns.enter(lambda: report({"stage": "waiting", "note": "somebody times"}))
+        self._timing_lock = _open_timing_lock(trial.resources)
+        if self._timing_lock is not None:
+            waiting = {"stage": "waiting", "note": "another trial measures speed"}
+            self._timing_lock.share(lambda: report(waiting))
         report({"stage": "data"})
-        self._dataset = prepare_dataset(
-            self._experiment.data, lambda note: report({"stage": "data", "note": note})
-        )
-        found = dataset_identity(self._experiment.data)
-        if found != trial.data_identity:
-            text = f"the text of data.source = {self._experiment.data.source} is not what was"
-            raise DataError(f"{text} planned ({found[:12]}, not {trial.data_identity[:12]})")
+        data = self._experiment.data
+        self._dataset = prepare_dataset(data, lambda note: report({"stage": "data", "note": note}))
+        identity = dataset_identity(data)
+        if identity != trial.data_identity:
+            text = f"the text of data.source = {data.source} is not what was planned"
+            raise DataError(f"{text} ({identity[:12]}, not {trial.data_identity[:12]})")
         check_validation_tokens(self._dataset.validation, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
-        if self._experiment.resources.training_workers > 1:
+        if self._trial.resources.training_workers > 1:
             train_ddp(self._trial, directory, self._report, should_stop, fence)
             return
         train(
-            self._model(),
+            self._make_model(),
             self._dataset,
             self._experiment,
             seed=self._trial.seed,
             directory=directory,
             device=self._device,
             on_progress=self._report,
-            should_stop=self._between_steps(should_stop),
-            initial_weights=self._weight_loader(directory, fence),
+            should_stop=self._yield_between_steps(should_stop),
+            initial_weights=make_weight_loader(self._trial, directory, self._report, fence),
             until=self._trial.until,
             fence=fence,
         )
 
-    def _between_steps(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-        """``should_stop``, before which others get their turn on a shared device."""
-        turns = self._turns
-        if turns is None:
-            return should_stop
-        return lambda: (turns.give_way(), should_stop())[1]
-
-    def _evaluating(self, state: ProgressUpdate) -> None:
-        self._report(state)
-        if self._turns is not None:
-            self._turns.give_way(lambda: self._report(state))
-
-    def _weight_loader(self, directory: Path, fence: Fence) -> InitialWeightsLoader | None:
-        weights = self._trial.initial_weights
-        if weights is None:
-            return None
-        return InitialWeightsLoader(weights, directory, self._report, fence)
-
     def measure(self, directory: Path) -> TrialMeasurements:
         training = load_training_record(directory)
         assert training is not None, "measured only after training"
-        model = self._model()
+        model = self._make_model()
         load_final_weights(model, directory)
         model.eval()
         evaluation = evaluate(
@@ -109,41 +96,61 @@ class TorchStages:
             self._dataset,
             self._experiment,
             device=self._device,
-            on_progress=self._evaluating,
+            on_progress=self._report_evaluation,
         )
         speed, machine = self._benchmark(model)
         measurements = {**evaluation.measurements, **speed.measurements}
-        record: dict[str, Any] = {
-            **asdict(training),
-            "start": read_initialization_record(directory),
-        }
+        record = {**asdict(training), "start": read_initialization_record(directory)}
         if record["steps"]:
-            rates = ("tokens_per_second", "flops_per_second", "mfu")
-            # beside other trials on the device, a rate of training is not a speed
-            for name in ("peak_bytes", *(() if self._turns else rates)):
-                measurements[f"training_{name}"] = record[name]
-        curves = {
-            "train_loss": record.pop("train_curve"),
-            "validation_loss": record.pop("validation_curve"),
-        }
-        data = DataProvenance(
-            identity=self._trial.data_identity,
-            digest=self._dataset.digest,
-            licence=self._dataset.licence,
-            tokenizer=self._dataset.tokenizer,
-        )
-        lines = [line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines]
+            measurements["training_peak_bytes"] = record["peak_bytes"]
+            if self._timing_lock is None:  # beside other trials on the device a rate is no speed
+                measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}
         return TrialMeasurements(
-            measurements, curves, record, machine, data, evaluation.items, lines
+            measurements=measurements,
+            curves={
+                "train_loss": record.pop("train_curve"),
+                "validation_loss": record.pop("validation_curve"),
+            },
+            training_record=record,
+            machine=machine,
+            data=DataProvenance(
+                identity=self._trial.data_identity,
+                digest=self._dataset.digest,
+                licence=self._dataset.licence,
+                tokenizer=self._dataset.tokenizer,
+            ),
+            items=evaluation.items,
+            benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
+
+    def _make_model(self) -> GPT:
+        return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
+
+    def _yield_between_steps(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Return ``should_stop`` that first lets other trials measure speed on the device."""
+        lock = self._timing_lock
+        if lock is None:
+            return should_stop
+
+        def check() -> bool:
+            lock.yield_to_timing()
+            return should_stop()
+
+        return check
+
+    def _report_evaluation(self, state: ProgressUpdate) -> None:
+        self._report(state)
+        if self._timing_lock is not None:
+            self._timing_lock.yield_to_timing(lambda: self._report(state))
 
     def _benchmark(self, model: GPT) -> tuple[BenchmarkResult, Machine]:
-        """Speed, with the device alone where others share it; and whether that was so."""
+        """Measure speed, with the device to itself, and return whether it was."""
 
-        def waiting() -> None:
+        def report_waiting() -> None:
             self._report({"stage": "benchmark", "note": "waits for the device alone"})
 
-        with nullcontext(True) if self._turns is None else self._turns.alone(waiting) as alone:
+        lock = self._timing_lock
+        with nullcontext(True) if lock is None else lock.exclusive(report_waiting) as is_alone:
             speed = benchmark(
                 model,
                 self._experiment,
@@ -151,24 +158,21 @@ class TorchStages:
                 on_progress=self._report,
                 tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
             )
-        exclusive = alone and not speed.disturbed
-        return speed, replace(self._machine, timings="exclusive" if exclusive else "shared")
-
-    def _model(self) -> GPT:
-        return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)
+        is_exclusive = is_alone and not speed.disturbed
+        return speed, replace(self._machine, timings="exclusive" if is_exclusive else "shared")
 
 
-def _open_timing_lock(trial: Trial) -> TimingLock | None:
-    """On a device that other trials share."""
-    if not trial.experiment.resources.shares:
+def _open_timing_lock(resources: ResourcesConfig) -> TimingLock | None:
+    """Return the lock of a device that other trials share; None if they do not."""
+    if not resources.shares:
         return None
-    return _turns_on(str(torch.cuda.get_device_properties(0).uuid))
+    return _timing_lock_of(str(torch.cuda.get_device_properties(0).uuid))
 
 
 @cache
-def _turns_on(device: str) -> TimingLock:
-    """One for the process: a trial that ended by an error still holds what it held."""
-    return TimingLock(device, settle=torch.cuda.synchronize)
+def _timing_lock_of(device: str) -> TimingLock:
+    """Return the process's lock of a device: a trial that failed here may still hold it."""
+    return TimingLock(device, synchronize=torch.cuda.synchronize)
 
 
 def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
@@ -196,25 +200,23 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     return "cuda", Machine(torch.cuda.get_device_name(), threads)
 
 
-# Whether the held-out text suffices for what a trial asks of it: known before it trains.
-
-
 def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
-    """Refuses what training or evaluation would, at its end, find too short.
+    """Check before training that the validation split suffices for training and evaluation.
 
     Args:
-        tokens: held-out ids, (tokens,).
+        tokens: validation ids, (tokens,).
+        experiment: says how many tokens are scored.
 
     Raises:
         DataError: there are too few.
     """
     evaluation, block = experiment.evaluation, experiment.model.block_size
-    wanted = [(evaluation.loss_tokens, block)]
+    requests = [(evaluation.loss_tokens, block)]
     if evaluation.served and evaluation.served_tokens:
-        wanted.append((evaluation.served_tokens, block))
+        requests.append((evaluation.served_tokens, block))
     if evaluation.positions:
-        wanted.append(position_loss_windows(experiment))
+        requests.append(position_loss_windows(experiment))
     if experiment.training.steps:
-        wanted.append((experiment.training.evaluate_tokens, block))
-    for count, length in wanted:  # refuses at once, reads nothing yet
+        requests.append((experiment.training.evaluate_tokens, block))
+    for count, length in requests:  # the call raises, and reads no tokens yet
         iter_validation_batches(tokens, tokens_wanted=count, block_size=length, batch_size=1)

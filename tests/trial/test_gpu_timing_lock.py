@@ -1,4 +1,4 @@
-"""Turns on a shared device, with real processes and real locks."""
+"""The timing lock of a shared device, with real processes and real locks."""
 
 import subprocess
 import sys
@@ -11,17 +11,17 @@ WORKER = """
 import sys
 from pathlib import Path
 from kvlab.trial.gpu_timing_lock import TimingLock
-turns = TimingLock("GPU-1", Path(sys.argv[1]))
-turns.enter()
+lock = TimingLock("GPU-1", Path(sys.argv[1]))
+lock.share()
 print("in", flush=True)
 for line in sys.stdin:
     if line == "step\\n":
-        print("gave way" if turns.give_way() else "went on", flush=True)
+        print("gave way" if lock.yield_to_timing() else "went on", flush=True)
     if line == "enter\\n":
-        turns.enter()
+        lock.share()
         print("in", flush=True)
     if line == "time\\n":
-        with turns.alone(lambda: print("waits", flush=True), 60.0) as alone:
+        with lock.exclusive(lambda: print("waits", flush=True), 60.0) as alone:
             print("alone" if alone else "not alone", flush=True)
             sys.stdin.readline()
         print("over", flush=True)
@@ -92,15 +92,15 @@ def test_who_dies_lets_go(workers):
 def test_patience_ends_and_says_so(tmp_path, workers):
     assert workers[0].hears() == "in"
     asked = []
-    turns = TimingLock("GPU-1", tmp_path)
-    with turns.alone(lambda: asked.append(1), patience=0.1) as alone:
+    lock = TimingLock("GPU-1", tmp_path)
+    with lock.exclusive(lambda: asked.append(1), timeout=0.1) as alone:
         assert not alone
     assert asked
     workers[0].say("step")
     assert workers[0].hears() == "went on", "nothing is held after it"
-    with TimingLock("GPU-2", tmp_path).alone() as alone:
+    with TimingLock("GPU-2", tmp_path).exclusive() as alone:
         assert alone, "another device is another matter"
-    turns.close()
+    lock.close()
 
 
 def test_what_the_check_raises_ends_the_waiting(tmp_path, workers):
@@ -109,8 +109,8 @@ def test_what_the_check_raises_ends_the_waiting(tmp_path, workers):
     def stop():
         raise KeyboardInterrupt
 
-    turns = TimingLock("GPU-1", tmp_path)
-    with pytest.raises(KeyboardInterrupt), turns.alone(stop):
+    lock = TimingLock("GPU-1", tmp_path)
+    with pytest.raises(KeyboardInterrupt), lock.exclusive(stop):
         pytest.fail("not alone")
     workers[0].say("step")
     assert workers[0].hears() == "went on"

@@ -122,8 +122,8 @@ def test_torch_openmp_and_mkl_have_the_trials_cores(cpus, threads):
 
 
 class Impatient(TimingLock):
-    def alone(self, check=lambda: None, patience=0.2):
-        return super().alone(check, patience)
+    def exclusive(self, on_wait=lambda: None, timeout=0.2):
+        return super().exclusive(on_wait, timeout)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def stages(tmp_path, monkeypatch):
     )
     made = TorchStages(Trial.of(chosen, dataset_identity(data), 0), lambda _: None)
     yield made
-    made._turns.close()
+    made._timing_lock.close()
 
 
 @pytest.mark.parametrize("beside", ["nobody", "another trial", "other processes"])
@@ -156,7 +156,7 @@ def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
     other = Worker(tmp_path) if beside == "another trial" else None
     try:
         assert other is None or other.hears() == "in"  # in the midst of a long step
-        found, machine = stages._benchmark(stages._model())
+        found, machine = stages._benchmark(stages._make_model())
     finally:
         if other is not None:
             other.process.kill()
