@@ -1,4 +1,4 @@
-"""`kvlab submit --detach`: the driver as a process of its own, or as a job of a cluster."""
+"""`kvlab submit --detach`: start the driver as a process of its own or as a job of a cluster."""
 
 import argparse
 import json
@@ -25,25 +25,27 @@ _DRIVER_MODULE = "kvlab.cli.driver_process"
 
 
 def submit_detached(options: argparse.Namespace) -> int:
-    """Starts the driver and returns; what is wrong with the sweep is said before.
+    """Check the sweep, start its driver and return 0.
 
     Raises:
-        SpecError: the sweep is wrong, or names files that a cluster would not find.
-        UsageError: the store is not one that a cluster can share.
-        ResourceError: the cluster has no job server.
+        SpecError: If the sweep is invalid, or names files that the cluster would not find.
+        UsageError: If the cluster cannot share the store.
+        ResourceError: If the cluster has no job server.
     """
     sweep = read_sweep(options.sweep)
     facts = _start_job(options, sweep) if options.address else _start_process(options, sweep)
     if options.json:
         print(json.dumps({"sweep": sweep.name, **facts}, indent=1))
         return 0
-    place = f" --address {options.address}" if options.address else ""
-    place += "" if options.address or options.store == "runs" else f" --store {options.store}"
+    if options.address:
+        flags = f" --address {options.address}"
+    else:
+        flags = "" if options.store == "runs" else f" --store {options.store}"
     print(f"{sweep.name}: {facts['totals']}")
     where = f"job {facts['job']} at {options.address}" if options.address else facts["place"]
     print(f"its driver runs detached: {where}")
     for command in (f"status {sweep.name}", f"logs {sweep.name} -f", f"stop {sweep.name}"):
-        print(f"  kvlab {command}{place}")
+        print(f"  kvlab {command}{flags}")
     return 0
 
 
@@ -59,63 +61,79 @@ def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,  # it outlives the terminal
+            start_new_session=True,  # so that it outlives the terminal
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-    shown = driver_folder(Store(options.store), sweep.name, number) / log.name
+    log_as_typed = driver_folder(Store(options.store), sweep.name, number) / log.name
     return {
         "totals": planned.format_totals(),
         "driver": number,
         "process": process.pid,
         "log": str(log),
-        "place": f"process {process.pid}, log in {shown}",
+        "place": f"process {process.pid}, log in {log_as_typed}",
     }
 
 
 def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     from kvlab.sweep.ops.ray_jobs import STORE_KEY, SWEEP_KEY, RayJobs
 
-    shared = options.store
-    if not os.path.isabs(shared):
-        text = f"store = {shared} is a folder of this machine"
-        raise UsageError(f"{text}; name one that the cluster shares, such as --store /shared/runs")
-    _check_copy_url(options)
-    if options.executor != "ray":
-        raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
+    store = options.store
+    _check_shared_options(options)
     problems = list(_find_local_paths(sweep))
     if problems:
         raise SpecError(problems)
-    planned = plan(sweep, Store(shared), provisional=True)  # its text need not be here
+    planned = plan(sweep, Store(store), provisional=True)  # the text may be on the cluster alone
     folder, path = _copy_spec_files(sweep)
-    reports = options.reports if os.path.isabs(options.reports) else f"{shared}/{options.reports}"
+    reports = options.reports if os.path.isabs(options.reports) else f"{store}/{options.reports}"
     words = [path if word == options.sweep else word for word in _driver_arguments(options)]
-    words += ["--address", "auto", "--store", shared, "--reports", reports]
+    words += ["--address", "auto", "--store", store, "--reports", reports]
     try:
         jobs = RayJobs(options.address)
         job = jobs.start(
-            lambda name: [_DRIVER_MODULE, shared, sweep.name, "--job", name, "--", *words],
+            lambda name: [_DRIVER_MODULE, store, sweep.name, "--job", name, "--", *words],
             files=folder,
-            about={SWEEP_KEY: sweep.name, STORE_KEY: shared},
+            about={SWEEP_KEY: sweep.name, STORE_KEY: store},
         )
     finally:
         shutil.rmtree(folder)
-    return {"totals": planned.format_totals(), "job": job, "store": shared}
+    return {"totals": planned.format_totals(), "job": job, "store": store}
+
+
+def _check_shared_options(options: argparse.Namespace) -> None:
+    """Check that a job on the cluster can use the store, the executor and the backup folder.
+
+    Raises:
+        UsageError: If it cannot.
+    """
+    if not os.path.isabs(options.store):
+        text = f"store = {options.store} is a folder of this machine"
+        raise UsageError(f"{text}; name one that the cluster shares, such as --store /shared/runs")
+    url = options.copy_to
+    is_typed = url and url != os.environ.get(COPY_TO_VARIABLE)  # the variable does not travel
+    if is_typed and "://" not in url and not os.path.isabs(url):
+        text = f"--copy-to = {url} is a folder of this machine, which a job does not run in"
+        raise UsageError(f"{text}; write an absolute path that its machines share, or a URL")
+    if options.executor != "ray":
+        raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
 
 
 def _driver_arguments(options: argparse.Namespace) -> list[str]:
-    """The command as typed, but for being detached; argparse takes shortened options too."""
+    """Return the arguments as typed without ``--detach``, which argparse lets users shorten."""
     words: list[str] = options.words
     return [word for word in words if len(word) < 3 or not "--detach".startswith(word)]
 
 
 def _copy_spec_files(sweep: Sweep) -> tuple[Path, str]:
-    """A new folder with the sweep and its experiment as they lie to each other, and where the
-    sweep lies in it."""
-    source = sweep.source
-    files = [Path(os.path.abspath(d.file)) for d in (source.document, source.base_document)]
+    """Copy the sweep and its experiment to a new folder, at the same relative paths.
+
+    Returns:
+        The folder, and the path of the sweep in it.
+    """
+    documents = (sweep.source.document, sweep.source.base_document)
+    files = [Path(os.path.abspath(document.file)) for document in documents]
     root = Path(os.path.commonpath([file.parent for file in files]))
     folder = Path(tempfile.mkdtemp(prefix="kvlab-job-"))
-    for file, document in zip(files, (source.document, source.base_document), strict=True):
+    for file, document in zip(files, documents, strict=True):
         target = folder / file.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(document.text, encoding="utf-8")
@@ -123,7 +141,7 @@ def _copy_spec_files(sweep: Sweep) -> tuple[Path, str]:
 
 
 def _find_local_paths(sweep: Sweep) -> Iterator[Problem]:
-    """Paths that mean something on this machine alone: only the two files travel."""
+    """Yield a problem for every path in the specs that only this machine can resolve."""
     source = sweep.source
     if os.path.isabs(sweep.experiment):
         text = f"experiment = {sweep.experiment} does not travel as an absolute path; write it"
@@ -144,19 +162,6 @@ def _find_local_paths(sweep: Sweep) -> Iterator[Problem]:
             yield from _check_shared_path(
                 source.document, ("search", "choices", key, number), key, value
             )
-
-
-def _check_copy_url(options: argparse.Namespace) -> None:
-    """A folder to copy to is one of the cluster's; what the environment here says stays here.
-
-    Raises:
-        UsageError: it is relative.
-    """
-    url = options.copy_to
-    typed = url and url != os.environ.get(COPY_TO_VARIABLE)
-    if typed and "://" not in url and not os.path.isabs(url):
-        text = f"--copy-to = {url} is a folder of this machine, which a job does not run in"
-        raise UsageError(f"{text}; write an absolute path that its machines share, or a URL")
 
 
 def _check_shared_path(

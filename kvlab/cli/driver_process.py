@@ -1,8 +1,8 @@
-"""What a detached driver runs: ``python -m kvlab.cli.driver_process STORE SWEEP ... -- ARGS``.
+"""The process of a detached driver: ``python -m kvlab.cli.driver_process STORE SWEEP -- ARGS``.
 
-It says in the store that it is there, runs `kvlab ARGS`, and says how that ended. A process of
-its own has its log as its output already; a job's output belongs to the cluster, and goes to
-the log as well.
+It records itself in the store, runs ``kvlab ARGS`` and records the exit code. The output of a
+process of its own is redirected to the driver's log from outside; a job copies its output there,
+because its own output belongs to the cluster.
 """
 
 import argparse
@@ -18,32 +18,31 @@ from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_log, record_driver
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs one driver to its end; returns its exit code."""
-    given = sys.argv[1:] if arguments is None else arguments
-    at = given.index("--")
+def main() -> int:
+    """Run one driver to its end and return its exit code."""
+    separator = sys.argv.index("--")
     parser = argparse.ArgumentParser(prog="kvlab.cli.driver_process")
     parser.add_argument("store")
     parser.add_argument("sweep")
-    parser.add_argument("--number", type=int, help="of the folder that was made for it")
-    parser.add_argument("--job", help="that it is")
-    options = parser.parse_args(given[:at])
+    parser.add_argument("--number", type=int, help="of the driver's folder, if it exists")
+    parser.add_argument("--job", help="name of the Ray job that runs this driver")
+    options = parser.parse_args(sys.argv[1:separator])
     store = Store(options.store)
     try:
         number = options.number or create_driver_folder(store, options.sweep)
         log = driver_log(store, options.sweep, number)
-        shown = _tee_output(log) if options.job else nullcontext()
-        with record_driver(store, options.sweep, number, options.job) as code, shown:
-            code.append(kvlab(given[at + 1 :]))
+        output = _tee_output(log) if options.job else nullcontext()
+        with record_driver(store, options.sweep, number, options.job) as codes, output:
+            codes.append(kvlab(sys.argv[separator + 1 :]))
     except KvlabError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    return code[-1]
+    return codes[-1]
 
 
 @contextmanager
 def _tee_output(path: Path) -> Iterator[None]:
-    """Sends what Python code prints to a file too."""
+    """Also write what Python code prints to a file."""
     with (
         open(path, "a", encoding="utf-8") as file,
         redirect_stdout(_Tee(sys.stdout, file)),
@@ -53,7 +52,7 @@ def _tee_output(path: Path) -> Iterator[None]:
 
 
 class _Tee:
-    """A stream that is written to a file as well, at once."""
+    """A stream that is also written to a file, without buffering."""
 
     def __init__(self, stream: TextIO, file: TextIO):
         self._stream, self._file = stream, file

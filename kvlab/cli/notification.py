@@ -1,7 +1,7 @@
-"""A command of the user's, run when a sweep has ended: to send a message, or to start what is next.
+"""`kvlab submit --notify`: a command of the user that runs when a sweep has ended.
 
-It gets the summary as JSON on standard input, and KVLAB_SWEEP, KVLAB_OUTCOME, KVLAB_EXIT_CODE and
-KVLAB_STORE in its environment. Whatever it does, it costs the sweep at most one warning.
+It receives the summary as JSON on standard input, and KVLAB_SWEEP, KVLAB_OUTCOME, KVLAB_EXIT_CODE
+and KVLAB_STORE in its environment. Its failure costs the sweep at most one warning.
 """
 
 import contextlib
@@ -21,17 +21,23 @@ from kvlab.sweep import Summary
 TIMEOUT_SECONDS = 60.0
 
 NOTIFY_VARIABLE = "KVLAB_NOTIFY"
-"""Names the command where no option does."""
+"""Environment variable with the default of ``kvlab submit --notify``."""
 
 
 @contextmanager
 def notify_at_end(
     command: str | None, sweep: str, store: Path, warn: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Runs ``command`` after the block, with the facts that the block has put into the dict.
+    """Run ``command`` after the block, with the facts that the block has put into the dict.
 
-    If an error ends the block, the command is told of it instead; but not of a sweep that was
-    never begun, as when another driver runs it, nor when a second Ctrl-C ends all at once.
+    If an error ends the block, the facts are about that error. The command does not run if the
+    sweep never began (UsageError), nor after a second Ctrl-C.
+
+    Args:
+        command: For the shell; None or an empty string runs nothing.
+        sweep: Its name.
+        store: Where it is recorded.
+        warn: Called with the warning if the command fails.
     """
     facts: dict[str, Any] = {"sweep": sweep, "store": str(store)}
     try:
@@ -48,13 +54,20 @@ def notify_at_end(
 
 
 def outcome_facts(summary: Summary) -> dict[str, Any]:
-    """How a sweep stands, as the command gets it: ``done``, ``failed``, ``stopped`` or ``halted``
-    (given up after the same failure again and again)."""
-    code = summary.exit_code
-    outcome = "stopped" if code == 130 else "halted" if summary.halt_reason else "failed"
+    """Return the facts about the end of a sweep.
+
+    The outcome is ``done``, ``failed``, ``stopped``, or ``halted`` if the driver gave up because
+    the same failure repeated.
+    """
+    if summary.exit_code == 0:
+        outcome = "done"
+    elif summary.exit_code == 130:
+        outcome = "stopped"
+    else:
+        outcome = "halted" if summary.halt_reason else "failed"
     return {
-        "outcome": outcome if code else "done",
-        "exit_code": code,
+        "outcome": outcome,
+        "exit_code": summary.exit_code,
         "states": dict(summary.states),
         "ran": summary.trials_run,
         "seconds": round(summary.seconds, 3),
@@ -68,7 +81,7 @@ def run_notify_command(
     warn: Callable[[str], None],
     timeout: float = TIMEOUT_SECONDS,
 ) -> None:
-    """Runs ``command`` by the shell; None or an empty one means nobody wants to know."""
+    """Run ``command`` in the shell with ``facts``; kill it and its children after ``timeout``."""
     if not command:
         return
     environment = {
@@ -78,19 +91,19 @@ def run_notify_command(
         "KVLAB_EXIT_CODE": str(facts["exit_code"]),
         "KVLAB_STORE": str(facts["store"]),
     }
-    # files, not pipes: what it leaves running in the background must not hold us up
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-        given.write(json.dumps(facts, indent=1).encode() + b"\n")
-        given.seek(0)
+    # files, not pipes: a process that it leaves in the background would keep a pipe open
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+        stdin.write(json.dumps(facts, indent=1).encode() + b"\n")
+        stdin.seek(0)
         try:
             process = subprocess.Popen(
                 command,
                 shell=True,
-                stdin=given,
-                stdout=said,
+                stdin=stdin,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # so that all of it can be ended
+                start_new_session=True,  # so that its children can be killed with it
             )
             code = process.wait(timeout)
         except OSError as error:
@@ -103,7 +116,7 @@ def run_notify_command(
             warn(f"the notification was ended after {timeout:g} s: `{command}`")
             return
         if code:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()
             last = f": {lines[-1][:200]}" if lines else ""
             warn(f"the notification failed with exit code {code}{last} (`{command}`)")

@@ -1,4 +1,4 @@
-"""`status`, `logs` and `stop` where the store is seen by a cluster alone: asked there, as jobs."""
+"""`status`, `logs` and `stop` for a store that only a cluster can read: run there as Ray jobs."""
 
 import json
 import os
@@ -10,19 +10,16 @@ from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.sweep.ops.ray_jobs import DriverJob, RayJobs, find_driver_job
 
-_ID_START = re.compile(r"[0-9a-f]{1,16}\Z")
+_TRIAL_ID_PREFIX = re.compile(r"[0-9a-f]{1,16}\Z")
 
 
 def remote_status(address: str, sweep: str | None, *, as_json: bool) -> int:
-    """Prints the driver's job and what `kvlab status` says there; without a sweep, all jobs."""
+    """Print the driver's job and the output of `kvlab status` there; without a sweep, all jobs."""
     jobs = RayJobs(address)
     if sweep is None:
-        found = jobs.drivers()
-        print(
-            json.dumps([_job_facts(job) for job in found], indent=1)
-            if as_json
-            else _jobs_table(found)
-        )
+        drivers = jobs.drivers()
+        facts = [_job_facts(job) for job in drivers]
+        print(json.dumps(facts, indent=1) if as_json else _jobs_table(drivers))
         return 0
     job = find_driver_job(jobs, sweep)
     words = ["status", sweep, "--store", job.store]
@@ -37,11 +34,17 @@ def remote_status(address: str, sweep: str | None, *, as_json: bool) -> int:
 
 
 def remote_logs(address: str, name: str, store: str, words: list[str], *, follow: bool) -> int:
-    """Prints a driver's output, or a trial's log; followed to its end, gives its exit code.
+    """Print the output of a driver or the log of a trial.
 
     Args:
-        store: where a trial is looked up, if absolute; else in that of the newest driver.
-        words: further arguments of `kvlab logs`.
+        address: Of the cluster.
+        name: Of a sweep, or the first digits of a trial's id.
+        store: Where to look for a trial if absolute; otherwise the newest driver's store.
+        words: Further arguments of `kvlab logs`.
+        follow: Print until it ends.
+
+    Returns:
+        The exit code of a driver that was followed to its end, otherwise that of the command.
     """
     jobs = RayJobs(address)
     job = jobs.driver(name)
@@ -50,16 +53,15 @@ def remote_logs(address: str, name: str, store: str, words: list[str], *, follow
             _write(piece)
         return jobs.exit_code(job.name) if follow else 0
     newest = next(iter(jobs.drivers()), None)
-    if not _ID_START.match(name) or (newest is None and not os.path.isabs(store)):
-        find_driver_job(jobs, name)  # says which drivers there are
+    if not _TRIAL_ID_PREFIX.match(name):
+        find_driver_job(jobs, name)  # raises and lists the drivers
     if not os.path.isabs(store):
-        assert newest is not None, "checked above"
-        store = newest.store
+        store = find_driver_job(jobs, name).store if newest is None else newest.store
     return _stream_answer(jobs, ["logs", name, *words, "--store", store])
 
 
 def remote_stop(address: str, sweep: str, *, force: bool, as_json: bool) -> int:
-    """Asks a driver's job to stop at the next checkpoints, or ends it."""
+    """Ask a driver's job to stop at the next checkpoints, or with ``force`` end it."""
     jobs = RayJobs(address)
     job = find_driver_job(jobs, sweep)
     if not job.runs:
@@ -78,12 +80,12 @@ def remote_stop(address: str, sweep: str, *, force: bool, as_json: bool) -> int:
 
 
 def _stream_answer(jobs: RayJobs, words: list[str]) -> int:
-    """Prints what a command prints there, as it comes; its exit code."""
-    last = ""
+    """Print the output of a command as it comes and return its exit code."""
+    previous = ""  # the last piece is the exit code
     for piece in jobs.answer(words):
-        _write(last)
-        last = piece
-    return int(last)
+        _write(previous)
+        previous = piece
+    return int(previous)
 
 
 def _collect_answer(jobs: RayJobs, words: list[str]) -> tuple[int, str]:

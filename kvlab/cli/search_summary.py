@@ -1,4 +1,4 @@
-"""What a search looks for and what it has found, for the terminal."""
+"""A search in the terminal: its space before it runs, its best trials afterwards."""
 
 from collections.abc import Iterator
 
@@ -12,57 +12,56 @@ from kvlab.sweep.search.searcher import Searcher
 
 
 def space_lines(sweep: Sweep) -> Iterator[str]:
-    """The space, the objectives and the budget of a sweep that searches.
+    """Yield the space, the objectives and the budget of a search.
 
     Raises:
-        SpecError: an objective or a limit is no number that can be had.
+        SpecError: If an objective or a limit is not a number that trials measure.
     """
     check_objectives(sweep)
     search = sweep.search
     assert search is not None, "only for sweeps with a search"
     for key, values in search.choices.items():
         yield f"Search {key} in {', '.join(map(format_value, values))}."
-    for key, asked in search.ranges.items():
-        how = [*(["log"] if asked.log else []), *(["whole"] if asked.whole else [])]
-        yield f"Search {key} from {asked.low:g} to {asked.high:g}{_in_parentheses(how)}."
-    aims = ", ".join(f"{objective_direction(name)} {name}" for name in search.objectives)
+    for key, interval in search.ranges.items():
+        flags = [*(["log"] if interval.log else []), *(["whole"] if interval.whole else [])]
+        yield f"Search {key} from {interval.low:g} to {interval.high:g}{_in_parentheses(flags)}."
+    objectives = ", ".join(f"{objective_direction(name)} {name}" for name in search.objectives)
     budget = [
         *([f"{search.trials:,} trials"] if search.trials else []),
         *([f"{format_number(search.flops)} FLOPs"] if search.flops else []),
         *([f"{search.hours:g} hours"] if search.hours else []),
     ]
     if search.pruning is not None:
-        at = ", ".join(f"{fraction:.3g}" for fraction in search.pruning.rungs or ())
-        rule = f"{search.pruning.rule} at {at} of the steps"
+        rungs = ", ".join(f"{fraction:.3g}" for fraction in search.pruning.rungs or ())
+        rule = f"{search.pruning.rule} at {rungs} of the steps"
         yield f"Pruned by validation loss, whatever the objectives: {rule}."
-    name, told = split_sampler(search.sampler)
-    name += _in_parentheses([f"{key}: {format_value(value)}" for key, value in told.items()])
-    yield f"{name}: {aims}; until {' or '.join(budget)}, {search.parallel} at once."
+    sampler, settings = split_sampler(search.sampler)
+    sampler += _in_parentheses([f"{key}: {format_value(value)}" for key, value in settings.items()])
+    yield f"{sampler}: {objectives}; until {' or '.join(budget)}, {search.parallel} at once."
 
 
 def search_lines(search: Searcher) -> Iterator[str]:
-    """How a search stands, and the best that it has found."""
-    trained = sum(point.has_trial for point in search.suggestions)
-    why = f": {search.stop_reason}" if search.stop_reason else ""
-    pruned = sum(
-        point.has_trial and point.observation.state == "pruned" for point in search.suggestions
-    )
-    left = f", {pruned} pruned" if pruned else ""
-    spent = f"{format_number(search.flops)} training FLOPs"
-    yield f"search: {trained} trials of {len(search.suggestions)} suggestions{left}, {spent}{why}"
+    """Yield the state of a search and its best trials."""
+    with_trials = [suggestion for suggestion in search.suggestions if suggestion.has_trial]
+    count = f"{len(with_trials)} trials of {len(search.suggestions)} suggestions"
+    pruned = sum(suggestion.observation.state == "pruned" for suggestion in with_trials)
+    if pruned:
+        count += f", {pruned} pruned"
+    reason = f": {search.stop_reason}" if search.stop_reason else ""
+    yield f"search: {count}, {format_number(search.flops)} training FLOPs{reason}"
     names = search.plan.sweep.search.objectives if search.plan.sweep.search else ()
-    for point in search.best():
-        values = zip(names, point.observation.values, strict=True)
-        found = ", ".join(f"{name} {value:.6g}" for name, value in values)
-        patch = ", ".join(f"{key}: {format_value(value)}" for key, value in point.patch.items())
-        yield f"best {point.level} ({point.trial_id[:8]})  {found}  {patch}"
+    for best in search.best():
+        values = zip(names, best.observation.values, strict=True)
+        objectives = ", ".join(f"{name} {value:.6g}" for name, value in values)
+        patch = ", ".join(f"{key}: {format_value(value)}" for key, value in best.patch.items())
+        yield f"best {best.level} ({best.trial_id[:8]})  {objectives}  {patch}"
 
 
 def promote_trials(search: Searcher, store: Store, trials: list[str]) -> None:
-    """Lets pruned trials, by the first digits of their ids, be trained to their end.
+    """Have pruned trials, given by the first digits of their ids, trained to their end.
 
     Raises:
-        UsageError: one is no pruned trial of this search.
+        UsageError: If one is not a pruned trial of this search.
     """
     for trial in trials:
         search.promote(store.find_trial(trial))

@@ -1,12 +1,18 @@
-"""Arguments that several commands share."""
+"""Arguments that several commands share: options, types of values, sweeps."""
 
 import argparse
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec import Sweep, load_sweep
+
+_BYTES = {
+    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
+    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
+}  # fmt: skip
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
@@ -26,45 +32,19 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="ask the job server of this Ray cluster; for a store that is not to be seen from here",
+        help="of a Ray cluster with a job server; for a store that only the cluster can read",
     )
 
 
-def sweep_name(text: str) -> str:
-    """The name of a sweep that is given by its name or by its file.
-
-    Raises:
-        SpecError: the file is not a sweep.
-    """
-    if text.endswith((".yaml", ".yml")) or os.sep in text:
-        return load_sweep(Path(text)).name
-    return text
-
-
-# Numbers and sizes of memory as arguments.
-
-
-_MEMORY_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-          "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}  # fmt: skip
-
-
 def positive_int(text: str) -> int:
-    """A whole number above 0."""
+    """Parse a whole number above 0."""
     if not text.isdecimal() or not 0 < int(text) < 10**15:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return int(text)
 
 
-def memory_size(text: str) -> int:
-    """Bytes, as in 80GB (10^9) or 24GiB (2^30)."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a size; write one such as 80GB or 24GiB")
-    return int(float(match[1]) * _MEMORY_UNITS[match[2] or ""])
-
-
 def positive_float(text: str) -> float:
-    """A number above 0."""
+    """Parse a finite number above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -74,35 +54,44 @@ def positive_float(text: str) -> float:
     return number
 
 
-# A sweep's file, read and checked against what the packages above the specs know.
+def memory_size(text: str) -> int:
+    """Parse a size in bytes, such as 80GB (10^9) or 24GiB (2^30)."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a size; write one such as 80GB or 24GiB")
+    return int(float(match[1]) * _BYTES[match[2] or ""])
+
+
+def sweep_name(text: str) -> str:
+    """Return the name of a sweep that is given by its name or its file.
+
+    Raises:
+        SpecError: If the file is not a sweep.
+    """
+    if text.endswith((".yaml", ".yml")) or os.sep in text:
+        return load_sweep(Path(text)).name
+    return text
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """As `load_sweep`; the sections of its report exist too.
+    """Read a sweep and check the names of its report's sections, which `kvlab.spec` cannot know.
 
     Raises:
-        SpecError: with every problem found, each with file, line and column.
+        SpecError: With every problem, each with file, line and column.
     """
     sweep = load_sweep(path)
-    if sweep.report.sections:
-        problems = _find_unknown_sections(sweep, sweep.report.sections)
-        if problems:
-            raise SpecError(problems)
+    problems = list(_find_unknown_sections(sweep))
+    if problems:
+        raise SpecError(problems)
     return sweep
 
 
-def _find_unknown_sections(sweep: Sweep, names: tuple[str, ...]) -> list[Problem]:
-    from kvlab.report.sections import (  # sweeps that pick none wait not
-        SECTIONS,
-        explain_unknown_section,
-    )
+def _find_unknown_sections(sweep: Sweep) -> Iterator[Problem]:
+    if not sweep.report.sections:
+        return
+    from kvlab.report.sections import SECTIONS, explain_unknown_section  # imports scipy
 
-    document = sweep.source.document
-    return [
-        document.problem(
-            ("report", "sections", number),
-            f"report.sections.{number} = {name} {explain_unknown_section(name)}",
-        )
-        for number, name in enumerate(names)
-        if name not in SECTIONS
-    ]
+    for number, name in enumerate(sweep.report.sections):
+        if name not in SECTIONS:
+            text = f"report.sections.{number} = {name} {explain_unknown_section(name)}"
+            yield sweep.source.document.problem(("report", "sections", number), text)
