@@ -1,4 +1,4 @@
-"""`kvlab copy`: finished results and weights to object storage, or back from it."""
+"""`kvlab copy`: copy finished results and weights to object storage, or restore them."""
 
 import argparse
 import json
@@ -20,10 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument(
-        "--to", metavar="URL", help="copy there what is new here: s3://bucket/folder, a folder, ..."
+        "--to", metavar="URL", help="copy what is new here to s3://bucket/folder, a folder, ..."
     )
     direction.add_argument(
-        "--from", dest="origin", metavar="URL", help="bring back what is not here"
+        "--from", dest="origin", metavar="URL", help="restore what is missing here"
     )
     add_store(parser)
     add_json(parser)
@@ -31,37 +31,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    copies = ObjectStorage(options.to or options.origin)
-    check_outside_store(copies, store)
-    asked = None if options.sweep is None else [sweep_name(options.sweep)]
+    storage = ObjectStorage(options.to or options.origin)
+    check_outside_store(storage, store)
+    names = None if options.sweep is None else [sweep_name(options.sweep)]
     if options.to:
-        names = asked or store.sweep_names()
+        source, target = options.store, storage.url
+        names = names or store.sweep_names()
         for name in names:
             store.sweep(name)  # refuse an unknown sweep before anything is copied
-        found = [copy_sweep(store, copies, name) for name in names]
+        summaries = [copy_sweep(store, storage, name) for name in names]
     else:
-        names = asked or list_copied_sweeps(copies)
-        found = [restore_sweep(store, copies, name) for name in names]
+        source, target = storage.url, options.store
+        names = names or list_copied_sweeps(storage)
+        summaries = [restore_sweep(store, storage, name) for name in names]
     if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=1))
-    elif not found:
-        place = options.store if options.to else copies.url
-        print(f"{place} holds no sweep; nothing to do")
+        print(json.dumps([asdict(summary) for summary in summaries], indent=1))
+    elif not summaries:
+        print(f"{source} holds no sweep; nothing to do")
     else:
-        for one in found:
-            print(_summary_line(one, f"to {copies.url}" if options.to else f"to {options.store}"))
-            for text in one.damaged:
-                print(f"  {text}")
-    return int(any(one.damaged for one in found))
+        for summary in summaries:
+            print("\n  ".join([_format_summary(summary, target), *summary.damaged]))
+    return int(any(summary.damaged for summary in summaries))
 
 
-def _summary_line(copied: BackupSummary, where: str) -> str:
+def _format_summary(summary: BackupSummary, target: str) -> str:
     parts = [
-        f"{copied.trials} trials copied {where} ({copied.files} files)",
-        f"{copied.unchanged} were there",
+        f"{summary.trials} trials copied to {target} ({summary.files} files)",
+        f"{summary.unchanged} were there",
     ]
-    if copied.missing:
-        parts.append(f"{copied.missing} have no result yet")
-    if copied.in_use:
-        parts.append(f"{copied.in_use} left, because a process uses them now")
-    return f"{copied.sweep}: {', '.join(parts)}"
+    if summary.missing:
+        parts.append(f"{summary.missing} have no result yet")
+    if summary.in_use:
+        parts.append(f"{summary.in_use} left, because a process uses them now")
+    return f"{summary.sweep}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""`kvlab export`: a trial's model as a Hugging Face folder that other programs read."""
+"""`kvlab export`: write the model of a trial as a Hugging Face folder."""
 
 import argparse
 import json
@@ -8,9 +8,9 @@ from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.errors import UsageError
 
 EPILOG = """\
-The architecture must exist there: gpt2 (learned positions, full heads), llama or mistral (rope,
-rmsnorm, swiglu). Everything else is refused, with what does not fit. The tokenizer is not
-written: `kvlab` uses GPT-2's ranks, of which other programs have their own files.
+The model must have an architecture that exists there: gpt2 (learned positions, full heads), llama
+or mistral (rope, rmsnorm, swiglu). Others are refused with the reason. The tokenizer is not
+written, because other programs have their own files of GPT-2's ranks.
 
 examples:
   kvlab export 3f2a weights/mine          (a trial, by the first digits of its id)
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("trial", metavar="TRIAL", help="a trial's id, or its first digits")
-    parser.add_argument("folder", metavar="FOLDER", help="where to write; new or empty")
+    parser.add_argument("folder", metavar="FOLDER", help="folder to write, new or empty")
     add_store(parser)
     add_json(parser)
 
@@ -36,8 +36,6 @@ def run(options: argparse.Namespace) -> int:
     opened = open_trial(options.trial, Store(options.store))
     kind = opened.model.save_pretrained(folder)
     facts = {"trial": opened.name, "model_type": kind, "folder": str(folder)}
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    else:
-        print(f"{folder}: trial {opened.name} as {kind}")
+    text = f"{folder}: trial {opened.name} as {kind}"
+    print(json.dumps(facts, indent=1) if options.json else text)
     return 0

@@ -1,4 +1,4 @@
-"""`kvlab gc`: remove from the store what nothing needs; without --apply it only shows it."""
+"""`kvlab gc`: show what nothing in the store needs any more; with --apply remove it."""
 
 import argparse
 import json
@@ -16,17 +16,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         action="store_true",
-        help="also final weights that every sweep has measured (`generate` then cannot use them)",
+        help="also final weights that every sweep has measured; `generate` cannot use them any more",
     )
     parser.add_argument(
-        "--unused", action="store_true", help="also trials and trainings that no sweep asks for"
+        "--unused", action="store_true", help="also trials and trainings that no sweep contains"
     )
     parser.add_argument(
         "--pruned",
         action="store_true",
-        help="also checkpoints of trials that a search has pruned (promoted, they begin anew)",
+        help="also checkpoints of pruned trials; if promoted, these start again from the beginning",
     )
-    parser.add_argument("--apply", action="store_true", help="remove; without it, only show")
+    parser.add_argument(
+        "--apply", action="store_true", help="remove it; without this option, only show it"
+    )
     add_json(parser)
 
 

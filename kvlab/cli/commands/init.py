@@ -1,4 +1,4 @@
-"""`kvlab init DIR`: a folder to start from, with commented example specs and their schemas."""
+"""`kvlab init DIR`: make a folder with commented example specs and their schemas."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from kvlab.fs.atomic_files import write_atomic
 from kvlab.spec.json_schema import json_schema
 
 _INSTALLED_NAMES = {"gitignore": ".gitignore"}
-"""Names that a package should not carry itself."""
+"""Name in the package -> name in the new folder. A .gitignore would act on the package itself."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,31 +24,31 @@ def run(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"DIR = {folder} is a file; name a folder")
-    wanted = _read_starter(files("kvlab.cli") / "starter", "")
+    starter = _read_starter(files("kvlab.cli") / "starter", "")
     for kind in ("experiment", "sweep"):
-        wanted[f"{kind}s/{kind}.schema.json"] = json.dumps(json_schema(kind), indent=1) + "\n"
-    there = [name for name in wanted if (folder / name).exists()]
-    if there:
-        text = f"DIR = {folder} already has {', '.join(sorted(there))}"
+        starter[f"{kind}s/{kind}.schema.json"] = json.dumps(json_schema(kind), indent=1) + "\n"
+    existing = sorted(name for name in starter if (folder / name).exists())
+    if existing:
+        text = f"DIR = {folder} already has {', '.join(existing)}"
         raise UsageError(f"{text}; nothing was changed: name another folder")
-    for name, text in wanted.items():
+    for name, text in starter.items():
         write_atomic(folder / name, text)
     if options.json:
-        print(json.dumps({"folder": str(folder), "files": sorted(wanted)}))
+        print(json.dumps({"folder": str(folder), "files": sorted(starter)}))
     else:
-        print("\n".join(str(folder / name) for name in sorted(wanted)))
+        print("\n".join(str(folder / name) for name in sorted(starter)))
         print(f"\nnext: cd {folder} && kvlab plan sweeps/first.yaml")
     return 0
 
 
-def _read_starter(place: Traversable, prefix: str) -> dict[str, str]:
-    """Relative path -> text of every file of the starter folder."""
-    found: dict[str, str] = {}
-    for entry in place.iterdir():
+def _read_starter(folder: Traversable, prefix: str) -> dict[str, str]:
+    """Return relative path -> text of every file."""
+    texts: dict[str, str] = {}
+    for entry in folder.iterdir():
         if entry.is_dir():
-            found |= _read_starter(entry, f"{prefix}{entry.name}/")
+            texts |= _read_starter(entry, f"{prefix}{entry.name}/")
         else:
-            found[prefix + _INSTALLED_NAMES.get(entry.name, entry.name)] = entry.read_text(
+            texts[prefix + _INSTALLED_NAMES.get(entry.name, entry.name)] = entry.read_text(
                 encoding="utf-8"
             )
-    return found
+    return texts

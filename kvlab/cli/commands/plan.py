@@ -1,4 +1,4 @@
-"""`kvlab plan`: every trial of a sweep, its cost, and how it stands. Imports no torch."""
+"""`kvlab plan`: list the trials of a sweep with their cost and state. Imports no torch."""
 
 import argparse
 import json
@@ -21,21 +21,21 @@ Levels = Mapping[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="a sweep's YAML file")
+    parser.add_argument("sweep", metavar="SWEEP", help="YAML file of a sweep")
     add_store(parser)
     parser.add_argument(
         "--rate", type=positive_float, metavar="FLOPS",
-        help="training FLOPs a second of one trial (default: measured from finished trials)",
+        help="training FLOPs per second of one trial (default: measured from finished trials)",
     )  # fmt: skip
-    parser.add_argument("--price", type=positive_float, help="of one GPU or CPU core for an hour")
+    parser.add_argument("--price", type=positive_float, help="of one GPU or CPU core per hour")
     parser.add_argument(
         "--memory", type=memory_size,
         help="of the device, such as 80GB (default for CPU trials: this machine's)",
     )  # fmt: skip
     parser.add_argument(
         "--why", nargs="?", const="", metavar="TRIAL",
-        help="in which fields a trial (default: the first to run) differs from the nearest"
-        " finished one",
+        help="show the fields in which a trial (default: the first to run) differs from the"
+        " nearest finished one",
     )  # fmt: skip
     add_json(parser)
 
@@ -55,14 +55,14 @@ def run(options: argparse.Namespace) -> int:
             facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
         print(json.dumps(facts, indent=1))
         return 0
-    print("\n".join([*_plan_lines(planned), *(budget_lines(costs) if costs else [])]))
+    print("\n".join([*_plan_lines(planned), *(_budget_lines(costs) if costs else [])]))
     if why is not None:
-        print("\n".join(why_lines(*why)))
+        print("\n".join(_why_lines(*why)))
     return 0
 
 
 def _local_memory(planned: Plan) -> int | None:
-    """Of this machine, where the trials run on CPU; a cluster's GPUs are not known here."""
+    """Return the memory of this machine, or None if trials need GPUs, which may be elsewhere."""
     if any(one.trial.experiment.resources.devices for one in planned.trials):
         return None
     from kvlab.sweep.planning.memory_check import host_memory
@@ -71,12 +71,12 @@ def _local_memory(planned: Plan) -> int | None:
 
 
 def _concurrent_trials(planned: Plan) -> int:
-    """Trials that share this machine's memory, or that of one GPU, as Ray would run them here."""
+    """Return how many trials share the memory of this machine or of one GPU if Ray runs them."""
     from kvlab.sweep.executors.capacity import cpu_count
     from kvlab.sweep.planning.memory_check import MachineMemory
 
-    here = MachineMemory(0, 0, cpu_count())
-    most = max(here.at_once(one.trial.experiment.resources) for one in planned.trials)
+    machine = MachineMemory(0, 0, cpu_count())
+    most = max(machine.at_once(one.trial.experiment.resources) for one in planned.trials)
     search = planned.sweep.search
     return most if search is None else min(most, search.parallel)
 
@@ -84,11 +84,12 @@ def _concurrent_trials(planned: Plan) -> int:
 def _explain_missing(
     planned: Plan, store: Store, prefix: str
 ) -> tuple[PlannedTrial, NearestTrial | None]:
-    found = [one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended]
-    if not found:
+    """Return the first missing trial whose id starts with ``prefix``, and its nearest trial."""
+    matches = [one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended]
+    if not matches:
         text = f"--why = {prefix}" if prefix else "--why"
         raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
-    return found[0], find_nearest_trial(found[0].trial, store)
+    return matches[0], find_nearest_trial(matches[0].trial, store)
 
 
 def _plan_lines(planned: Plan) -> list[str]:
@@ -98,14 +99,14 @@ def _plan_lines(planned: Plan) -> list[str]:
     rows = [[*_level_names(one.levels, off), *_trial_columns(one)] for one in planned.trials]
     lines = [format_table([head, *rows], right="l" * len(factors) + "rlrrrrl"), ""]
     lines += [
-        f"{_cell_label(other)} computes the same as {_cell_label(first)} ({why})."
-        for other, first, why in _equal_cells(planned)
+        f"{_cell_label(cell)} computes the same as {_cell_label(first)} ({reason})."
+        for cell, first, reason in _equal_cells(planned)
     ]
     if planned.sweep.search is not None:
         lines += space_lines(planned.sweep)
-    chosen = planned.sweep.selection
-    lines += [f"{rule}." for rule in chosen.rules]
-    lines += [f"Aliasing: {note}." for note in chosen.notes]
+    selection = planned.sweep.selection
+    lines += [f"{rule}." for rule in selection.rules]
+    lines += [f"Aliasing: {note}." for note in selection.notes]
     counts = ", ".join(f"{number} {state}" for state, number in planned.count_states().items())
     lines.append(planned.format_totals() + ".")
     lines.append(f"State: {counts}.")
@@ -114,9 +115,9 @@ def _plan_lines(planned: Plan) -> list[str]:
 
 
 def _level_names(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]) -> list[str]:
-    """A cell's levels; ``-`` where a factor does not apply."""
-    without = off.get(tuple(levels.values()), frozenset())
-    return ["-" if factor in without else level for factor, level in levels.items()]
+    """Return the levels of a cell, with ``-`` for a factor that does not apply."""
+    inapplicable = off.get(tuple(levels.values()), frozenset())
+    return ["-" if factor in inapplicable else level for factor, level in levels.items()]
 
 
 def _trial_columns(one: PlannedTrial) -> list[str]:
@@ -143,16 +144,17 @@ def _describe_state(one: PlannedTrial) -> str:
 
 
 def _equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
-    """Cells that compute the same as an earlier one, which is in the table; and why."""
+    """Yield cells that compute the same as an earlier one, the earlier one, and the reason."""
     experiments = {tuple(c.levels.values()): c.experiment for c in planned.sweep.cells()}
-    told = set()
+    seen = set()
     for one in planned.trials:
-        for other in one.cells[1:]:
-            first, key = one.cells[0], tuple(other.values())
-            if key not in told:
-                told.add(key)
-                why = explain_equality(experiments[tuple(first.values())], experiments[key])
-                yield other, first, why
+        first = one.cells[0]
+        for cell in one.cells[1:]:
+            key = tuple(cell.values())
+            if key not in seen:  # every seed repeats it
+                seen.add(key)
+                reason = explain_equality(experiments[tuple(first.values())], experiments[key])
+                yield cell, first, reason
 
 
 def _cell_label(levels: Levels) -> str:
@@ -170,8 +172,8 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
             "notes": list(planned.sweep.selection.notes),
         },
         "same": [
-            {"cell": dict(other), "as": dict(first), "why": why}
-            for other, first, why in _equal_cells(planned)
+            {"cell": dict(cell), "as": dict(first), "why": reason}
+            for cell, first, reason in _equal_cells(planned)
         ],
         "trials": [
             {
@@ -201,11 +203,8 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
     }
 
 
-# What a plan costs and why a trial is not there yet, as `kvlab plan` prints it.
-
-
-def budget_lines(costs: Budget) -> Iterator[str]:
-    """Totals of what is still to run."""
+def _budget_lines(costs: Budget) -> Iterator[str]:
+    """Yield the totals of what is still to run."""
     low, high = costs.parameters
     sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
@@ -213,17 +212,16 @@ def budget_lines(costs: Budget) -> Iterator[str]:
     at_most = "at most " if costs.suggestions else ""
     yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
     if costs.suggestions:
-        some = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
-        number = f"{costs.suggestions:,} of them {some} to come"
-        yield f"{number}, each taken to cost what the base does."
+        verb = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
+        yield f"{costs.suggestions:,} of them {verb} to come, each taken to cost what the base does."
     yield _memory_line(costs)
     yield _time_line(costs)
     if costs.money is not None:
         yield f"Money: {costs.money:,.2f}."
 
 
-def why_lines(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[str]:
-    """In which fields a trial differs from the nearest finished one."""
+def _why_lines(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[str]:
+    """Yield the fields in which a trial differs from the nearest finished one."""
     name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
     if nearest is None:
         yield f"{name} has no result: the store has no finished trial at all."
@@ -242,14 +240,16 @@ def _memory_line(costs: Budget) -> str:
     text += f" ({costs.peak_trial[:8]})"
     if costs.memory is None:
         return f"{text}; state the GPU's with --memory to compare."
-    together, there = format_bytes(costs.peak_bytes * costs.at_once), format_bytes(costs.memory)
-    beside = f"; {costs.at_once} at once take {together}" if costs.at_once > 1 else ""
+    memory = format_bytes(costs.memory)
+    hint = "lower resources.microbatch_tokens or the model"
+    verb = " is"
+    if costs.at_once > 1:
+        text += f"; {costs.at_once} at once take {format_bytes(costs.peak_bytes * costs.at_once)}"
+        hint += ", or give each more cores or more of a GPU, so that fewer run at once"
+        verb = ","
     if costs.fits:
-        return f"{text}{beside} of {there}."
-    way_out = "lower resources.microbatch_tokens or the model"
-    if beside:
-        way_out += ", or give each more cores or more of a GPU, so that fewer run at once"
-    return f"{text}{beside}{',' if beside else ' is'} more than the {there} there are; {way_out}."
+        return f"{text} of {memory}."
+    return f"{text}{verb} more than the {memory} there are; {hint}."
 
 
 def _time_line(costs: Budget) -> str:
@@ -258,9 +258,9 @@ def _time_line(costs: Budget) -> str:
         return "Time: not known; state a rate with --rate, or run a trial first."
     speed = f"{format_number(rate.flops_per_second)} FLOPs a second a trial"
     source = "stated" if rate.source == "stated" else f"median of {rate.results} finished here"
-    rest = "training alone"
+    scope = "training alone"
     if rate.measure_seconds is not None:
-        rest = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
+        scope = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
     if costs.hours is None:
         return f"Time: not known, as trials are on CPU and on GPU; {speed} ({source})."
-    return f"Time: {format_number(costs.hours)} {costs.device} hours, {rest}; {speed} ({source})."
+    return f"Time: {format_number(costs.hours)} {costs.device} hours, {scope}; {speed} ({source})."

@@ -1,4 +1,4 @@
-"""`kvlab report`: write a sweep's report again, from its record or from MLflow alone."""
+"""`kvlab report`: write the report of a sweep again, from its record or from MLflow."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sections",
         metavar="A,B",
-        help="sections in order (default: what the sweep asks for, else all)",
+        help="sections in order (default: those that the sweep names, else all)",
     )
     parser.add_argument(
         "--tracking-uri",
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mirrored-by",
         metavar="ID",
-        help="with --tracking-uri: of which store, where several mirrored such a sweep",
+        help="with --tracking-uri: id of the store, if several have mirrored a sweep of that name",
     )
     add_json(parser)
 
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_report(options: argparse.Namespace, name: str, sections: tuple[str, ...] | None) -> Path:
-    """The report's folder."""
+    """Write the report and return its folder."""
     if options.tracking_uri is None:
         if options.mirrored_by is not None:
             text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"

@@ -1,4 +1,4 @@
-"""`kvlab schema`: the JSON Schema that editors complete and check YAML with."""
+"""`kvlab schema`: print the JSON Schema with which editors complete and check YAML."""
 
 import argparse
 import json

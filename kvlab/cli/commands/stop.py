@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="end its detached driver and its trials now; they go on from their last checkpoints",
+        help="end its detached driver and its trials now; submitted again, they go on from their last"
+        " checkpoints",
     )
     add_store(parser)
     add_cluster(parser)
@@ -43,10 +44,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _force_stop(store: Store, name: str, *, as_json: bool) -> int:
-    found = read_last_driver(store, name)
-    if found is None or found[1] != "running":
+    last = read_last_driver(store, name)
+    if last is None or last[1] != "running":
         raise UsageError(_explain_no_detached(store, name))
-    end_detached_driver(store, name, found[0])
+    end_detached_driver(store, name, last[0])
     if as_json:
         print(json.dumps({"sweep": name, "ended": True}))
     else:
@@ -55,12 +56,12 @@ def _force_stop(store: Store, name: str, *, as_json: bool) -> int:
 
 
 def _explain_no_detached(store: Store, name: str) -> str:
-    """Why ``--force`` ends nothing, and what does."""
-    found = [lock.describe_holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
-    if not found:
+    """Explain why ``--force`` ends nothing, and how to end the drivers that run."""
+    holders = [lock.describe_holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
+    if not holders:
         text = f"sweep = {name} has no detached driver that runs, nor any other"
         return f"{text}; see `kvlab status {name}`"
-    text = f"sweep = {name} has no detached driver that runs, but {' and '.join(found)}"
+    text = f"sweep = {name} has no detached driver that runs, but {' and '.join(holders)}"
     text = f"{text}, which --force does not end: press Ctrl-C twice in its terminal, or run"
-    asked = f"`kvlab stop {name}` without --force asks it to stop at a checkpoint"
-    return f"{text} `kill PROCESS` twice on its machine ({asked})"
+    hint = f"`kvlab stop {name}` without --force asks it to stop at a checkpoint"
+    return f"{text} `kill PROCESS` twice on its machine ({hint})"

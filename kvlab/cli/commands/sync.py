@@ -1,4 +1,4 @@
-"""`kvlab sync`: make MLflow what the record says; run it again and nothing changes."""
+"""`kvlab sync`: bring MLflow up to date with the record. Idempotent."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URI",
         help="of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)",
     )
-    parser.add_argument("--no-report", action="store_true", help="leave the sweep's report out")
+    parser.add_argument("--no-report", action="store_true", help="do not upload the report")
     add_json(parser)
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 def sync_sweeps(
     store: Store, names: list[str], uri: str | None, *, report: bool
 ) -> list[MirrorSummary]:
-    """Mirrors sweeps with their reports, and ends runs whose driver died."""
+    """Mirror sweeps with their reports, and end runs whose driver died."""
     from kvlab.report import write_report
     from kvlab.track import Tracker
 

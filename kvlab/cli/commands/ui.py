@@ -1,4 +1,4 @@
-"""`kvlab ui`: browse the store's results in MLflow, on this machine alone."""
+"""`kvlab ui`: browse the results of a store in MLflow, served to this machine alone."""
 
 import argparse
 import sys
