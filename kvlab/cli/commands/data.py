@@ -1,4 +1,4 @@
-"""`kvlab data`: get evaluation sets, prepare text, list and verify what is there."""
+"""`kvlab data`: get evaluation sets, prepare text, list and verify datasets."""
 
 import argparse
 import json
@@ -50,21 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     get = _add_action(actions, "get", "get an evaluation set and check it", _run_get)
     get.add_argument("name", choices=["hellaswag"])
-    get.add_argument("--file", help="take it from this file instead of asking around")
+    get.add_argument("--file", help="copy it from this file instead of searching for it")
 
-    made = _add_action(actions, "prepare", "turn text into tokens, once", _run_prepare)
-    made.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
-    made.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
-    made.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
-    made.add_argument("--subset", help="the crawl, for source fineweb-edu-crawl")
-    made.add_argument("--licence", metavar="TEXT", help="of your files, for source files")
-    made.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
-    made.add_argument("--tokens", metavar="COUNT", help="stop after so many, such as 10B or 500M")
-    made.add_argument("--validation-fraction", metavar="SHARE", help="of the documents, held out")
-    made.add_argument("--workers", type=_worker_count, help="processes (default one a processor)")
+    prepare = _add_action(actions, "prepare", "turn text into tokens, once", _run_prepare)
+    prepare.add_argument("target", help=f"an experiment file, or a source: {', '.join(SOURCES)}")
+    prepare.add_argument("--tokenizer", help="gpt2, gpt2:N or bytes")
+    prepare.add_argument("--paths", nargs="+", help="files and folders of text, for source files")
+    prepare.add_argument("--subset", help="the crawl, for source fineweb-edu-crawl")
+    prepare.add_argument(
+        "--licence", metavar="TEXT", help="licence of your files, for source files"
+    )
+    prepare.add_argument("--max-bytes", metavar="BYTES", help="stop after this much text")
+    prepare.add_argument(
+        "--tokens", metavar="COUNT", help="stop after this many, such as 10B or 500M"
+    )
+    prepare.add_argument(
+        "--validation-fraction", metavar="SHARE", help="of the documents to hold out"
+    )
+    prepare.add_argument("--workers", type=_worker_count, help="processes (default: one per core)")
 
-    _add_action(actions, "list", "list what is there", _run_list)
-    _add_action(actions, "verify", "read everything again and compare digests", _run_verify)
+    _add_action(actions, "list", "list evaluation sets and prepared text", _run_list)
+    _add_action(actions, "verify", "read all data again and compare checksums", _run_verify)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -138,29 +144,29 @@ def _run_verify(options: argparse.Namespace) -> int:
 
 
 def _data_config(options: argparse.Namespace) -> DataConfig:
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if options.tokenizer is not None:
-        given["tokenizer"] = options.tokenizer
+        values["tokenizer"] = options.tokenizer
     if options.paths is not None:
-        given["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
+        values["paths"] = [str(Path(path).expanduser().absolute()) for path in options.paths]
     if options.tokens is not None:
-        given["max_tokens"] = _parse_token_count(options.tokens)
+        values["max_tokens"] = _parse_token_count(options.tokens)
     if options.subset is not None:
-        given["subset"] = options.subset
+        values["subset"] = options.subset
     if options.licence is not None:
-        given["licence"] = options.licence
+        values["licence"] = options.licence
     for key in ("max_bytes", "validation_fraction"):
-        value = getattr(options, key)
-        if value is not None:
-            given[key] = parse_override(f"{key}={value}")[1]
+        text = getattr(options, key)
+        if text is not None:
+            values[key] = parse_override(f"{key}={text}")[1]
     target: str = options.target
     if target.endswith((".yaml", ".yml")):
-        return load_experiment(target, {f"data.{key}": value for key, value in given.items()}).data
+        return load_experiment(target, {f"data.{key}": value for key, value in values.items()}).data
     if target not in SOURCES:
         near = get_close_matches(target, SOURCES, 1)
         hint = f"did you mean {near[0]}?" if near else f"sources: {', '.join(SOURCES)}"
         raise UsageError(f"{target}: is not a text source or a .yaml file; {hint}")
-    values = {"source": target, **given}
+    values["source"] = target
     try:
         return DataConfig.model_validate(values)
     except ValidationError as error:
@@ -208,7 +214,7 @@ def _print_progress(line: str) -> None:
 
 
 def _parse_token_count(text: str) -> int:
-    """``10B``, ``500M``, ``2k`` or a number such as 10e9."""
+    """Parse ``10B``, ``500M``, ``2k`` or a number such as 10e9."""
     scale = {"k": 10**3, "M": 10**6, "B": 10**9}.get(text[-1:], 1)
     try:
         count = float(text if scale == 1 else text[:-1]) * scale

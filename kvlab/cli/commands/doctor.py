@@ -1,4 +1,4 @@
-"""`kvlab doctor`: what is installed and usable here, and what to do about each gap."""
+"""`kvlab doctor`: check what is installed and usable, with a hint for each gap."""
 
 import argparse
 import importlib.metadata
@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -30,19 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    found = list(run_checks(options.store))
+    checks = list(run_checks(options.store))
     if options.json:
-        print(json.dumps([asdict(check) for check in found], indent=1))
+        print(json.dumps([check.as_dict() for check in checks], indent=1))
     else:
-        width = max(len(check.name) for check in found)
-        for check in found:
-            print(f"{_MARKS[check.state]}  {check.name:<{width}}  {check.found}")
-            if check.way_out:
-                print(f"{'':<{width + 9}}-> {check.way_out}")
-    return int(any(check.state == "wrong" for check in found))
-
-
-# What `kvlab doctor` looks at: one function a check, each with what to do about a gap.
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            print(f"{_MARKS[check.state]}  {check.name:<{width}}  {check.finding}")
+            if check.hint:
+                print(f"{'':<{width + 9}}-> {check.hint}")
+    return int(any(check.state == "wrong" for check in checks))
 
 
 CheckState = Literal["ok", "note", "wrong"]
@@ -62,21 +59,31 @@ PACKAGES = {
 
 
 JOB_SERVER_MODULES = ("aiohttp_cors", "grpc", "opencensus", "prometheus_client")
-"""Modules that ray[default] brings, without which a head's dashboard takes no jobs."""
+"""Modules of ray[default] without which the dashboard of a Ray head accepts no jobs."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; ``way_out`` is empty where nothing is to be done."""
+    """The result of one check.
+
+    Attributes:
+        finding: What is there, or what is wrong.
+        hint: What to do about it; empty if there is nothing to do.
+    """
 
     name: str
     state: CheckState
-    found: str
-    way_out: str = ""
+    finding: str
+    hint: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {
+            "name": self.name, "state": self.state, "found": self.finding, "way_out": self.hint,
+        }  # fmt: skip
 
 
 def run_checks(store: str) -> Iterator[Check]:
-    """Every check, one after the other; none raises and none leaves anything behind."""
+    """Run every check. None raises an error, and none leaves files behind."""
     yield _check_python()
     yield from _check_packages()
     yield _check_processor()
@@ -131,24 +138,24 @@ def _check_gpus() -> Iterator[Check]:
 
 
 def _check_writable(name: str, folder: Path, setting: str) -> Check:
-    """Whether files can be made, locked and renamed there; the folder itself is not made."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    way_out = f"choose another with {setting}, or mend its rights"
-    if not place.is_dir():
-        return Check(name, "wrong", f"{place} is a file", way_out)
+    """Check that files can be written, locked and renamed in ``folder``, without making it."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    hint = f"choose another with {setting}, or change its permissions"
+    if not existing.is_dir():
+        return Check(name, "wrong", f"{existing} is a file", hint)
     try:
-        with tempfile.TemporaryDirectory(prefix=".kvlab-doctor-", dir=place) as scratch:
+        with tempfile.TemporaryDirectory(prefix=".kvlab-doctor-", dir=existing) as scratch:
             _try_files(Path(scratch))
     except (OSError, StoreError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        return Check(name, "wrong", f"{folder} cannot be used: {reason}", way_out)
-    free = shutil.disk_usage(place).free
-    found = f"{folder} is writable, {format_bytes(free)} free"
+        return Check(name, "wrong", f"{folder} cannot be used: {reason}", hint)
+    free = shutil.disk_usage(existing).free
+    finding = f"{folder} is writable, {format_bytes(free)} free"
     if free < MIN_FREE_BYTES:
-        return Check(name, "note", found, "free some space: checkpoints take three times a model")
-    return Check(name, "ok", found)
+        return Check(name, "note", finding, "free some space: checkpoints take three times a model")
+    return Check(name, "ok", finding)
 
 
 def _try_files(folder: Path) -> None:
@@ -157,21 +164,19 @@ def _try_files(folder: Path) -> None:
 
 
 def _check_datasets() -> Check:
-    found = list_prepared_datasets()
-    if found:
-        return Check("text", "ok", f"{len(found)} prepared in {get_data_dir()}")
-    way_out = (
-        "none needed: it is prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
-    )
-    return Check("text", "note", "none prepared yet", way_out)
+    datasets = list_prepared_datasets()
+    if datasets:
+        return Check("text", "ok", f"{len(datasets)} prepared in {get_data_dir()}")
+    hint = "none needed: it is prepared at first use; or now, with `kvlab data prepare EXPERIMENT`"
+    return Check("text", "note", "none prepared yet", hint)
 
 
 def _check_hellaswag() -> Check:
     path = find_hellaswag_file()
     if path is not None:
         return Check("HellaSwag", "ok", f"in {path.parent}")
-    way_out = "none needed without evaluation.hellaswag; else `kvlab data get hellaswag`"
-    return Check("HellaSwag", "note", "not here yet", way_out)
+    hint = "none needed without evaluation.hellaswag; else `kvlab data get hellaswag`"
+    return Check("HellaSwag", "note", "not here yet", hint)
 
 
 def _check_mlflow() -> Check:
@@ -182,8 +187,8 @@ def _check_mlflow() -> Check:
 
 
 def _check_job_server() -> Check:
-    lacking = [name for name in JOB_SERVER_MODULES if importlib.util.find_spec(name) is None]
-    if not lacking:
+    missing = [name for name in JOB_SERVER_MODULES if importlib.util.find_spec(name) is None]
+    if not missing:
         return Check("job server", "ok", "a Ray head here takes `submit --detach` from elsewhere")
-    way_out = "none needed, but on a cluster's head: pip install 'kvlab[cluster]'"
-    return Check("job server", "note", f"Ray's needs {', '.join(lacking)}", way_out)
+    hint = "none needed, but on a cluster's head: pip install 'kvlab[cluster]'"
+    return Check("job server", "note", f"Ray's needs {', '.join(missing)}", hint)

@@ -1,4 +1,4 @@
-"""`kvlab estimate`: KV bytes, parameters and FLOPs of presets and specs, exactly."""
+"""`kvlab estimate`: exact KV bytes, parameters and FLOPs of presets and specs."""
 
 import argparse
 import json
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
-        help="put a variant of the first target beside it; may be given several times",
+        help="put a variant of the first target beside it; may be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--batch", type=positive_int, default=1, help="sequences at once (default 1)"
+        "--batch", type=positive_int, default=1, help="sequences in a batch (default 1)"
     )
     parser.add_argument(
         "--context",
@@ -58,13 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the model's dtype (default float32)",
     )  # fmt: skip
     parser.add_argument(
-        "--memory", type=memory_size, help="such as 80GB or 24GiB: print the largest batch it holds"
+        "--memory",
+        type=memory_size,
+        help="of the device, such as 80GB or 24GiB: print the largest batch that fits",
     )
     parser.add_argument(
         "--scale", action="store_true",
         help="add the same layout at other contexts, batches and sizes of model",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="one JSON list, an object a target")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON list with an object per target"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _scale_rows(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
-    """KV bytes of a layout over sizes, contexts and batches; why not where a size does not fit."""
+    """Return KV bytes of a layout at other sizes, contexts and batches, or why it does not fit."""
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys((shape.name, *RESCALE_PRESETS)):
         try:

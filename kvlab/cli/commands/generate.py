@@ -1,4 +1,4 @@
-"""`kvlab generate`: continue a text with a trial's model, a checkpoint or a preset."""
+"""`kvlab generate`: continue a text with the model of a trial, a checkpoint or a preset."""
 
 import argparse
 import json
@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("target", help="a trial id, a checkpoint folder or repository, or a preset")
     parser.add_argument(
-        "--prompt", action="append", default=[], metavar="TEXT", help="give it again for a batch"
+        "--prompt", action="append", default=[], metavar="TEXT", help="may be repeated for a batch"
     )
     parser.add_argument(
         "--prompt-ids", action="append", default=[], metavar="1,2,3",
-        help="token ids, for checkpoints whose tokenizer kvlab does not have",
+        help="token ids, for checkpoints with a tokenizer that kvlab does not have",
     )  # fmt: skip
     parser.add_argument("--new-tokens", type=int, default=64, help="default 64")
     parser.add_argument("--temperature", type=float, default=0.0, help="default 0: greedy")
@@ -36,16 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT",
-        help="end a row at this token (a text of exactly one token), besides end-of-text",
+        help="also end a row at this text, which must be exactly one token",
     )  # fmt: skip
     parser.add_argument(
         "--serving", action="append", default=[], metavar="KEY=VALUE",
-        help="serve otherwise than trained: kv_dtype=int8, tie=adjacent:2, tie_rule=owner",
+        help="change how the model is served: kv_dtype=int8, tie=adjacent:2, tie_rule=owner",
     )  # fmt: skip
     parser.add_argument(
-        "--uncached", action="store_true", help="without a cache: the slow baseline"
+        "--uncached", action="store_true", help="generate without a cache, the slow baseline"
     )
-    parser.add_argument("--random-weights", action="store_true", help="a preset, freshly drawn")
+    parser.add_argument(
+        "--random-weights",
+        action="store_true",
+        help="of a preset, which has no trained weights here",
+    )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     add_store(parser)
     add_json(parser)
@@ -91,7 +95,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _override_serving(opened: Any, changes: list[str]) -> Any:
-    """As the model was served, but for ``changes``; must suit the model's layers."""
+    """Return the model's serving with ``changes``.
+
+    Raises:
+        UsageError: If the changes are invalid, or do not suit the model's layers.
+    """
     from pydantic import ValidationError
 
     from kvlab.spec.experiment import ServedModel
@@ -108,7 +116,7 @@ def _override_serving(opened: Any, changes: list[str]) -> Any:
 
 
 class _TextIO:
-    """Prompts, stops and output in the model's vocabulary, as text where we can."""
+    """Prompts, stop tokens and output as text, or as token ids if the tokenizer is unknown."""
 
     def __init__(self, name: str | None, options: argparse.Namespace):
         from kvlab.data import load_tokenizer
@@ -135,10 +143,10 @@ class _TextIO:
         return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))
 
     def stream(self) -> Any:
-        """Prints the one row's tokens as they come; a character's bytes only once complete."""
+        """Return a callback that prints the tokens of one row, every character once it is complete."""
 
         def show(tokens: list[int]) -> None:
-            if not self._has_begun:  # not sooner: the prompt may be refused
+            if not self._has_begun:  # not earlier, because the prompt may be refused
                 self._has_begun = True
                 print(self.text(self.prompts[0]), end="", flush=True)
             self._pending.append(tokens[0])
@@ -152,11 +160,11 @@ class _TextIO:
     def finish(self, rows: list[list[int]], seconds: float, *, streamed: bool) -> None:
         count = sum(map(len, rows))
         if self.options.json:
-            found = [
+            facts = [
                 {"prompt_ids": p, "new_ids": r, "text": self.text(r) if self.tokenizer else None}
                 for p, r in zip(self.prompts, rows, strict=True)
             ]
-            print(json.dumps({"rows": found, "new_tokens": count, "seconds": seconds}, indent=1))
+            print(json.dumps({"rows": facts, "new_tokens": count, "seconds": seconds}, indent=1))
             return
         if streamed:
             rest = self._pending if self._has_begun else self.prompts[0]

@@ -1,4 +1,4 @@
-"""`kvlab logs`: what an attempt at a trial said, or a detached driver of a sweep."""
+"""`kvlab logs`: show the log of an attempt at a trial, or of a detached driver."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from kvlab.sweep.ops.detached_driver import (
 
 POLL_SECONDS = 0.3
 START_SECONDS = 15.0
-"""How long a driver may take to say that it is there."""
+"""How long a new driver may take to record itself."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a trial's id, or its first digits; or a sweep that was submitted with --detach",
     )
     parser.add_argument(
-        "--attempt", type=int, metavar="N", help="at a trial, or of a sweep's drivers; default last"
+        "--attempt",
+        type=int,
+        metavar="N",
+        help="number of the attempt at a trial, or of the driver of a sweep (default: the last)",
     )
     parser.add_argument(
         "-f",
         "--follow",
         action="store_true",
-        help="go on printing until it ends; of a driver, the exit code is its own",
+        help="print until it ends; for a driver, exit with its exit code",
     )
     add_store(parser)
     add_cluster(parser)
@@ -71,33 +74,33 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show_driver_log(store: Store, options: argparse.Namespace) -> int:
-    """What a detached driver printed; followed to its end, its exit code."""
+    """Print the log of a detached driver; if followed to its end, return its exit code."""
     name = options.name
-    known = list_driver_numbers(store, name)
-    if not known:
+    numbers = list_driver_numbers(store, name)
+    if not numbers:
         text = f"sweep = {name} was never submitted with --detach, so no driver has a log"
         raise UsageError(f"{text}; its trials have: see `kvlab status {name}`")
-    number = _select_number(known, options.attempt, f"the drivers of {name}")
+    number = _select_number(numbers, options.attempt, f"the drivers of {name}")
     log = driver_log(store, name, number)
-    found = read_driver(store, name, number)
+    driver = read_driver(store, name, number)
     if options.json:
-        facts = asdict(found[0]) if found else {"number": number}
+        facts = asdict(driver[0]) if driver else {"number": number}
         print(json.dumps({"sweep": name, **facts, "log": _read_log(log)}, indent=1))
         return 0
 
-    def goes_on() -> bool:
-        nonlocal found
-        began = time.monotonic()
-        while (found := read_driver(store, name, number)) is None:  # just being started
-            if time.monotonic() - began > START_SECONDS:
+    def is_running() -> bool:
+        nonlocal driver
+        started = time.monotonic()
+        while (driver := read_driver(store, name, number)) is None:  # it has just been started
+            if time.monotonic() - started > START_SECONDS:
                 return False
             time.sleep(POLL_SECONDS)
-        return found[1] == "running"
+        return driver[1] == "running"
 
-    _print_following(log, lambda: options.follow and goes_on())
-    if not options.follow or found is None:
+    _print_following(log, lambda: options.follow and is_running())
+    if not options.follow or driver is None:
         return 0
-    code = found[0].exit_code
+    code = driver[0].exit_code
     return 1 if code is None else code
 
 
@@ -109,27 +112,27 @@ def _show_remote_log(options: argparse.Namespace) -> int:
     return remote_logs(options.address, options.name, options.store, words, follow=options.follow)
 
 
-def _print_following(path: Path, goes_on: Callable[[], bool]) -> None:
-    """Prints a file, and what is appended to it as long as somebody may."""
+def _print_following(path: Path, is_growing: Callable[[], bool]) -> None:
+    """Print a file, and what is appended to it while ``is_growing``."""
     position = _print_from(path, 0)
-    while goes_on():
+    while is_growing():
         time.sleep(POLL_SECONDS)
         position = _print_from(path, position)
     _print_from(path, position)
 
 
-def _select_attempt(store: Store, trial: str, asked: int | None) -> int:
-    known = store.attempts(trial)
-    if not known:
+def _select_attempt(store: Store, trial: str, number: int | None) -> int:
+    attempts = store.attempts(trial)
+    if not attempts:
         raise UsageError(f"trial = {trial} has no attempt yet")
-    return _select_number(known, asked, f"the attempts at trial {trial}")
+    return _select_number(attempts, number, f"the attempts at trial {trial}")
 
 
-def _select_number(known: list[int], asked: int | None, what: str) -> int:
-    if asked is not None and asked not in known:
-        text = ", ".join(map(str, known))
-        raise UsageError(f"--attempt = {asked} is none of {what}; use one of {text}")
-    return known[-1] if asked is None else asked
+def _select_number(numbers: list[int], number: int | None, what: str) -> int:
+    if number is not None and number not in numbers:
+        text = ", ".join(map(str, numbers))
+        raise UsageError(f"--attempt = {number} is none of {what}; use one of {text}")
+    return numbers[-1] if number is None else number
 
 
 def _read_log(path: Path) -> str | None:
@@ -137,7 +140,7 @@ def _read_log(path: Path) -> str | None:
 
 
 def _print_from(path: Path, position: int) -> int:
-    """Prints a file from a byte on; returns where it ended."""
+    """Print a file from a byte offset on; return the offset of its end."""
     if not path.exists():
         return position
     with open(path, "rb") as file:

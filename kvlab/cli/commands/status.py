@@ -1,4 +1,4 @@
-"""`kvlab status`: how far sweeps are, from the record alone, whoever drives them."""
+"""`kvlab status`: show how far sweeps are, from the record alone, whoever drives them."""
 
 import argparse
 import json
@@ -34,20 +34,19 @@ def run(options: argparse.Namespace) -> int:
         return remote_status(options.address, name, as_json=options.json)
     store = Store(options.store)
     if options.sweep is None:
-        facts = [sweep_facts(store, name) for name in store.sweep_names()]
-        print(
-            json.dumps(facts, indent=1) if options.json else _format_overview(facts, options.store)
-        )
+        sweeps = [sweep_facts(store, name) for name in store.sweep_names()]
+        overview = _format_overview(sweeps, options.store)
+        print(json.dumps(sweeps, indent=1) if options.json else overview)
         return 0
-    one = sweep_facts(store, sweep_name(options.sweep))
-    print(json.dumps(one, indent=1) if options.json else _format_sweep(one))
+    facts = sweep_facts(store, sweep_name(options.sweep))
+    print(json.dumps(facts, indent=1) if options.json else _format_sweep(facts))
     return 0
 
 
 def sweep_facts(store: Store, name: str) -> dict[str, Any]:
-    """Counts by state, and every trial with its cell, state and one line about it."""
+    """Return the counts by state, and every trial with its cell, state and details."""
     driver = _driver_facts(store, name)
-    if driver is not None and name not in store.sweep_names():  # it ended before it began
+    if driver is not None and name not in store.sweep_names():  # ended before it recorded the sweep
         return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
                 "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
@@ -72,17 +71,17 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
 
 
 def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
-    """The newest detached driver; with the last line of its log if it ended badly."""
-    found = read_last_driver(store, name)
-    if found is None:
+    """Return the newest detached driver, with the last line of its log if it failed."""
+    last = read_last_driver(store, name)
+    if last is None:
         return None
-    facts, state = found
-    shown: dict[str, Any] = {**asdict(facts), "state": state, "place": facts.place}
-    if state == "killed" or facts.exit_code:
-        log = driver_log(store, name, facts.number)
+    driver, state = last
+    facts: dict[str, Any] = {**asdict(driver), "state": state, "place": driver.place}
+    if state == "killed" or driver.exit_code:
+        log = driver_log(store, name, driver.number)
         lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
-        shown["last_line"] = next((line for line in reversed(lines) if line.strip()), "")
-    return shown
+        facts["last_line"] = next((line for line in reversed(lines) if line.strip()), "")
+    return facts
 
 
 def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
@@ -97,33 +96,29 @@ def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
     return {"state": "missing", "detail": "its result is damaged" if status else ""}
 
 
-def _format_overview(facts: list[dict[str, Any]], store: str) -> str:
-    if not facts:
+def _format_overview(sweeps: list[dict[str, Any]], store: str) -> str:
+    if not sweeps:
         return f"{store} holds no sweep yet; start one with `kvlab submit SWEEP`"
-    rows = [
-        [
-            one["sweep"],
-            *(str(one["states"].get(state, 0)) for state in STATES),
-            "yes" if one["driven"] else "no",
-        ]
-        for one in facts
-    ]
-    return format_table([["sweep", *STATES, "driver"], *rows], right="l" + "r" * len(STATES))
+    rows = [["sweep", *STATES, "driver"]]
+    for facts in sweeps:
+        counts = [str(facts["states"].get(state, 0)) for state in STATES]
+        rows.append([facts["sweep"], *counts, "yes" if facts["driven"] else "no"])
+    return format_table(rows, right="l" + "r" * len(STATES))
 
 
-def _format_sweep(one: dict[str, Any]) -> str:
-    total = len(one["trials"])
-    counts = ", ".join(f"{number} {state}" for state, number in one["states"].items())
-    known = one["driver"]
-    driven = one["driven"] or (known is not None and known["state"] == "running")
-    driver = "a driver is running" if driven else "no driver is running"
-    lines = [f"{one['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
-    lines += [*_driver_lines(known), *_rate_lines(one["pace"])]
-    for facts in one["trials"]:
-        if facts["detail"]:
-            cell = " ".join(f"{factor}={level}" for factor, level in facts["levels"].items())
-            head = f"{facts['state']:<8} {facts['trial'][:ID_DIGITS]} {cell} seed={facts['seed']}"
-            lines.append(f"{head}  {facts['detail']}")
+def _format_sweep(facts: dict[str, Any]) -> str:
+    counts = ", ".join(f"{number} {state}" for state, number in facts["states"].items())
+    detached = facts["driver"]
+    is_driven = facts["driven"] or (detached is not None and detached["state"] == "running")
+    driver = "a driver is running" if is_driven else "no driver is running"
+    total = len(facts["trials"])
+    lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
+    lines += [*_driver_lines(detached), *_rate_lines(facts["pace"])]
+    for trial in facts["trials"]:
+        if trial["detail"]:
+            cell = " ".join(f"{factor}={level}" for factor, level in trial["levels"].items())
+            label = f"{trial['trial'][:ID_DIGITS]} {cell} seed={trial['seed']}"
+            lines.append(f"{trial['state']:<8} {label}  {trial['detail']}")
     return "\n".join(lines)
 
 
@@ -137,7 +132,7 @@ def _driver_lines(driver: dict[str, Any] | None) -> Iterator[str]:
         line += ", was killed; submit again to go on"
     yield line
     if driver.get("last_line"):
-        yield f"  its last words: {driver['last_line']}"
+        yield f"  last line of its log: {driver['last_line']}"
 
 
 def _rate_lines(pace: dict[str, float | None]) -> Iterator[str]:
