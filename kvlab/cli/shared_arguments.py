@@ -4,10 +4,12 @@ import argparse
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvlab.errors import Problem, SpecError
-from kvlab.spec import Sweep, load_sweep
+from kvlab.spec import Sweep, load_sweep, parse_override
 
 _BYTES = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -34,6 +36,52 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of a Ray cluster with a job server; for a store that only the cluster can read",
     )
+
+
+def add_variants(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a key of every target; may be repeated",
+    )
+    parser.add_argument(
+        "--compare",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="put a variant of the first target beside it; may be repeated",
+    )
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A target with changed keys.
+
+    Attributes:
+        name: The target, followed by what ``--compare`` changes of it.
+    """
+
+    name: str
+    target: str
+    changes: dict[str, Any]
+
+
+def list_variants(options: argparse.Namespace) -> list[Variant]:
+    """Return the targets with the changes of ``--set``, then those of ``--compare``.
+
+    Raises:
+        UsageError: If a change is not KEY=VALUE.
+    """
+    common = dict(map(parse_override, options.set))
+    variants = [Variant(target, target, common) for target in options.target]
+    first = options.target[0]
+    for changes in options.compare:
+        patch = {**common, **dict(map(parse_override, changes))}
+        variants.append(Variant(f"{first} {' '.join(changes)}", first, patch))
+    return variants
 
 
 def positive_int(text: str) -> int:

@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from kvlab.cli.shared_arguments import memory_size, positive_int
+from kvlab.cli.shared_arguments import add_variants, list_variants, memory_size, positive_int
 from kvlab.cli.terminal import format_decimal, format_exact_bytes, format_table
 from kvlab.humanize import format_number
 from kvlab.layout import (
@@ -15,7 +15,7 @@ from kvlab.layout import (
     estimate_serving,
     rescale,
 )
-from kvlab.spec import ModelConfig, ServedModel, ServingConfig, load_served_model, parse_override
+from kvlab.spec import ServedModel, load_served_model
 from kvlab.spec.dtypes import DTYPES
 
 CONTEXTS = (1024, 8192, 65_536)
@@ -33,17 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("target", nargs="+", help="a preset such as gpt2, or an experiment file")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change a key of every target",
-    )
-    parser.add_argument(
-        "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
-        help="put a variant of the first target beside it; may be repeated",
-    )  # fmt: skip
+    add_variants(parser)
     parser.add_argument(
         "--batch", type=positive_int, default=1, help="sequences in a batch (default 1)"
     )
@@ -72,15 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    common = [parse_override(text) for text in options.set]
-    variants = [(target, common, target) for target in options.target]
-    for patch in options.compare:
-        base = options.target[0]
-        changes = [*common, *map(parse_override, patch)]
-        variants.append((base, changes, f"{base} {' '.join(patch)}"))
     shapes = [
-        load_served_model(target, dict(changes)).model_copy(update={"name": name})
-        for target, changes, name in variants
+        load_served_model(variant.target, variant.changes).model_copy(update={"name": variant.name})
+        for variant in list_variants(options)
     ]
     estimates = [
         estimate_serving(
@@ -111,9 +95,8 @@ def _scale_rows(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys((shape.name, *RESCALE_PRESETS)):
         try:
-            layout = KVLayout.of(
-                *_model_and_serving(shape if size == shape.name else rescale(shape, size))
-            )
+            other = shape if size == shape.name else rescale(shape, size)
+            layout = KVLayout.of(other.model, other.serving)
         except RescaleError as error:
             rows.append({"size": size, "reason": str(error)})
             continue
@@ -126,10 +109,6 @@ def _scale_rows(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
             for context in CONTEXTS
         ]
     return rows
-
-
-def _model_and_serving(shape: ServedModel) -> tuple[ModelConfig, ServingConfig]:
-    return shape.model, shape.serving
 
 
 def _format_scale(rows: list[dict[str, Any]]) -> str:

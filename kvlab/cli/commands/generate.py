@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random-weights",
         action="store_true",
-        help="of a preset, which has no trained weights here",
+        help="draw the weights of a preset at random",
     )
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     add_store(parser)
@@ -70,27 +70,29 @@ def run(options: argparse.Namespace) -> int:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    words = _TextIO(opened.tokenizer, options)
+    conversation = _Conversation(opened.tokenizer, options)
     serving = _override_serving(opened, options.serving)
     model = opened.model.to(device).eval()
-    show = words.stream() if len(words.prompts) == 1 and not options.json else None
+    on_tokens = (
+        conversation.stream() if len(conversation.prompts) == 1 and not options.json else None
+    )
     start = time.perf_counter()
     try:
         rows = generate(
             model,
-            words.prompts,
+            conversation.prompts,
             options.new_tokens,
             sampling=sampling,
-            stop=words.stop,
+            stop=conversation.stop,
             seed=options.seed,
             serving=serving,
             cached=not options.uncached,
-            on_tokens=show,
+            on_tokens=on_tokens,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - start
-    words.finish(rows, seconds, streamed=show is not None)
+    conversation.finish(rows, seconds, streamed=on_tokens is not None)
     return 0
 
 
@@ -115,7 +117,7 @@ def _override_serving(opened: Any, changes: list[str]) -> Any:
         raise UsageError(f"--serving: {message}") from None
 
 
-class _TextIO:
+class _Conversation:
     """Prompts, stop tokens and output as text, or as token ids if the tokenizer is unknown."""
 
     def __init__(self, name: str | None, options: argparse.Namespace):
