@@ -21,12 +21,12 @@ from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
 
 DRIVER = """
 import sys, time
-from kvlab.sweep.ops.detached_driver import recorded
-from kvlab.sweep.driver.shutdown import graceful_stop
+from kvlab.sweep.ops.detached_driver import record_driver
+from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.store import Store
-with recorded(Store(sys.argv[1]), "s", int(sys.argv[2]), None) as code:
+with record_driver(Store(sys.argv[1]), "s", int(sys.argv[2]), None) as code:
     try:
-        with graceful_stop(lambda: None):  # it goes on to its next checkpoint
+        with stop_on_signal(lambda: None):  # it goes on to its next checkpoint
             print("up", flush=True)
             time.sleep(600)
     except KeyboardInterrupt:

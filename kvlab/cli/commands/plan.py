@@ -85,7 +85,9 @@ def _explain_missing(
     planned: Plan, store: Store, prefix: str
 ) -> tuple[PlannedTrial, NearestTrial | None]:
     """Return the first missing trial whose id starts with ``prefix``, and its nearest trial."""
-    matches = [one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended]
+    matches = [
+        one for one in planned.trials if one.trial.id.startswith(prefix) and not one.has_ended
+    ]
     if not matches:
         text = f"--why = {prefix}" if prefix else "--why"
         raise UsageError(f"{text} fits no trial that is still to run; see the plan's list")
