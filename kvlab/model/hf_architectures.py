@@ -1,4 +1,8 @@
-"""The contract of a published architecture: Hugging Face's names and shapes against ours."""
+"""Published architectures: Hugging Face's configurations and weight names against kvlab's.
+
+`ARCHITECTURES` is the table, by ``model_type``. To add an architecture, add a class here and one
+entry there; the contract in ``tests/contracts/hf_architecture_contract.py`` says what it must do.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -11,55 +15,58 @@ from kvlab.spec.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """One of our parameters as theirs: put below each other along the output dimension.
+    """One parameter of `kvlab.model.GPT` as tensors of a checkpoint.
 
     Attributes:
-        ours: our parameter's name.
-        theirs: their tensors' names, in the order of our rows.
-        rows: how many of our rows each of theirs holds; one entry a name.
-        turned: theirs stand as (inputs, outputs), as GPT-2's Conv1D keeps them.
+        name: of the parameter.
+        hf_names: of the checkpoint's tensors, stacked along the output dimension in this order.
+        rows: how many of the parameter's rows each of them holds; empty if there is only one.
+        transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
     """
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    hf_names: tuple[str, ...]
     rows: tuple[int, ...] = ()
-    turned: bool = False
+    transposed: bool = False
 
 
 class Architecture(ABC):
-    """One value of ``model_type`` in a Hugging Face ``config.json``."""
+    """One value of ``model_type`` in a Hugging Face ``config.json``.
+
+    Attributes:
+        prefix: what tensor names start with in a language model's checkpoint. The checkpoint of
+            a bare model leaves it out.
+        ignored_suffixes: endings of tensors that are not weights (masks, frequencies).
+    """
 
     prefix: str
-    """What their names start with in a language model's checkpoint; a bare one leaves it out."""
-
-    ignored: tuple[str, ...] = ()
-    """Endings of tensors in checkpoints that are no weights (masks, frequencies)."""
+    ignored_suffixes: tuple[str, ...] = ()
 
     @abstractmethod
-    def read_config(self, theirs: dict[str, Any]) -> dict[str, Any]:
-        """Our model's fields.
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a `ModelConfig`.
 
         Raises:
-            PretrainedError: the checkpoint uses something that our model does not have.
+            PretrainedError: the checkpoint uses something that `GPT` does not have.
         """
 
     @abstractmethod
-    def write_config(self, ours: ModelConfig) -> dict[str, Any]:
-        """Their configuration of a model that `misfits` does not object to."""
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        """Return Hugging Face's configuration of a model without `incompatibilities`."""
 
     @abstractmethod
-    def misfits(self, ours: ModelConfig) -> list[str]:
-        """Why our model cannot be written as this architecture; empty if it can."""
+    def incompatibilities(self, config: ModelConfig) -> list[str]:
+        """Return why a model cannot be written as this architecture; empty if it can."""
 
     @abstractmethod
-    def weights(self, ours: ModelConfig) -> Iterator[WeightMapping]:
-        """Every parameter of our model."""
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
+        """Yield the mapping of every parameter of the model."""
 
 
-def require_values(theirs: dict[str, Any], wanted: dict[str, tuple[Any, ...]]) -> None:
-    """Raises PretrainedError unless every key has one of the values that we can compute."""
-    for key, values in wanted.items():
-        value = theirs.get(key, values[0])
+def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ...]]) -> None:
+    """Raise PretrainedError unless every key has a supported value; the first is its default."""
+    for key, values in supported.items():
+        value = hf_config.get(key, values[0])
         if value not in values:
             usable = " or ".join(map(str, values))
             raise PretrainedError(
@@ -67,7 +74,12 @@ def require_values(theirs: dict[str, Any], wanted: dict[str, tuple[Any, ...]]) -
             )
 
 
-# GPT-2, all four sizes: learned positions, layer norms, tanh GELU, biases, a tied head.
+def _list_differences(config: ModelConfig, required: dict[str, Any]) -> list[str]:
+    return [
+        f"{field} is not {value}"
+        for field, value in required.items()
+        if getattr(config, field) != value
+    ]
 
 
 _GPT2_LINEAR = {
@@ -79,12 +91,14 @@ _GPT2_LINEAR = {
 
 
 class GPT2(Architecture):
-    prefix = "transformer."
-    ignored = (".attn.bias", ".attn.masked_bias")
+    """GPT-2 in all four sizes: learned positions, layer norms, tanh GELU, biases, a tied head."""
 
-    def read_config(self, theirs: dict[str, Any]) -> dict[str, Any]:
+    prefix = "transformer."
+    ignored_suffixes = (".attn.bias", ".attn.masked_bias")
+
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         require_values(
-            theirs,
+            hf_config,
             {
                 "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
                 "scale_attn_weights": (True,),
@@ -94,186 +108,180 @@ class GPT2(Architecture):
             },
         )
         return {
-            "vocab_size": theirs["vocab_size"],
-            "block_size": theirs["n_positions"],
-            "n_layer": theirs["n_layer"],
-            "n_head": theirs["n_head"],
-            "n_embd": theirs["n_embd"],
-            "ffn_dim": theirs.get("n_inner") or 4 * theirs["n_embd"],
-            "norm_eps": theirs["layer_norm_epsilon"],
+            "vocab_size": hf_config["vocab_size"],
+            "block_size": hf_config["n_positions"],
+            "n_layer": hf_config["n_layer"],
+            "n_head": hf_config["n_head"],
+            "n_embd": hf_config["n_embd"],
+            "ffn_dim": hf_config.get("n_inner") or 4 * hf_config["n_embd"],
+            "norm_eps": hf_config["layer_norm_epsilon"],
         }
 
-    def misfits(self, ours: ModelConfig) -> list[str]:
-        wanted: dict[str, Any] = {
+    def incompatibilities(self, config: ModelConfig) -> list[str]:
+        required = {
             "position": "learned",
             "norm": "layernorm",
             "mlp": "gelu",
             "bias": True,
             "tie_embeddings": True,
-            "n_kv_head": ours.n_head,
-            "head_dim": ours.n_embd // ours.n_head,
+            "n_kv_head": config.n_head,
+            "head_dim": config.n_embd // config.n_head,
             "window": None,
-            "kv_owners": tuple(range(ours.n_layer)),
+            "kv_owners": tuple(range(config.n_layer)),
         }
-        return [
-            f"{key} is not {value}" for key, value in wanted.items() if getattr(ours, key) != value
-        ]
+        return _list_differences(config, required)
 
-    def write_config(self, ours: ModelConfig) -> dict[str, Any]:
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
             "model_type": "gpt2",
             "architectures": ["GPT2LMHeadModel"],
             "activation_function": "gelu_new",
-            "vocab_size": ours.vocab_size,
-            "n_positions": ours.block_size,
-            "n_layer": ours.n_layer,
-            "n_head": ours.n_head,
-            "n_embd": ours.n_embd,
-            "n_inner": ours.ffn_dim,
-            "layer_norm_epsilon": ours.norm_eps,
+            "vocab_size": config.vocab_size,
+            "n_positions": config.block_size,
+            "n_layer": config.n_layer,
+            "n_head": config.n_head,
+            "n_embd": config.n_embd,
+            "n_inner": config.ffn_dim,
+            "layer_norm_epsilon": config.norm_eps,
             "tie_word_embeddings": True,
             "resid_pdrop": 0.0,
             "embd_pdrop": 0.0,
             "attn_pdrop": 0.0,
         }
 
-    def weights(self, ours: ModelConfig) -> Iterator[WeightMapping]:
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
         yield WeightMapping("token_embedding.weight", ("transformer.wte.weight",))
         yield WeightMapping("position_embedding.weight", ("transformer.wpe.weight",))
         norms = {"norm": "transformer.ln_f"}
-        for layer in range(ours.n_layer):
-            norms[f"blocks.{layer}.norm1"] = f"transformer.h.{layer}.ln_1"
-            norms[f"blocks.{layer}.norm2"] = f"transformer.h.{layer}.ln_2"
-            for mine, name in _GPT2_LINEAR.items():
-                own, their = f"blocks.{layer}.{mine}", f"transformer.h.{layer}.{name}"
-                yield WeightMapping(f"{own}.weight", (f"{their}.weight",), turned=True)
-                yield WeightMapping(f"{own}.bias", (f"{their}.bias",))
-        for mine, name in norms.items():
+        for layer in range(config.n_layer):
+            block, hf_block = f"blocks.{layer}", f"transformer.h.{layer}"
+            norms[f"{block}.norm1"] = f"{hf_block}.ln_1"
+            norms[f"{block}.norm2"] = f"{hf_block}.ln_2"
+            for name, hf_name in _GPT2_LINEAR.items():
+                hf_weight = f"{hf_block}.{hf_name}.weight"
+                yield WeightMapping(f"{block}.{name}.weight", (hf_weight,), transposed=True)
+                yield WeightMapping(f"{block}.{name}.bias", (f"{hf_block}.{hf_name}.bias",))
+        for name, hf_name in norms.items():
             for part in ("weight", "bias"):
-                yield WeightMapping(f"{mine}.{part}", (f"{name}.{part}",))
-
-
-# Llama: rotary positions, RMS norms, SwiGLU, grouped queries, no biases.
+                yield WeightMapping(f"{name}.{part}", (f"{hf_name}.{part}",))
 
 
 class Llama(Architecture):
+    """Llama: rotary positions, RMS norms, SwiGLU, grouped queries, no biases."""
+
     prefix = "model."
-    ignored = (".rotary_emb.inv_freq",)
+    ignored_suffixes = (".rotary_emb.inv_freq",)
 
-    def read_config(self, theirs: dict[str, Any]) -> dict[str, Any]:
-        require_values(
-            theirs,
-            {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)},
-        )
-        heads = theirs["num_attention_heads"]
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        supported = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
+        require_values(hf_config, supported)
+        n_head = hf_config["num_attention_heads"]
         return {
-            "vocab_size": theirs["vocab_size"],
-            "block_size": theirs["max_position_embeddings"],
-            "n_layer": theirs["num_hidden_layers"],
-            "n_head": heads,
-            "n_kv_head": theirs.get("num_key_value_heads") or heads,
-            "n_embd": theirs["hidden_size"],
-            "head_dim": theirs.get("head_dim") or theirs["hidden_size"] // heads,
-            "ffn_dim": theirs["intermediate_size"],
+            "vocab_size": hf_config["vocab_size"],
+            "block_size": hf_config["max_position_embeddings"],
+            "n_layer": hf_config["num_hidden_layers"],
+            "n_head": n_head,
+            "n_kv_head": hf_config.get("num_key_value_heads") or n_head,
+            "n_embd": hf_config["hidden_size"],
+            "head_dim": hf_config.get("head_dim") or hf_config["hidden_size"] // n_head,
+            "ffn_dim": hf_config["intermediate_size"],
             "position": "rope",
-            "rope_theta": float(_rope_theta(theirs)),
+            "rope_theta": float(_read_rope_theta(hf_config)),
             "norm": "rmsnorm",
-            "norm_eps": theirs["rms_norm_eps"],
+            "norm_eps": hf_config["rms_norm_eps"],
             "mlp": "swiglu",
             "bias": False,
-            "tie_embeddings": bool(theirs.get("tie_word_embeddings", False)),
+            "tie_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
         }
 
-    def misfits(self, ours: ModelConfig) -> list[str]:
-        wanted: dict[str, Any] = {
+    def incompatibilities(self, config: ModelConfig) -> list[str]:
+        required = {
             "position": "rope",
             "norm": "rmsnorm",
             "mlp": "swiglu",
             "bias": False,
-            "kv_owners": tuple(range(ours.n_layer)),
+            "kv_owners": tuple(range(config.n_layer)),
         }
-        found = [
-            f"{key} is not {value}" for key, value in wanted.items() if getattr(ours, key) != value
-        ]
-        return found + self.window_misfits(ours)
+        return _list_differences(config, required) + self.window_incompatibilities(config)
 
-    def window_misfits(self, ours: ModelConfig) -> list[str]:
-        return [] if ours.window is None else [f"window is {ours.window}"]
+    def window_incompatibilities(self, config: ModelConfig) -> list[str]:
+        """Return why the model's windows do not fit; empty if they do."""
+        return [] if config.window is None else [f"window is {config.window}"]
 
-    def write_config(self, ours: ModelConfig) -> dict[str, Any]:
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
             "model_type": "llama",
             "architectures": ["LlamaForCausalLM"],
             "hidden_act": "silu",
-            "vocab_size": ours.vocab_size,
-            "max_position_embeddings": ours.block_size,
-            "num_hidden_layers": ours.n_layer,
-            "num_attention_heads": ours.n_head,
-            "num_key_value_heads": ours.n_kv_head,
-            "hidden_size": ours.n_embd,
-            "head_dim": ours.head_dim,
-            "intermediate_size": ours.ffn_dim,
-            "rms_norm_eps": ours.norm_eps,
-            "rope_theta": ours.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": ours.rope_theta},
-            "tie_word_embeddings": ours.tie_embeddings,
+            "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.block_size,
+            "num_hidden_layers": config.n_layer,
+            "num_attention_heads": config.n_head,
+            "num_key_value_heads": config.n_kv_head,
+            "hidden_size": config.n_embd,
+            "head_dim": config.head_dim,
+            "intermediate_size": config.ffn_dim,
+            "rms_norm_eps": config.norm_eps,
+            "rope_theta": config.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+            "tie_word_embeddings": config.tie_embeddings,
             "attention_bias": False,
             "mlp_bias": False,
         }
 
-    def weights(self, ours: ModelConfig) -> Iterator[WeightMapping]:
-        queries, keys = ours.n_head * ours.head_dim, ours.n_kv_head * ours.head_dim
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
+        q_width, kv_width = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
         yield WeightMapping("token_embedding.weight", ("model.embed_tokens.weight",))
         yield WeightMapping("norm.weight", ("model.norm.weight",))
-        if not ours.tie_embeddings:
+        if not config.tie_embeddings:
             yield WeightMapping("lm_head.weight", ("lm_head.weight",))
-        for layer in range(ours.n_layer):
-            own, their = f"blocks.{layer}.", f"model.layers.{layer}."
-            qkv = tuple(f"{their}self_attn.{part}_proj.weight" for part in "qkv")
-            up = tuple(f"{their}mlp.{part}_proj.weight" for part in ("gate", "up"))
-            yield WeightMapping(f"{own}attention.qkv.weight", qkv, (queries, keys, keys))
-            yield WeightMapping(f"{own}attention.proj.weight", (f"{their}self_attn.o_proj.weight",))
-            yield WeightMapping(f"{own}mlp.up.weight", up, (ours.ffn_dim, ours.ffn_dim))
-            yield WeightMapping(f"{own}mlp.down.weight", (f"{their}mlp.down_proj.weight",))
-            yield WeightMapping(f"{own}norm1.weight", (f"{their}input_layernorm.weight",))
-            yield WeightMapping(f"{own}norm2.weight", (f"{their}post_attention_layernorm.weight",))
+        for layer in range(config.n_layer):
+            block, hf_block = f"blocks.{layer}", f"model.layers.{layer}"
+            qkv = tuple(f"{hf_block}.self_attn.{part}_proj.weight" for part in "qkv")
+            up = tuple(f"{hf_block}.mlp.{part}_proj.weight" for part in ("gate", "up"))
+            single = {
+                "attention.proj": "self_attn.o_proj",
+                "mlp.down": "mlp.down_proj",
+                "norm1": "input_layernorm",
+                "norm2": "post_attention_layernorm",
+            }
+            yield WeightMapping(f"{block}.attention.qkv.weight", qkv, (q_width, kv_width, kv_width))
+            yield WeightMapping(f"{block}.mlp.up.weight", up, (config.ffn_dim, config.ffn_dim))
+            for name, hf_name in single.items():
+                yield WeightMapping(f"{block}.{name}.weight", (f"{hf_block}.{hf_name}.weight",))
 
 
-def _rope_theta(theirs: dict[str, Any]) -> float:
-    """The base of plain rotary embeddings; scaled ones are refused."""
-    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+def _read_rope_theta(hf_config: dict[str, Any]) -> float:
+    """Return the base of plain rotary embeddings; refuse scaled ones."""
+    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise PretrainedError(f"config.json: rope_type = {kind} is not supported; only default is")
-    theta: float = rope.get("rope_theta") or theirs.get("rope_theta") or 10_000.0
+    theta: float = rope.get("rope_theta") or hf_config.get("rope_theta") or 10_000.0
     return theta
 
 
-# Mistral: Llama whose every layer sees a sliding window (of W tokens, itself included).
-
-
 class Mistral(Llama):
-    def read_config(self, theirs: dict[str, Any]) -> dict[str, Any]:
-        window = theirs.get("sliding_window")
-        horizon = {} if window is None else {"attention_pattern": "L", "window": window}
-        return {**super().read_config(theirs), **horizon}
+    """Llama with a sliding window of W tokens, the token itself included, in every layer."""
 
-    def window_misfits(self, ours: ModelConfig) -> list[str]:
-        return [] if set(ours.layer_kinds) == {"L"} else ["some layers are global"]
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        window = hf_config.get("sliding_window")
+        local_layers = {} if window is None else {"attention_pattern": "L", "window": window}
+        return {**super().read_config(hf_config), **local_layers}
 
-    def write_config(self, ours: ModelConfig) -> dict[str, Any]:
-        theirs = super().write_config(ours)
+    def window_incompatibilities(self, config: ModelConfig) -> list[str]:
+        return [] if set(config.layer_kinds) == {"L"} else ["some layers are global"]
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        hf_config = super().write_config(config)
         for key in ("attention_bias", "mlp_bias"):
-            del theirs[key]
+            del hf_config[key]
         return {
-            **theirs,
+            **hf_config,
             "model_type": "mistral",
             "architectures": ["MistralForCausalLM"],
-            "sliding_window": ours.window,
+            "sliding_window": config.window,
         }
-
-
-# The published architectures, by their ``model_type``.
 
 
 ARCHITECTURES: dict[str, Architecture] = {"gpt2": GPT2(), "llama": Llama(), "mistral": Mistral()}

@@ -1,4 +1,7 @@
-"""Hugging Face folders to models and back. Weights come from safetensors alone, never pickle."""
+"""Load models from Hugging Face folders and write them there.
+
+Weights are read from safetensors alone, never from pickles, which can run code.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from kvlab.errors import PretrainedError
 from kvlab.fs.atomic_files import write_json
+from kvlab.hf_checkpoints import list_checkpoint_files
 from kvlab.model.hf_architectures import ARCHITECTURES, Architecture, WeightMapping
 from kvlab.spec.model_config import ModelConfig
 
@@ -21,110 +25,116 @@ if TYPE_CHECKING:
 
 
 def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
-    """The architecture and our configuration of a checkpoint folder."""
+    """Return the architecture and the model configuration of a checkpoint folder.
+
+    Raises:
+        PretrainedError: ``config.json`` is missing or unreadable, or describes a model that `GPT`
+            cannot compute.
+    """
     try:
-        theirs = json.loads((folder / "config.json").read_text())
-        kind = theirs["model_type"]
+        hf_config = json.loads((folder / "config.json").read_text())
+        model_type = hf_config["model_type"]
     except FileNotFoundError:
         text = f"{folder} is no checkpoint: it has no config.json"
         raise PretrainedError(f"{text}; name a folder in Hugging Face's form") from None
     except (OSError, ValueError, KeyError) as error:
         raise PretrainedError(f"{folder}/config.json cannot be read: {error}") from None
-    if kind not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise PretrainedError(f"{folder}/config.json: model_type = {kind} is not one of {known}")
-    architecture = ARCHITECTURES[kind]
+    if model_type not in ARCHITECTURES:
+        supported = ", ".join(ARCHITECTURES)
+        text = f"{folder}/config.json: model_type = {model_type} is not one of {supported}"
+        raise PretrainedError(text)
+    architecture = ARCHITECTURES[model_type]
     try:
-        return architecture, ModelConfig(**architecture.read_config(theirs))
+        return architecture, ModelConfig(**architecture.read_config(hf_config))
     except KeyError as error:
         raise PretrainedError(f"{folder}/config.json: {error} is missing") from None
 
 
 def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None:
-    """Copies a checkpoint's weights into ``model``.
+    """Copy a checkpoint's weights into ``model``.
 
     Raises:
-        PretrainedError: names are missing or unknown, or shapes differ; all of them listed.
+        PretrainedError: names are missing or unknown, or shapes differ; all of them are listed.
     """
     with ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
-        names = {_prefixed_name(name, tensors, architecture): name for name in tensors}
+        files = _open_tensors(folder, stack)
+        names = {_add_prefix(name, files, architecture): name for name in files}
         problems: list[str] = []
         used: set[str] = set()
-        targets = dict(model.named_parameters())
-        for weight in architecture.weights(model.config):
-            missing = [name for name in weight.theirs if name not in names]
-            used |= set(weight.theirs)
+        parameters = dict(model.named_parameters())
+        for mapping in architecture.iter_weights(model.config):
+            missing = [name for name in mapping.hf_names if name not in names]
+            used |= set(mapping.hf_names)
             if missing:
                 problems += [f"{name} is missing" for name in missing]
                 continue
-            parts = [tensors[names[n]].get_tensor(names[n]) for n in weight.theirs]
-            problems += _copy_weight(targets[weight.ours], parts, weight)
-        tied = {"lm_head.weight"} if model.config.tie_embeddings else set()
-        unknown = [
-            n for n in names if n not in used | tied and not n.endswith(architecture.ignored)
+            tensors = [files[names[n]].get_tensor(names[n]) for n in mapping.hf_names]
+            problems += _copy_weight(parameters[mapping.name], tensors, mapping)
+        if model.config.tie_embeddings:
+            used.add("lm_head.weight")
+        unknown = [name for name in names if name not in used]
+        problems += [
+            f"{name} is not known"
+            for name in sorted(unknown)
+            if not name.endswith(architecture.ignored_suffixes)
         ]
-        problems += [f"{name} is not known" for name in sorted(unknown)]
     if problems:
         raise PretrainedError(f"{folder} does not fit its config.json:\n  " + "\n  ".join(problems))
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Every tensor's name and the open file that holds it."""
-    tensors: dict[str, Any] = {}
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        text = "only safetensors are read, as other formats can run code"
-        raise PretrainedError(f"{folder} has no *.safetensors; {text}")
-    for file in files:
+    """Return every tensor's name and the open file that holds it."""
+    files: dict[str, Any] = {}
+    for path in list_checkpoint_files(folder)[1:]:
         try:
-            handle = stack.enter_context(safe_open(file, framework="pt"))
+            file = stack.enter_context(safe_open(path, framework="pt"))
         except Exception as error:
-            raise PretrainedError(f"{file} cannot be read: {error}") from None
-        tensors |= dict.fromkeys(handle.keys(), handle)
-    return tensors
+            raise PretrainedError(f"{path} cannot be read: {error}") from None
+        files |= dict.fromkeys(file.keys(), file)
+    return files
 
 
-def _prefixed_name(name: str, tensors: Mapping[str, Any], architecture: Architecture) -> str:
-    """The original GPT-2 files leave the prefix out."""
-    bare = not any(other.startswith(architecture.prefix) for other in tensors)
-    return architecture.prefix + name if bare and name != "lm_head.weight" else name
+def _add_prefix(name: str, names: Mapping[str, Any], architecture: Architecture) -> str:
+    """Return the name in a language model's checkpoint; GPT-2's original files omit the prefix."""
+    is_bare = not any(other.startswith(architecture.prefix) for other in names)
+    return architecture.prefix + name if is_bare and name != "lm_head.weight" else name
 
 
-def _copy_weight(target: Tensor, parts: list[Tensor], weight: WeightMapping) -> Iterator[str]:
-    value = torch.cat([part.T if weight.turned else part for part in parts])
-    if value.shape != target.shape:
-        shapes = f"{tuple(value.shape)}, not {tuple(target.shape)}"
-        yield f"{' + '.join(weight.theirs)} is {shapes}"
+def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMapping) -> Iterator[str]:
+    """Copy tensors into a parameter; yield a problem if their shape differs."""
+    value = torch.cat([tensor.T if mapping.transposed else tensor for tensor in tensors])
+    if value.shape != parameter.shape:
+        shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
+        yield f"{' + '.join(mapping.hf_names)} is {shapes}"
         return
     with torch.no_grad():
-        target.copy_(value)
+        parameter.copy_(value)
 
 
 def save_pretrained(model: "GPT", folder: str | Path) -> str:
-    """Writes ``model`` as a Hugging Face folder; returns its ``model_type``.
+    """Write ``model`` as a Hugging Face folder; return its ``model_type``.
 
     Raises:
-        PretrainedError: no published architecture computes what this model does; says why for
-            each of them.
+        PretrainedError: no published architecture computes what this model does; the message
+            says why for each of them.
     """
     reasons = {}
-    for kind, architecture in ARCHITECTURES.items():
-        reasons[kind] = architecture.misfits(model.config)
-        if not reasons[kind]:
+    for model_type, architecture in ARCHITECTURES.items():
+        reasons[model_type] = architecture.incompatibilities(model.config)
+        if not reasons[model_type]:
             _write_checkpoint(model, Path(folder), architecture)
-            return kind
-    text = "; ".join(f"not {kind}: {', '.join(why)}" for kind, why in reasons.items())
+            return model_type
+    text = "; ".join(f"not {name}: {', '.join(why)}" for name, why in reasons.items())
     raise PretrainedError(f"no Hugging Face architecture fits this model: {text}")
 
 
 def _write_checkpoint(model: "GPT", folder: Path, architecture: Architecture) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    state, tensors = dict(model.named_parameters()), {}
-    for weight in architecture.weights(model.config):
-        value = state[weight.ours].detach().cpu()
-        parts = torch.split(value, list(weight.rows)) if weight.rows else (value,)
-        for name, part in zip(weight.theirs, parts, strict=True):
-            tensors[name] = (part.T if weight.turned else part).contiguous().clone()
+    parameters, tensors = dict(model.named_parameters()), {}
+    for mapping in architecture.iter_weights(model.config):
+        value = parameters[mapping.name].detach().cpu()
+        parts = torch.split(value, list(mapping.rows)) if mapping.rows else (value,)
+        for hf_name, part in zip(mapping.hf_names, parts, strict=True):
+            tensors[hf_name] = (part.T if mapping.transposed else part).contiguous().clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", architecture.write_config(model.config))

@@ -1,8 +1,8 @@
-"""Starting one model from another's weights, also into a smaller K/V (uptraining).
+"""Initialize a model from another's weights, also into a smaller K/V (uptraining).
 
-Heads are mean-pooled into fewer K/V heads, which the grouped-query attention paper (arXiv
-2305.13245, section 2.1) finds better than picking one or starting anew; an owner's projections
-are averaged over the layers that will share them. Everything else is copied where it fits.
+K/V heads are mean-pooled into fewer, which the grouped-query attention paper (arXiv 2305.13245,
+section 2.1) finds better than picking one or drawing new ones. An owner's projections are averaged
+over the layers that will share them. Everything else is copied where it fits.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,12 @@ from kvlab.spec.model_config import ModelConfig
 class Conversion:
     """What became of each parameter of the new model, by name.
 
-    ``fresh`` ones keep their own initialisation, with the reason; ``unused`` are the source's
-    that found no place.
+    Attributes:
+        copied: taken as they are.
+        pooled: means of K/V heads.
+        averaged: means over layers.
+        fresh: parameters that keep their own initial values, with the reason.
+        unused: parameters of the source that are used nowhere.
     """
 
     copied: list[str] = field(default_factory=list)
@@ -36,79 +40,84 @@ class Conversion:
 
 @torch.no_grad()
 def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tensor]) -> Conversion:
-    """Copies, pools and averages ``weights`` of a model ``source`` into ``model``.
+    """Copy, pool and average weights into ``model``.
 
-    Longer position tables and vocabularies take what is there and keep their own rest.
+    Longer position tables and vocabularies take the rows that the source has and keep their own
+    for the rest.
+
+    Args:
+        model: the model to initialize.
+        source: configuration of the model whose weights are given.
+        weights: its parameters by name.
+
+    Returns:
+        What became of each parameter.
     """
-    report = Conversion()
+    conversion = Conversion()
     for name, parameter in model.named_parameters():
-        if ".attention.qkv." in name:
-            _initialize_qkv(model, name, parameter, source, weights, report)
-        elif name not in weights:
-            report.fresh[name] = "the source has none"
+        if name not in weights:
+            conversion.fresh[name] = "the source has none"
+        elif ".attention.qkv." in name:
+            _initialize_qkv(model.config, name, parameter, source, weights, conversion)
         elif weights[name].shape == parameter.shape:
             parameter.copy_(weights[name])
-            report.copied.append(name)
+            conversion.copied.append(name)
         elif "embedding" in name or name == "lm_head.weight":
-            _copy_leading_rows(name, parameter, weights[name], report)
+            _copy_leading_rows(name, parameter, weights[name], conversion)
         else:
-            report.fresh[name] = _shape_mismatch(weights[name], parameter)
-    used = {*report.copied, *report.pooled, *report.averaged}
-    report.unused = sorted(name for name in weights if name not in used)
-    return report
+            conversion.fresh[name] = _describe_shapes(weights[name], parameter)
+    used = {*conversion.copied, *conversion.pooled, *conversion.averaged}
+    conversion.unused = sorted(name for name in weights if name not in used)
+    return conversion
 
 
-def _copy_leading_rows(name: str, parameter: Tensor, given: Tensor, report: Conversion) -> None:
-    if given.shape[1] != parameter.shape[1]:
-        report.fresh[name] = _shape_mismatch(given, parameter)
+def _copy_leading_rows(
+    name: str, parameter: Tensor, weight: Tensor, conversion: Conversion
+) -> None:
+    if weight.shape[1] != parameter.shape[1]:
+        conversion.fresh[name] = _describe_shapes(weight, parameter)
         return
-    rows = min(len(given), len(parameter))
-    parameter[:rows] = given[:rows]
-    report.copied.append(name)
+    rows = min(len(weight), len(parameter))
+    parameter[:rows] = weight[:rows]
+    conversion.copied.append(name)
     if rows < len(parameter):
-        report.fresh[f"{name}[{rows}:]"] = f"the source has {rows} rows"
+        conversion.fresh[f"{name}[{rows}:]"] = f"the source has {rows} rows"
 
 
 def _initialize_qkv(
-    model: GPT,
+    target: ModelConfig,
     name: str,
     parameter: Tensor,
     source: ModelConfig,
     weights: Mapping[str, Tensor],
-    report: Conversion,
+    conversion: Conversion,
 ) -> None:
-    layer = int(name.split(".")[1])
-    target = model.config
-    queries = target.n_head * target.head_dim
-    fits = (source.n_head, source.head_dim, source.n_embd) == (
-        target.n_head,
-        target.head_dim,
-        target.n_embd,
-    )
-    if name not in weights or not fits:
-        report.fresh[name] = (
-            "the source's heads differ" if name in weights else "the source has none"
-        )
+    """Copy the query rows; pool and average the K/V rows into those of the layer's readers."""
+    fields = ("n_head", "head_dim", "n_embd")
+    if any(getattr(source, field) != getattr(target, field) for field in fields):
+        conversion.fresh[name] = "the source's heads differ"
         return
-    parameter[:queries] = weights[name][:queries]
-    if len(parameter) == queries:  # a consumer: its K/V went into its owner's
-        report.copied.append(name)
+    q_width = target.n_head * target.head_dim
+    parameter[:q_width] = weights[name][:q_width]
+    if len(parameter) == q_width:  # a consumer: its K/V are averaged into its owner's
+        conversion.copied.append(name)
         return
     if source.n_kv_head % target.n_kv_head:
-        ratio = f"{source.n_kv_head} K/V heads do not pool into {target.n_kv_head}"
-        report.fresh[f"{name}[{queries}:]"] = ratio
-        report.copied.append(name)
+        reason = f"{source.n_kv_head} K/V heads do not pool into {target.n_kv_head}"
+        conversion.fresh[f"{name}[{q_width}:]"] = reason
+        conversion.copied.append(name)
         return
+    layer = int(name.split(".")[1])
     readers = [i for i, owner in enumerate(target.kv_owners) if owner == layer]
     owners = list(dict.fromkeys(source.kv_owners[i] for i in readers if i < source.n_layer))
-    rows = torch.stack([weights[_name_in_layer(name, owner)][queries:] for owner in owners]).mean(0)
-    parameter[queries:] = _pool_kv_heads(rows, source, target.n_kv_head)
+    kv_rows = [weights[_name_in_layer(name, owner)][q_width:] for owner in owners]
+    parameter[q_width:] = _pool_kv_heads(torch.stack(kv_rows).mean(0), source, target.n_kv_head)
     if len(owners) > 1:
-        report.averaged.append(name)
+        conversion.averaged.append(name)
     elif source.n_kv_head != target.n_kv_head:
-        report.pooled.append(name)
+        conversion.pooled.append(name)
     else:
-        report.copied.append(name)
+        conversion.copied.append(name)
 
 
 def _name_in_layer(name: str, layer: int) -> str:
@@ -116,11 +125,11 @@ def _name_in_layer(name: str, layer: int) -> str:
     return f"blocks.{layer}.{rest}"
 
 
-def _pool_kv_heads(rows: Tensor, source: ModelConfig, heads: int) -> Tensor:
-    """K then V rows, ``n_kv_head * head_dim`` each, means of consecutive heads."""
-    shape = (2, heads, source.n_kv_head // heads, source.head_dim, *rows.shape[1:])
-    return rows.reshape(shape).mean(2).flatten(0, 2)
+def _pool_kv_heads(kv_rows: Tensor, source: ModelConfig, n_kv_head: int) -> Tensor:
+    """Return the means of consecutive heads of K, then of V."""
+    heads = (2, n_kv_head, source.n_kv_head // n_kv_head, source.head_dim)
+    return kv_rows.reshape(*heads, *kv_rows.shape[1:]).mean(2).flatten(0, 2)
 
 
-def _shape_mismatch(given: Tensor, wanted: Tensor) -> str:
-    return f"the source's shape is {tuple(given.shape)}, not {tuple(wanted.shape)}"
+def _describe_shapes(weight: Tensor, parameter: Tensor) -> str:
+    return f"the source's shape is {tuple(weight.shape)}, not {tuple(parameter.shape)}"
