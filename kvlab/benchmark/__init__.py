@@ -1,4 +1,5 @@
-"""What a cache costs and buys when decoding: exact bytes, latency, throughput, limits, roofline.
+"""Measure what a KV cache costs and saves when decoding: bytes, latency, throughput, limits.
 
-Imports nothing, so that `measurement` can be read without torch; start at `measure` and `session`.
+This module imports nothing, so that `kvlab.benchmark.measurement` can be read without torch.
+Start reading at `kvlab.benchmark.benchmark_stage` and `kvlab.benchmark.session`.
 """

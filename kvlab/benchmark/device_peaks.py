@@ -1,4 +1,14 @@
-"""The processor's name. Imports no torch."""
+"""Peak rates of this device: measured once, kept in the data folder, and named in results.
+
+- Bandwidth: the better of a matrix-vector product over a matrix far larger than the caches (the
+  access pattern of a decode step; bytes read) and a copy of it (bytes read and written).
+- Product bandwidth: what the model's own one-row products reach on the matrices of GPT-2 XL's
+  layers in the given dtype.
+- Matrix rate: a square matrix product in the given dtype.
+
+The best of several runs counts: a peak is what the device can do, and any other load only
+reduces it.
+"""
 
 import hashlib
 import json
@@ -16,9 +26,71 @@ from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model.kernels import linear
 
+SECONDS_PER_PEAK = 2.0
+"""Duration of the runs for each peak. On a busy machine some of them are disturbed."""
+
+GPT2_XL_LAYER = ((4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400))
+"""Shapes of the matrices of one layer. Enough layers are read in turn that no cache holds them."""
+
+_MAX_RUNS = 200
+_COLUMNS = 4096
+_BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
+_MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
+
+
+def load_device_peaks(device: torch.device, dtype: str, *, remeasure: bool = False) -> DevicePeaks:
+    """Return this device's peaks for matrices of ``dtype``, measuring them if necessary.
+
+    Args:
+        remeasure: ignore peaks that were kept.
+
+    Raises:
+        StoreError: the data folder cannot be written.
+    """
+    name = device_name(device)
+    threads = torch.get_num_threads() if device.type == "cpu" else 0
+    path = _peaks_path(name, dtype, threads)
+    if not remeasure:
+        try:
+            return DevicePeaks(**read_json(path))
+        except (FileNotFoundError, StoreError, TypeError):
+            pass  # not measured yet, or the file is damaged
+    peaks = DevicePeaks(
+        name,
+        dtype,
+        threads,
+        measure_bandwidth(device),
+        measure_matrix_rate(device, dtype),
+        measure_product_bandwidth(device, dtype),
+    )
+    write_json(path, asdict(peaks))
+    return peaks
+
+
+def raise_device_peaks(peaks: DevicePeaks, device: torch.device) -> DevicePeaks:
+    """Measure again and keep the higher of each peak, after a model was faster than ``peaks``."""
+    product_bandwidth = measure_product_bandwidth(device, peaks.dtype)
+    raised = DevicePeaks(
+        peaks.device,
+        peaks.dtype,
+        peaks.threads,
+        max(peaks.bandwidth, measure_bandwidth(device)),
+        max(peaks.flops, measure_matrix_rate(device, peaks.dtype)),
+        max(peaks.product_bandwidth or 0.0, product_bandwidth),
+    )
+    write_json(_peaks_path(peaks.device, peaks.dtype, peaks.threads), asdict(raised))
+    return raised
+
+
+def device_name(device: torch.device) -> str:
+    """Return the maker's name of the device."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return processor_name()
+
 
 def processor_name() -> str:
-    """The processor's model, as its maker calls it, else its architecture."""
+    """Return the maker's name of the processor, or its architecture."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -30,74 +102,6 @@ def processor_name() -> str:
     return platform.machine()
 
 
-# What this device reaches at most, measured once, kept in the data folder, and named.
-#
-# Bandwidth: the better of a matrix-vector product over a matrix far larger than the caches (the
-# access of a decode step; bytes read) and a copy of it (bytes read and written). Product bandwidth:
-# what the model's own one-row products reach on the matrices of GPT-2 XL's layers, in the dtype.
-# Matrix rate: a square matrix product in the dtype. The best of several runs is taken: a ceiling is
-# what the device can do, and whatever else goes on only takes from it.
-
-
-SECONDS_PER_PEAK = 2.0
-"""How long each ceiling is looked for: on a busy machine some runs are disturbed."""
-
-_MAX_RUNS = 200
-_COLUMNS = 4096
-_BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
-GPT2_XL_LAYER = ((4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400))
-"""The matrices of a layer of GPT-2 XL; so many layers in turn that no cache holds them."""
-
-_MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
-
-
-def load_device_peaks(device: torch.device, dtype: str, *, again: bool = False) -> DevicePeaks:
-    """This device's ceilings for matrices of ``dtype``; ``again`` measures them anew.
-
-    Raises:
-        StoreError: the data folder cannot be written.
-    """
-    name = device_name(device)
-    threads = torch.get_num_threads() if device.type == "cpu" else 0
-    path = _peaks_path(name, dtype, threads)
-    if not again:
-        try:
-            return DevicePeaks(**read_json(path))
-        except (FileNotFoundError, StoreError, TypeError):
-            pass  # not measured yet, or damaged: measured now
-    found = DevicePeaks(
-        name,
-        dtype,
-        threads,
-        measure_bandwidth(device),
-        measure_matrix_rate(device, dtype),
-        measure_product_bandwidth(device, dtype),
-    )
-    write_json(path, asdict(found))
-    return found
-
-
-def remeasure_device_peaks(old: DevicePeaks, device: torch.device) -> DevicePeaks:
-    """Measures again and keeps the higher of each: for when a model was faster than ``old``."""
-    found = DevicePeaks(
-        old.device,
-        old.dtype,
-        old.threads,
-        max(old.bandwidth, measure_bandwidth(device)),
-        max(old.flops, measure_matrix_rate(device, old.dtype)),
-        max(old.product_bandwidth or 0.0, measure_product_bandwidth(device, old.dtype)),
-    )
-    write_json(_peaks_path(old.device, old.dtype, old.threads), asdict(found))
-    return found
-
-
-def device_name(device: torch.device) -> str:
-    """The device's model, as its maker calls it."""
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    return processor_name()
-
-
 def _peaks_path(name: str, dtype: str, threads: int) -> Path:
     key = json.dumps([name, dtype, threads, torch.__version__, GPT2_XL_LAYER])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -106,7 +110,7 @@ def _peaks_path(name: str, dtype: str, threads: int) -> Path:
 
 @torch.inference_mode()
 def measure_bandwidth(device: torch.device) -> float:
-    """Bytes each second from the device's memory, at best."""
+    """Return the peak memory bandwidth in bytes per second."""
     rows = _BUFFER_BYTES[device.type] // _COLUMNS // 4
     matrix = torch.rand(rows, _COLUMNS, device=device)
     vector, out = torch.rand(_COLUMNS, device=device), torch.empty(rows, device=device)
@@ -118,12 +122,12 @@ def measure_bandwidth(device: torch.device) -> float:
 
 @torch.inference_mode()
 def measure_product_bandwidth(device: torch.device, dtype: str) -> float:
-    """Bytes each second that one-row products read of a large model's weights, at best."""
-    kind = getattr(torch, dtype)
-    layer = sum(rows * columns for rows, columns in GPT2_XL_LAYER) * kind.itemsize
+    """Return the peak rate, in bytes per second, at which one-row products read weights."""
+    weight_dtype = getattr(torch, dtype)
+    layer = sum(rows * columns for rows, columns in GPT2_XL_LAYER) * weight_dtype.itemsize
     shapes = GPT2_XL_LAYER * max(1, _BUFFER_BYTES[device.type] // layer)
-    weights = [torch.rand(shape, device=device).to(kind) for shape in shapes]
-    rows = {n: torch.rand(1, 1, n, device=device).to(kind) for _, n in GPT2_XL_LAYER}
+    weights = [torch.rand(shape, device=device).to(weight_dtype) for shape in shapes]
+    rows = {n: torch.rand(1, 1, n, device=device).to(weight_dtype) for _, n in GPT2_XL_LAYER}
     size = sum(weight.nbytes for weight in weights)
     return size / _fastest_seconds(
         device, lambda: [linear(rows[w.shape[1]], w, None) for w in weights]
@@ -132,20 +136,20 @@ def measure_product_bandwidth(device: torch.device, dtype: str) -> float:
 
 @torch.inference_mode()
 def measure_matrix_rate(device: torch.device, dtype: str) -> float:
-    """FLOPs each second of a matrix product, at best. A multiply-add is two FLOPs."""
+    """Return the peak FLOPs per second of a matrix product. A multiply-add is two FLOPs."""
     side = _MATRIX_SIDE[device.type]
     matrix = torch.rand(side, side, device=device).to(getattr(torch, dtype))
     return 2 * side**3 / _fastest_seconds(device, lambda: matrix @ matrix)
 
 
 def _fastest_seconds(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds of the fastest of all runs in `SECONDS`, after one that warms up."""
+    """Return the fastest of all runs within `SECONDS_PER_PEAK`, after one run to warm up."""
     work()
-    found: list[float] = []
-    while not found or (sum(found) < SECONDS_PER_PEAK and len(found) < _MAX_RUNS):
+    seconds: list[float] = []
+    while not seconds or (sum(seconds) < SECONDS_PER_PEAK and len(seconds) < _MAX_RUNS):
         clock = DeviceClock(device)
         clock.mark()
         work()
         clock.mark()
-        found += clock.intervals()
-    return min(found)
+        seconds += clock.intervals()
+    return min(seconds)

@@ -1,7 +1,7 @@
-"""The largest batch that fits, by trying: every try in a process of its own, which ends.
+"""Find the largest batch that fits, by trying each size in a process of its own.
 
-A process that has once run out of memory is no witness any more: its allocator is fragmented,
-its traceback holds tensors. So each try is a new one, and when it is over nothing is left of it.
+A process that ran out of memory once is unreliable afterwards: its allocator is fragmented and
+its traceback holds tensors. A new process per attempt leaves nothing behind.
 """
 
 import os
@@ -17,38 +17,41 @@ from kvlab.errors import MeasurementError
 MAX_BATCH = 2**24
 
 OUT_OF_MEMORY_EXIT = 3
-"""Exit code of a try for which there was not enough."""
+"""Exit code of an attempt that ran out of memory."""
 
 CRASH_SIGNALS = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
 
 Attempt = Callable[[int], None]
-"""Tries one batch size. MemoryError: it does not fit. Picklable."""
+"""Tries one batch size and raises MemoryError if it does not fit. Picklable."""
 
 
 @runtime_checkable
 class MemoryLimited(Protocol):
-    """An attempt that a limit holds."""
+    """An attempt under a memory limit."""
 
     def without_limit(self) -> Attempt: ...
 
 
-def find_largest_batch(attempt: Attempt, guess: int, tick: Callable[[int, bool], None]) -> int:
-    """The largest batch for which ``attempt`` ends well, exactly, by bisection; 0 if none does.
+def find_largest_batch(
+    attempt: Attempt, guess: int, on_attempt: Callable[[int, bool], None]
+) -> int:
+    """Return the largest batch for which ``attempt`` succeeds, exactly; 0 if none does.
 
     Args:
-        guess: where to look first; the nearer to the answer, the fewer tries.
-        tick: called after every try with the batch and whether it fitted.
+        attempt: is expected to fit up to some batch and not beyond.
+        guess: where to start. The nearer to the answer, the fewer attempts.
+        on_attempt: called after every attempt with the batch and whether it fitted.
 
     Raises:
-        MeasurementError: a try failed in another way than for memory.
+        MeasurementError: an attempt failed for another reason than memory.
     """
 
     def fits(batch: int) -> bool:
-        fitted = fits_in_new_process(attempt, batch)
-        tick(batch, fitted)
-        return fitted
+        is_fitting = fits_in_new_process(attempt, batch)
+        on_attempt(batch, is_fitting)
+        return is_fitting
 
-    low, high = 0, min(max(1, guess), MAX_BATCH)  # low fits, high is to be seen
+    low, high = 0, min(max(1, guess), MAX_BATCH)  # low fits, high is open
     step = max(1, guess // 8)
     while fits(high):
         if high == MAX_BATCH:
@@ -63,37 +66,40 @@ def find_largest_batch(attempt: Attempt, guess: int, tick: Callable[[int, bool],
 
 
 def fits_in_new_process(attempt: Attempt, batch: int) -> bool:
-    """Whether ``attempt(batch)`` ends well in a new process, which is gone afterwards.
+    """Run ``attempt(batch)`` in a new process and return whether it succeeded.
 
     Raises:
-        MeasurementError: it failed, and not for want of memory.
+        MeasurementError: it failed for another reason than memory.
     """
-    process = subprocess.run(
+    process = _run_in_new_process(attempt, batch)
+    if process.returncode == 0:
+        return True
+    # Linux ends a process with -9 when all memory is in use
+    if process.returncode in (OUT_OF_MEMORY_EXIT, -signal.SIGKILL):
+        return False
+    has_crashed = process.returncode in CRASH_SIGNALS
+    if has_crashed and isinstance(attempt, MemoryLimited):
+        # some libraries crash when an allocation fails; without the limit they do not
+        unlimited = _run_in_new_process(attempt.without_limit(), batch)
+        if unlimited.returncode == 0:
+            return False
+    lines = process.stderr.decode(errors="replace").strip().splitlines()
+    reason = lines[-1] if lines else f"exit code {process.returncode}"
+    raise MeasurementError(f"batch {batch} could not be tried: {reason}")
+
+
+def _run_in_new_process(attempt: Attempt, batch: int) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
         [sys.executable, "-m", "kvlab.benchmark.max_batch_search"],
         input=pickle.dumps((attempt, batch)),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         check=False,
     )
-    if process.returncode == 0:
-        return True
-    # -9 is how Linux ends a process when all memory is gone
-    if process.returncode in (OUT_OF_MEMORY_EXIT, -signal.SIGKILL):
-        return False
-    crashed = process.returncode in CRASH_SIGNALS
-    if (
-        crashed
-        and isinstance(attempt, MemoryLimited)
-        and fits_in_new_process(attempt.without_limit(), batch)
-    ):
-        return False  # of a library that does not look whether it got the memory it asked for
-    said = process.stderr.decode(errors="replace").strip().splitlines()
-    reason = said[-1] if said else f"exit code {process.returncode}"
-    raise MeasurementError(f"batch {batch} could not be tried: {reason}")
 
 
 def _run_attempt() -> int:
-    """Runs the attempt that stands, pickled by the parent, on standard input."""
+    """Run the attempt that the parent process pickled to standard input."""
     attempt, batch = pickle.load(sys.stdin.buffer)
     try:
         attempt(batch)

@@ -1,20 +1,40 @@
 """One line of `kvlab bench --json`, and of the ``benchmark`` list in a trial's result.
 
-The schema is stable: a field may be added, none changes its meaning. `kvlab schema measurement`
-prints it. Imports no torch, so that reports can read it.
+The schema is stable: fields may be added, and none changes its meaning. `kvlab schema
+measurement` prints it. This module imports no torch: the command line and reports read it.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvlab.spec.spec_model import SpecModel
+from kvlab.spec.benchmark_config import MEASURES
+from kvlab.spec.spec_model import OneOf, SpecModel
 
-PartName = Literal[
-    "memory", "latency", "throughput", "task", "limit", "roofline", "energy", "projection",
-    "articles",
-]  # fmt: skip
+RATIO_PRECISION = 0.02
+"""A ratio is settled when its 99% interval reaches no further than this share to either side.
+Equal variants are then reported as the same, and a difference of 5% is nearly always detected."""
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Decides how many rounds of a timing are run.
+
+    Rounds continue until every median has a relative error of at most ``relative_error`` and
+    every comparison with the first variant is settled. With ``min_rounds == max_rounds`` the
+    number of rounds is fixed.
+
+    Attributes:
+        relative_error: half of the median's 95% interval, as a share of the median.
+        min_rounds, max_rounds: bounds on the number of rounds.
+        seconds: no round starts after this time.
+    """
+
+    relative_error: float = 0.05
+    min_rounds: int = 5
+    max_rounds: int = 200
+    seconds: float = 120.0
 
 
 class Quantile(SpecModel):
@@ -27,13 +47,15 @@ class Quantile(SpecModel):
 
 
 class Measurement(SpecModel):
-    """One number, what it is of, and how far it can be trusted."""
+    """One number, what it describes, and how reliable it is."""
 
     schema_version: Literal[1] = 1
-    part: PartName = Field(description="Which part of the benchmark measured it.")
+    part: Annotated[str, OneOf(lambda: MEASURES)] = Field(
+        description="Which part of the benchmark measured it."
+    )
     metric: str = Field(description="What it is; kvlab/benchmark/README.md lists all.")
-    variant: str = Field(description="The model and what was changed of it.")
-    value: float | int | None = Field(description="The number; null if it cannot be had here.")
+    variant: str = Field(description="The model and the changes made to it.")
+    value: float | int | None = Field(description="The number; null if it is unavailable here.")
     unit: str = Field(description="s, bytes, tokens/s, tasks/s, FLOPs, J/token, or empty.")
     exact: bool = Field(default=False, description="Computed or counted, without any error.")
     device: str | None = None
@@ -45,10 +67,12 @@ class Measurement(SpecModel):
     context_length: int | None = Field(
         default=None, description="Tokens of each sequence at the last step that is measured."
     )
-    cached: bool | None = Field(default=None, description="False: the whole text at every step.")
+    cached: bool | None = Field(
+        default=None, description="False: the whole text is computed again at every step."
+    )
     quantiles: list[Quantile] = Field(default=[], description="Of times; value is the median.")
     samples: int | None = Field(default=None, description="Times measured.")
-    rounds: int | None = Field(default=None, description="Turns in which they were measured.")
+    rounds: int | None = Field(default=None, description="Rounds in which they were measured.")
     relative_error: float | None = Field(
         default=None, description="Half the 95% interval of the median, as a share of it."
     )
@@ -59,34 +83,27 @@ class Measurement(SpecModel):
     low: float | None = Field(default=None, description="Lower end of value's interval.")
     high: float | None = None
     verdict: Literal["same", "faster", "slower", "undecided", "memory", "compute"] | None = Field(
-        default=None, description="Of a comparison, or which ceiling bounds a step."
+        default=None, description="Of a comparison, or which peak of the device bounds a step."
     )
     least_found: float | None = Field(
         default=None,
-        description="Of a comparison: the smallest difference, as a share, that would have been"
-        " found in 95 of 100 cases.",
+        description="Of a comparison: the smallest difference, as a share, that would be"
+        " detected in 95 of 100 cases.",
     )
     note: str = ""
 
 
-# When a time, and a comparison of two, is known well enough. Imports nothing: options read it.
-
-
-RATIO_PRECISION = 0.02
-"""A ratio whose 99% interval reaches no further than this to either side is settled: then equal
-variants are called the same, and a difference of 5% is found in nearly every case."""
-
-
 @dataclass(frozen=True)
-class StopRule:
-    """Rounds go on until every median is known to ``relative_error`` and every comparison with
-    the first variant is settled, at least ``least`` of them, at most ``most``, and none is begun
-    after ``seconds``.
+class TableLayout:
+    """How `kvlab bench` prints the lines of one measure: a row per variant and key.
 
-    With ``least`` = ``most`` the number of rounds is fixed.
+    Attributes:
+        title: printed above the table.
+        keys: the fields of a `Measurement` that identify a row, besides the variant.
+        columns: metric -> header. The suffix ``:again`` selects times without a cache and
+            ``:p95`` a quantile.
     """
 
-    relative_error: float = 0.05
-    least: int = 5
-    most: int = 200
-    seconds: float = 120.0
+    title: str
+    keys: tuple[str, ...]
+    columns: dict[str, str]

@@ -1,4 +1,4 @@
-"""One try of a batch size: weights, cache, prefill and one step, in as much memory as is given."""
+"""Try one batch size under a memory limit: weights, cache, prefill and one decode step."""
 
 import ctypes
 import resource
@@ -14,21 +14,21 @@ from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
 
-_BLOCKS = (2**30, 2**16)
-"""The largest and the smallest block in which free memory of the process is taken."""
+_BLOCK_SIZES = (2**30, 2**16)
+"""The largest and the smallest block in which the process's free memory is allocated."""
 
 _TINY = ModelConfig(vocab_size=8, block_size=8, n_layer=1, n_head=1, n_embd=8)
 
 
 @dataclass(frozen=True)
 class DecodeAttempt:
-    """Fills a cache of ``prompt_tokens`` + 1 and room for the rest, and decodes one token.
+    """Prefills a cache and decodes one token.
 
-    The cache is made at its full length, so nothing grows later.
+    The cache is allocated for all ``prompt_tokens + new_tokens``, so nothing grows later.
 
     Attributes:
-        memory: bytes that this may add to the process. On CPU a hard limit of the system on its
-            private memory, on CUDA one of the allocator; None: all that the device has.
+        memory: bytes that the attempt may add to its process. On CPU the system enforces it on
+            private memory, on CUDA PyTorch's allocator does. None: all that the device has.
     """
 
     model: ModelConfig
@@ -41,12 +41,16 @@ class DecodeAttempt:
     threads: int
 
     def __call__(self, batch: int) -> None:
-        """Raises MemoryError if it does not fit."""
+        """Decode with ``batch`` sequences.
+
+        Raises:
+            MemoryError: it does not fit.
+        """
         torch.set_num_threads(self.threads)
         if self.memory is not None:
-            self._decode(_TINY, 1, 1, 1)  # so that all libraries are loaded before the limit holds
+            self._decode(_TINY, 1, 1, 1)  # load all libraries before the limit applies
             if self.device == "cpu":
-                _limit_private_memory(self.memory)
+                limit_private_memory(self.memory)
             else:
                 _limit_cuda_memory(self.memory)
         try:
@@ -56,16 +60,16 @@ class DecodeAttempt:
                 raise MemoryError from None
             raise
 
-    def without_limit(self) -> "_UnlimitedAttempt":
-        """The same try in all memory that there is."""
-        return _UnlimitedAttempt(replace(self, memory=None))
+    def without_limit(self) -> "DecodeAttempt":
+        """Return the same attempt with all memory of the device."""
+        return replace(self, memory=None)
 
     def _decode(self, config: ModelConfig, batch: int, prompt_tokens: int, new_tokens: int) -> None:
         dtype = getattr(torch, self.dtype)
         model = GPT(config, device="meta", dtype=dtype).to_empty(device=self.device).eval()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.zero_()  # pages that nobody has written are not memory yet
+                parameter.zero_()  # pages count as memory only once they are written
         serving = ServingConfig() if config is _TINY else self.serving
         cache = TimedDecoder(model, serving).new_cache(batch, prompt_tokens + new_tokens)
         with torch.inference_mode():
@@ -76,28 +80,20 @@ class DecodeAttempt:
             torch.cuda.synchronize()
 
 
-@dataclass(frozen=True)
-class _UnlimitedAttempt:
-    attempt: DecodeAttempt
+def limit_private_memory(extra: int) -> None:
+    """Limit this process to ``extra`` bytes of private memory beyond its current use.
 
-    def __call__(self, batch: int) -> None:
-        self.attempt(batch)
-
-
-def _limit_private_memory(more: int) -> None:
-    """Lets this process take ``more`` bytes of private memory beyond what it uses now.
-
-    What it freed before and kept (imports that had to be compiled leave megabytes) would
-    serve the try unseen, so it is taken first.
+    Memory that the process freed but kept (compiling imports leaves megabytes) would serve the
+    attempt without being counted, so it is allocated first.
     """
     _set_data_limit(_private_bytes())
     _exhaust_free_memory()
-    _set_data_limit(_private_bytes() + more)
+    _set_data_limit(_private_bytes() + extra)
 
 
-def _set_data_limit(most: int) -> None:
+def _set_data_limit(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _private_bytes() -> int:
@@ -105,21 +101,21 @@ def _private_bytes() -> int:
         name, _, value = line.partition(":")
         if name == "VmData":
             return int(value.split()[0]) * 1024
-    raise OSError("this system does not say how much memory a process has")
+    raise OSError("this system does not report how much memory a process has")
 
 
 def _exhaust_free_memory() -> None:
-    """Under a limit at which nothing more is given: what malloc still finds was free."""
+    """Allocate all that malloc can still serve under a limit at which the system gives no more."""
     malloc = ctypes.CDLL(None).malloc
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    size, smallest = _BLOCKS
+    size, smallest = _BLOCK_SIZES
     while size >= smallest:
         if malloc(size) is None:
             size //= 2
 
 
-def _limit_cuda_memory(most: int) -> None:
-    """Lets this process's allocator hold ``most`` bytes of the device's memory."""
+def _limit_cuda_memory(limit: int) -> None:
+    """Limit this process's allocator to ``limit`` bytes of the device."""
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, most / total))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))

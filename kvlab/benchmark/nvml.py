@@ -1,71 +1,64 @@
-"""What NVIDIA's management library knows: energy, and who uses a GPU. Nothing to install."""
+"""Energy and processes of one NVIDIA GPU, by NVML."""
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-LIBRARY = "libnvidia-ml.so.1"
-
-
-class _Use(ctypes.Structure):
-    """``nvmlProcessUtilizationSample_t``: a process's share of the GPU, in hundredths."""
-
-    _fields_ = (
-        ("pid", ctypes.c_uint),
-        ("moment", ctypes.c_ulonglong),
-        ("sm", ctypes.c_uint),
-        ("memory", ctypes.c_uint),
-        ("encoder", ctypes.c_uint),
-        ("decoder", ctypes.c_uint),
-    )
+import pynvml  # type: ignore[import-untyped]
 
 
 @dataclass(frozen=True)
 class GpuUtilization:
-    """``moment`` is the library's, in microseconds."""
+    """Share of a GPU's cores that one process used.
+
+    Attributes:
+        pid: the process.
+        time: NVML's time stamp in microseconds.
+        share: from 0 to 1.
+    """
 
     pid: int
-    moment: int
+    time: int
     share: float
 
 
 class Nvml:
-    """The library, initialised, and one device by its PCI address or UUID."""
+    """One device as NVML sees it.
 
-    def __init__(self, library: Any, handle: ctypes.c_void_p):
-        self._library, self._handle = library, handle
+    Args:
+        handle: the device's handle, which `open` looks up.
+    """
+
+    def __init__(self, handle: Any):
+        self._handle = handle
 
     @classmethod
-    def open(cls, uuid: str, name: str = LIBRARY) -> "Nvml | None":
-        """The device ``uuid`` (``GPU-...``); None where there is no library or no such device."""
+    def open(cls, uuid: str) -> "Nvml | None":
+        """Open the device ``uuid`` (``GPU-...``).
+
+        Returns:
+            The device, or None if the driver is not installed or has no such device.
+        """
         try:
-            library = ctypes.CDLL(name)
-        except OSError:
+            pynvml.nvmlInit()
+            return cls(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        except pynvml.NVMLError:
             return None
-        if library.nvmlInit_v2() != 0:
-            return None
-        handle = ctypes.c_void_p()
-        if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
-            return None
-        return cls(library, handle)
 
-    def joules(self) -> float | None:
-        """Energy since the driver was loaded; None if the device does not count it."""
-        millijoules = ctypes.c_ulonglong()
-        code = self._library.nvmlDeviceGetTotalEnergyConsumption(
-            self._handle, ctypes.byref(millijoules)
-        )
-        return None if code != 0 else millijoules.value / 1000.0
+    def read_joules(self) -> float | None:
+        """Return the energy used since the driver was loaded; None if it is not counted."""
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000.0
+        except pynvml.NVMLError:
+            return None
 
-    def uses(self, since: int = 0) -> list[GpuUtilization]:
-        """Which processes used the GPU's cores after a moment of an earlier answer, sampled about
-        each sixth of a second; empty where the driver does not tell."""
-        query, count = self._library.nvmlDeviceGetProcessUtilization, ctypes.c_uint()
-        after = ctypes.c_ulonglong(since)
-        query(self._handle, None, ctypes.byref(count), after)  # answers how many there are
-        if not count.value:
+    def read_utilization(self, since: int = 0) -> list[GpuUtilization]:
+        """Return the processes that used the GPU's cores after a time stamp of NVML.
+
+        The driver samples about six times per second. The list is empty if nothing ran, or if
+        the driver does not report processes.
+        """
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, since)
+        except pynvml.NVMLError:
             return []
-        found = (_Use * count.value)()
-        if query(self._handle, found, ctypes.byref(count), after) != 0:
-            return []
-        return [GpuUtilization(use.pid, use.moment, use.sm / 100) for use in found[: count.value]]
+        return [GpuUtilization(each.pid, each.timeStamp, each.smUtil / 100) for each in samples]

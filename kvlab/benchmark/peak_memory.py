@@ -1,47 +1,89 @@
-"""The most memory that this process has in RAM while something runs.
+"""Measure the most memory that this process has while something runs.
 
-Linux keeps that peak for every process and lets the process reset it, so nothing is missed, and
-no second process is needed. Memory that the C library has been given back but keeps is returned
-to the system first: otherwise it would be used again unseen. The kernel counts to about 0.2 MB,
-and as closely do repeated runs of one decode agree; two cells' peaks differ by their caches.
+On CUDA PyTorch's allocator counts. On CPU it is the resident size: Linux keeps its peak for
+every process and lets the process reset it, so short peaks are seen and no second process is
+needed. Memory that the C library keeps after it was freed is returned to the system first;
+otherwise it would be reused without being counted.
 """
 
 import ctypes
 import gc
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 SAMPLE_SECONDS = 0.001
 
 _YOUNG_GENERATION = 1
-"""Python's generation of what was made since its last full collection: what earlier work may have
-left. All generations take from 0.1 s, in a process that has loaded torch and Ray, to 0.5 s."""
+"""Python's generation of objects made since its last full collection: what earlier work may have
+left. Collecting all generations takes a tenth of a second and more once torch is loaded."""
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def resident_growth(work: Callable[[], object]) -> int:
-    """Bytes by which the resident size rose at most while ``work`` ran."""
+@dataclass(frozen=True)
+class MemoryUse:
+    """Bytes in use before the work and at its peak."""
+
+    before: int
+    peak: int
+
+    @property
+    def growth(self) -> int:
+        return max(0, self.peak - self.before)
+
+
+def measure_peak_memory(
+    device: torch.device, work: Callable[[], object], *, reserved: bool = False
+) -> MemoryUse:
+    """Run ``work`` and return the memory that it needed at most.
+
+    Args:
+        device: where ``work`` computes.
+        work: called once.
+        reserved: on CUDA count what the allocator reserved of the device, not what tensors use,
+            and give unused blocks back before and after.
+    """
+    if device.type != "cuda":
+        return _measure_resident(work)
+    if reserved:
+        torch.cuda.empty_cache()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    current = torch.cuda.memory_reserved if reserved else torch.cuda.memory_allocated
+    peak = torch.cuda.max_memory_reserved if reserved else torch.cuda.max_memory_allocated
+    before = current(device)
+    try:
+        work()
+        torch.cuda.synchronize(device)
+        return MemoryUse(before, peak(device))
+    finally:
+        if reserved:
+            torch.cuda.empty_cache()
+
+
+def _measure_resident(work: Callable[[], object]) -> MemoryUse:
     gc.collect(_YOUNG_GENERATION)
     _return_free_memory()
-    if not _reset_peak():
-        return _sampled_growth(work)
-    before = _status_bytes("VmRSS")
+    if not _reset_resident_peak():
+        return _sample_resident(work)
+    before = _read_status_bytes("VmRSS")
     work()
-    return max(0, _status_bytes("VmHWM") - before)
+    return MemoryUse(before, _read_status_bytes("VmHWM"))
 
 
 def _return_free_memory() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)
 
 
-def _reset_peak() -> bool:
-    """Sets the kernel's peak to the size of now; false where there is no such thing."""
+def _reset_resident_peak() -> bool:
+    """Set the kernel's peak to the current size. Return whether the system supports it."""
     try:
         _RESET.write_text("5")
     except OSError:
@@ -49,7 +91,7 @@ def _reset_peak() -> bool:
     return True
 
 
-def _status_bytes(key: str) -> int:
+def _read_status_bytes(key: str) -> int:
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == key:
@@ -57,14 +99,14 @@ def _status_bytes(key: str) -> int:
     raise OSError(f"{_STATUS} has no {key}")
 
 
-def _sampled_growth(work: Callable[[], object]) -> int:
-    """Elsewhere a second thread looks every millisecond; what is shorter may be missed."""
-    process, done = psutil.Process(), threading.Event()
+def _sample_resident(work: Callable[[], object]) -> MemoryUse:
+    """Sample the resident size in a second thread; peaks below a millisecond may be missed."""
+    process, is_done = psutil.Process(), threading.Event()
     before = peak = process.memory_info().rss
 
     def watch() -> None:
         nonlocal peak
-        while not done.wait(SAMPLE_SECONDS):
+        while not is_done.wait(SAMPLE_SECONDS):
             peak = max(peak, process.memory_info().rss)
 
     watcher = threading.Thread(target=watch)
@@ -72,6 +114,6 @@ def _sampled_growth(work: Callable[[], object]) -> int:
     try:
         work()
     finally:
-        done.set()
+        is_done.set()
         watcher.join()
-    return max(peak, process.memory_info().rss) - before
+    return MemoryUse(before, max(peak, process.memory_info().rss))

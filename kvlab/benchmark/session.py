@@ -1,4 +1,4 @@
-"""One benchmark: the variants that are compared, how, and what they share."""
+"""One benchmark run: the variants under comparison, the settings, and the timings they share."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ import psutil
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
-from kvlab.benchmark.device_peaks import device_name, load_device_peaks, remeasure_device_peaks
+from kvlab.benchmark.device_peaks import device_name, load_device_peaks, raise_device_peaks
 from kvlab.benchmark.interleaving import InterleavedTimings, Work, run_interleaved
-from kvlab.benchmark.measurement import Measurement, PartName, StopRule
+from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
 from kvlab.cache import KVCache
@@ -27,7 +27,11 @@ from kvlab.spec import ServingConfig
 
 @dataclass(frozen=True)
 class Variant:
-    """A model and how it is served; ``tokenizer`` is None where kvlab has none for it."""
+    """A model and how it is served.
+
+    Attributes:
+        tokenizer: its name; None if kvlab does not have the model's tokenizer.
+    """
 
     name: str
     model: GPT
@@ -46,56 +50,70 @@ class Variant:
     def decoder(self) -> TimedDecoder:
         return TimedDecoder(self.model, self.serving)
 
+    @property
+    def weight_bytes(self) -> int:
+        return sum(parameter.nbytes for parameter in self.model.parameters())
+
 
 @dataclass(frozen=True)
 class BenchmarkSettings:
-    """What is measured.
+    """Parameters of a benchmark.
 
     Attributes:
         prompt_tokens, new_tokens: of throughput, memory and the task.
-        contexts: prompts at which latency is measured.
-        batches: batch sizes of throughput.
-        rule: when a time is known well enough.
-        text: a file of Moby Dick for the task; None leaves the task out.
-        memory: bytes that the batch limit may use; needed on CPU.
-        tokens: what the task reads in place of a text.
+        contexts: prompt lengths at which latency is measured.
+        batches: batch sizes at which throughput is measured, in ascending order.
+        stop_rule: when a timing is precise enough.
+        text: path of Moby Dick for the task. None: the task needs ``tokens``.
+        memory: bytes that the search for the largest batch may use; required on CPU.
+        tokens: token ids that the task reads instead of a text.
     """
 
     prompt_tokens: int
     new_tokens: int
     contexts: tuple[int, ...]
     batches: tuple[int, ...]
-    rule: StopRule
+    stop_rule: StopRule
     text: Path | None = None
     memory: int | None = None
     tokens: Sequence[int] = ()
 
-
-TimesByLength = dict[tuple[str, int], InterleavedTimings[str]]
+    def run_fields(self, batch_size: int) -> dict[str, Any]:
+        """Return the fields of a measurement of cached decoding at the benchmark's lengths."""
+        return {
+            "batch_size": batch_size,
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "context_length": self.prompt_tokens + self.new_tokens,
+            "cached": True,
+        }
 
 
 @dataclass
 class Session:
-    """The variants on one device. Parts that need the same times share them.
+    """The variants on one device, and timings that several measures share.
 
     Args:
-        on_tick: gets a note after every turn; what it raises ends the benchmark.
-        say: gets what a person should know, such as a part that is left out.
+        on_turn: gets a note after every turn. An exception that it raises ends the benchmark.
+        on_notice: gets what the user should know, such as a measure that is left out.
+        remeasure_peaks: measure the device's peaks again even if they are known.
     """
 
     variants: list[Variant]
     settings: BenchmarkSettings
-    on_tick: Callable[[str], None] = lambda _note: None
-    say: Callable[[str], None] = lambda _text: None
-    fresh_ceilings: bool = False
-    largest: dict[str, int] = field(default_factory=dict)
-    """Variant -> the largest batch that fits, once the part ``limit`` has found it."""
+    on_turn: Callable[[str], None] = lambda _note: None
+    on_notice: Callable[[str], None] = lambda _text: None
+    remeasure_peaks: bool = False
+    largest_batches: dict[str, int] = field(default_factory=dict)
+    """Variant -> largest batch that fits, once the measure ``limit`` has found it."""
 
-    doing: str = ""
-    """What is being measured, in words: named where it does not fit in memory."""
+    activity: str = ""
+    """What is being measured, for progress notes and out-of-memory errors."""
 
-    _ceilings: dict[str, DevicePeaks] = field(default_factory=dict)
-    _timed: list[InterleavedTimings[str]] = field(default_factory=list)
+    device_peaks: dict[str, DevicePeaks] = field(default_factory=dict)
+    """dtype -> peaks of the device, as far as they are loaded."""
+
+    _timings: list[InterleavedTimings[str]] = field(default_factory=list)
 
     @cached_property
     def device(self) -> torch.device:
@@ -107,95 +125,94 @@ class Session:
 
     @cached_property
     def nvml(self) -> Nvml | None:
-        """NVIDIA's library on this GPU; None on CPU, or where it is not installed."""
+        """This GPU as NVML sees it; None on CPU, or where NVML is not installed."""
         if self.device.type != "cuda":
             return None
         return Nvml.open(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
-    def ceilings(self, dtype: str) -> DevicePeaks:
-        """The device's ceilings, measured at the first call if they are not known yet."""
-        if dtype not in self._ceilings:
-            self.on_tick("ceilings")
-            self._ceilings[dtype] = load_device_peaks(self.device, dtype, again=self.fresh_ceilings)
-        return self._ceilings[dtype]
+    def peaks(self, dtype: str) -> DevicePeaks:
+        """Return the device's peaks, measured at the first call if they are not known yet."""
+        if dtype not in self.device_peaks:
+            self.on_turn("device peaks")
+            self.device_peaks[dtype] = load_device_peaks(
+                self.device, dtype, remeasure=self.remeasure_peaks
+            )
+        return self.device_peaks[dtype]
 
-    def raise_ceilings(self, dtype: str) -> None:
-        """Measures the ceilings again, since a step was faster than they allow."""
-        self.on_tick("ceilings again")
-        self._ceilings[dtype] = remeasure_device_peaks(self.ceilings(dtype), self.device)
+    def raise_peaks(self, dtype: str) -> None:
+        """Measure the peaks again after a step was faster than they allow; keep the higher."""
+        self.on_turn("device peaks again")
+        self.device_peaks[dtype] = raise_device_peaks(self.peaks(dtype), self.device)
 
     @cached_property
     def latencies(self) -> dict[int, InterleavedTimings[str]]:
-        """Prompt length -> ``first``, ``steps`` and ``again`` of every variant at batch 1.
+        """Prompt length -> series ``first``, ``steps`` and ``again`` of every variant at batch 1.
 
-        ``again`` is one step without a cache in the middle of the new tokens: it grows with the
-        context, so the middle one stands for all.
+        ``again`` is one step without a cache in the middle of the new tokens. Its time grows
+        with the context, so the middle one represents all.
         """
-        return {length: self._latency(length) for length in self.settings.contexts}
+        return {length: self._time_latency(length) for length in self.settings.contexts}
 
-    def _latency(self, length: int) -> InterleavedTimings[str]:
+    def _time_latency(self, length: int) -> InterleavedTimings[str]:
         count = self.settings.new_tokens
-        self.doing = f"prompt {length}"
-        works = {}
-        for variant in self.variants:
-            cache = variant.decoder.new_cache(1, length + count)
+        self.activity = f"prompt {length}"
 
-            def turn(variant: Variant = variant, cache: KVCache = cache) -> dict[str, list[float]]:
-                timing = variant.decoder.decode(cache, count)
-                again = variant.decoder.decode_again(length + (count + 1) // 2)
-                return {"first": [timing.first], "steps": timing.steps, "again": [again]}
+        def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
+            timing = variant.decoder.decode(cache, count)
+            again = variant.decoder.decode_uncached(length + (count + 1) // 2)
+            return {"first": [timing.first], "steps": timing.steps, "again": [again]}
 
-            works[variant.name] = turn
-        return self.take_turns(works, compared=("steps",))
+        works = {v.name: partial(turn, v, v.decoder.new_cache(1, length + count))
+                 for v in self.variants}  # fmt: skip
+        return self.time_interleaved(works, compared=("steps",))
 
     @cached_property
     def throughputs(self) -> dict[int, InterleavedTimings[str]]:
-        """Batch size -> ``steps`` of every variant at the benchmark's lengths."""
-        return {batch: self._throughput(batch) for batch in self.settings.batches}
+        """Batch size -> series ``steps`` of every variant at the benchmark's lengths."""
+        return {batch: self._time_throughput(batch) for batch in self.settings.batches}
 
-    def _throughput(self, batch: int) -> InterleavedTimings[str]:
+    def _time_throughput(self, batch: int) -> InterleavedTimings[str]:
         prompt, count = self.settings.prompt_tokens, self.settings.new_tokens
         if batch == 1 and prompt in self.settings.contexts:
             return self.latencies[prompt]
-        self.doing = f"batch {batch}"
-        works = {}
-        for variant in self.variants:
-            cache = variant.decoder.new_cache(batch, prompt + count)
+        self.activity = f"batch {batch}"
 
-            def turn(variant: Variant = variant, cache: KVCache = cache) -> dict[str, list[float]]:
-                return {"steps": variant.decoder.decode(cache, count).steps}
+        def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
+            return {"steps": variant.decoder.decode(cache, count).steps}
 
-            works[variant.name] = turn
-        return self.take_turns(works)
+        works = {v.name: partial(turn, v, v.decoder.new_cache(batch, prompt + count))
+                 for v in self.variants}  # fmt: skip
+        return self.time_interleaved(works)
 
-    def take_turns(
+    def time_interleaved(
         self, works: Mapping[str, Work], compared: Collection[str] | None = None
     ) -> InterleavedTimings[str]:
-        """Runs a work of each variant in turns, by the session's rule; ``doing`` names it.
+        """Run one work per variant in turns, by the session's stop rule.
 
         Args:
-            compared: the series whose comparisons must be settled; None: all.
+            works: variant -> one turn of it.
+            compared: the series whose comparisons must be settled. None: all.
         """
-        tick = partial(self.on_tick, self.doing)
-        timed = run_interleaved(works, self.settings.rule, tick, compared, self.nvml)
-        self._timed.append(timed)
-        return timed
+        on_turn = partial(self.on_turn, self.activity)
+        timings = run_interleaved(works, self.settings.stop_rule, on_turn, compared, self.nvml)
+        self._timings.append(timings)
+        return timings
 
     @property
-    def disturbed(self) -> bool:
-        """Whether other processes used the machine's cores while something was timed."""
-        return any(timed.noise.note for timed in self._timed)
+    def is_disturbed(self) -> bool:
+        """Whether other processes used the machine during any timing."""
+        return any(timings.noise.note for timings in self._timings)
 
-    def line(
+    def make_line(
         self,
-        part: PartName,
+        part: str,
         metric: str,
         variant: Variant,
         value: float | int | None,
         unit: str,
-        **more: Any,
+        **fields: Any,
     ) -> Measurement:
-        """A measurement of one variant, with what is known of it anyway."""
+        """Return a measurement of one variant, with its device and dtypes filled in."""
         return Measurement(
             part=part,
             metric=metric,
@@ -205,18 +222,20 @@ class Session:
             device=self.device_name,
             dtype=variant.dtype,
             kv_dtype=variant.layout.storage_dtype(variant.dtype),
-            **more,
+            **fields,
         )
 
-    def trust(self, timed: InterleavedTimings[str], samples: TimingSamples) -> dict[str, Any]:
-        """The fields that say how far a time can be trusted."""
+    def reliability(
+        self, timings: InterleavedTimings[str], samples: TimingSamples
+    ) -> dict[str, Any]:
+        """Return the fields of a measurement that state how reliable a time is."""
         error = samples.relative_error
-        wanted = self.settings.rule.relative_error
-        notes = [timed.noise.note] if timed.noise.note else []
-        if error > wanted:
-            known = f"relative error {error:.0%}"
-            known = known if error < 10 else "too few rounds to know the error"
-            notes.append(f"{known} where {wanted:.0%} was wanted")
+        max_error = self.settings.stop_rule.relative_error
+        notes = [timings.noise.note] if timings.noise.note else []
+        if error > max_error:
+            text = f"relative error {error:.0%}"
+            text = text if error < 10 else "too few rounds to know the error"
+            notes.append(f"{text} where {max_error:.0%} was wanted")
         return {
             "samples": samples.rounds.size,
             "rounds": len(samples.rounds),
@@ -225,90 +244,90 @@ class Session:
             "note": "; ".join(notes),
         }
 
+    def compare_variants(
+        self, part: str, metric: str, series: str, timings: InterleavedTimings[str], **fields: Any
+    ) -> Iterator[Measurement]:
+        """Yield the time of each further variant as a multiple of the first one's.
 
-# A variant beside the first one, as a line of the benchmark.
+        Variants that were not timed, or in too few rounds, are left out.
 
-
-def compare_variants(
-    session: Session,
-    part: PartName,
-    metric: str,
-    series: str,
-    timed: InterleavedTimings[str],
-    **place: Any,
-) -> Iterator[Measurement]:
-    """How long each further variant takes as a multiple of the first; nothing of a variant that
-    was not timed, or in too few rounds.
-
-    Args:
-        place: fields of the lines, such as the batch size.
-    """
-    base, *others = (v for v in session.variants if (v.name, series) in timed.samples)
-    for variant in others:
-        found = compare_timings(
-            timed.samples[variant.name, series], timed.samples[base.name, series]
-        )
-        if found is None:
-            continue
-        note = ""
-        if found.verdict == "undecided":
-            note = f"not told apart; {found.least_found:.0%} or more would have been found"
-        yield session.line(
-            part,
-            metric,
-            variant,
-            found.ratio,
-            "",
-            against=base.name,
-            low=found.low,
-            high=found.high,
-            verdict=found.verdict,
-            least_found=found.least_found,
-            note=note,
-            **place,
-        )
+        Args:
+            series: the series of ``timings`` to compare.
+            fields: fields of the lines, such as the batch size.
+        """
+        base, *others = (v for v in self.variants if (v.name, series) in timings.samples)
+        for variant in others:
+            comparison = compare_timings(
+                timings.samples[variant.name, series], timings.samples[base.name, series]
+            )
+            if comparison is None:
+                continue
+            note = ""
+            if comparison.verdict == "undecided":
+                least = f"{comparison.min_detectable:.0%}"
+                note = f"not told apart; {least} or more would have been found"
+            yield self.make_line(
+                part,
+                metric,
+                variant,
+                comparison.ratio,
+                "",
+                against=base.name,
+                low=comparison.low,
+                high=comparison.high,
+                verdict=comparison.verdict,
+                least_found=comparison.min_detectable,
+                note=note,
+                **fields,
+            )
 
 
-# What libraries raise when memory is gone, as one error that names what was asked for.
+Measure = Callable[[Session], Iterator[Measurement]]
+"""The contract of a measure: yield lines, and report through `Session.on_notice` what cannot be
+measured here. The table is `kvlab.spec.benchmark_config.MEASURES`."""
 
 
 @contextmanager
 def explain_out_of_memory(session: Session) -> Iterator[None]:
-    """Raises ResourceError where memory ran out, with what the session was doing."""
+    """Turn any out-of-memory error into one that names what was being measured.
+
+    Raises:
+        ResourceError: memory ran out.
+    """
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
         if not classify_oom(error):
             raise
-        raise _does_not_fit_error(session, session.doing) from None
+        raise _does_not_fit_error(session, session.activity) from None
 
 
 def check_caches_fit(session: Session) -> None:
-    """Looks before a system that promises memory freely ends the process over it.
+    """Refuse batch sizes whose caches exceed the free memory.
+
+    Systems that overcommit memory would end the process instead of raising an error.
 
     Raises:
-        ResourceError: the caches of a batch alone are more than the device has free.
+        ResourceError: the caches of a batch alone need more than the device has free.
     """
     free = _free_bytes(session.device)
     settings = session.settings
     length = settings.prompt_tokens + settings.new_tokens
     for batch in settings.batches:
-        # all variants' caches are there at once, since they take turns
-        needed = sum(
-            each.layout.stored_bytes(batch, length, each.dtype) for each in session.variants
-        )
+        # the variants run in turns, so all of their caches exist at once
+        needed = sum(v.layout.stored_bytes(batch, length, v.dtype) for v in session.variants)
         if needed > free:
-            caches = f"its caches take {needed:,} bytes where {free:,} are free"
-            raise _does_not_fit_error(session, f"batch {batch}", f": {caches}")
+            reason = f": its caches take {needed:,} bytes where {free:,} are free"
+            raise _does_not_fit_error(session, f"batch {batch}", reason)
 
 
-def _does_not_fit_error(session: Session, doing: str, why: str = "") -> ResourceError:
-    way_out = "measure fewer variants, or a smaller model"
-    if "batch" in doing:
-        way_out = "use smaller --batches, or fewer variants at once; --only limit finds the largest"
-    elif "prompt" in doing:
-        way_out = "use shorter --contexts, or fewer variants at once"
-    return ResourceError(f"{doing} does not fit on this {session.device.type}{why}; {way_out}")
+def _does_not_fit_error(session: Session, activity: str, reason: str = "") -> ResourceError:
+    hint = "measure fewer variants, or a smaller model"
+    if "batch" in activity:
+        hint = "use smaller --batches, or fewer variants at once; --only limit finds the largest"
+    elif "prompt" in activity:
+        hint = "use shorter --contexts, or fewer variants at once"
+    return ResourceError(f"{activity} does not fit on this {session.device.type}{reason}; {hint}")
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -316,10 +335,3 @@ def _free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     return int(psutil.virtual_memory().available + psutil.swap_memory().free)
-
-
-# The contract of a benchmark's parts. The members are in ``parts/``, one file each.
-
-
-Measure = Callable[[Session], Iterator[Measurement]]
-"""Measures and yields lines. What it cannot measure here it tells through `Session.say`."""

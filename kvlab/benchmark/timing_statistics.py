@@ -1,6 +1,6 @@
-"""Repeated times of one thing: quantiles with intervals, and whether two of them differ.
+"""Statistics of repeated timings: quantiles with intervals, and comparisons of two variants.
 
-R rounds of N samples each. Samples of one round share the state that the machine is in, so
+Shapes: R rounds of N samples each. Samples of one round share the state of the machine, so
 intervals resample rounds, not samples (a cluster bootstrap), and two variants are compared
 round by round.
 """
@@ -16,23 +16,24 @@ from kvlab.benchmark.measurement import RATIO_PRECISION, Quantile
 
 QUANTILES = (0.5, 0.95, 0.99)
 CONFIDENCE = 0.99
-"""Of a comparison. Since rounds go on until its interval is narrow, and not until it excludes
-equality, about two calls in a hundred of two equal variants say that they differ, at most."""
+"""Confidence level of a comparison. Rounds continue until its interval is narrow, not until it
+excludes equality, so at most about two in a hundred comparisons of equal variants report a
+difference."""
 
 POWER = 0.95
-"""How often the smallest difference that a comparison says it could find is found."""
+"""Probability with which the smallest detectable difference of a comparison is detected."""
 
 DECISIVE_RATIO = 3.0
-"""A difference this many times what its interval reaches needs no narrower interval."""
+"""A difference this many times the half-width of its interval needs no narrower interval."""
 
 TRIMMED_SHARE = 0.1
-"""Share of a comparison's rounds that are trimmed at either end."""
+"""Share of a comparison's rounds that is trimmed at either end."""
 
 MIN_ROUNDS = 4
-"""Fewer rounds than this cannot tell two variants apart."""
+"""The fewest rounds from which two variants can be told apart."""
 
 _MAX_RESAMPLED = 2_000_000
-"""Numbers drawn for one interval at most."""
+"""Upper bound on the numbers drawn for one interval."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,7 +45,8 @@ class TimingSamples:
     rounds: Floats
 
     @classmethod
-    def of(cls, rounds: list[list[float]]) -> "TimingSamples":
+    def from_lists(cls, rounds: list[list[float]]) -> "TimingSamples":
+        """Make samples from a list of equally long rounds."""
         return cls(np.array(rounds, dtype=np.float64))
 
     @property
@@ -57,11 +59,12 @@ class TimingSamples:
         return TimingSamples(self.rounds.sum(axis=1, keepdims=True))
 
     def quantile(self, q: float) -> Quantile:
+        """Return a quantile with its 95% interval."""
         low, high = self._interval(q)
         return Quantile(q=q, value=float(np.quantile(self.rounds, q)), low=low, high=high)
 
     def quantiles(self) -> list[Quantile]:
-        """p50, p95 and p99."""
+        """Return p50, p95 and p99."""
         return [self.quantile(q) for q in QUANTILES]
 
     @property
@@ -73,7 +76,7 @@ class TimingSamples:
         return (high - low) / 2 / self.median if self.median > 0 else math.inf
 
     def _interval(self, q: float) -> tuple[float, float]:
-        """The 95% interval of a quantile: always the same for the same samples."""
+        """Return the 95% interval of a quantile. It is deterministic."""
         count, size = self.rounds.shape
         resamples = max(50, min(1000, _MAX_RESAMPLED // (count * size)))
         picked = np.random.default_rng(0).integers(count, size=(resamples, count))
@@ -84,65 +87,65 @@ class TimingSamples:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How long a variant takes as a multiple of another; ``low`` to ``high`` holds the truth
-    with `CONFIDENCE`.
+    """The time of a variant as a multiple of the time of another.
 
-    ``least_found``: the smallest difference, as a share, that this many rounds this steady would
-    have found in 95 of 100 cases.
+    Attributes:
+        ratio: the estimate.
+        low, high: its interval with confidence `CONFIDENCE`.
+        min_detectable: the smallest difference, as a share, that this many rounds with this
+            spread detect in 95 of 100 cases.
     """
 
     ratio: float
     low: float
     high: float
-    least_found: float
+    min_detectable: float
 
     @property
-    def settled(self) -> bool:
-        """Known to `RESOLVED`, or the difference is three times what the interval reaches."""
-        reach = math.log(self.high / self.ratio)
-        return (
-            math.expm1(reach) <= RATIO_PRECISION
-            or abs(math.log(self.ratio)) > DECISIVE_RATIO * reach
-        )
+    def is_settled(self) -> bool:
+        """Whether the interval is narrow, or the difference large beside it."""
+        half_width = math.log(self.high / self.ratio)
+        is_narrow = math.expm1(half_width) <= RATIO_PRECISION
+        return is_narrow or abs(math.log(self.ratio)) > DECISIVE_RATIO * half_width
 
     @property
     def verdict(self) -> Literal["same", "faster", "slower", "undecided"]:
-        """``undecided``: the interval holds 1, and more than `RESOLVED` besides."""
+        """``undecided``: the interval contains 1 and is wider than `RATIO_PRECISION`."""
         if self.low > 1.0:
             return "slower"
         if self.high < 1.0:
             return "faster"
-        return "same" if self.settled else "undecided"
+        return "same" if self.is_settled else "undecided"
 
 
-def compare_timings(mine: TimingSamples, base: TimingSamples) -> Comparison | None:
-    """Compares two variants that took turns, by the ratios of their medians in each round.
+def compare_timings(samples: TimingSamples, base: TimingSamples) -> Comparison | None:
+    """Compare two variants that were run in turns, by the ratio of their medians per round.
 
-    A machine that slows down slows both of a round, and cancels. The logarithms of the ratios
-    get the interval of a trimmed mean (Tukey and McLaughlin, 1963), which is Student's where
-    nothing is trimmed yet: a tenth at either end, where something else ran in one of the turns,
-    is moved to the next value.
+    Whatever slows down the machine slows down both variants of a round, and cancels. The
+    logarithms of the ratios get the interval of a trimmed mean (Tukey and McLaughlin, 1963),
+    which is Student's where nothing is trimmed. Winsorizing a tenth at either end removes rounds
+    in which something else ran during one of the turns.
 
     Returns:
-        None: there are fewer than `LEAST_ROUNDS` rounds.
+        The comparison, or None for fewer than `MIN_ROUNDS` rounds.
     """
-    count = min(len(mine.rounds), len(base.rounds))
+    count = min(len(samples.rounds), len(base.rounds))
     if count < MIN_ROUNDS:
         return None
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-    ours, theirs = (np.median(each.rounds[:count], axis=1) for each in (mine, base))
-    ratios = np.sort(np.log(ours) - np.log(theirs))
+    medians, base_medians = (np.median(each.rounds[:count], axis=1) for each in (samples, base))
+    ratios = np.sort(np.log(medians) - np.log(base_medians))
     cut = int(TRIMMED_SHARE * count)
     kept = count - 2 * cut
-    middle = float(ratios[cut : count - cut].mean())
+    mean = float(ratios[cut : count - cut].mean())
     spread = float(np.clip(ratios, ratios[cut], ratios[-1 - cut]).std(ddof=1))
     error = spread / (kept / count * math.sqrt(count))
-    sure, likely = stdtrit(kept - 1, [(1 + CONFIDENCE) / 2, POWER])
-    reach = float(sure) * error
+    confidence_t, power_t = stdtrit(kept - 1, [(1 + CONFIDENCE) / 2, POWER])
+    half_width = float(confidence_t) * error
     return Comparison(
-        math.exp(middle),
-        math.exp(middle - reach),
-        math.exp(middle + reach),
-        math.expm1(reach + float(likely) * error),
+        math.exp(mean),
+        math.exp(mean - half_width),
+        math.exp(mean + half_width),
+        math.expm1(half_width + float(power_t) * error),
     )

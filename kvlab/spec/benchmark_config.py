@@ -24,13 +24,17 @@ class MeasureEntry:
         in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, takes
             it if `benchmark.roofline` is on, or never.
         by_default: whether `kvlab bench` takes it without being asked; the others need more time
-            or more to know.
+            or more input.
+        added_by: the option of `kvlab bench` that adds it, if there is one.
+        per_batch: whether it decodes with every batch size, whose caches must fit at once.
     """
 
     module: str
     summary: str
     in_trials: Literal["always", "parts", "roofline", "never"] = "never"
     by_default: bool = False
+    added_by: str | None = None
+    per_batch: bool = False
 
 
 MEASURES: dict[str, MeasureEntry] = {
@@ -51,32 +55,45 @@ MEASURES: dict[str, MeasureEntry] = {
         "tokens each second by batch",
         "always",
         by_default=True,
+        per_batch=True,
     ),
     "limit": MeasureEntry(
-        "kvlab.benchmark.measures.max_batch", "the largest batch that fits, by trying", "parts"
+        "kvlab.benchmark.measures.max_batch",
+        "the largest batch that fits, by trying",
+        "parts",
+        added_by="memory",
     ),
     "task": MeasureEntry(
         "kvlab.benchmark.measures.generation_task",
         "the RTX 4090 article's task, in tasks each second",
         "parts",
+        added_by="text",
+        per_batch=True,
     ),
     "roofline": MeasureEntry(
         "kvlab.benchmark.measures.decode_roofline",
         "measured times beside the device's ceilings",
         "roofline",
         by_default=True,
+        per_batch=True,
     ),
     "energy": MeasureEntry(
         "kvlab.benchmark.measures.decode_energy",
         "joules a token, where the device tells",
         "parts",
         by_default=True,
+        per_batch=True,
     ),
     "projection": MeasureEntry(
-        "kvlab.benchmark.measures.size_projection", "the same layouts at other sizes"
+        "kvlab.benchmark.measures.size_projection",
+        "the same layouts at other sizes",
+        added_by="project",
+        per_batch=True,
     ),
     "articles": MeasureEntry(
-        "kvlab.benchmark.measures.article_numbers", "the articles' numbers beside the right ones"
+        "kvlab.benchmark.measures.article_numbers",
+        "the articles' numbers beside the right ones",
+        added_by="project",
     ),
 }
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""

@@ -210,15 +210,9 @@ def _measure_memory(device: "torch.device", work: Callable[[], None]) -> SmokeRe
     """Return the peak memory of ``work``, of which nothing stays on the device."""
     import torch
 
-    if device.type != "cuda":
-        from kvlab.benchmark.peak_memory import resident_growth
+    from kvlab.benchmark.peak_memory import measure_peak_memory
 
-        return SmokeResult(peak_bytes=resident_growth(work))
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    try:
-        work()
-        peak = torch.cuda.max_memory_reserved(device)
-    finally:
-        torch.cuda.empty_cache()
-    return SmokeResult(peak, torch.cuda.get_device_properties(device).total_memory)
+    use = measure_peak_memory(device, work, reserved=True)
+    if device.type != "cuda":
+        return SmokeResult(peak_bytes=use.growth)
+    return SmokeResult(use.peak, torch.cuda.get_device_properties(device).total_memory)

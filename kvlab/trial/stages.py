@@ -158,7 +158,7 @@ class TorchStages:
                 on_progress=self._report,
                 tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
             )
-        is_exclusive = is_alone and not speed.disturbed
+        is_exclusive = is_alone and not speed.is_disturbed
         return speed, replace(self._machine, timings="exclusive" if is_exclusive else "shared")
 
 

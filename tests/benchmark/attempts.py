@@ -32,13 +32,13 @@ class Littered:
     more: int
 
     def __call__(self, batch):
-        from kvlab.benchmark.memory_probe import _limit_private_memory
+        from kvlab.benchmark.memory_probe import limit_private_memory
 
         block = 100_000  # malloc takes this much from its heap, and larger blocks from the system
         blocks = [bytearray(block) for _ in range(self.freed // block)]
         after = bytearray(block)  # so that the heap cannot shrink
         del blocks
-        _limit_private_memory(self.more)
+        limit_private_memory(self.more)
         assert len(bytearray(batch)) == batch
         assert len(after) == block
 

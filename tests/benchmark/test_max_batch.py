@@ -85,7 +85,7 @@ def session(device, **settings):
         Variant(name, GPT(ModelConfig(**shape)).to(device).eval(), ServingConfig())
         for name in ("one", "other")
     ]
-    return Session(variants, BenchmarkSettings(**asked, rule=StopRule()))
+    return Session(variants, BenchmarkSettings(**asked, stop_rule=StopRule()))
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -99,7 +99,7 @@ def test_on_cuda_the_search_has_the_whole_device():
     del kept  # the allocator keeps the 2 GiB
     made = session("cuda")
     held = []
-    made.on_tick = lambda _note: held.append(torch.cuda.memory_reserved())
+    made.on_turn = lambda _note: held.append(torch.cuda.memory_reserved())
     lines = {line.metric: line.value for line in measure(made) if line.variant == "other"}
     assert set(held) == {0}, "nothing of this process is on the device while others try"
     assert {variant.model.device.type for variant in made.variants} == {"cuda"}

@@ -1,14 +1,12 @@
-"""The parts of `kvlab bench` on small models: what they count, and what they leave out."""
+"""The measures of `kvlab bench` on small models: what they count, and what they leave out."""
 
 import json
-from importlib import import_module
 
 import pytest
 import torch
 
-from kvlab.benchmark import device_peaks as ceilings_module
+from kvlab.benchmark import device_peaks
 from kvlab.benchmark.device_peaks import load_device_peaks
-from kvlab.benchmark.measurement import PartName, StopRule
 from kvlab.benchmark.measures import (
     decode_memory,
     decode_roofline,
@@ -16,65 +14,32 @@ from kvlab.benchmark.measures import (
     max_batch,
     size_projection,
 )
-from kvlab.benchmark.measures.generation_task import book_tokens
-from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
+from kvlab.benchmark.measures.generation_task import read_book
+from kvlab.benchmark.session import Variant
 from kvlab.errors import DataError
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.spec.benchmark_config import MEASURES
-
-SHAPE = {"vocab_size": 257, "block_size": 512, "n_layer": 2, "n_head": 2, "n_embd": 16}
-DEVICE = DevicePeaks("made", "float32", 1, bandwidth=1e9, flops=1e10)
-
-
-def session(text=None, **settings):
-    model = GPT(ModelConfig(**SHAPE)).eval()
-    narrow = GPT(ModelConfig(**SHAPE, n_kv_head=1)).eval()
-    asked = {"prompt_tokens": 8, "new_tokens": 4, "contexts": (8,), "batches": (1, 2), **settings}
-    said = []
-    made = Session(
-        [
-            Variant("wide", model, ServingConfig(), "bytes"),
-            Variant("narrow", narrow, ServingConfig(tie="adjacent:2"), "bytes"),
-        ],
-        BenchmarkSettings(**({"rule": StopRule(least=2, most=2)} | asked), text=text),
-        say=said.append,
-        _ceilings={"float32": DEVICE},
-    )
-    return made, said
-
-
-def by_metric(lines, variant, **place):
-    return {
-        line.metric: line
-        for line in lines
-        if line.variant == variant and all(getattr(line, k) == v for k, v in place.items())
-    }
-
-
-def test_every_part_can_be_imported_and_has_a_name_in_the_schema():
-    assert set(MEASURES) == set(PartName.__args__)
-    assert all(callable(import_module(entry.module).measure) for entry in MEASURES.values())
+from tests.benchmark.sessions import SHAPE, lines_by_metric, make_session
 
 
 def test_memory_is_split_into_what_it_holds():
-    lines = list(decode_memory.measure(session()[0]))
-    found = by_metric(lines, "narrow", cached=True)
+    lines = list(decode_memory.measure(make_session()[0]))
+    found = lines_by_metric(lines, "narrow", cached=True)
     kv = 512 * 2 * 8 * 4  # one slot of one head
     assert found["kv_formula"].value == found["kv_storage"].value == kv
     assert found["kv_read"].value == 2 * kv, "both layers read it"
     for cached in (True, False):
-        peak = by_metric(lines, "wide", cached=cached)
+        peak = lines_by_metric(lines, "wide", cached=cached)
         parts = ("peak_weights", "peak_cache", "peak_logits", "peak_activations")
         assert peak["peak"].value == sum(peak[name].value for name in parts)
-    assert by_metric(lines, "wide", cached=True)["peak_cache"].value == 12 * 2 * 2 * 16 * 4
+    assert lines_by_metric(lines, "wide", cached=True)["peak_cache"].value == 12 * 2 * 2 * 16 * 4
 
 
 def test_use_of_the_ceilings_follows_from_bytes_and_time():
-    lines = list(decode_roofline.measure(session()[0]))
-    point = by_metric(lines, "wide", batch_size=2)
+    lines = list(decode_roofline.measure(make_session()[0]))
+    point = lines_by_metric(lines, "wide", batch_size=2)
     seconds = point["step_measured"].value
     read = point["step_weight_bytes"].value + point["step_kv_read_bytes"].value
     assert point["mbu"].value == pytest.approx(read / seconds / 1e9)
@@ -92,16 +57,16 @@ def test_use_of_the_ceilings_follows_from_bytes_and_time():
 
 def test_ceilings_that_are_beaten_are_measured_again(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(ceilings_module, "SECONDS_PER_PEAK", 0.01)
-    made, _ = session()
-    made._ceilings["float32"] = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
+    monkeypatch.setattr(device_peaks, "SECONDS_PER_PEAK", 0.01)
+    made, _ = make_session()
+    made.device_peaks["float32"] = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
     assert all(point.efficiency < 1000 for point in decode_roofline.roofline_points(made))
-    assert made.ceilings("float32").bandwidth > 1e8
-    assert made.ceilings("float32").flops == 1e30, "the higher of each is kept"
+    assert made.peaks("float32").bandwidth > 1e8
+    assert made.peaks("float32").flops == 1e30, "the higher of each is kept"
 
 
 def test_a_projection_spans_the_efficiencies_that_were_measured():
-    made, _ = session()
+    made, _ = make_session()
     measured = [point.efficiency for point in decode_roofline.roofline_points(made)]
     line = next(
         line
@@ -122,30 +87,30 @@ def book(tmp_path):
 
 
 def test_a_book_is_joined_into_lines(book):
-    ids = book_tokens(book, "bytes")
+    ids = read_book(book, "bytes")
     assert bytes(ids).decode().startswith("Call me Ishmael.\nSome years ago never mind how long n")
 
 
 def test_what_gutenberg_puts_around_a_book_is_left_out(book):
-    ids = book_tokens(book, "bytes")
+    ids = read_book(book, "bytes")
     frame = "Title\n*** START OF THE BOOK ***\n{}\n*** END OF THE BOOK ***\nLicence\n"
     book.write_text(frame.format(book.read_text()))
-    assert book_tokens(book, "bytes") == ids
+    assert read_book(book, "bytes") == ids
 
 
 def test_the_task_is_256_and_256_and_the_best_batch_wins(book):
-    made, _ = session(text=book)
+    made, _ = make_session(text=book)
     made.variants.pop()
     lines = list(generation_task.measure(made))
     rates = [line for line in lines if line.metric == "tasks_per_second" and line.variant == "wide"]
     assert [(line.cached, line.batch_size) for line in rates] == [(False, 1), (True, 1), (True, 2)]
     assert {line.context_length for line in rates} == {512}
-    best = by_metric(lines, "wide")["best_tasks_per_second"]
+    best = lines_by_metric(lines, "wide")["best_tasks_per_second"]
     assert best.value == max(line.value for line in rates if line.cached)
 
 
 def test_the_task_runs_in_every_dtype_and_is_drawn_over_the_batch(book):
-    made, _ = session(text=book, batches=(1, 2))
+    made, _ = make_session(text=book, batches=(1, 2))
     kinds = (torch.float32, torch.float16, torch.bfloat16)
     made.variants[:] = [
         Variant(str(kind), GPT(ModelConfig(**SHAPE), dtype=kind).eval(), ServingConfig(), "bytes")
@@ -154,8 +119,8 @@ def test_the_task_runs_in_every_dtype_and_is_drawn_over_the_batch(book):
     lines = list(generation_task.measure(made))
     assert {line.dtype for line in lines} == {"float32", "float16", "bfloat16"}
     for kind in kinds:
-        assert by_metric(lines, str(kind), cached=False)["tasks_per_second"].value > 0
-        assert by_metric(lines, str(kind), cached=True)["best_tasks_per_second"].value > 0
+        assert lines_by_metric(lines, str(kind), cached=False)["tasks_per_second"].value > 0
+        assert lines_by_metric(lines, str(kind), cached=True)["best_tasks_per_second"].value > 0
     (drawn,) = benchmark_figures([line.model_dump() for line in lines])
     assert drawn.name == "tasks-by-batch"
     assert len(drawn.plot.layers) == 3, "a line a dtype"
@@ -165,35 +130,35 @@ def test_a_text_that_is_too_short_is_refused(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("Call me Ishmael.")
     with pytest.raises(DataError, match="has 16 tokens; the task needs over 256"):
-        book_tokens(path, "bytes")
+        read_book(path, "bytes")
     with pytest.raises(DataError, match="cannot be read"):
-        book_tokens(tmp_path / "none.txt", "bytes")
+        read_book(tmp_path / "none.txt", "bytes")
 
 
 @pytest.mark.parametrize(
     ("part", "said"), [(generation_task, "gutenberg.org/ebooks/2701"), (max_batch, "--memory 8GiB")]
 )
 def test_what_is_left_out_is_said(part, said):
-    made, told = session()
+    made, told = make_session()
     assert list(part.measure(made)) == []
     assert said in told[0]
 
 
 def test_weights_that_do_not_fit_leave_room_for_no_batch():
-    made, _ = session(memory=2_000_000)
+    made, _ = make_session(memory=2_000_000)
     model = GPT(ModelConfig(**{**SHAPE, "n_embd": 256})).eval()
     made.variants[:] = [Variant("wide", model, ServingConfig())]
     tried, formula = max_batch.measure(made)
     assert (tried.value, formula.value) == (0, 0), "the weights alone are over 6 MB"
     assert tried.note == "2,000,000 bytes given"
-    assert made.largest == {"wide": 0}, "for the task"
+    assert made.largest_batches == {"wide": 0}, "for the task"
 
 
 def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(ceilings_module, "_BUFFER_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(ceilings_module, "_MATRIX_SIDE", {"cpu": 64})
-    monkeypatch.setattr(ceilings_module, "SECONDS_PER_PEAK", 0.01)
+    monkeypatch.setattr(device_peaks, "_BUFFER_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(device_peaks, "_MATRIX_SIDE", {"cpu": 64})
+    monkeypatch.setattr(device_peaks, "SECONDS_PER_PEAK", 0.01)
     first = load_device_peaks(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
     assert first.flops > 1e6
@@ -207,4 +172,4 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
         "a damaged file is made again"
     )
     kept.write_text(json.dumps(changed))
-    assert load_device_peaks(torch.device("cpu"), "float32", again=True).bandwidth > 1e8
+    assert load_device_peaks(torch.device("cpu"), "float32", remeasure=True).bandwidth > 1e8

@@ -59,10 +59,10 @@ def test_five_percent_slower_is_found(wander):
 
 def test_what_is_not_told_apart_says_how_much_would_have_been():
     """Eight rounds of this machine: the difference that they say they find is found so often."""
-    eight = StopRule(least=8, most=8)
+    eight = StopRule(min_rounds=8, max_rounds=8)
     same = [compared(seed, 1.0, rule=eight) for seed in range(200)]
     assert [each.verdict for each in same].count("undecided") >= 190
-    least = float(np.median([each.least_found for each in same]))
+    least = float(np.median([each.min_detectable for each in same]))
     assert 0.05 < least < 0.2
     found = [compared(seed, 1 + least, rule=eight).verdict for seed in range(200)]
     assert 0.75 <= found.count("slower") / 200 <= 0.995, "about 95 in 100 of known spread"
@@ -81,13 +81,13 @@ def test_a_large_difference_needs_no_narrow_interval():
 def test_a_few_turns_in_which_something_else_ran_change_little():
     quiet = [[1.0 + 0.001 * (n % 3)] for n in range(20)]
     struck = [*([[30.0]] * 2), *quiet[2:]]
-    found = compare_timings(TimingSamples.of(struck), TimingSamples.of(quiet))
+    found = compare_timings(TimingSamples.from_lists(struck), TimingSamples.from_lists(quiet))
     assert found.verdict == "same"
     assert found.ratio == pytest.approx(1.0, abs=0.001)
 
 
 def test_too_few_rounds_say_nothing():
-    three = TimingSamples.of([[1.0], [1.0], [1.0]])
+    three = TimingSamples.from_lists([[1.0], [1.0], [1.0]])
     assert compare_timings(three, three) is None
 
 
@@ -104,10 +104,10 @@ def test_intervals_hold_the_truth():
 
 
 def test_a_steady_time_has_no_error_and_one_round_has_no_estimate():
-    steady = TimingSamples.of([[2.0, 2.0]] * 3)
+    steady = TimingSamples.from_lists([[2.0, 2.0]] * 3)
     assert steady.relative_error == 0.0
     assert [quantile.value for quantile in steady.quantiles()] == [2.0, 2.0, 2.0]
-    assert TimingSamples.of([[2.0, 2.0]]).relative_error == float("inf")
+    assert TimingSamples.from_lists([[2.0, 2.0]]).relative_error == float("inf")
     assert steady.totals.rounds.tolist() == [[4.0]] * 3
 
 
@@ -121,14 +121,14 @@ def test_variants_take_turns_in_turning_order():
 
         return turn
 
-    run_interleaved({"a": work("a"), "b": work("b")}, StopRule(least=3, most=3))
+    run_interleaved({"a": work("a"), "b": work("b")}, StopRule(min_rounds=3, max_rounds=3))
     assert "".join(order) == "ab" + "ab" + "ba" + "ab", "the first turns warm up"
 
 
 @pytest.mark.parametrize(("noise", "rounds"), [(0.0, 5), (0.5, 30)])
 def test_rounds_go_on_until_the_error_is_small(noise, rounds):
     machine = Machine(1, noise=noise, wander=noise, bursts=0.0)
-    rule = StopRule(relative_error=0.02, most=30)
+    rule = StopRule(relative_error=0.02, max_rounds=30)
     timed = run_interleaved({"a": machine.variant(0.01)}, rule)
     assert len(timed.samples["a", "steps"].rounds) == rounds
 
@@ -148,6 +148,6 @@ def test_only_the_series_that_are_compared_must_be_settled():
 
 def test_no_round_begins_after_the_time_is_over():
     machine = Machine(1, noise=0.5)
-    rule = StopRule(relative_error=1e-9, least=5, most=30, seconds=0.0)
+    rule = StopRule(relative_error=1e-9, min_rounds=5, max_rounds=30, seconds=0.0)
     works = {"a": machine.variant(0.01), "b": machine.variant(0.01)}
     assert len(run_interleaved(works, rule).samples["a", "steps"].rounds) == 5

@@ -35,7 +35,7 @@ def run() -> Iterator[str]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     yield (
         f"{LAYERS} layers of a decoder, float32, {torch.get_num_threads()} threads, batch 1,"
-        f" {StopRule().most} rounds of {STEPS} steps or {StopRule().seconds:.0f} s at most"
+        f" {StopRule().max_rounds} rounds of {STEPS} steps or {StopRule().seconds:.0f} s at most"
     )
     wrong = []
     for name, layers, right in (
@@ -46,7 +46,7 @@ def run() -> Iterator[str]:
         verdicts = Counter(found.verdict for found, _ in tried)
         rounds = sorted(timed.rounds for _, timed in tried)
         middle = sorted(found.ratio for found, _ in tried)[len(tried) // 2]
-        least = sorted(found.least_found for found, _ in tried)[len(tried) // 2]
+        least = sorted(found.min_detectable for found, _ in tried)[len(tried) // 2]
         busy = sum(bool(timed.noise.note) for _, timed in tried)
         said = ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common())
         yield (

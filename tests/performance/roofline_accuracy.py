@@ -36,11 +36,11 @@ def run() -> Iterator[str]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = ModelConfig(preset="gpt2-xl", n_layer=LAYERS)
     variant = Variant("xl", GPT(config, device=device).eval(), ServingConfig())
-    rule = StopRule(least=ROUNDS, most=ROUNDS)
+    rule = StopRule(min_rounds=ROUNDS, max_rounds=ROUNDS)
     session = Session([variant], BenchmarkSettings(PROMPTS[0], STEPS, PROMPTS, (1,), rule))
     found = [_probed(session, length) for length in PROMPTS]
     if any(row.efficiency(session) > 1 for row in found):
-        session.raise_ceilings("float32")
+        session.raise_peaks("float32")
         yield "a step was faster than the ceilings: they were measured again"
     yield f"{LAYERS} layers of GPT-2 XL, float32, {torch.get_num_threads()} threads, batch 1"
     yield "context  measured ms  step_predicted/measured  probe in turn/measured  99% interval"
@@ -75,7 +75,7 @@ class Row:
 
     def efficiency(self, session: Session) -> float:
         """The predicted time as `kvlab bench` has it, as a share of the measured."""
-        return self.cost.seconds(session.ceilings("float32")) / self.seconds
+        return self.cost.seconds(session.peaks("float32")) / self.seconds
 
 
 def _probed(session: Session, length: int) -> Row:
@@ -98,7 +98,7 @@ def _probed(session: Session, length: int) -> Row:
     def steps() -> dict[str, list[float]]:
         return {"steps": variant.decoder.decode(cache, STEPS).steps}
 
-    timed = session.take_turns({"xl": steps, "probe": probe})
+    timed = session.time_interleaved({"xl": steps, "probe": probe})
     found = compare_timings(timed.samples["probe", "steps"], timed.samples["xl", "steps"])
     assert found is not None, "the rounds are enough"
     context = length + (STEPS + 1) // 2

@@ -151,7 +151,7 @@ def stages(tmp_path, monkeypatch):
 def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
     stages, tmp_path, monkeypatch, beside
 ):
-    speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], disturbed=beside == "other processes")
+    speed = BenchmarkResult({"tpot_ms_p50": 1.0}, [], is_disturbed=beside == "other processes")
     monkeypatch.setattr("kvlab.trial.stages.benchmark", lambda *_, **__: speed)
     other = Worker(tmp_path) if beside == "another trial" else None
     try:

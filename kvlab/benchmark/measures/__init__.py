@@ -1,4 +1,5 @@
-"""The measures of the benchmark, one module each with ``measure(session)``.
+"""The measures of the benchmark, one module each.
 
-Their table is `kvlab.spec.benchmark_config.MEASURES`.
+A module has ``measure(session)``, which yields `Measurement`s, and ``TABLES``, which says how
+`kvlab bench` prints them. The table of measures is `kvlab.spec.benchmark_config.MEASURES`.
 """

@@ -1,14 +1,16 @@
-"""The articles' numbers, each with the right one beside it and the reason in a sentence."""
+"""The articles' numbers, each with the exact one beside it and the reason for the difference."""
 
 from collections.abc import Iterator
 
-from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session
 from kvlab.layout.article_claims import article_claims
 
+TABLES: tuple[TableLayout, ...] = ()
+
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """Arithmetic alone: the same on every machine, whatever the variants are."""
+    """Yield one line per claim. They are computed and do not depend on machine or variants."""
     del session
     for claim in article_claims():
         yield Measurement(

@@ -1,34 +1,42 @@
-"""Time to first token against prompt length; time per token against context, with and without."""
+"""Time to first token by prompt length; time per token by context, with and without a cache."""
 
 from collections.abc import Iterator
 
 from kvlab.benchmark.interleaving import InterleavedTimings
-from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.session import Session, Variant, compare_variants
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.session import Session, Variant
 
-SERIES = {"first": "ttft", "steps": "tpot", "again": "tpot"}
+TABLES = (
+    TableLayout("latency at batch 1", ("prompt_tokens",), {
+        "ttft": "first token", "ttft:p95": "p95", "tpot": "a token", "tpot:p95": "p95",
+        "tpot:p99": "p99", "tpot:again": "no cache", "tpot_ratio": "of the first",
+    }),
+)  # fmt: skip
+
+METRICS = {"first": "ttft", "steps": "tpot", "again": "tpot"}
+"""Series of `Session.latencies` -> metric."""
 
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """Times at batch 1, by prompt length, then what the variants differ from the first in."""
-    for length, timed in session.latencies.items():
+    """Yield times at batch 1 by prompt length, then the comparisons with the first variant."""
+    new = session.settings.new_tokens
+    for length, timings in session.latencies.items():
         for variant in session.variants:
-            yield from _latency_lines(session, variant, length, timed)
-        new = session.settings.new_tokens
-        yield from compare_variants(
-            session, "latency", "tpot_ratio", "steps", timed, batch_size=1, prompt_tokens=length,
+            yield from _latency_lines(session, variant, length, timings)
+        yield from session.compare_variants(
+            "latency", "tpot_ratio", "steps", timings, batch_size=1, prompt_tokens=length,
             new_tokens=new, context_length=length + new, cached=True,
         )  # fmt: skip
 
 
 def _latency_lines(
-    session: Session, variant: Variant, length: int, timed: InterleavedTimings[str]
+    session: Session, variant: Variant, length: int, timings: InterleavedTimings[str]
 ) -> Iterator[Measurement]:
     new = session.settings.new_tokens
-    ends = {"first": length, "steps": length + new, "again": length + (new + 1) // 2}
-    for series, metric in SERIES.items():
-        samples = timed.samples[variant.name, series]
-        yield session.line(
+    contexts = {"first": length, "steps": length + new, "again": length + (new + 1) // 2}
+    for series, metric in METRICS.items():
+        samples = timings.samples[variant.name, series]
+        yield session.make_line(
             "latency",
             metric,
             variant,
@@ -37,8 +45,8 @@ def _latency_lines(
             batch_size=1,
             prompt_tokens=length,
             new_tokens=new,
-            context_length=ends[series],
+            context_length=contexts[series],
             cached=series != "again",
             quantiles=samples.quantiles(),
-            **session.trust(timed, samples),
+            **session.reliability(timings, samples),
         )

@@ -1,4 +1,4 @@
-"""Memory of decoding: the cache in exact bytes, and the peak with and without it."""
+"""Memory of decoding: the cache in exact bytes, and the peak with and without a cache."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -7,21 +7,73 @@ from functools import partial
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
-from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.peak_memory import resident_growth
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.peak_memory import measure_peak_memory
 from kvlab.benchmark.session import Session, Variant
 from kvlab.errors import MeasurementError
 from kvlab.layout import KVLayout
 
+TABLES = (
+    TableLayout("KV bytes at batch 1 and the block size", ("context_length",), {
+        "kv_formula": "formula", "kv_storage": "storages", "kv_requested": "asked of CUDA",
+        "kv_allocated": "allocated", "kv_read": "read/token",
+    }),
+    TableLayout("peak at batch 1", ("context_length", "cached"), {
+        "peak": "peak", "peak_weights": "weights", "peak_cache": "cache",
+        "peak_logits": "logits", "peak_activations": "activations",
+    }),
+)  # fmt: skip
+
 PEAK_RUNS = 2
-"""Runs of each peak. The least is taken: whatever else goes on in the process only adds."""
+"""Runs of each peak. The smallest counts: other activity of the process only adds to it."""
 
 ALLOCATOR_BLOCK = 512
-"""CUDA's caching allocator gives out multiples of this many bytes."""
-
+"""CUDA's caching allocator returns multiples of this many bytes."""
 
 MAX_UNSPLIT_REST = 2**20
-"""Tensors up to this get exactly their blocks; a rest of up to this stays with a larger one."""
+"""Smaller tensors get exactly their blocks. A larger one may keep a rest of up to this size."""
+
+
+def measure(session: Session) -> Iterator[Measurement]:
+    """Yield KV bytes at batch 1 and the block size, and peaks at the benchmark's lengths.
+
+    Raises:
+        MeasurementError: byte counts that must agree do not.
+    """
+    for variant in session.variants:
+        yield from _kv_lines(session, variant)
+    for variant in session.variants:
+        yield from _peak_lines(session, variant)
+
+
+def _kv_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
+    block = variant.model.config.block_size
+    counted = count_kv_bytes(variant.decoder, 1, block)
+    counts = {
+        "kv_formula": counted.stored,
+        "kv_storage": counted.stored,
+        "kv_read": counted.read,
+        "kv_requested": counted.requested,
+        "kv_allocated": counted.allocated,
+    }
+    line = partial(session.make_line, "memory", batch_size=1, context_length=block, cached=True)
+    for metric, count in counts.items():
+        if count is not None:
+            yield line(metric=metric, variant=variant, value=count, unit="bytes", exact=True)
+
+
+def _peak_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
+    prompt, new = session.settings.prompt_tokens, session.settings.new_tokens
+    decoder = variant.decoder
+    decoder.decode(decoder.new_cache(1, prompt + new), new)  # load all libraries
+    peaks = measure_peaks(decoder, prompt, new, lambda: session.on_turn("peak"))
+    for cached, peak in peaks.items():
+        line = partial(session.make_line, "memory", variant=variant, unit="bytes",
+                       **session.settings.run_fields(1) | {"cached": cached})  # fmt: skip
+        yield line(metric="peak", value=peak.total)
+        for part in fields(PeakMemory):
+            exact = part.name != "activations"
+            yield line(metric=f"peak_{part.name}", value=getattr(peak, part.name), exact=exact)
 
 
 @dataclass(frozen=True)
@@ -30,9 +82,9 @@ class KVBytes:
 
     Attributes:
         stored: by formula, and by the unique storages of the cache.
-        read: of K/V read to decode the last token.
-        requested: asked of the CUDA allocator; None elsewhere.
-        allocated: by which its allocated bytes rose: every tensor rounded up to its blocks.
+        read: K/V read to decode the last token.
+        requested: requested from the CUDA allocator; None elsewhere.
+        allocated: growth of the allocator's bytes, every tensor rounded up to its blocks.
     """
 
     stored: int
@@ -42,7 +94,7 @@ class KVBytes:
 
 
 def count_kv_bytes(decoder: TimedDecoder, batch_size: int, length: int) -> KVBytes:
-    """Makes a cache of ``length`` tokens a row and counts.
+    """Make a cache of ``length`` tokens per row and count its bytes.
 
     Raises:
         MeasurementError: formula, storages and, on CUDA, the allocator do not agree.
@@ -51,61 +103,63 @@ def count_kv_bytes(decoder: TimedDecoder, batch_size: int, length: int) -> KVByt
     layout = KVLayout.of(model.config, decoder.serving)
     dtype = str(model.dtype).removeprefix("torch.")
     formula = layout.stored_bytes(batch_size, length, dtype)
-    requested, allocated = _allocator_bytes(model.device)
+    before = _allocator_bytes(model.device)
     cache = decoder.new_cache(batch_size, length)
     require_equal_bytes("KV bytes by unique storage", cache.nbytes, formula)
     read = layout.read_bytes(batch_size, length, dtype)
-    if requested is None or allocated is None:
+    after = _allocator_bytes(model.device)
+    if before is None or after is None:
         return KVBytes(formula, read, None, None)
-    more_requested, more_allocated = _allocator_bytes(model.device)
-    requested, allocated = (more_requested or 0) - requested, (more_allocated or 0) - allocated
+    requested, allocated = (end - start for start, end in zip(before, after, strict=True))
     require_equal_bytes("KV bytes asked of the CUDA allocator", requested, formula)
-    least, most = allocated_range([tensor.nbytes for tensor in cache.tensors])
-    if not least <= allocated <= most:
-        text = f"the CUDA allocator gave {allocated:,} bytes where whole blocks are {least:,}"
-        raise MeasurementError(f"{text} to {most:,}; one of them is wrong, so no result is kept")
+    lowest, highest = allocated_range([tensor.nbytes for tensor in cache.tensors])
+    if not lowest <= allocated <= highest:
+        text = f"the CUDA allocator gave {allocated:,} bytes where whole blocks are {lowest:,}"
+        raise MeasurementError(f"{text} to {highest:,}; one of them is wrong, so no result is kept")
     return KVBytes(formula, read, requested, allocated)
 
 
 def allocated_range(sizes: Sequence[int]) -> tuple[int, int]:
-    """The least and the most that the CUDA allocator gives for tensors of these bytes.
+    """Return the least and the most that the CUDA allocator gives for tensors of these bytes.
 
-    They are equal, whole blocks of 512 bytes each, where none is above 1 MiB. With a larger one
-    may stay what is left of a free block, if that is 1 MiB at most (`should_split` in PyTorch's
+    They are equal, whole blocks of 512 bytes each, if no tensor is above 1 MiB. A larger one may
+    keep the rest of a free block if that is at most 1 MiB (`should_split` in PyTorch's
     `CUDACachingAllocator`).
     """
     least = sum(map(round_up_to_blocks, sizes))
-    return least, least + sum(
-        MAX_UNSPLIT_REST for size in sizes if round_up_to_blocks(size) > MAX_UNSPLIT_REST
-    )
+    large = sum(round_up_to_blocks(size) > MAX_UNSPLIT_REST for size in sizes)
+    return least, least + large * MAX_UNSPLIT_REST
 
 
 def round_up_to_blocks(count: int) -> int:
-    """Bytes in whole blocks of the CUDA allocator."""
+    """Return bytes in whole blocks of the CUDA allocator."""
     return -(-count // ALLOCATOR_BLOCK) * ALLOCATOR_BLOCK
 
 
 def require_equal_bytes(name: str, measured: int, formula: int) -> None:
-    """Raises MeasurementError unless two exact byte counts are equal."""
+    """Raise MeasurementError unless two exact byte counts are equal."""
     if measured != formula:
         text = f"{name} are {measured:,} and by formula {formula:,}"
         raise MeasurementError(f"{text}; one of them is wrong, so no result is kept")
 
 
-def _allocator_bytes(device: torch.device) -> tuple[int | None, int | None]:
-    """Bytes asked of the allocator and not freed yet, before and after it rounds."""
+def _allocator_bytes(device: torch.device) -> tuple[int, int] | None:
+    """Return the bytes in use before and after the allocator's rounding; None on CPU."""
     if device.type != "cuda":
-        return None, None
+        return None
     stats = torch.cuda.memory_stats(device)
-    return stats.get("requested_bytes.all.current"), stats.get("allocated_bytes.all.current")
+    return (
+        stats.get("requested_bytes.all.current", 0),
+        stats.get("allocated_bytes.all.current", 0),
+    )
 
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """The most bytes of decoding one sequence to its last token, and what they are.
+    """The most bytes while decoding one sequence to its last token, by what they hold.
 
-    ``activations`` is what remains: activations, the scratch memory of kernels, and what the
-    allocator rounds and keeps.
+    ``activations`` is the rest: activations, the scratch memory of kernels, and what the
+    allocator rounds up and keeps.
     """
 
     weights: int
@@ -119,20 +173,23 @@ class PeakMemory:
 
 
 def measure_peaks(
-    decoder: TimedDecoder, prompt_tokens: int, new_tokens: int, tick: Callable[[], None]
+    decoder: TimedDecoder, prompt_tokens: int, new_tokens: int, on_run: Callable[[], None]
 ) -> dict[bool, PeakMemory]:
-    """The peak with the cache (True) and without (False), at batch 1.
+    """Measure the peak with a cache (True) and without (False) at batch 1.
 
-    On CUDA by the allocator, on CPU by the resident size of the process. Run the decoder once
-    before, so that libraries are loaded.
+    Run the decoder once before, so that all libraries are loaded.
+
+    Args:
+        on_run: called after every run.
     """
     length = prompt_tokens + new_tokens
     works: dict[bool, Callable[[], object]] = {
         True: lambda: decoder.decode(decoder.new_cache(1, length), new_tokens),
-        False: lambda: decoder.decode_again(length),
+        False: lambda: decoder.decode_uncached(length),
     }
     return {
-        cached: _measure_peak(decoder, cached, length, work, tick) for cached, work in works.items()
+        cached: _measure_peak(decoder, cached, length, work, on_run)
+        for cached, work in works.items()
     }
 
 
@@ -141,82 +198,16 @@ def _measure_peak(
     cached: bool,
     length: int,
     work: Callable[[], object],
-    tick: Callable[[], None],
+    on_run: Callable[[], None],
 ) -> PeakMemory:
     model = decoder.model
     growths = []
     for _ in range(PEAK_RUNS):
-        growths.append(_peak_growth(model.device, work))
-        tick()
+        growths.append(measure_peak_memory(model.device, work).growth)
+        on_run()
     dtype = str(model.dtype).removeprefix("torch.")
     layout = KVLayout.of(model.config, decoder.serving)
     cache = layout.stored_bytes(1, length, dtype) if cached else 0
     logits = model.config.vocab_size * model.dtype.itemsize
     weights = sum(parameter.nbytes for parameter in model.parameters())
     return PeakMemory(weights, cache, logits, max(0, min(growths) - cache - logits))
-
-
-def _peak_growth(device: torch.device, work: Callable[[], object]) -> int:
-    if device.type != "cuda":
-        return resident_growth(work)
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    work()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
-
-
-# Exact KV bytes, and the peak with and without a cache, split by what it holds.
-
-
-def measure(session: Session) -> Iterator[Measurement]:
-    """KV bytes at batch 1 and the block size; peaks at batch 1 and the benchmark's lengths.
-
-    Raises:
-        MeasurementError: byte counts that must agree do not.
-    """
-    for variant in session.variants:
-        yield from _kv_lines(session, variant)
-    for variant in session.variants:
-        yield from _peak_lines(session, variant)
-
-
-def _kv_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
-    block = variant.model.config.block_size
-    found = count_kv_bytes(variant.decoder, 1, block)
-    counts = {
-        "kv_formula": found.stored,
-        "kv_storage": found.stored,
-        "kv_read": found.read,
-        "kv_requested": found.requested,
-        "kv_allocated": found.allocated,
-    }
-    line = partial(session.line, "memory", batch_size=1, context_length=block, cached=True)
-    for metric, count in counts.items():
-        if count is not None:
-            yield line(metric=metric, variant=variant, value=count, unit="bytes", exact=True)
-
-
-def _peak_lines(session: Session, variant: Variant) -> Iterator[Measurement]:
-    prompt, new = session.settings.prompt_tokens, session.settings.new_tokens
-    decoder = variant.decoder
-    decoder.decode(decoder.new_cache(1, prompt + new), new)
-    for cached, peak in measure_peaks(
-        decoder, prompt, new, lambda: session.on_tick("peak")
-    ).items():
-        line = partial(
-            session.line,
-            "memory",
-            variant=variant,
-            unit="bytes",
-            batch_size=1,
-            prompt_tokens=prompt,
-            new_tokens=new,
-            context_length=prompt + new,
-            cached=cached,
-        )
-        yield line(metric="peak", value=peak.total)
-        for part in fields(PeakMemory):
-            exact = part.name != "activations"
-            yield line(metric=f"peak_{part.name}", value=getattr(peak, part.name), exact=exact)

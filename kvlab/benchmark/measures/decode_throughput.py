@@ -1,34 +1,34 @@
-"""Decoded tokens each second against the batch."""
+"""Decoded tokens per second by batch size."""
 
 from collections.abc import Iterator
 
-from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.session import Session, compare_variants
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.session import Session
+
+TABLES = (
+    TableLayout("throughput", ("prompt_tokens", "batch_size"), {
+        "tokens_per_second": "tokens/s", "tpot_ratio": "a token, of the first",
+    }),
+)  # fmt: skip
 
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """All tokens of a run over the time of its steps, the prompt's left out: the median run."""
-    prompt, new = session.settings.prompt_tokens, session.settings.new_tokens
-    for batch, timed in session.throughputs.items():
-        place = {
-            "batch_size": batch,
-            "prompt_tokens": prompt,
-            "new_tokens": new,
-            "context_length": prompt + new,
-            "cached": True,
-        }
+    """Yield the rate of the median run: its tokens over the time of its decode steps."""
+    for batch, timings in session.throughputs.items():
+        fields = session.settings.run_fields(batch)
+        count = batch * session.settings.new_tokens
         for variant in session.variants:
-            runs = timed.samples[variant.name, "steps"].totals
-            middle = runs.quantile(0.5)
-            yield session.line(
+            runs = timings.samples[variant.name, "steps"].totals
+            median = runs.quantile(0.5)
+            yield session.make_line(
                 "throughput",
                 "tokens_per_second",
                 variant,
-                batch * new / middle.value,
+                count / median.value,
                 "tokens/s",
-                low=batch * new / middle.high,
-                high=batch * new / middle.low,
-                **place,
-                **session.trust(timed, runs),
+                low=count / median.high,
+                high=count / median.low,
+                **fields,
+                **session.reliability(timings, runs),
             )
-        yield from compare_variants(session, "throughput", "tpot_ratio", "steps", timed, **place)
+        yield from session.compare_variants("throughput", "tpot_ratio", "steps", timings, **fields)

@@ -5,22 +5,28 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from kvlab.benchmark.interleaving import Work
-from kvlab.benchmark.measurement import Measurement
-from kvlab.benchmark.session import Session, Variant, compare_variants
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.benchmark.session import Session, Variant
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.model.generate import Sampling, generate
 
+TABLES = (
+    TableLayout("256 tokens of Moby Dick + 256 sampled", ("batch_size", "cached"), {
+        "tasks_per_second": "tasks/s", "best_tasks_per_second": "best",
+        "task_ratio": "time of the first's",
+    }),
+)  # fmt: skip
+
 PROMPT_TOKENS, NEW_TOKENS = 256, 256
 UNCACHED_STEPS = 8
-"""Steps that are timed without a cache, spread evenly over the new tokens; the task's time is
-their mean times all steps."""
+"""Steps that are timed without a cache, spread evenly over the new tokens. The task's time is
+their mean times the number of steps."""
 
 GUTENBERG_FRAME = re.compile(r"\*\*\* ?START OF [^\n]*\n(.*)\*\*\* ?END OF ", re.DOTALL)
 """The lines that Project Gutenberg puts around a book."""
@@ -29,29 +35,29 @@ MOBY_DICK_URL = "https://www.gutenberg.org/ebooks/2701"
 
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """Uncached at batch 1, cached at every batch size, and the best of these.
+    """Yield the rate without a cache at batch 1, with one at every batch size, and the best.
 
     Raises:
         DataError: the text cannot be read or is too short.
     """
     if session.settings.text is None and not session.settings.tokens:
         text = "task is left out: it reads Moby Dick; save its plain text"
-        session.say(f"{text} from {MOBY_DICK_URL} and name it with --text PATH")
+        session.on_notice(f"{text} from {MOBY_DICK_URL} and name it with --text PATH")
         return
-    able = []
+    variants = []
     for variant in session.variants:
         reason = _reason_to_skip(session, variant)
         if reason:
-            session.say(f"task of {variant.name} is left out: {reason}")
+            session.on_notice(f"task of {variant.name} is left out: {reason}")
         else:
-            able.append(variant)
-    if able:
-        yield from _all_task_lines(session, able)
+            variants.append(variant)
+    if variants:
+        yield from _all_task_lines(session, variants)
 
 
 def _reason_to_skip(session: Session, variant: Variant) -> str:
     if variant.tokenizer is None and not session.settings.tokens:
-        return "it has a tokenizer that kvlab does not have"
+        return "kvlab does not have its tokenizer"
     if variant.model.config.block_size < PROMPT_TOKENS + NEW_TOKENS:
         return f"its block_size is below {PROMPT_TOKENS + NEW_TOKENS}"
     return ""
@@ -59,12 +65,12 @@ def _reason_to_skip(session: Session, variant: Variant) -> str:
 
 def _all_task_lines(session: Session, variants: list[Variant]) -> Iterator[Measurement]:
     settings = session.settings
-    own = list(settings.tokens)
-    assert not own or len(own) > PROMPT_TOKENS, "a trial's text has more than a prompt"
-    texts = {v.name: own or book_tokens(settings.text, v.tokenizer or "") for v in variants}
+    tokens = list(settings.tokens)
+    assert not tokens or len(tokens) > PROMPT_TOKENS, "a trial's text is longer than a prompt"
+    texts = {v.name: tokens or read_book(settings.text, v.tokenizer or "") for v in variants}
     yield from _task_lines(session, variants, texts, 1, cached=False)
     best: dict[str, tuple[float, Measurement]] = {}
-    for batch in session.settings.batches:
+    for batch in settings.batches:
         for line in _task_lines(session, variants, texts, batch, cached=True):
             yield line
             if line.metric != "tasks_per_second":
@@ -78,15 +84,15 @@ def _all_task_lines(session: Session, variants: list[Variant]) -> Iterator[Measu
 
 
 def _best_note(session: Session, line: Measurement) -> str:
-    """What the best batch is the best of."""
-    batches = session.settings.batches
+    """Return which batches the best one was selected from."""
+    settings = session.settings
+    batches = settings.batches
     text = f"best of the batches {', '.join(map(str, batches))}"
     if line.batch_size == batches[-1] and len(batches) > 1:
         text += ", and the largest of them: a larger one may be better"
-    if line.variant in session.largest:
-        settings = session.settings
-        at = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
-        text += f"; of {at} the largest that fits is {session.largest[line.variant]}"
+    if line.variant in session.largest_batches:
+        lengths = f"{settings.prompt_tokens} + {settings.new_tokens} tokens"
+        text += f"; of {lengths} the largest that fits is {session.largest_batches[line.variant]}"
     return text
 
 
@@ -98,11 +104,11 @@ def _task_lines(
     *,
     cached: bool,
 ) -> Iterator[Measurement]:
-    make = _time_cached if cached else _time_uncached
-    works: dict[str, Work] = {v.name: partial(make, v, texts[v.name], batch) for v in variants}
-    session.doing = f"task, batch {batch}"
-    timed = session.take_turns(works)
-    place: dict[str, Any] = {
+    time_task = _time_cached if cached else _time_uncached
+    works: dict[str, Work] = {v.name: partial(time_task, v, texts[v.name], batch) for v in variants}
+    session.activity = f"task, batch {batch}"
+    timings = session.time_interleaved(works)
+    fields = {
         "batch_size": batch,
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
@@ -110,22 +116,23 @@ def _task_lines(
         "cached": cached,
     }
     for variant in variants:
-        samples = timed.samples[variant.name, "task"]
-        middle = samples.quantile(0.5)
-        trust = session.trust(timed, samples)
+        samples = timings.samples[variant.name, "task"]
+        median = samples.quantile(0.5)
+        reliability = session.reliability(timings, samples)
         if not cached:
             sampled = f"{UNCACHED_STEPS} of {NEW_TOKENS} steps timed"
-            trust["note"] = "; ".join(filter(None, [sampled, trust["note"]]))
-        yield session.line(
-            "task", "tasks_per_second", variant, batch / middle.value, "tasks/s",
-            low=batch / middle.high, high=batch / middle.low, **place, **trust,
+            reliability["note"] = "; ".join(filter(None, [sampled, reliability["note"]]))
+        yield session.make_line(
+            "task", "tasks_per_second", variant, batch / median.value, "tasks/s",
+            low=batch / median.high, high=batch / median.low, **fields, **reliability,
         )  # fmt: skip
-    yield from compare_variants(session, "task", "task_ratio", "task", timed, **place)
+    yield from session.compare_variants("task", "task_ratio", "task", timings, **fields)
 
 
-def book_tokens(path: Path | None, name: str) -> list[int]:
-    """Ids of a book whose paragraphs are joined to single lines, as the article does, without
-    what Project Gutenberg puts before and after it.
+def read_book(path: Path | None, tokenizer: str) -> list[int]:
+    """Return the token ids of a book without Project Gutenberg's frame.
+
+    The lines of each paragraph are joined to one, as in the article.
 
     Raises:
         DataError: it cannot be read, or has fewer tokens than a prompt.
@@ -138,20 +145,21 @@ def book_tokens(path: Path | None, name: str) -> list[int]:
     framed = GUTENBERG_FRAME.search(text)
     paragraphs = (framed[1] if framed else text).replace("\r\n", "\n").split("\n\n")
     lines = (" ".join(line.strip() for line in one.split("\n")).strip() for one in paragraphs)
-    ids = load_tokenizer(name).encode("\n".join(filter(None, lines)))
+    ids = load_tokenizer(tokenizer).encode("\n".join(filter(None, lines)))
     if len(ids) <= PROMPT_TOKENS:
         raise DataError(f"--text {path} has {len(ids)} tokens; the task needs over {PROMPT_TOKENS}")
     return ids
 
 
 def _draw_prompts(ids: list[int], batch: int) -> list[list[int]]:
-    """Substrings that start anywhere with equal chance; always the same ones for a batch."""
-    starts = np.random.default_rng(batch).integers(0, len(ids) - PROMPT_TOKENS + 1, size=batch)
+    """Draw substrings uniformly; the same ones for the same batch size."""
+    last = len(ids) - PROMPT_TOKENS
+    starts = np.random.default_rng(batch).integers(0, last + 1, size=batch)
     return [ids[start : start + PROMPT_TOKENS] for start in starts.tolist()]
 
 
 def _time_cached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
-    began = time.perf_counter()
+    start = time.perf_counter()
     generate(
         variant.model,
         _draw_prompts(ids, batch),
@@ -159,12 +167,12 @@ def _time_cached(variant: Variant, ids: list[int], batch: int) -> dict[str, list
         sampling=Sampling(1.0),
         serving=variant.serving,
     )
-    return {"task": [time.perf_counter() - began]}  # generate reads its tokens back: it has waited
+    return {"task": [time.perf_counter() - start]}  # generate() reads back its tokens: it waits
 
 
 def _time_uncached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
     del ids, batch  # the time of a full pass does not depend on the text
-    spread = [(2 * i + 1) * NEW_TOKENS // (2 * UNCACHED_STEPS) for i in range(UNCACHED_STEPS)]
+    steps = [(2 * i + 1) * NEW_TOKENS // (2 * UNCACHED_STEPS) for i in range(UNCACHED_STEPS)]
     with torch.inference_mode():
-        seconds = [variant.decoder.decode_again(PROMPT_TOKENS + step) for step in spread]
+        seconds = [variant.decoder.decode_uncached(PROMPT_TOKENS + step) for step in steps]
     return {"task": [NEW_TOKENS * sum(seconds) / len(seconds)]}

@@ -1,6 +1,7 @@
 """The largest batch that fits, found by trying in separate processes.
 
-A try has weights of its own, so this process takes its own off the device while it searches.
+An attempt has weights of its own, so this process moves its weights off the device during the
+search.
 """
 
 import gc
@@ -10,37 +11,43 @@ from contextlib import contextmanager
 import torch
 
 from kvlab.benchmark.max_batch_search import find_largest_batch
-from kvlab.benchmark.measurement import Measurement
+from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.memory_probe import DecodeAttempt
 from kvlab.benchmark.session import Session, Variant
 from kvlab.errors import UsageError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 
+TABLES = (
+    TableLayout("largest batch", ("context_length",), {
+        "largest_batch": "tried", "largest_batch_formula": "room beside weights",
+    }),
+)  # fmt: skip
+
 
 def measure(session: Session) -> Iterator[Measurement]:
-    """Beside what the formula has room for: weights and cache alone, nothing else.
+    """Yield the largest batch by trying, and by the bytes of weights and cache alone.
 
     Raises:
         UsageError: ``memory`` is more than the device has.
     """
     device, memory = session.device, session.settings.memory
     if device.type != "cuda" and memory is None:
-        session.say("limit is left out: on CPU it needs --memory, such as --memory 8GiB")
+        session.on_notice("limit is left out: on CPU it needs --memory, such as --memory 8GiB")
         return
     with move_off_device([variant.model for variant in session.variants]):
-        room, given = _available_memory(device, memory)
+        available, source = _available_memory(device, memory)
         lines = [
             line
             for variant in session.variants
-            for line in _max_batch_lines(session, variant, device, room, given)
+            for line in _max_batch_lines(session, variant, device, available, source)
         ]
     yield from lines
 
 
 @contextmanager
 def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
-    """Models on CUDA wait in main memory meanwhile, and the allocator keeps nothing."""
+    """Move models from CUDA to main memory for a while, and empty the allocator's cache."""
     devices = [model.device for model in models]
     for model in models:
         model.to("cpu")
@@ -54,13 +61,13 @@ def move_off_device(models: Sequence[GPT]) -> Iterator[None]:
             model.to(device)
 
 
-def sequences_that_fit(layout: KVLayout, room: int, weights: int, length: int, dtype: str) -> int:
-    """Sequences of ``length`` tokens whose cache fits in ``room`` bytes beside the weights."""
-    return max(0, layout.largest_batch(room - weights, length, dtype))
+def sequences_that_fit(layout: KVLayout, memory: int, weights: int, length: int, dtype: str) -> int:
+    """Return how many caches of ``length`` tokens fit in ``memory`` bytes beside the weights."""
+    return max(0, layout.largest_batch(memory - weights, length, dtype))
 
 
 def _available_memory(device: torch.device, memory: int | None) -> tuple[int, str]:
-    """Bytes that a try may use, and where the number is from."""
+    """Return the bytes that an attempt may use, and where the number comes from."""
     if device.type != "cuda":
         assert memory is not None
         return memory, f"{memory:,} bytes given"
@@ -75,12 +82,14 @@ def _available_memory(device: torch.device, memory: int | None) -> tuple[int, st
 
 
 def _max_batch_lines(
-    session: Session, variant: Variant, device: torch.device, room: int, given: str
+    session: Session, variant: Variant, device: torch.device, available: int, source: str
 ) -> Iterator[Measurement]:
     settings = session.settings
-    length = settings.prompt_tokens + settings.new_tokens
-    weights = sum(parameter.nbytes for parameter in variant.model.parameters())
-    by_formula = sequences_that_fit(variant.layout, room, weights, length, variant.dtype)
+    fields = settings.run_fields(1)
+    del fields["batch_size"]
+    by_formula = sequences_that_fit(
+        variant.layout, available, variant.weight_bytes, fields["context_length"], variant.dtype
+    )
     attempt = DecodeAttempt(
         variant.model.config,
         variant.serving,
@@ -92,20 +101,16 @@ def _max_batch_lines(
         torch.get_num_threads(),
     )
 
-    def tick(batch: int, fitted: bool) -> None:
-        session.on_tick(f"batch {batch} {'fits' if fitted else 'does not fit'}")
+    def on_attempt(batch: int, is_fitting: bool) -> None:
+        session.on_turn(f"batch {batch} {'fits' if is_fitting else 'does not fit'}")
 
-    found = find_largest_batch(attempt, by_formula, tick)
-    session.largest[variant.name] = found
-    place = {
-        "prompt_tokens": settings.prompt_tokens,
-        "new_tokens": settings.new_tokens,
-        "context_length": length,
-        "cached": True,
-    }
-    yield session.line("limit", "largest_batch", variant, found, "sequences", note=given, **place)
-    note = f"{given}, weights and cache alone"
-    yield session.line(
+    largest = find_largest_batch(attempt, by_formula, on_attempt)
+    session.largest_batches[variant.name] = largest
+    yield session.make_line(
+        "limit", "largest_batch", variant, largest, "sequences", note=source, **fields
+    )
+    note = f"{source}, weights and cache alone"
+    yield session.make_line(
         "limit", "largest_batch_formula", variant, by_formula, "sequences", exact=True, note=note,
-        **place,
+        **fields,
     )  # fmt: skip

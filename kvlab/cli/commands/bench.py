@@ -1,11 +1,11 @@
-"""`kvlab bench`: what a cache costs and buys, measured. Imports torch only when it runs."""
+"""`kvlab bench`: measure what a KV cache costs and saves. Imports torch only when it runs."""
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.cli.bench_tables import format_tables
@@ -15,21 +15,13 @@ from kvlab.spec import parse_override
 from kvlab.spec.benchmark_config import MEASURES
 
 if TYPE_CHECKING:
-    from kvlab.benchmark.session import Session, Variant
-
-DEFAULT_MEASURES = tuple(name for name, entry in MEASURES.items() if entry.by_default)
+    from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 RULE = StopRule()
 
-EPILOG = (
-    """\
-parts:
-"""
-    + "\n".join(f"  {name:11} {entry.summary}" for name, entry in MEASURES.items())
-    + """
-
+EXAMPLES = """
 examples:
   kvlab bench gpt2 --compare model.n_kv_head=1 --contexts 128 512 960
   kvlab bench experiments/quickstart.yaml 3f2a --only latency throughput --batches 1 8
@@ -37,12 +29,12 @@ examples:
   kvlab bench gpt2 --project --dtype bfloat16
   kvlab bench gpt2 --only task --text moby-dick.txt
 """
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
+    measures = (f"  {name:11} {entry.summary}\n" for name, entry in MEASURES.items())
+    parser.epilog = f"parts:\n{''.join(measures)}{EXAMPLES}"
     parser.add_argument(
         "target", nargs="+",
         help="a preset, a spec file (both with random weights), a trial id, or a checkpoint",
@@ -54,9 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
         help="a variant of the first target, measured in turns with it; may be repeated",
     )  # fmt: skip
+    defaults = " ".join(name for name, entry in MEASURES.items() if entry.by_default)
     parser.add_argument(
         "--only", nargs="+", choices=list(MEASURES), metavar="PART",
-        help=f"parts to measure (default: {' '.join(DEFAULT_MEASURES)}; and task, limit with their options)",
+        help=f"parts to measure (default: {defaults}; and task, limit with their options)",
     )  # fmt: skip
     parser.add_argument("--project", action="store_true", help="add the parts projection, articles")
     parser.add_argument(
@@ -70,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new-tokens", type=positive_int, default=16, help="default 16")
     parser.add_argument(
         "--contexts", type=positive_int, nargs="+", metavar="N",
-        help="prompt lengths of latency (default an eighth, a half, the most)",
+        help="prompt lengths of latency (default: an eighth, half, and all of the block size)",
     )  # fmt: skip
     parser.add_argument("--batches", type=positive_int, nargs="+", default=[1, 4], metavar="N")
     parser.add_argument(
@@ -79,80 +72,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f" (default {RULE.relative_error})",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=positive_int, nargs=2, default=[RULE.least, RULE.most],
+        "--rounds", type=positive_int, nargs=2, default=[RULE.min_rounds, RULE.max_rounds],
         metavar=("LEAST", "MOST"),
-        help=f"turns of every variant (default {RULE.least} {RULE.most})",
+        help=f"turns of every variant (default {RULE.min_rounds} {RULE.max_rounds})",
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=positive_int, default=RULE.seconds,
-        help=f"at one context or batch begin no round after (default {RULE.seconds:.0f})",
+        help=f"start no round after this time, per context or batch (default {RULE.seconds:.0f})",
     )  # fmt: skip
-    parser.add_argument("--memory", type=memory_size, help="what the batch limit may use")
-    parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the task")
-    parser.add_argument("--remeasure", action="store_true", help="measure the ceilings again")
+    parser.add_argument("--memory", type=memory_size, help="what the part limit may use")
+    parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
+    parser.add_argument("--remeasure", action="store_true", help="measure the device's peaks again")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the curves, SVG and PNG")
-    parser.add_argument("--json", action="store_true", help="one JSON line a measurement")
+    parser.add_argument("--json", action="store_true", help="one JSON line per measurement")
     add_store(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    parts = _parts(options)
-    session = _session(options)
-    _check_room(session, parts)
+    names = _select_measures(options)
+    session = _make_session(options)
+    _check_caches(session, names)
     lines: list[Measurement] = []
-    for name in parts:
-        found = []
-        for line in _measured(session, name):
-            found.append(line)
+    for name in names:
+        measured = []
+        for line in _run_measure(session, name):
+            measured.append(line)
             if options.json:
                 print(line.model_dump_json(), flush=True)
         if not options.json:
-            for text in format_tables(name, found):
+            for text in format_tables(name, measured):
                 print(f"\n{text}", flush=True)
-        lines += found
+        lines += measured
     if options.plots:
         _draw(options.plots, lines)
-    return 0 if lines else 1  # all that was asked for was left out, which is said
+    return 0 if lines else 1  # everything was left out, and the reason was printed
 
 
-BATCHED = {"throughput", "task", "roofline", "energy", "projection"}
-"""The parts that measure at every batch size."""
-
-
-def _check_room(session: "Session", parts: list[str]) -> None:
+def _check_caches(session: "Session", names: list[str]) -> None:
     from kvlab.benchmark.session import check_caches_fit
 
-    if BATCHED.intersection(parts):
+    if any(MEASURES[name].per_batch for name in names):
         check_caches_fit(session)
 
 
-def _measured(session: "Session", part: str) -> Iterator[Measurement]:
+def _run_measure(session: "Session", name: str) -> Iterator[Measurement]:
     from kvlab.benchmark.session import explain_out_of_memory
 
-    session.doing = part
+    session.activity = name
     with explain_out_of_memory(session):
-        yield from import_module(MEASURES[part].module).measure(session)
+        yield from import_module(MEASURES[name].module).measure(session)
 
 
-NEEDED_BY = {"memory": "limit", "text": "task"}
-"""An option -> the one part that reads it."""
+def _select_measures(options: argparse.Namespace) -> list[str]:
+    """Return the measures to run, in the order of their table.
+
+    Raises:
+        UsageError: an option is given whose only reader `--only` leaves out.
+    """
+    defaults = [name for name, entry in MEASURES.items() if entry.by_default]
+    selected = set(options.only or defaults)
+    for name, entry in MEASURES.items():
+        value = getattr(options, entry.added_by) if entry.added_by else None
+        if not value or name in selected:
+            continue
+        is_flag = value is True  # adds measures and is read by none, so it goes with --only
+        if options.only and not is_flag:
+            text = f"--{entry.added_by} is read by the part {name}, which --only leaves out"
+            raise UsageError(f"{text}; add {name} to --only, or remove --{entry.added_by}")
+        selected.add(name)
+    return [name for name in MEASURES if name in selected]
 
 
-def _parts(options: argparse.Namespace) -> list[str]:
-    chosen = set(options.only or DEFAULT_MEASURES)
-    for option, part in NEEDED_BY.items():
-        if options.only and getattr(options, option) and part not in chosen:
-            text = f"--{option} is read by the part {part}, which --only leaves out"
-            raise UsageError(f"{text}; add {part} to --only, or remove --{option}")
-    if not options.only:
-        chosen |= {"limit"} if options.memory else set()
-        chosen |= {"task"} if options.text else set()
-    if options.project:
-        chosen |= {"projection", "articles"}
-    return [name for name in MEASURES if name in chosen]
-
-
-def _session(options: argparse.Namespace) -> "Session":
+def _make_session(options: argparse.Namespace) -> "Session":
     import torch
 
     from kvlab.benchmark.session import Session
@@ -162,17 +153,17 @@ def _session(options: argparse.Namespace) -> "Session":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: there is no CUDA device here; use cpu")
-    variants = _variants(options, device)
+    variants = _open_variants(options, device)
     return Session(
         variants,
         _settings(options, min(each.model.config.block_size for each in variants)),
-        on_tick=_progress(options),
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-        fresh_ceilings=options.remeasure,
+        on_turn=_print_progress(options),
+        on_notice=lambda text: print(text, file=sys.stderr, flush=True),
+        remeasure_peaks=options.remeasure,
     )
 
 
-def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
+def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
     from kvlab.store import Store
     from kvlab.trial.model_targets import VariantFactory
 
@@ -182,20 +173,22 @@ def _variants(options: argparse.Namespace, device: str) -> "list[Variant]":
         changes = [*common, *map(parse_override, patch)]
         named.append((options.target[0], changes, f"{options.target[0]} {' '.join(patch)}"))
     targets = VariantFactory(Store(options.store), device)
-    several = len(options.dtype) > 1
-    found = [
-        targets.variant(target, dict(changes), f"{name} {dtype}" if several else name, dtype)
+    has_several_dtypes = len(options.dtype) > 1
+    variants = [
+        targets.variant(
+            target, dict(changes), f"{name} {dtype}" if has_several_dtypes else name, dtype
+        )
         for target, changes, name in named
         for dtype in options.dtype
     ]
-    names = [each.name for each in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise UsageError(f"{twice} is named twice; name every variant once")
-    return found
+    names = [each.name for each in variants]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise UsageError(f"{repeated} is named twice; name every variant once")
+    return variants
 
 
-def _settings(options: argparse.Namespace, block: int) -> Any:
+def _settings(options: argparse.Namespace, block: int) -> "BenchmarkSettings":
     from kvlab.benchmark.session import BenchmarkSettings
 
     new = options.new_tokens
@@ -212,21 +205,21 @@ def _settings(options: argparse.Namespace, block: int) -> Any:
         new_tokens=new,
         contexts=tuple(sorted(set(contexts))),
         batches=tuple(sorted(set(options.batches))),
-        rule=stop_rule(options),
+        stop_rule=stop_rule(options),
         text=options.text,
         memory=options.memory,
     )
 
 
 def stop_rule(options: argparse.Namespace) -> StopRule:
-    """When a time is known well enough, by what was asked for."""
+    """Return the stop rule that the options ask for."""
     least, most = options.rounds
     if most < least:
         raise UsageError(f"--rounds {least} {most}: the most is below the least; swap them")
     return StopRule(options.relative_error, least, most, options.seconds)
 
 
-def _progress(options: argparse.Namespace) -> Any:
+def _print_progress(options: argparse.Namespace) -> Callable[[str], None]:
     if options.json or not sys.stderr.isatty():
         return lambda _note: None
     return lambda note: print(f"\r\033[K{note}\r", end="", file=sys.stderr, flush=True)
@@ -239,8 +232,8 @@ def _draw(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.report.figures.picture import render_picture_files
     from kvlab.report.report_files import FIGURE_WIDTH
 
-    facts = [line.model_dump() for line in lines]
-    for figure in filter(None, [*benchmark_figures(facts), roofline_figure(facts, {})]):
+    dumped = [line.model_dump() for line in lines]
+    for figure in filter(None, [*benchmark_figures(dumped), roofline_figure(dumped, {})]):
         svg, png = render_picture_files(lay_out_plot(figure.plot, FIGURE_WIDTH), figure.name)
         for kind, data in (("svg", svg), ("png", png)):
             write_atomic(folder / f"{figure.name}.{kind}", data)

@@ -1,0 +1,115 @@
+"""Every benchmark measure keeps the contract, and a new one is a module and a table line."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+
+from kvlab.benchmark import max_batch_search
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.cli.main import main
+from kvlab.errors import UsageError
+from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, MeasureEntry
+from tests.contracts.measure_contract import MeasureContract
+
+TEXT = [n % 257 for n in range(1000)]
+
+
+class TestMemory(MeasureContract):
+    name = "memory"
+
+
+class TestLatency(MeasureContract):
+    name = "latency"
+
+
+class TestThroughput(MeasureContract):
+    name = "throughput"
+
+
+class TestLimit(MeasureContract):
+    name, settings = "limit", {"memory": 1_000_000}
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _three_fit(cls):
+        """Instead of processes that try: `test_max_batch` has those."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(max_batch_search, "fits_in_new_process", lambda _, batch: batch <= 3)
+            yield
+
+
+class TestLimitOfUnknownMemory(MeasureContract):
+    name, is_available = "limit", False
+
+
+class TestTask(MeasureContract):
+    name, settings = "task", {"tokens": TEXT}
+
+
+class TestTaskWithoutText(MeasureContract):
+    name, is_available = "task", False
+
+
+class TestRoofline(MeasureContract):
+    name = "roofline"
+
+
+class TestEnergyOnCPU(MeasureContract):
+    name, is_available = "energy", False
+
+
+class TestProjection(MeasureContract):
+    name = "projection"
+
+
+class TestArticles(MeasureContract):
+    name = "articles"
+
+
+def test_every_member_has_a_contract_suite():
+    suites = {suite.name for suite in MeasureContract.__subclasses__()}
+    assert suites == set(MEASURES)
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A measure that counts layers."""
+    module = ModuleType("toy_measure")
+    module.TABLES = (TableLayout("layers of all", (), {"layers": "layers"}),)
+
+    def measure(session):
+        for variant in session.variants:
+            count = variant.model.config.n_layer
+            yield session.make_line("layers", "layers", variant, count, "", exact=True)
+
+    module.measure = measure
+    monkeypatch.setitem(sys.modules, "toy_measure", module)
+    monkeypatch.setitem(MEASURES, "layers", MeasureEntry("toy_measure", "count layers", "parts"))
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_new_measure_is_a_module_and_a_table_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(
+        "name: toy\nmodel: {vocab_size: 257, block_size: 64, n_layer: 3, n_head: 2, n_embd: 16}\n"
+        "data: {tokenizer: bytes}\nbenchmark: {prompt_tokens: 16, new_tokens: 4, parts: [layers]}\n"
+    )
+    words = ["bench", "toy.yaml", "--only", "layers", "--device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["value"] == 3
+    assert main(words) == 0
+    assert "layers of all" in capsys.readouterr().out
+    enum = Measurement.model_json_schema()["properties"]["part"]["enum"]
+    assert enum == list(MEASURES)
+
+
+def test_without_its_table_line_it_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "gpt2", "--only", "layers"])
+    assert "invalid choice: 'layers'" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="limit, task, energy"):
+        BenchmarkConfig(parts=["layers"])
+    with pytest.raises((ValueError, UsageError)):
+        Measurement(part="layers", metric="layers", variant="toy", value=1, unit="")

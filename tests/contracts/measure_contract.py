@@ -1,0 +1,50 @@
+"""The contract of benchmark measures: a test class per member inherits it."""
+
+from importlib import import_module
+
+import pytest
+
+from kvlab.benchmark.measurement import Measurement, TableLayout
+from kvlab.spec.benchmark_config import MEASURES
+from tests.benchmark.sessions import make_session
+
+
+class MeasureContract:
+    """Holds for every measure on two small variants.
+
+    Attributes:
+        name: as in `kvlab.spec.benchmark_config.MEASURES`.
+        settings: what the measure needs of `BenchmarkSettings`.
+        is_available: whether it can be measured with them on CPU.
+    """
+
+    name: str
+    settings: dict = {}  # noqa: RUF012
+    is_available = True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def measured(cls):
+        """The notices and the lines."""
+        session, notices = make_session(**cls.settings)
+        return notices, list(import_module(MEASURES[cls.name].module).measure(session))
+
+    def test_it_yields_lines_of_its_own_that_survive_json(self, measured):
+        _, lines = measured
+        assert bool(lines) == self.is_available
+        for line in lines:
+            assert line.part == self.name
+            assert Measurement.model_validate_json(line.model_dump_json()) == line
+
+    def test_what_it_cannot_measure_it_says(self, measured):
+        notices, _ = measured
+        assert self.is_available or self.name in notices[0]
+
+    def test_every_metric_has_a_column_or_there_are_no_tables(self, measured):
+        layouts = import_module(MEASURES[self.name].module).TABLES
+        assert all(isinstance(layout, TableLayout) for layout in layouts)
+        columns = {column for layout in layouts for column in layout.columns}
+        keys = {key for layout in layouts for key in layout.keys}
+        assert keys <= set(Measurement.model_fields)
+        metrics = {line.metric for line in measured[1]} - {"efficiency"}
+        assert not layouts or metrics <= columns
