@@ -12,7 +12,7 @@ from kvlab.report.effects import estimate_interactions, estimate_main_effects
 from kvlab.report.trial_rows import TrialRow
 from kvlab.spec import load_sweep
 from kvlab.spec.designs import DESIGNS
-from tests.spec.designs.asking import asked
+from tests.support.design_requests import make_request
 from tests.support.record_factory import Record
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
@@ -170,7 +170,7 @@ def test_the_report_names_what_is_aliased(tmp_path):
 @pytest.mark.parametrize(("count", "fraction"), [(3, 2), (4, 2), (5, 2), (5, 4), (6, 8), (7, 8)])
 def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
     """Two columns of signs that are equal or opposite over the fraction's own cells."""
-    positions = list(DESIGNS["fractional"].positions(asked(*[2] * count, fraction=fraction)))
+    positions = list(DESIGNS["fractional"].positions(make_request(*[2] * count, fraction=fraction)))
     names = "abcdefghij"[:count]
     factors = {name: (f"{name}0", f"{name}1") for name in names}
     cells = [

@@ -4,30 +4,11 @@ import pytest
 
 from kvlab.errors import SpecError
 from kvlab.spec import ModelConfig, load_experiment, load_served_model, parse_override
-
-GOOD = """\
-name: small
-model: {n_layer: 6, n_head: 4, n_embd: 64, block_size: 128, vocab_size: 300}
-data: {tokenizer: bytes}
-training: {tokens: 10e3, batch_tokens: 256}
-benchmark: {prompt_tokens: 64, new_tokens: 32}
-"""
-
-
-def write(folder, text, name="e.yaml"):
-    path = folder / name
-    path.write_text(text)
-    return path
-
-
-def refusal(folder, text):
-    with pytest.raises(SpecError) as caught:
-        load_experiment(write(folder, text))
-    return [str(problem).removeprefix(f"{folder}/") for problem in caught.value.problems]
+from tests.support.spec_files import EXPERIMENT, experiment_errors, write_spec
 
 
 def test_a_good_file_is_filled_in(tmp_path):
-    experiment = load_experiment(write(tmp_path, GOOD))
+    experiment = load_experiment(write_spec(tmp_path, EXPERIMENT))
     assert experiment.training.steps == 39
     assert experiment.training.final_learning_rate == pytest.approx(6e-5)
     assert (experiment.model.n_kv_head, experiment.model.head_dim) == (4, 16)
@@ -89,23 +70,23 @@ def test_a_preset_is_a_start_not_an_end():
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, old, new, wanted):
-    found = refusal(tmp_path, GOOD.replace(old, new, 1))
+    found = experiment_errors(tmp_path, EXPERIMENT.replace(old, new, 1))
     assert any(wanted in line and line.startswith("e.yaml:") for line in found), found
 
 
 def test_several_problems_come_together_sorted(tmp_path):
-    text = GOOD.replace("n_layer: 6", "n_layer: x").replace("batch_tokens", "batchtokens")
-    lines = refusal(tmp_path, text)
+    text = EXPERIMENT.replace("n_layer: 6", "n_layer: x").replace("batch_tokens", "batchtokens")
+    lines = experiment_errors(tmp_path, text)
     assert [line.split(":")[1] for line in lines] == ["2", "4"]
     assert "did you mean batch_tokens?" in lines[1]
 
 
 def test_a_missing_part_is_named(tmp_path):
-    assert refusal(tmp_path, "name: x\n") == ["e.yaml:1:1: model is missing; add it"]
+    assert experiment_errors(tmp_path, "name: x\n") == ["e.yaml:1:1: model is missing; add it"]
 
 
 def test_overrides_are_checked_and_named(tmp_path):
-    path = write(tmp_path, GOOD)
+    path = write_spec(tmp_path, EXPERIMENT)
     assert load_experiment(path, {"model.n_kv_head": 1}).model.n_kv_head == 1
     with pytest.raises(SpecError, match=r"^model.n_kv_head=3: model.n_kv_head = 3 does not"):
         load_experiment(path, {"model.n_kv_head": 3})
@@ -123,8 +104,10 @@ def test_shapes_of_presets():
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path):
-    text = GOOD.replace("{tokenizer: bytes}", "{tokenizer: bytes, source: files, paths: [a.txt]}")
-    experiment = load_experiment(write(tmp_path, text))
+    text = EXPERIMENT.replace(
+        "{tokenizer: bytes}", "{tokenizer: bytes, source: files, paths: [a.txt]}"
+    )
+    experiment = load_experiment(write_spec(tmp_path, text))
     assert experiment.data.paths == (str(tmp_path / "a.txt"),)
     assert "paths" not in experiment.data.identity()
 

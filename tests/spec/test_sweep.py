@@ -3,8 +3,7 @@
 import pytest
 
 from kvlab.errors import SpecError
-from kvlab.spec import load_sweep
-from tests.spec.test_experiment import GOOD, write
+from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors
 
 SWEEP = """\
 question: What does it cost?
@@ -25,19 +24,8 @@ seeds: [0, 1]
 """
 
 
-def load(folder, text, name="s.yaml"):
-    write(folder, GOOD)
-    return load_sweep(write(folder, text, name))
-
-
-def refusal(folder, text):
-    with pytest.raises(SpecError) as caught:
-        load(folder, text)
-    return str(caught.value).replace(f"{folder}/", "")
-
-
 def test_cells_are_the_product_less_what_is_excluded(tmp_path):
-    cells = load(tmp_path, SWEEP).cells()
+    cells = load_sweep_text(tmp_path, SWEEP).cells()
     assert len(cells) == 6
     assert cells[0].levels == {"heads": "mha", "horizon": "global", "position": "learned"}
     assert cells[-1].experiment.model.window == 8
@@ -48,14 +36,14 @@ def test_cells_are_the_product_less_what_is_excluded(tmp_path):
 
 def test_the_baseline_comes_first_wherever_it_is_written(tmp_path):
     text = SWEEP + "baseline: {heads: mqa, position: rope}\n"
-    sweep = load(tmp_path, text)
+    sweep = load_sweep_text(tmp_path, text)
     assert sweep.baseline == {"heads": "mqa", "horizon": "global", "position": "rope"}
     assert sweep.cells()[0].levels == sweep.baseline
 
 
 def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
     text = SWEEP.replace("mha: {}", "4: {}").replace("mqa:", "1:") + "baseline: {heads: 4}\n"
-    sweep = load(tmp_path, text, "my-sweep.yaml")
+    sweep = load_sweep_text(tmp_path, text, "my-sweep.yaml")
     assert sweep.name == "my-sweep"
     assert sweep.baseline["heads"] == "4"
 
@@ -88,30 +76,30 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, old, new, wanted):
-    assert wanted in refusal(tmp_path, SWEEP.replace(old, new, 1))
+    assert wanted in sweep_errors(tmp_path, SWEEP.replace(old, new, 1))
 
 
 def test_problems_of_the_base_experiment_stand_in_its_file(tmp_path):
-    (tmp_path / "bad.yaml").write_text(GOOD.replace("n_layer: 6", "n_layer: x"))
+    (tmp_path / "bad.yaml").write_text(EXPERIMENT.replace("n_layer: 6", "n_layer: x"))
     text = SWEEP.replace("e.yaml", "bad.yaml")
-    assert refusal(tmp_path, text).startswith("bad.yaml:2:18: model.n_layer = x")
+    assert sweep_errors(tmp_path, text).startswith("bad.yaml:2:18: model.n_layer = x")
 
 
 def test_a_combination_that_fails_names_its_cell(tmp_path):
     text = SWEEP.replace("model.n_kv_head: 1", "model.n_kv_head: 4").replace(
         "rope: {model.position: rope}", "rope: {model.n_head: 2, model.position: rope}"
     )
-    message = refusal(tmp_path, text)
+    message = sweep_errors(tmp_path, text)
     assert "model.n_kv_head = 4 does not divide n_head = 2" in message
     assert message.startswith("s.yaml:6:")
 
 
 def test_a_hostile_file_name_is_no_sweep_name(tmp_path):
     with pytest.raises(SpecError, match="is not a usable name"):
-        load(tmp_path, SWEEP, "A b.yaml")
+        load_sweep_text(tmp_path, SWEEP, "A b.yaml")
 
 
 def test_problems_of_the_sweep_and_of_its_levels_are_shown_together(tmp_path):
     text = SWEEP.replace("n_kv_head: 1", "n_kv_heads: 1").replace("[0, 1]", "[0, one]")
-    lines = refusal(tmp_path, text).splitlines()
+    lines = sweep_errors(tmp_path, text).splitlines()
     assert [line.split(": ")[0] for line in lines] == ["s.yaml:6:11", "s.yaml:15:12"]

@@ -6,8 +6,7 @@ import pytest
 
 from kvlab.spec import load_experiment, load_sweep
 from kvlab.spec.init_from import source_cell_levels
-from tests.spec.test_experiment import GOOD, write
-from tests.spec.test_sweep import load, refusal
+from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors, write_spec
 
 SWEEP = """\
 question: Does it help to start from full heads?
@@ -25,7 +24,9 @@ exclude:
 
 
 def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
-    sources = {cell.label: source_cell_levels(cell) for cell in load(tmp_path, SWEEP).cells()}
+    sources = {
+        cell.label: source_cell_levels(cell) for cell in load_sweep_text(tmp_path, SWEEP).cells()
+    }
     assert sources == {
         "start=scratch heads=mha": None,
         "start=scratch heads=mqa": None,
@@ -55,13 +56,13 @@ def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
 )  # fmt: skip
 def test_refusals(tmp_path, old, new, wanted):
     text = SWEEP if old not in SWEEP else SWEEP.replace(old, new, 1)
-    assert wanted in refusal(tmp_path, text)
+    assert wanted in sweep_errors(tmp_path, text)
 
 
 def test_a_circle_of_two_cells_is_refused(tmp_path):
     text = SWEEP.replace("scratch: {}", "scratch: {training.init_from: {start: uptrained}}")
     text = text.replace("{heads: mha, start: scratch}", "{start: scratch}")
-    message = refusal(tmp_path, text.split("exclude")[0])
+    message = sweep_errors(tmp_path, text.split("exclude")[0])
     assert "training.init_from = {start: uptrained} leads in a circle" in message
     assert "s.yaml:5:35" in message
 
@@ -73,15 +74,15 @@ def test_a_folder_is_found_beside_the_yaml_and_a_repository_stays(tmp_path):
         "./missing": str(tmp_path / "missing"),
         "openai-community/gpt2": "openai-community/gpt2",
     }.items():
-        write(tmp_path, GOOD.replace("{tokens", f"{{init_from: {written}, tokens"))
+        write_spec(tmp_path, EXPERIMENT.replace("{tokens", f"{{init_from: {written}, tokens"))
         found = load_experiment(tmp_path / "e.yaml").training.init_from
         assert found == wanted
 
 
 def test_a_level_finds_its_folder_from_another_working_folder(tmp_path, monkeypatch):
     (tmp_path / "weights").mkdir()
-    write(tmp_path, GOOD)
-    path = write(tmp_path, SWEEP.replace("{heads: mha, start: scratch}", "weights"), "s.yaml")
+    write_spec(tmp_path, EXPERIMENT)
+    path = write_spec(tmp_path, SWEEP.replace("{heads: mha, start: scratch}", "weights"), "s.yaml")
     monkeypatch.chdir(os.sep)
     sources = {c.experiment.training.init_from for c in load_sweep(path).cells()}
     assert sources == {None, str(tmp_path / "weights")}

@@ -7,7 +7,7 @@ import pytest
 
 from kvlab.spec.design import DesignError
 from kvlab.spec.designs import DESIGNS
-from tests.spec.designs.asking import asked
+from tests.support.design_requests import make_request
 
 FRACTIONAL = DESIGNS["fractional"]
 
@@ -37,8 +37,8 @@ def column(table, effect):
     ],
 )
 def test_chosen_fractions_have_the_best_resolution(count, fraction, resolution):
-    question = asked(*[2] * count, fraction=fraction)
-    table = signs(FRACTIONAL.positions(question))
+    request = make_request(*[2] * count, fraction=fraction)
+    table = signs(FRACTIONAL.positions(request))
     assert len({tuple(row) for row in table}) == len(table) == 2**count // fraction
     shortest = min(
         size
@@ -47,15 +47,15 @@ def test_chosen_fractions_have_the_best_resolution(count, fraction, resolution):
         if abs(column(table, effect).sum()) == len(table)
     )
     assert shortest == resolution
-    assert FRACTIONAL.notes(question)[0].startswith(f"resolution {resolution};")
+    assert FRACTIONAL.notes(request)[0].startswith(f"resolution {resolution};")
 
 
 def test_what_is_stated_as_aliased_is_what_is_aliased():
     """Every statement names two columns that are equal or opposite; and none is forgotten."""
-    question = asked(2, 2, 2, 2, 2, fraction=4)
-    table = signs(FRACTIONAL.positions(question))
+    request = make_request(2, 2, 2, 2, 2, fraction=4)
+    table = signs(FRACTIONAL.positions(request))
     stated = set()
-    for note in FRACTIONAL.notes(question)[1:]:
+    for note in FRACTIONAL.notes(request)[1:]:
         effect, _, others = note.partition(" is aliased with ")
         for other in others.split(", "):
             places = [
@@ -71,8 +71,8 @@ def test_what_is_stated_as_aliased_is_what_is_aliased():
 
 
 def test_written_generators_are_used():
-    question = asked(2, 2, 2, 2, fraction=2, generators={"b": ("a", "c")})
-    for a, b, c, _ in FRACTIONAL.positions(question):
+    request = make_request(2, 2, 2, 2, fraction=2, generators={"b": ("a", "c")})
+    for a, b, c, _ in FRACTIONAL.positions(request):
         assert b == (a + c) % 2
 
 
@@ -91,9 +91,9 @@ def test_written_generators_are_used():
 )  # fmt: skip
 def test_refusals(sizes, options, wanted):
     with pytest.raises(DesignError, match=wanted):
-        list(FRACTIONAL.positions(asked(*sizes, **{"fraction": 2, **options})))
+        list(FRACTIONAL.positions(make_request(*sizes, **{"fraction": 2, **options})))
 
 
 def test_no_fraction_is_searched_for_ever():
     with pytest.raises(DesignError):
-        list(FRACTIONAL.positions(asked(*[2] * 10, fraction=32)))
+        list(FRACTIONAL.positions(make_request(*[2] * 10, fraction=32)))

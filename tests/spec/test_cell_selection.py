@@ -2,9 +2,7 @@
 
 import pytest
 
-from kvlab.errors import SpecError
-from kvlab.spec import load_sweep
-from tests.spec.test_experiment import GOOD, write
+from tests.support.spec_files import load_sweep_text, sweep_errors
 
 FACTORS = """\
 question: What does it cost?
@@ -24,23 +22,12 @@ factors:
 WHEN = "when: {window: {horizon: hybrid}}\n"
 
 
-def load(folder, text):
-    write(folder, GOOD)
-    return load_sweep(write(folder, text, "s.yaml"))
-
-
-def refusal(folder, text):
-    with pytest.raises(SpecError) as caught:
-        load(folder, text)
-    return str(caught.value).replace(f"{folder}/", "")
-
-
 def names(sweep):
     return [" ".join(cell.levels.values()) for cell in sweep.cells()]
 
 
 def test_a_factor_that_does_not_apply_changes_nothing_and_its_cells_become_one(tmp_path):
-    sweep = load(tmp_path, FACTORS + WHEN)
+    sweep = load_sweep_text(tmp_path, FACTORS + WHEN)
     assert names(sweep) == [
         "mha global w8", "mha hybrid w8", "mha hybrid w4",
         "gqa global w8", "gqa hybrid w8", "gqa hybrid w4",
@@ -64,7 +51,7 @@ include:
   - {heads: mqa}
   - {heads: gqa}
 """
-    sweep = load(tmp_path, FACTORS + WHEN + rules)
+    sweep = load_sweep_text(tmp_path, FACTORS + WHEN + rules)
     assert [str(rule) for rule in sweep.selection.rules[1:]] == [
         "exclude 1 removed 4 of 12: heads=gqa|mqa, horizon=hybrid",
         "exclude 2 removed 1 of 12 (an earlier rule removed the other 2): heads=mqa",
@@ -81,12 +68,16 @@ def test_zipped_factors_move_together(tmp_path):
     text = (
         FACTORS.replace("    gqa: {model.n_kv_head: 2}\n", "") + WHEN + "zip: [[heads, horizon]]\n"
     )
-    assert names(load(tmp_path, text)) == ["mha global w8", "mqa hybrid w8", "mqa hybrid w4"]
+    assert names(load_sweep_text(tmp_path, text)) == [
+        "mha global w8",
+        "mqa hybrid w8",
+        "mqa hybrid w4",
+    ]
 
 
 def test_several_designs_each_with_its_seeds(tmp_path):
     text = FACTORS + WHEN + "designs: {full: [0], one_factor: [0, 1, 2]}\n"
-    seeds = {" ".join(c.levels.values()): c.seeds for c in load(tmp_path, text).cells()}
+    seeds = {" ".join(c.levels.values()): c.seeds for c in load_sweep_text(tmp_path, text).cells()}
     assert len(seeds) == 9
     assert seeds["mha global w8"] == seeds["mqa global w8"] == (0, 1, 2)
     assert seeds["mqa hybrid w8"] == (0,)
@@ -98,12 +89,16 @@ def test_written_cells_stand_at_the_baseline_where_nothing_is_written(tmp_path):
         + WHEN
         + "design: cells\ncells:\n  - {heads: mqa}\n  - {horizon: hybrid, window: w4}\n"
     )
-    assert names(load(tmp_path, text)) == ["mha global w8", "mqa global w8", "mha hybrid w4"]
+    assert names(load_sweep_text(tmp_path, text)) == [
+        "mha global w8",
+        "mqa global w8",
+        "mha hybrid w4",
+    ]
 
 
 def test_cumulative_takes_the_target(tmp_path):
     text = FACTORS + WHEN + "design: cumulative\ntarget: {heads: gqa, window: w4}\n"
-    assert names(load(tmp_path, text)) == [
+    assert names(load_sweep_text(tmp_path, text)) == [
         "mha global w8",
         "gqa global w8",
         "gqa hybrid w8",
@@ -140,10 +135,10 @@ def test_cumulative_takes_the_target(tmp_path):
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, tail, wanted):
-    assert wanted in refusal(tmp_path, FACTORS + tail)
+    assert wanted in sweep_errors(tmp_path, FACTORS + tail)
 
 
 def test_a_design_that_is_too_large_is_refused_before_it_is_made(tmp_path):
     factors = "".join(f"  f{n}: {{a: {{}}, b: {{training.tokens: 0}}}}\n" for n in range(60))
     text = f"question: q\nexperiment: e.yaml\nfactors:\n{factors}"
-    assert "design has more than 100,000 cells" in refusal(tmp_path, text)
+    assert "design has more than 100,000 cells" in sweep_errors(tmp_path, text)

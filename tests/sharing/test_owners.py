@@ -1,40 +1,10 @@
-"""Owner maps from patterns: the published groupings, the rules, and random patterns."""
+"""Owner maps: explicit groups and owners, the rules, merging and ties."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.sharing import PATTERNS, SharingError, merge_owner_maps, owner_map, tied_slots
-
-HYBRID = "GLLLLL" * 2
-
-
-def groups(owners):
-    found = {}
-    for layer, owner in enumerate(owners):
-        found.setdefault(owner, []).append(layer)
-    return [group for group in found.values() if len(group) > 1]
-
-
-def test_character_ai_is_the_grouping_of_the_articles_code():
-    wanted = [[0, 6], [1, 2, 3], [4, 5], [7, 8, 9], [10, 11]]
-    assert groups(owner_map("character-ai", HYBRID)) == wanted
-    assert groups(owner_map("character-ai", "G" * 12)) == wanted
-
-
-@pytest.mark.parametrize(
-    ("pattern", "layers", "owners"), [("adjacent:2", 20, 10), ("adjacent:3", 20, 7),
-                                      ("adjacent:4", 20, 5), ("sandwich", 20, 3)]
-)  # fmt: skip
-def test_numbers_of_owners(pattern, layers, owners):
-    assert len(set(owner_map(pattern, "G" * layers))) == owners
-
-
-def test_patterns_count_within_each_kind():
-    kinds = "GLGLGLGL"
-    assert groups(owner_map("adjacent:2", kinds)) == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert groups(owner_map("trailing:4", kinds)) == [[2, 4, 6], [3, 5, 7]]
-    assert groups(owner_map("sandwich", kinds)) == [[2, 4], [3, 5]]
+from kvlab.sharing import SharingError, merge_owner_maps, owner_map, tied_slots
 
 
 def test_groups_and_owner_maps_say_the_same():
@@ -62,24 +32,6 @@ def test_groups_and_owner_maps_say_the_same():
 def test_what_is_not_possible_is_refused(sharing, kinds, message):
     with pytest.raises(SharingError, match=message):
         owner_map(sharing, kinds)
-
-
-@given(
-    kinds=st.text("GL", min_size=1, max_size=30),
-    name=st.sampled_from(sorted(PATTERNS)),
-    number=st.integers(1, 9),
-)
-def test_every_pattern_gives_a_valid_map_or_says_why_not(kinds, name, number):
-    needs_number = name in ("adjacent", "trailing")
-    try:
-        owners = owner_map(f"{name}:{number}" if needs_number else name, kinds)
-    except SharingError:
-        assert name in ("trailing", "character-ai")  # the others fit any layers
-        return
-    for layer, owner in enumerate(owners):
-        assert owner <= layer
-        assert owners[owner] == owner
-        assert kinds[owner] == kinds[layer]
 
 
 @st.composite

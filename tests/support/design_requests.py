@@ -1,9 +1,12 @@
-"""Axes for the tests of designs: factors a, b, c, ... with levels a0, a1, ..."""
+"""Requests to designs: axes a, b, c, ... with levels a0, a1, ..., of which a0 is the baseline."""
+
+from typing import Any
 
 from kvlab.spec.design import Axis, DesignRequest
 
 
-def asked(*sizes: int, **options) -> DesignRequest:
+def make_request(*sizes: int, **options: Any) -> DesignRequest:
+    """Return a request for axes of ``sizes`` levels; ``options`` are further fields of it."""
     axes = tuple(
         Axis((name,), tuple({name: f"{name}{level}"} for level in range(size)))
         for name, size in zip("abcdefghij", sizes, strict=False)

@@ -1,0 +1,53 @@
+"""What every design must do. A member's tests inherit `DesignContract`."""
+
+import pytest
+
+from kvlab.spec.designs import DESIGNS
+from tests.support.design_requests import make_request
+from tests.support.spec_files import load_sweep_text, sweep_errors
+
+FACTORS = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads: {mha: {}, mqa: {model.n_kv_head: 1}}
+  horizon: {global: {}, hybrid: {model.attention_pattern: GL, model.window: 8}}
+  position: {learned: {}, rope: {model.position: rope}}
+"""
+
+
+class DesignContract:
+    """Give `name`, its name in the table, and the keys that it needs beside `design`."""
+
+    name: str
+    further_keys = ""
+
+    def written(self) -> str:
+        """The design as a sweep writes it."""
+        arguments = DESIGNS[self.name].arguments
+        return f"{self.name}:{arguments[0]}" if arguments else self.name
+
+    @pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 2, 2, 2, 2)])
+    def test_it_gives_the_baseline_and_existing_positions_the_same_each_time(self, sizes):
+        request = make_request(*sizes, cells=((0, 1) + (0,) * (len(sizes) - 2),), fraction=2)
+        cells = list(DESIGNS[self.name].positions(request))
+        assert cells == list(DESIGNS[self.name].positions(request))
+        assert (0,) * len(sizes) in cells
+        assert all(len(cell) == len(sizes) for cell in cells)
+        assert all(0 <= p < size for cell in cells for p, size in zip(cell, sizes, strict=True))
+
+    def test_its_notes_are_lines_of_text(self):
+        notes = DESIGNS[self.name].notes(make_request(2, 2, 2, fraction=2))
+        assert all(isinstance(note, str) and "\n" not in note for note in notes)
+
+    def test_a_sweep_names_it_alone_or_among_several(self, tmp_path):
+        alone = load_sweep_text(tmp_path, f"{FACTORS}design: {self.written()}\n{self.further_keys}")
+        several = load_sweep_text(
+            tmp_path, f"{FACTORS}designs: {{'{self.written()}': [3]}}\n{self.further_keys}"
+        )
+        assert [cell.levels for cell in alone.cells()] == [c.levels for c in several.cells()]
+        assert alone.cells()[0].levels == alone.baseline
+        assert {cell.seeds for cell in several.cells()} == {(3,)}
+
+    def test_a_misspelt_design_is_told_its_name(self, tmp_path):
+        assert self.written() in sweep_errors(tmp_path, f"{FACTORS}design: half\n")
