@@ -1,4 +1,4 @@
-"""Any task of EleutherAI's lm-eval harness on any model of ours: ``pip install kvlab[lm-eval]``.
+"""Run tasks of EleutherAI's lm-eval harness on kvlab's models: ``pip install kvlab[lm-eval]``.
 
     from lm_eval import simple_evaluate
     from kvlab.trial.lm_eval_adapter import harness_model
@@ -21,13 +21,14 @@ from kvlab.trial.model_targets import OpenedModel
 
 
 def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
-    """An ``lm_eval.api.model.LM`` of ``opened``.
+    """Return an ``lm_eval.api.model.LM`` of a model.
 
     Args:
-        served: score token by token through the cache that serves it, tied and coarse as it is.
+        opened: the model.
+        served: score token by token through its serving cache, instead of one-shot.
 
     Raises:
-        UsageError: lm-eval is not installed, or the model's tokenizer is not known.
+        UsageError: lm-eval is not installed, or the model's tokenizer is unknown.
     """
     try:
         from lm_eval.api.model import LM
@@ -35,49 +36,58 @@ def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
         text = f"lm-eval cannot be imported ({error})"
         raise UsageError(f"{text}; run pip install 'kvlab[lm-eval]'") from None
     if opened.tokenizer is None:
-        raise UsageError(f"the tokenizer of {opened.name} is not known; use a trial or gpt2")
-    scorer = Scorer(opened, load_tokenizer(opened.tokenizer), served)
+        raise UsageError(f"the tokenizer of {opened.name} is unknown; use a trial or gpt2")
+    scorer = TextScorer(opened, load_tokenizer(opened.tokenizer), served)
 
     class KvlabLM(LM):  # type: ignore[misc]  # lm-eval has no types
-        """Requests in, numbers out; see lm-eval's guide to models."""
+        """Translate lm-eval's requests; see its guide to models."""
 
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
-            return scorer.continuations([request.args for request in requests])
+            return scorer.score_continuations([request.args for request in requests])
 
         def loglikelihood_rolling(self, requests: Any) -> list[float]:
-            return [scorer.whole(request.args[0]) for request in requests]
+            return [scorer.score_text(request.args[0]) for request in requests]
 
         def generate_until(self, requests: Any) -> list[str]:
-            return [scorer.generated(*request.args) for request in requests]
+            return [scorer.generate(*request.args) for request in requests]
 
     return KvlabLM()
 
 
-class Scorer:
-    """What the harness asks, of texts."""
+class TextScorer:
+    """Score and generate texts with one model.
 
-    def __init__(self, opened: OpenedModel, words: Tokenizer, served: bool):
-        self._model, self._words = opened.model.eval(), words
+    Args:
+        opened: the model.
+        tokenizer: its tokenizer.
+        served: whether to score through the serving cache.
+    """
+
+    def __init__(self, opened: OpenedModel, tokenizer: Tokenizer, served: bool):
+        self._model, self._tokenizer = opened.model.eval(), tokenizer
         self._serving = opened.serving if served else None
 
-    def continuations(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Log-likelihood of each after its context, and whether greedy decoding says it.
+    def score_continuations(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """Return each continuation's log-likelihood, and whether greedy decoding produces it.
+
+        Args:
+            texts: pairs of context and continuation.
 
         Raises:
             UsageError: a continuation is empty.
         """
-        pairs = [self._pair(context, ending) for context, ending in texts]
+        pairs = [self._make_pair(context, continuation) for context, continuation in texts]
         scores = score_pairs(self._model, pairs, self._serving)
         return [(-score.nats, score.is_greedy) for score in scores]
 
-    def whole(self, text: str) -> float:
-        """Log-likelihood of a text of any length, each token predicted once.
+    def score_text(self, text: str) -> float:
+        """Return the log-likelihood of a text of any length, each token predicted once.
 
-        In windows of block_size as the harness has them: all but the first begin with the last
-        token of the one before, and the last is filled up with the tokens before it.
+        The text is split into windows of block_size as lm-eval does: each but the first begins
+        with the last token of the one before, and the last is filled up with preceding tokens.
         """
         block = self._model.config.block_size
-        ids = [self._words.end_of_text, *self._words.encode(text)]
+        ids = [self._tokenizer.end_of_text, *self._tokenizer.encode(text)]
         pairs = []
         for start in range(0, len(ids) - 1, block):
             end = min(start + block + 1, len(ids))
@@ -85,50 +95,63 @@ class Scorer:
         return -sum(score.nats for score in score_pairs(self._model, pairs, self._serving))
 
     @torch.inference_mode()
-    def generated(self, context: str, options: dict[str, Any]) -> str:
-        """Greedy text after ``context``, up to a stop text, ``max_gen_toks`` or the end of text.
+    def generate(self, context: str, options: dict[str, Any]) -> str:
+        """Return greedy text after ``context``, up to a stop text, the end of text or a length.
+
+        Args:
+            context: the prompt, shortened from its start if it is too long.
+            options: lm-eval's ``until``, ``max_gen_toks`` and sampling options.
 
         Raises:
             UsageError: sampling is asked for, or more tokens than the model holds.
         """
-        if options.get("do_sample") or options.get("temperature", 0.0):
-            raise UsageError("do_sample is asked for, and tasks here are answered greedily only")
-        stops = options.get("until", [])
-        stops = [stops] if isinstance(stops, str) else stops
-        block, most = self._model.config.block_size, int(options.get("max_gen_toks", 256))
-        if not 0 < most < block:
-            text = f"max_gen_toks = {most} is not from 1 to {block - 1}, which leave a context in"
-            way_out = "set it in the task's generation_kwargs"
-            raise UsageError(f"{text} model.block_size = {block}; {way_out}")
-        ids = (self._words.encode(context) or [self._words.end_of_text])[-(block - most) :]
-        cache = self._model.new_cache(1, block, self._serving)
-        device = self._model.device
-        logits = prefill(self._model, torch.tensor([ids], device=device), cache)
-        made: list[int] = []
-        while len(made) < most:
-            token = int(logits[0, : self._words.vocab_size].argmax())
-            if token == self._words.end_of_text:
+        stops, max_tokens = self._read_options(options)
+        model, tokenizer = self._model, self._tokenizer
+        block = model.config.block_size
+        ids = (tokenizer.encode(context) or [tokenizer.end_of_text])[-(block - max_tokens) :]
+        cache = model.new_cache(1, block, self._serving)
+        logits = prefill(model, torch.tensor([ids], device=model.device), cache)
+        generated: list[int] = []
+        while len(generated) < max_tokens:
+            token = int(logits[0, : tokenizer.vocab_size].argmax())
+            if token == tokenizer.end_of_text:
                 break
-            made.append(token)
-            text = self._words.decode(made)
-            ends = [text.index(stop) for stop in stops if stop and stop in text]
+            generated.append(token)
+            text = tokenizer.decode(generated)
+            ends = [text.index(stop) for stop in stops if stop in text]
             if ends:
                 return text[: min(ends)]
-            logits = decode_step(self._model, torch.tensor([token], device=device), cache)
-        return self._words.decode(made)
+            logits = decode_step(model, torch.tensor([token], device=model.device), cache)
+        return tokenizer.decode(generated)
 
-    def _pair(self, context: str, ending: str) -> Pair:
-        """As the harness has it: spaces at the context's end belong to the continuation, whose
-        tokens are what the whole text has beyond the context's.
+    def _read_options(self, options: dict[str, Any]) -> tuple[list[str], int]:
+        """Return the stop texts and the most tokens to generate."""
+        if options.get("do_sample") or options.get("temperature", 0.0):
+            raise UsageError("do_sample is set, and kvlab answers tasks greedily only")
+        block, max_tokens = self._model.config.block_size, int(options.get("max_gen_toks", 256))
+        if not 0 < max_tokens < block:
+            text = (
+                f"max_gen_toks = {max_tokens} is not from 1 to {block - 1}, which leave a context"
+            )
+            hint = "set it in the task's generation_kwargs"
+            raise UsageError(f"{text} in model.block_size = {block}; {hint}")
+        stops = options.get("until", [])
+        return [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop], max_tokens
+
+    def _make_pair(self, context: str, continuation: str) -> Pair:
+        """Tokenize as lm-eval does.
+
+        Spaces at the end of the context belong to the continuation. Its tokens are those that
+        the whole text has after the context's.
 
         Raises:
             UsageError: there are none.
         """
-        kept = context.rstrip()
-        said = context[len(kept) :] + ending
-        first = self._words.encode(kept) if kept else []
-        rest = self._words.encode(kept + said)[len(first) :]
-        if not rest:
-            text = f"continuation = {ending!r} has no tokens of its own after {context[-40:]!r}"
-            raise UsageError(f"{text}; give the task choices that are not empty")
-        return first or [self._words.end_of_text], rest
+        stripped = context.rstrip()
+        continued = context[len(stripped) :] + continuation
+        context_ids = self._tokenizer.encode(stripped) if stripped else []
+        ids = self._tokenizer.encode(stripped + continued)[len(context_ids) :]
+        if not ids:
+            text = f"continuation = {continuation!r} has no tokens of its own after"
+            raise UsageError(f"{text} {context[-40:]!r}; give the task choices that are not empty")
+        return context_ids or [self._tokenizer.end_of_text], ids

@@ -5,7 +5,7 @@ from kvlab.data import load_tokenizer
 from kvlab.errors import UsageError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.lm_eval_adapter import Scorer, harness_model
+from kvlab.trial.lm_eval_adapter import TextScorer, harness_model
 from kvlab.trial.model_targets import OpenedModel
 
 
@@ -26,9 +26,9 @@ def log_probabilities(opened, ids):
 
 @pytest.mark.parametrize("served", [False, True])
 def test_continuations_own_the_space_before_them(opened, served):
-    scorer = Scorer(opened, load_tokenizer("bytes"), served)
+    scorer = TextScorer(opened, load_tokenizer("bytes"), served)
     texts = [("a cat", " sat"), ("a cat ", "sat"), ("", "sat")]
-    (one, _), (two, _), (bare, _) = scorer.continuations(texts)
+    (one, _), (two, _), (bare, _) = scorer.score_continuations(texts)
     assert one == pytest.approx(two, abs=1e-5)
     ids = list(b"a cat sat")
     rows = log_probabilities(opened, ids[:-1])
@@ -61,40 +61,40 @@ def test_a_long_text_is_scored_in_the_windows_of_the_harness(opened, length):
         total += sum(float(row[token]) for row, token in zip(rows, targets, strict=True))
         scored += len(targets)
     assert scored == length
-    scorer = Scorer(opened, load_tokenizer("bytes"), served=False)
-    assert scorer.whole(text) == pytest.approx(total, abs=1e-3)
+    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
+    assert scorer.score_text(text) == pytest.approx(total, abs=1e-3)
 
 
 def test_generation_is_greedy_and_ends_where_it_should(opened):
-    scorer = Scorer(opened, load_tokenizer("bytes"), served=False)
+    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
     ids = list(b"once")
     for _ in range(8):
         ids.append(int(log_probabilities(opened, ids)[-1, :257].argmax()))
     whole = bytes(ids[4:]).decode("utf-8", "replace")
-    found = scorer.generated("once", {"max_gen_toks": 8})
+    found = scorer.generate("once", {"max_gen_toks": 8})
     assert found == whole
     stop = whole[3]
     assert (
-        scorer.generated("once", {"max_gen_toks": 8, "until": [stop]}) == whole[: whole.index(stop)]
+        scorer.generate("once", {"max_gen_toks": 8, "until": [stop]}) == whole[: whole.index(stop)]
     )
     with pytest.raises(UsageError, match="greedily only"):
-        scorer.generated("once", {"do_sample": True})
+        scorer.generate("once", {"do_sample": True})
 
 
 @pytest.mark.parametrize("most", [32, 256, None, 0, -1])
 def test_more_tokens_than_the_model_holds_are_refused(opened, most):
-    scorer = Scorer(opened, load_tokenizer("bytes"), served=False)
+    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
     options = {} if most is None else {"max_gen_toks": most}
     with pytest.raises(UsageError, match=r"is not from 1 to 31, .*model.block_size = 32; set it"):
-        scorer.generated("once", options)
-    assert scorer.generated("once", {"max_gen_toks": 31})
+        scorer.generate("once", options)
+    assert scorer.generate("once", {"max_gen_toks": 31})
 
 
 @pytest.mark.parametrize("pair", [("a cat", ""), ("", "")])
 def test_an_empty_continuation_is_refused(opened, pair):
-    scorer = Scorer(opened, load_tokenizer("bytes"), served=False)
+    scorer = TextScorer(opened, load_tokenizer("bytes"), served=False)
     with pytest.raises(UsageError, match="continuation = '' has no tokens of its own"):
-        scorer.continuations([("a", "b"), pair])
+        scorer.score_continuations([("a", "b"), pair])
 
 
 def test_the_harness_takes_it(opened):
@@ -105,4 +105,6 @@ def test_the_harness_takes_it(opened):
         for i, pair in enumerate(pairs)
     ]
     found = harness_model(opened).loglikelihood(requests)
-    assert found == Scorer(opened, load_tokenizer("bytes"), served=False).continuations(pairs)
+    assert found == TextScorer(opened, load_tokenizer("bytes"), served=False).score_continuations(
+        pairs
+    )

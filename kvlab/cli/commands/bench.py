@@ -175,7 +175,7 @@ def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
     targets = VariantFactory(Store(options.store), device)
     has_several_dtypes = len(options.dtype) > 1
     variants = [
-        targets.variant(
+        targets.make_variant(
             target, dict(changes), f"{name} {dtype}" if has_several_dtypes else name, dtype
         )
         for target, changes, name in named
