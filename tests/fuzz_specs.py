@@ -23,6 +23,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,8 @@ def stub_stages() -> Iterator[None]:
     def stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
         return InlineExecutor(StubRun(run.keywords["store"]))
 
-    EXECUTORS["inline"], submit.MLflowCallback = stub, Silent  # type: ignore[misc]
+    entry = replace(real, make=stub)
+    EXECUTORS["inline"], submit.MLflowCallback = entry, Silent  # type: ignore[misc]
     try:
         yield
     finally:

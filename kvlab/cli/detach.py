@@ -19,6 +19,7 @@ from kvlab.spec.overrides import resolve_path_value
 from kvlab.spec.yaml_reader import Key, YamlDocument
 from kvlab.store import Store
 from kvlab.sweep import plan
+from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_folder, driver_log
 
 _DRIVER_MODULE = "kvlab.cli.driver_process"
@@ -113,7 +114,7 @@ def _check_shared_options(options: argparse.Namespace) -> None:
     if is_typed and "://" not in url and not os.path.isabs(url):
         text = f"--copy-to = {url} is a folder of this machine, which a job does not run in"
         raise UsageError(f"{text}; write an absolute path that its machines share, or a URL")
-    if options.executor != "ray":
+    if not EXECUTORS[options.executor].takes_address:
         raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
 
 

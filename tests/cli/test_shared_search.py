@@ -1,5 +1,7 @@
 """A search on a cluster whose machines do not share its store, begun or resumed."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvlab.sweep.executors import EXECUTORS
@@ -35,7 +37,8 @@ def test_the_store_is_tried_also_when_the_base_is_done(place, monkeypatch):
     assert code == 0
     assert "0 ended before, 1 to run and what the search suggests on this process" in out
     (place / "s.yaml").write_text(SEARCH % 2)
-    monkeypatch.setitem(EXECUTORS, "ray", lambda run, _: Far(run))
+    far = replace(EXECUTORS["ray"], make=lambda run, _: Far(run))
+    monkeypatch.setitem(EXECUTORS, "ray", far)
     before = sorted(place.glob("runs/trials/*"))
     code, out, error = call("submit", "s.yaml", "--address", "far:6379", "--no-report")
     assert code == 2

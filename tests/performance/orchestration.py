@@ -22,7 +22,7 @@ import psutil
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.trial import Trial
@@ -102,7 +102,7 @@ def _driving(folder: Path, executor: str) -> tuple[str, float, float]:
     """A line, the seconds of a trial, and by how many bytes the second half made it grow."""
     store = Store(folder / executor)
     planned = plan(load_sweep(write_many(folder, TRIALS)), store, identify=identify)
-    running = EXECUTORS[executor](StubRun(store.path, name=planned.sweep.name), None)
+    running = make_executor(executor, StubRun(store.path, name=planned.sweep.name))
     memory: list[int] = []
     process = psutil.Process()
     try:

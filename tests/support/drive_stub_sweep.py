@@ -12,7 +12,7 @@ from kvlab.store import Store
 from kvlab.store.provenance import Origin
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.shutdown import stop_on_signal
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import StubRun, identify
 
@@ -33,7 +33,7 @@ def main() -> None:
     }
     own_flag = str(store.new_driver_stop_flag("s"))
     run = StubRun(store.path, own_flag=own_flag, seconds=options.seconds, script=script)
-    executor = EXECUTORS[options.executor](run, None)
+    executor = make_executor(options.executor, run)
     retried = []
     mirror = MLflowCallback(store, "s", None, lambda line: print(line, file=sys.stderr))
     driver = Driver(

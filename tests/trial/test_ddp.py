@@ -12,7 +12,7 @@ from kvlab.data import dataset_identity
 from kvlab.errors import Diverged, ResourceError, WorkerLost
 from kvlab.spec import Experiment
 from kvlab.store import Store
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.executor import WorkerKilled
 from kvlab.trial.ddp import mark_worker_started, read_worker_error, train_ddp, write_worker_error
 from kvlab.trial.run import run_trial
@@ -52,7 +52,7 @@ def trial(text, tmp_path, monkeypatch):
 
 def in_ray(trial, store):
     """How the trial ends there: the outcome and the error's class."""
-    executor = EXECUTORS["ray"](partial(run_trial, store=str(store)), None)
+    executor = make_executor("ray", partial(run_trial, store=str(store)))
     try:
         executor.start(trial)
         ended = until_ended(executor)[trial.id]
@@ -108,7 +108,7 @@ def test_one_worker_killed_the_trial_goes_on_from_its_checkpoint(trial, tmp_path
     one = trial(2, tokens=128 * 400, checkpoint_every=20)
     store = Store(tmp_path / "two")
     checkpoints = store.training_directory(one.training_id) / "checkpoints"
-    executor = EXECUTORS["ray"](partial(run_trial, store=str(tmp_path / "two")), None)
+    executor = make_executor("ray", partial(run_trial, store=str(tmp_path / "two")))
     try:
         executor.start(one)
         while not any(checkpoints.glob("step-*")):  # the test's time limit ends it

@@ -24,7 +24,7 @@ from kvlab.sweep import Driver, Plan, PlannedTrial, Summary, plan
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_data
 from kvlab.sweep.driver.shutdown import stop_on_signal
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
     parser.add_argument(
         "--executor",
-        choices=sorted(EXECUTORS, reverse=True),
-        default="ray",
-        help="ray (default) runs several trials at once; inline runs them one after the other in"
-        " this process",
+        choices=list(EXECUTORS),
+        default=DEFAULT_EXECUTOR,
+        help="; ".join(f"{name}: {entry.summary}" for name, entry in EXECUTORS.items())
+        + f" (default: {DEFAULT_EXECUTOR})",
     )
     parser.add_argument("--address", help="of a running Ray cluster (default: start a local one)")
     parser.add_argument(
@@ -90,8 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.address is not None and options.executor != "ray":
-        raise UsageError(f"--address = {options.address} needs --executor ray; leave out one")
+    if options.address is not None and not EXECUTORS[options.executor].takes_address:
+        names = " or ".join(name for name, entry in EXECUTORS.items() if entry.takes_address)
+        raise UsageError(f"--address = {options.address} needs --executor {names}; leave out one")
     if options.detach:
         return submit_detached(options)
     with tolerate_broken_output():
@@ -205,7 +206,7 @@ def _make_preflight(
         raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
     say = display.print_line
     smoke_tests = SmokeTests(store, planned.sweep.name, executor, origin, say, options.smoke)
-    one_at_a_time = options.executor == "inline" or planned.sweep.search is not None
+    one_at_a_time = EXECUTORS[options.executor].runs_in_process or planned.sweep.search is not None
 
     def prepare(missing: list[PlannedTrial], check_stop: Callable[[], None]) -> list[PlannedTrial]:
         for line in check_memory(missing, _machine_memories(options, executor), one_at_a_time):
@@ -233,18 +234,20 @@ def _machine_memories(options: argparse.Namespace, executor: Executor) -> list[M
 
 def _recorded_command(options: argparse.Namespace) -> str:
     """Return the command that computes the same again, without paths of this machine."""
-    inline = ["--executor", "inline"] if options.executor == "inline" else []
-    return redact_command(["submit", options.sweep, *inline])
+    is_default = options.executor == DEFAULT_EXECUTOR
+    executor = [] if is_default else ["--executor", options.executor]
+    return redact_command(["submit", options.sweep, *executor])
 
 
 def _make_executor(
     options: argparse.Namespace, store: Store, origin: Origin, may_run: bool
 ) -> Executor:
-    name = options.executor if may_run else "inline"  # start no cluster for nothing
+    name = options.executor if may_run else IDLE_EXECUTOR
+    capture_output = not EXECUTORS[name].runs_in_process
     run_one: RunTask = partial(
-        run_task, store=store.path, origin=origin, capture_output=name != "inline", wait=False
+        run_task, store=store.path, origin=origin, capture_output=capture_output, wait=False
     )
-    return EXECUTORS[name](run_one, options.address if may_run else None)
+    return make_executor(name, run_one, options.address if may_run else None)
 
 
 def _describe_missing(planned: Plan, missing: int) -> str:

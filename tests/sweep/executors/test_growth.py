@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import Scripted, some_trial, until_ended, wait_for
 from tests.support.ray_head import ROOT
 
@@ -34,7 +34,7 @@ def grow(folder):
 
     set_environment(folder)
     run, cluster = Scripted(folder), Growing()
-    executor = EXECUTORS["ray"](run, cluster.address)
+    executor = make_executor("ray", run, cluster.address)
     try:
         assert executor.describe() == f"Ray at {cluster.address}, 1 CPUs"
         one, two = some_trial(1), some_trial(2)

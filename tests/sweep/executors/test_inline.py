@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial
 
 
@@ -13,13 +13,13 @@ class TestInline(ExecutorContract):
 
     @pytest.fixture
     def executor(self, run):
-        return EXECUTORS["inline"](run, None)
+        return make_executor("inline", run)
 
     def test_an_interrupt_is_not_an_end_of_the_trial(self, run):
         def interrupted(_):
             raise KeyboardInterrupt
 
-        executor = EXECUTORS["inline"](interrupted, None)
+        executor = make_executor("inline", interrupted)
         executor.start(run.ask(some_trial(1), "done"))
         with pytest.raises(KeyboardInterrupt):
             executor.wait(1.0)
@@ -27,7 +27,7 @@ class TestInline(ExecutorContract):
 
     def test_closing_forgets_what_has_not_begun(self, run):
         begun = []
-        executor = EXECUTORS["inline"](begun.append, None)
+        executor = make_executor("inline", begun.append)
         executor.start(run.ask(some_trial(1), "done"))
         executor.close()
         assert executor.wait(1.0) == []

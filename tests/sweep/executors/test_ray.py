@@ -5,7 +5,7 @@ import pytest
 
 from kvlab.store import Store
 from kvlab.sweep import Driver
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.executor import WorkerKilled
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
 from tests.support.stub_trials import StubRun, numbers, tiny_plan
@@ -18,7 +18,7 @@ def scripts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(scripts):
-    executor = EXECUTORS["ray"](scripts, None)
+    executor = make_executor("ray", scripts)
     family = psutil.Process().children(recursive=True)
     assert any("raylet" in process.name() for process in family)
     yield executor

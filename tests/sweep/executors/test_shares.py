@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from kvlab.layout.gpu_sharing import device_share
-from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import Scripted, some_trial, until_ended
 from tests.support.ray_head import ROOT, ray_head
 
@@ -24,7 +24,7 @@ def test_as_many_trials_as_share_a_gpu_run_at_once_and_no_more(tmp_path):
 
 def share(address, folder):
     run = Scripted(folder)
-    executor = EXECUTORS["ray"](run, address)
+    executor = make_executor("ray", run, address)
     try:
         assert executor.describe() == f"Ray at {address}, 2 CPUs, 1 GPUs"
         part = device_share(3)
