@@ -1,10 +1,10 @@
-"""What `make check` checks beyond lint and types: schemas, specs, and what the pages say.
+"""Check specs, schemas and Markdown pages, as `make check` does after lint and types.
 
     python -m tests.checks
 
-Every YAML in experiments/ and sweeps/ plans; the schemas beside them are current; in every
-Markdown page links lead somewhere, and commands in ```console blocks exist. Commands that are
-quick and always print the same are run, and the page must show exactly what they print.
+Every YAML in experiments/ and sweeps/ plans. The schemas beside them are current. In every Markdown
+page the links exist, and the commands in ```console blocks parse. Commands that are quick and
+deterministic are run, and the page must show exactly their output.
 """
 
 import io
@@ -17,26 +17,27 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from kvlab.cli.main import build_parser
 from kvlab.cli.main import main as kvlab
 from kvlab.errors import KvlabError
 from kvlab.spec import load_experiment, load_sweep
 from kvlab.spec.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent
-SAME_EVERY_TIME = ("kvlab estimate ",)
+DETERMINISTIC = ("kvlab estimate ",)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def main() -> int:
-    """Prints every problem; returns 1 if there is one."""
-    problems = [*_specs(), *_schemas(), *_pages()]
+    """Print every problem and return 1 if there is one."""
+    problems = [*_check_specs(), *_check_schemas(), *_check_pages()]
     for problem in problems:
         print(problem)
     print(f"specs, schemas and pages: {len(problems)} problems")
     return int(bool(problems))
 
 
-def _specs() -> Iterator[str]:
+def _check_specs() -> Iterator[str]:
     for path in sorted((ROOT / "experiments").glob("*.yaml")):
         try:
             load_experiment(path)
@@ -54,14 +55,14 @@ def _specs() -> Iterator[str]:
             yield f"{path}: `kvlab plan` exits with {code}"
 
 
-def _schemas() -> Iterator[str]:
+def _check_schemas() -> Iterator[str]:
     for kind in ("experiment", "sweep"):
         path = ROOT / f"{kind}s" / f"{kind}.schema.json"
         if json.loads(path.read_text()) != json_schema(kind):
             yield f"{path}: is not current; run `kvlab schema {kind} > {kind}s/{path.name}`"
 
 
-def _pages() -> Iterator[str]:
+def _check_pages() -> Iterator[str]:
     names = subprocess.run(
         ["git", "ls-files", "*.md"], cwd=ROOT, check=True, capture_output=True, text=True
     )
@@ -75,31 +76,29 @@ def _pages() -> Iterator[str]:
             ):
                 yield f"{name}: the link {target} leads nowhere"
         for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-            yield from _session(name, block)
+            yield from _check_session(name, block)
 
 
-def _session(name: str, block: str) -> Iterator[str]:
+def _check_session(name: str, block: str) -> Iterator[str]:
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, _, shown = part.partition("\n")
+        command, _, expected = part.partition("\n")
         words = shlex.split(command, comments=True)
         if words[0] == "make":
             rules = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             if words[1] not in rules:
                 yield f"{name}: make {words[1]} is not a target"
-        elif words[0] == "kvlab" and command.startswith(SAME_EVERY_TIME):
+        elif words[0] == "kvlab" and command.startswith(DETERMINISTIC):
             printed = io.StringIO()
             with redirect_stdout(printed):
                 kvlab(words[1:])
-            if shown.strip() and printed.getvalue().strip() != shown.strip():
-                yield f"{name}: `{command}` prints\n{printed.getvalue()}not\n{shown}"
+            if expected.strip() and printed.getvalue().strip() != expected.strip():
+                yield f"{name}: `{command}` prints\n{printed.getvalue()}not\n{expected}"
         elif words[0] == "kvlab":
-            yield from _command(name, words)
+            yield from _check_command(name, words)
 
 
-def _command(name: str, words: list[str]) -> Iterator[str]:
-    """The command's own parser must take these words."""
-    from kvlab.cli.main import build_parser
-
+def _check_command(name: str, words: list[str]) -> Iterator[str]:
+    """Parse the words with the command's own parser."""
     try:
         build_parser(words[1:]).parse_args(words[1:])
     except SystemExit as stop:
