@@ -186,7 +186,7 @@ class GPT(nn.Module):
             # only padding can be beyond the last position; its outputs are meaningless
             positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(positions)
-        elif self.config.position_scheme.is_rotary:
+        if self.config.position_scheme.is_rotary:
             head_dim, theta = self.config.head_dim, self.config.rope_theta
             rope = rope_table(attention_pass.positions, head_dim, theta, x.dtype)
         *inner_blocks, last_block = self.blocks
