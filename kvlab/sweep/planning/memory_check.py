@@ -1,13 +1,11 @@
-"""Memory of machines against what trainings are predicted to take, before anything starts.
+"""Compare the predicted memory of trainings with that of machines, before anything starts.
 
 The prediction is within three tenths of what is measured, and a training that runs out of memory is
-tried again with a smaller microbatch. So refused is only what cannot fit even then; what is
-merely likely to run out is said.
+retried with a smaller microbatch. So a training is refused only if it cannot fit even then; if it
+is merely likely to run out of memory, that is reported.
 """
 
 import json
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,28 +20,34 @@ from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.planner import PlannedTrial
 
 LOWER_BOUND_FACTOR = 0.75
-"""Of the prediction: no training measured took less."""
+"""Of the prediction: no measured training took less."""
 
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
 class MachineMemory:
-    """Bytes of a machine's own memory, and of its largest GPU (0 without one)."""
+    """The memory of one machine.
+
+    Attributes:
+        host: Bytes of its own memory.
+        device: Bytes of its largest GPU; 0 without one.
+        cores: Number of CPU cores.
+    """
 
     host: int
     device: int
     cores: int
 
     def at_once(self, resources: ResourcesConfig) -> int:
-        """How many trials that ask for ``resources`` share the memory that they train in."""
+        """Return how many trials with these resources share the memory that they train in."""
         if resources.devices:
             return max(1, int(1 / resources.devices + 1e-6))
         return max(1, int(self.cores / resources.cpus + 1e-6))
 
 
 def host_memory() -> int:
-    """Bytes that the processes here may use: fewer than the machine's in a container."""
+    """Return the bytes that this machine's processes may use: in a container fewer than it has."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -53,81 +57,94 @@ def host_memory() -> int:
         return total
 
 
+def device_memory() -> int:
+    """Return the bytes of the largest GPU of this machine; 0 if NVIDIA's library knows none."""
+    import pynvml  # type: ignore[import-untyped]
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no library, or no driver
+        return 0
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        sizes = (int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+        return max(sizes, default=0)
+    except pynvml.NVMLError:
+        return 0
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def measure_machine_memory(_: str = "") -> str:
-    """A `MachineMemory` of where it is called, as JSON; no torch for it."""
-    return json.dumps({"host": host_memory(), "device": _device_memory(), "cores": cpu_count()})
+    """Return the `MachineMemory` of this machine as JSON, without importing torch.
+
+    The argument is not used: an executor runs functions of one string on its machines.
+    """
+    memory = {"host": host_memory(), "device": device_memory(), "cores": cpu_count()}
+    return json.dumps(memory)
 
 
 def check_memory(
-    missing: Iterable[PlannedTrial], machines: Iterable[MachineMemory], alone: bool
+    missing: Iterable[PlannedTrial], machines: Iterable[MachineMemory], one_at_a_time: bool
 ) -> Iterator[str]:
-    """Lines about trainings that are likely to run out of memory.
+    """Yield a line for each request whose trainings are likely to run out of memory.
 
     Args:
-        missing: trials that are to run.
-        machines: any of which may run them.
-        alone: whether one trial runs at a time.
+        missing: Trials that are to run.
+        machines: Any of which may run them.
+        one_at_a_time: Whether one trial runs at a time.
 
     Raises:
-        ResourceError: a training cannot fit, however small its microbatch.
+        ResourceError: A training cannot fit, however small its microbatch.
     """
-    machines, told = list(machines), set()
-    for one in (one for one in missing if one.trains):
-        experiment = one.trial.experiment
-        least = LOWER_BOUND_FACTOR * training_peak_bytes(_with_one_row_microbatch(experiment))
-        most = max((_available_bytes(machine, experiment) for machine in machines), default=0)
-        if not most:
+    machines, reported = list(machines), set()
+    for planned in missing:
+        experiment = planned.trial.experiment
+        available = max((_available_bytes(machine, experiment) for machine in machines), default=0)
+        if not planned.trains or not available:
             continue
-        where = "a GPU" if experiment.resources.devices else "the largest machine"
-        if least > most:
-            text = f"{_trial_name(one)} cannot be trained here: at least {format_bytes(least)}"
-            text = f"{text} of memory, even at one row of {experiment.model.block_size} tokens"
-            text = f"{text} at once, and {where}"
-            raise ResourceError(
-                f"{text} has {format_bytes(most)}; use a smaller model or a larger machine"
-            )
-        count = 1 if alone else min(m.at_once(experiment.resources) for m in machines)
-        peak = training_peak_bytes(experiment, most)
-        if peak * count > most and experiment.resources not in told:
-            told.add(experiment.resources)
-            yield _warning(one, peak, count, most, where)
+        _check_fits(planned, available)
+        count = 1 if one_at_a_time else min(m.at_once(experiment.resources) for m in machines)
+        peak = training_peak_bytes(experiment, available)
+        if peak * count > available and experiment.resources not in reported:
+            reported.add(experiment.resources)
+            yield _warning(planned, peak, count, available)
 
 
-def _warning(one: PlannedTrial, peak: int, count: int, most: int, where: str) -> str:
-    resources = one.trial.experiment.resources
-    text = f"{_trial_name(one)} is predicted to take {format_bytes(peak)}"
+def _check_fits(planned: PlannedTrial, available: int) -> None:
+    """Raise ResourceError if a training takes more than the memory even at its smallest."""
+    experiment = planned.trial.experiment
+    smallest = planned.with_resources(microbatch_tokens=experiment.model.block_size)
+    needed = LOWER_BOUND_FACTOR * training_peak_bytes(smallest.trial.experiment)
+    if needed > available:
+        text = f"{_trial_name(planned)} cannot be trained here: at least {format_bytes(needed)} of"
+        text = f"{text} memory, even at one row of {experiment.model.block_size} tokens at once"
+        text = f"{text}, and {_owner(experiment)} has {format_bytes(available)}"
+        raise ResourceError(f"{text}; use a smaller model or a larger machine")
+
+
+def _warning(planned: PlannedTrial, peak: int, count: int, available: int) -> str:
+    experiment = planned.trial.experiment
+    text = f"{_trial_name(planned)} is predicted to take {format_bytes(peak)}"
+    hint = "lower resources.microbatch_tokens"
     if count > 1:
         text += f", and {count} such trials at once {format_bytes(peak * count)}"
-    larger = f"raise resources.{'gpus' if resources.devices else 'cpus'} so that fewer run at once"
-    way_out = "lower resources.microbatch_tokens" + (f" or {larger}" if count > 1 else "")
-    return f"memory may run out: {text}, of {format_bytes(most)} that {where} has; {way_out}"
-
-
-def _with_one_row_microbatch(experiment: Experiment) -> Experiment:
-    """With one row in a microbatch, as failure policies leave it."""
-    changed = {"microbatch_tokens": experiment.model.block_size}
-    resources = experiment.resources.model_copy(update=changed)
-    return experiment.model_copy(update={"resources": resources})
+        field = "gpus" if experiment.resources.devices else "cpus"
+        hint += f" or raise resources.{field} so that fewer run at once"
+    has = f"{format_bytes(available)} that {_owner(experiment)} has"
+    return f"memory may run out: {text}, of {has}; {hint}"
 
 
 def _available_bytes(machine: MachineMemory, experiment: Experiment) -> int:
+    """Return the memory that a training may take: of the device, less its context, or the host."""
     if not experiment.resources.devices:
         return machine.host
     return max(0, machine.device - CONTEXT_BYTES)
 
 
-def _device_memory() -> int:
-    """Bytes of the largest GPU here, by NVIDIA's own command; 0 if that knows none."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return 0
-    asked = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True)
-        return max((int(line) for line in done.stdout.split()), default=0) * 2**20
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return 0
+def _owner(experiment: Experiment) -> str:
+    return "a GPU" if experiment.resources.devices else "the largest machine"
 
 
-def _trial_name(one: PlannedTrial) -> str:
-    return f"trial {one.trial.id[:8]} ({one.label})"
+def _trial_name(planned: PlannedTrial) -> str:
+    return f"trial {planned.trial.id[:8]} ({planned.label})"

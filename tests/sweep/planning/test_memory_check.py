@@ -1,9 +1,10 @@
 """Memory of machines against predictions; machines are numbers here."""
 
 import json
-import os
+from types import SimpleNamespace
 
 import psutil
+import pynvml
 import pytest
 
 from kvlab.errors import ResourceError
@@ -97,14 +98,24 @@ def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
     assert "raise resources.gpus" in line
 
 
-def test_a_machine_says_what_it_has(tmp_path, monkeypatch):
-    command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\necho 81559\necho 143771\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    found = MachineMemory(**json.loads(measure_machine_memory()))
-    assert found.device == 143771 * 2**20
-    assert 0 < found.host == host_memory() <= psutil.virtual_memory().total
-    assert found.cores >= 1
-    command.write_text("#!/bin/sh\necho no driver; exit 9\n")
+def test_a_machine_says_what_it_has(monkeypatch):
+    sizes = [81559 * 2**20, 143771 * 2**20]
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(sizes))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetMemoryInfo", lambda index: SimpleNamespace(total=sizes[index])
+    )
+    machine = MachineMemory(**json.loads(measure_machine_memory()))
+    assert machine.device == 143771 * 2**20
+    assert 0 < machine.host == host_memory() <= psutil.virtual_memory().total
+    assert machine.cores >= 1
+
+
+def test_a_machine_without_a_driver_has_no_device_memory(monkeypatch):
+    def fail():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
     assert MachineMemory(**json.loads(measure_machine_memory())).device == 0
