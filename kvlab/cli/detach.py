@@ -93,7 +93,7 @@ def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
         job = jobs.start(
             lambda name: [_DRIVER_MODULE, store, sweep.name, "--job", name, "--", *words],
             files=folder,
-            about={SWEEP_KEY: sweep.name, STORE_KEY: store},
+            metadata={SWEEP_KEY: sweep.name, STORE_KEY: store},
         )
     finally:
         shutil.rmtree(folder)

@@ -17,7 +17,7 @@ def remote_status(address: str, sweep: str | None, *, as_json: bool) -> int:
     """Print the driver's job and the output of `kvlab status` there; without a sweep, all jobs."""
     jobs = RayJobs(address)
     if sweep is None:
-        drivers = jobs.drivers()
+        drivers = jobs.list_drivers()
         facts = [_job_facts(job) for job in drivers]
         print(json.dumps(facts, indent=1) if as_json else _jobs_table(drivers))
         return 0
@@ -47,12 +47,12 @@ def remote_logs(address: str, name: str, store: str, words: list[str], *, follow
         The exit code of a driver that was followed to its end, otherwise that of the command.
     """
     jobs = RayJobs(address)
-    job = jobs.driver(name)
+    job = jobs.find_driver(name)
     if job is not None:
-        for piece in jobs.output(job.name, follow=follow):
+        for piece in jobs.read_output(job.name, follow=follow):
             _write(piece)
-        return jobs.exit_code(job.name) if follow else 0
-    newest = next(iter(jobs.drivers()), None)
+        return jobs.wait_for_exit_code(job.name) if follow else 0
+    newest = next(iter(jobs.list_drivers()), None)
     if not _TRIAL_ID_PREFIX.match(name):
         find_driver_job(jobs, name)  # raises and lists the drivers
     if not os.path.isabs(store):
@@ -64,14 +64,14 @@ def remote_stop(address: str, sweep: str, *, force: bool, as_json: bool) -> int:
     """Ask a driver's job to stop at the next checkpoints, or with ``force`` end it."""
     jobs = RayJobs(address)
     job = find_driver_job(jobs, sweep)
-    if not job.runs:
+    if not job.is_running:
         text = f"sweep = {sweep} is not running at {address}"
         raise UsageError(f"{text}: its last driver {_job_state(job)}")
     if not force:
         words = ["stop", sweep, "--store", job.store]
         return _stream_answer(jobs, [*words, "--json"] if as_json else words)
     jobs.stop(job.name)
-    jobs.exit_code(job.name)
+    jobs.wait_for_exit_code(job.name)
     if as_json:
         print(json.dumps({"sweep": sweep, "ended": True}))
     else:
@@ -82,14 +82,14 @@ def remote_stop(address: str, sweep: str, *, force: bool, as_json: bool) -> int:
 def _stream_answer(jobs: RayJobs, words: list[str]) -> int:
     """Print the output of a command as it comes and return its exit code."""
     previous = ""  # the last piece is the exit code
-    for piece in jobs.answer(words):
+    for piece in jobs.run_command(words):
         _write(previous)
         previous = piece
     return int(previous)
 
 
 def _collect_answer(jobs: RayJobs, words: list[str]) -> tuple[int, str]:
-    *pieces, code = jobs.answer(words)
+    *pieces, code = jobs.run_command(words)
     return int(code), "".join(pieces)
 
 
@@ -110,7 +110,7 @@ def _job_line(job: DriverJob) -> str:
 
 
 def _job_state(job: DriverJob) -> str:
-    if job.runs:
+    if job.is_running:
         return job.status
     if job.exit_code is None:
         return job.status if not job.message else f"{job.status}: {job.message}"

@@ -76,7 +76,7 @@ def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
     if last is None:
         return None
     driver, state = last
-    facts: dict[str, Any] = {**asdict(driver), "state": state, "place": driver.place}
+    facts: dict[str, Any] = {**asdict(driver), "state": state, "place": driver.location}
     if state == "killed" or driver.exit_code:
         log = driver_log(store, name, driver.number)
         lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []

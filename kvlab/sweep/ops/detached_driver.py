@@ -1,9 +1,9 @@
-"""Drivers that run without a terminal: where each keeps its log, and how it ended.
+"""Drivers that run without a terminal: their folders, their logs, and how they ended.
 
     <store>/sweeps/<name>/drivers/<n>/  driver.log, driver.json, lock
 
-``driver.json`` says which process (and, on a cluster, which job) it is; once it has ended, also
-its exit code. The lock is held as long as the process lives, however it dies.
+``driver.json`` names the process and, on a cluster, the job; once it has ended, it has the exit
+code, too. The lock is held as long as the process lives, however it dies.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -32,13 +32,15 @@ DriverState = Literal["running", "ended", "killed"]
 
 @dataclass(frozen=True)
 class DetachedDriver:
-    """One detached driver, as its folder tells.
+    """One detached driver: the content of ``driver.json``.
 
     Attributes:
-        number: counts the detached drivers of its sweep, from 1.
-        host: of the machine that it runs on; on a cluster, of the one that runs the job.
-        job: name of the job; None for a process of its own.
-        exit_code: once it has ended.
+        number: Of the detached drivers of its sweep, from 1.
+        process: Process id.
+        host: Name of the machine that it runs on.
+        job: Name of the Ray job; None for a process of its own.
+        started, ended: Times in UTC.
+        exit_code: None as long as it runs.
     """
 
     number: int
@@ -50,17 +52,17 @@ class DetachedDriver:
     exit_code: int | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it runs, for people."""
-        where = f"process {self.process} on {self.host}"
-        return f"job {self.job}, {where}" if self.job else where
+        process = f"process {self.process} on {self.host}"
+        return f"job {self.job}, {process}" if self.job else process
 
 
 def create_driver_folder(store: Store, sweep: str) -> int:
-    """Makes the next driver's folder; returns its number. Any number may ask at once.
+    """Create the next driver's folder and return its number. Processes may call it at once.
 
     Raises:
-        StoreError: the store cannot be written.
+        StoreError: The store cannot be written.
     """
     number = max(list_driver_numbers(store, sweep), default=0)
     while True:
@@ -70,7 +72,7 @@ def create_driver_folder(store: Store, sweep: str) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir()
         except FileExistsError:
-            continue  # another driver was quicker
+            continue  # another process was faster
         except OSError as error:
             text = f"{path} cannot be made: {error.strerror}"
             raise StoreError(f"{text}; check the store's rights and disk") from None
@@ -86,13 +88,13 @@ def driver_log(store: Store, sweep: str, number: int) -> Path:
 
 
 def list_driver_sweeps(store: Store) -> list[str]:
-    """The sweeps that have detached drivers, or a record; also such as never began."""
-    found = {path.parent.name for path in (store.path / "sweeps").glob("*/drivers")}
-    return sorted(found | set(store.sweep_names()))
+    """Return the sweeps that have a record or detached drivers, even if those never began."""
+    driven = {path.parent.name for path in (store.path / "sweeps").glob("*/drivers")}
+    return sorted(driven | set(store.sweep_names()))
 
 
 def list_driver_numbers(store: Store, sweep: str) -> list[int]:
-    """The detached drivers that a sweep ever had, the oldest first."""
+    """Return the numbers of all detached drivers that a sweep has had, the oldest first."""
     with contextlib.suppress(FileNotFoundError):
         names = os.listdir(store.sweep_directory(sweep) / "drivers")
         return sorted(int(name) for name in names if name.isdecimal())
@@ -101,57 +103,61 @@ def list_driver_numbers(store: Store, sweep: str) -> list[int]:
 
 @contextmanager
 def record_driver(store: Store, sweep: str, number: int, job: str | None) -> Iterator[list[int]]:
-    """Says for the length of the block that driver ``number`` is this process.
+    """Record for the length of the block that this process is driver ``number``.
 
-    Gives a list into which the block puts the exit code; left empty, it is 1.
+    Yields:
+        A list to which the block appends the exit code; if it stays empty, the code is 1.
     """
     folder = driver_folder(store, sweep, number)
-    facts = DetachedDriver(number, os.getpid(), socket.gethostname(), job, utc_now())
-    code: list[int] = []
+    driver = DetachedDriver(number, os.getpid(), socket.gethostname(), job, utc_now())
+    exit_codes: list[int] = []
     with Lock(folder / "lock").hold():
-        _write_driver(folder, facts)
+        _write_driver(folder, driver)
         try:
-            yield code
+            yield exit_codes
         finally:
-            known = {**asdict(facts), "ended": utc_now(), "exit_code": code[-1] if code else 1}
-            _write_driver(folder, DetachedDriver(**known))
+            exit_code = exit_codes[-1] if exit_codes else 1
+            _write_driver(folder, replace(driver, ended=utc_now(), exit_code=exit_code))
 
 
 def read_driver(store: Store, sweep: str, number: int) -> tuple[DetachedDriver, DriverState] | None:
-    """A driver and how it stands; None if it never came so far as to say who it is."""
+    """Return a driver and its state; None if it never came so far as to write its record."""
     folder = driver_folder(store, sweep, number)
     try:
-        found = read_json(folder / "driver.json")
+        record = read_json(folder / "driver.json")
     except (FileNotFoundError, StoreError):
         return None
-    facts = DetachedDriver(**{key: found.get(key) for key in DetachedDriver.__dataclass_fields__})
-    if facts.exit_code is not None:
-        return facts, "ended"
-    return facts, "running" if seems_held(folder / "lock") else "killed"
+    driver = DetachedDriver(
+        **{field.name: record.get(field.name) for field in fields(DetachedDriver)}
+    )
+    if driver.exit_code is not None:
+        return driver, "ended"
+    return driver, "running" if seems_held(folder / "lock") else "killed"
 
 
 def read_last_driver(store: Store, sweep: str) -> tuple[DetachedDriver, DriverState] | None:
-    """The newest detached driver of a sweep, if it has one."""
+    """Return the newest detached driver of a sweep and its state, if it has one."""
     numbers = list_driver_numbers(store, sweep)
     return read_driver(store, sweep, numbers[-1]) if numbers else None
 
 
 def end_detached_driver(store: Store, sweep: str, driver: DetachedDriver) -> None:
-    """Ends a driver of this machine that runs, and with it its trials: at once by asking twice,
-    as Ctrl-C does, and after `PATIENCE_SECONDS` by SIGKILL.
+    """End a running driver of this machine and its trials.
+
+    Two SIGTERM end it at once, as a second Ctrl-C does; SIGKILL follows after `PATIENCE_SECONDS`.
 
     Raises:
-        UsageError: it runs on another machine.
+        UsageError: It runs on another machine.
     """
     if driver.host != socket.gethostname():
-        text = f"the driver of {sweep} is {driver.place}, and this is {socket.gethostname()}"
-        way_out = f"run `kvlab stop {sweep} --force` on {driver.host}"
+        text = f"the driver of {sweep} is {driver.location}, and this is {socket.gethostname()}"
+        hint = f"run `kvlab stop {sweep} --force` on {driver.host}"
         if driver.job:
-            way_out = f"run `kvlab stop {sweep} --force --address ADDRESS` with its cluster's"
-        asked = f"`kvlab stop {sweep}` without --force asks it from here, to stop at a checkpoint"
-        raise UsageError(f"{text}; {way_out} ({asked})")
+            hint = f"run `kvlab stop {sweep} --force --address ADDRESS` with its cluster's"
+        other = f"`kvlab stop {sweep}` without --force asks it from here, to stop at a checkpoint"
+        raise UsageError(f"{text}; {hint} ({other})")
     lock = driver_folder(store, sweep, driver.number) / "lock"
-    # its lock is held, so the process is still the one that wrote its number down
+    # While its lock is held, the process is still the one that wrote its id.
     kills = ((signal.SIGTERM, 1.0), (signal.SIGTERM, PATIENCE_SECONDS), (signal.SIGKILL, 5.0))
     watcher = LeaseWatcher()
     for number, patience in kills:
@@ -164,5 +170,5 @@ def end_detached_driver(store: Store, sweep: str, driver: DetachedDriver) -> Non
             time.sleep(_POLL_SECONDS)
 
 
-def _write_driver(folder: Path, facts: DetachedDriver) -> None:
-    write_json(folder / "driver.json", {"schema": SCHEMA, **asdict(facts)})
+def _write_driver(folder: Path, driver: DetachedDriver) -> None:
+    write_json(folder / "driver.json", {"schema": SCHEMA, **asdict(driver)})

@@ -1,12 +1,12 @@
-"""Commands as jobs of a Ray cluster, through Ray's job server; imports ray.
+"""Commands as jobs of a Ray cluster, through Ray's job server. Imports ray.
 
-The server is a part of the dashboard of the cluster's head, which needs what ``kvlab[cluster]``
-installs; here ray alone is enough. A job runs on the head, asks Ray for no resources, and finds
-there its own kvlab, its own data folder and its own environment: only the few files that it is
-given travel.
+The server is part of the dashboard of the cluster's head, which needs what ``kvlab[cluster]``
+installs; here ray alone is enough. A job runs on the head and asks Ray for no resources. It uses the
+head's kvlab, data folder and environment; only the few files that it is given are sent.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -14,7 +14,6 @@ import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from typing import Any
 from kvlab.errors import ResourceError, UsageError
 
 POLL_SECONDS = 0.3
+
 SWEEP_KEY, STORE_KEY = "kvlab_sweep", "kvlab_store"
-"""Keys of a driver's job under which it says what it drives."""
+"""Keys of a driver's job metadata."""
 
 _LOGGERS = (
     "ray.dashboard.modules.dashboard_sdk",
@@ -35,10 +35,16 @@ _RAY_LOG_LINE = re.compile(r"\d{4}-.*\sINFO job_manager\.py:|Running entrypoint 
 
 @dataclass(frozen=True)
 class DriverJob:
-    """A job that drives a sweep, as the cluster tells.
+    """A job that drives a sweep.
 
-    ``status`` is Ray's word in lower case; ``exit_code`` is None while it runs, or if it was
-    ended from outside. ``started`` is in seconds since 1970.
+    Attributes:
+        name: Of the job.
+        sweep: Name of the sweep.
+        store: Path of its store on the cluster.
+        status: Ray's job status in lower case.
+        started: Seconds since 1970.
+        exit_code: None while it runs, or if it was ended from outside.
+        message: Ray's, one line.
     """
 
     name: str
@@ -50,7 +56,7 @@ class DriverJob:
     message: str
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self.status in ("pending", "running")
 
 
@@ -58,10 +64,10 @@ class RayJobs:
     """The job server of one cluster.
 
     Args:
-        address: of the dashboard (``http://head:8265``), or of the cluster, as for ``submit``.
+        address: Of the dashboard (``http://head:8265``) or of the cluster, as for `kvlab submit`.
 
     Raises:
-        ResourceError: it cannot be reached, or speaks to us not.
+        ResourceError: The server cannot be reached, or rejects the client.
     """
 
     def __init__(self, address: str):
@@ -78,47 +84,54 @@ class RayJobs:
             raise ResourceError(_unreachable_message(address, error)) from error
 
     def start(
-        self, words: Callable[[str], list[str]], *, files: Path | None, about: Mapping[str, str]
+        self,
+        arguments: Callable[[str], list[str]],
+        *,
+        files: Path | None,
+        metadata: Mapping[str, str],
     ) -> str:
-        """Starts ``python -m WORDS`` beside copies of ``files``, a folder; returns its name.
+        """Start ``python -m ARGUMENTS`` beside copies of ``files``.
 
         Args:
-            words: of the command, given the job's name.
+            arguments: Returns the arguments for the job's name.
+            files: A folder, which becomes the working folder of the job.
+            metadata: Kept with the job.
+
+        Returns:
+            The job's name.
 
         Raises:
-            ResourceError: the server refuses it.
+            ResourceError: The server refuses it.
         """
-        name = f"kvlab-{about.get(SWEEP_KEY, 'command')}-{uuid.uuid4().hex[:8]}"
-        command = f"python -m {shlex.join(words(name))}"
-        environment = {} if files is None else {"working_dir": str(files)}
+        name = f"kvlab-{metadata.get(SWEEP_KEY, 'command')}-{uuid.uuid4().hex[:8]}"
         with _translate_errors(self.address):
             return self._client.submit_job(
-                entrypoint=command,
+                entrypoint=f"python -m {shlex.join(arguments(name))}",
                 submission_id=name,
-                runtime_env=environment,
-                metadata=dict(about),
+                runtime_env={} if files is None else {"working_dir": str(files)},
+                metadata=dict(metadata),
             )
 
-    def drivers(self) -> list[DriverJob]:
-        """The jobs that drive sweeps or did so, the newest first."""
+    def list_drivers(self) -> list[DriverJob]:
+        """Return the jobs that drive sweeps or did so, the newest first."""
         with _translate_errors(self.address):
-            found = [_parse_driver_job(job) for job in self._client.list_jobs()]
-        known = [job for job in found if job is not None]
-        return sorted(known, key=lambda job: job.started, reverse=True)
+            jobs = map(_parse_driver_job, self._client.list_jobs())
+            drivers = [job for job in jobs if job is not None]
+        return sorted(drivers, key=lambda job: job.started, reverse=True)
 
-    def driver(self, sweep: str) -> DriverJob | None:
-        """The newest job that drives ``sweep``."""
-        return next((job for job in self.drivers() if job.sweep == sweep), None)
+    def find_driver(self, sweep: str) -> DriverJob | None:
+        """Return the newest job that drives ``sweep``."""
+        return next((job for job in self.list_drivers() if job.sweep == sweep), None)
 
-    def output(self, name: str, *, follow: bool) -> Iterator[str]:
-        """What a job has printed, piece by piece; with ``follow`` until it ends."""
+    def read_output(self, name: str, *, follow: bool) -> Iterator[str]:
+        """Yield what a job has printed, piece by piece; with ``follow`` until it ends."""
         with _translate_errors(self.address):
             yield from _drop_ray_lines(
-                self._followed(name) if follow else iter([self._client.get_job_logs(name)])
+                self._follow_output(name) if follow else iter([self._client.get_job_logs(name)])
             )
 
-    def exit_code(self, name: str) -> int:
-        """Of a job that ends, after it has; 1 if it was ended from outside."""
+    def wait_for_exit_code(self, name: str) -> int:
+        """Wait for the end of a job; return its exit code, 1 if it was ended from outside."""
         with _translate_errors(self.address):
             while not self._client.get_job_status(name).is_terminal():
                 time.sleep(POLL_SECONDS)
@@ -126,21 +139,25 @@ class RayJobs:
         return 1 if code is None else int(code)
 
     def stop(self, name: str) -> None:
-        """Ends a job: by SIGTERM, and a few seconds later by SIGKILL."""
+        """End a job by SIGTERM, and a few seconds later by SIGKILL."""
         with _translate_errors(self.address):
             self._client.stop_job(name)
 
-    def answer(self, words: list[str]) -> Iterator[str]:
-        """Runs ``kvlab WORDS`` there and gives what it prints; last its exit code, as digits."""
-        name = self.start(lambda _: ["kvlab.cli.main", *words], files=None, about={})
+    def run_command(self, arguments: list[str]) -> Iterator[str]:
+        """Run ``kvlab ARGUMENTS`` on the head.
+
+        Yields:
+            What it prints, and at last its exit code as digits.
+        """
+        name = self.start(lambda _: ["kvlab.cli.main", *arguments], files=None, metadata={})
         try:
-            yield from self.output(name, follow=True)
-            yield str(self.exit_code(name))
+            yield from self.read_output(name, follow=True)
+            yield str(self.wait_for_exit_code(name))
         finally:
-            with suppress(Exception):  # still running, or gone: it is a leftover either way
+            with contextlib.suppress(Exception):  # it still runs, or is gone already
                 self._client.delete_job(name)
 
-    def _followed(self, name: str) -> Iterator[str]:
+    def _follow_output(self, name: str) -> Iterator[str]:
         loop, tail = asyncio.new_event_loop(), self._client.tail_job_logs(name)
         try:
             while True:
@@ -154,36 +171,39 @@ class RayJobs:
 
 
 def find_driver_job(jobs: RayJobs, sweep: str) -> DriverJob:
-    """The newest job that drives ``sweep``.
+    """Return the newest job that drives ``sweep``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is none.
     """
-    found = jobs.driver(sweep)
-    if found is None:
-        known = ", ".join(dict.fromkeys(job.sweep for job in jobs.drivers())) or "it has none"
-        text = f"sweep = {sweep} has no driver at {jobs.address} ({known})"
+    job = jobs.find_driver(sweep)
+    if job is None:
+        sweeps = dict.fromkeys(driver.sweep for driver in jobs.list_drivers())
+        text = (
+            f"sweep = {sweep} has no driver at {jobs.address} ({', '.join(sweeps) or 'none has'})"
+        )
         raise UsageError(f"{text}; submit it with --detach")
-    return found
+    return job
 
 
 def _parse_driver_job(job: Any) -> DriverJob | None:
-    about = job.metadata or {}
-    if SWEEP_KEY not in about or job.submission_id is None:
+    """Return one of Ray's jobs as a driver's, or None if it is another's."""
+    metadata = job.metadata or {}
+    if SWEEP_KEY not in metadata or job.submission_id is None:
         return None
     return DriverJob(
-        job.submission_id,
-        about[SWEEP_KEY],
-        about[STORE_KEY],
-        str(job.status.value).lower(),
-        (job.start_time or 0) / 1000,
-        job.driver_exit_code,
-        (job.message or "").split("\n", 1)[0],
+        name=job.submission_id,
+        sweep=metadata[SWEEP_KEY],
+        store=metadata[STORE_KEY],
+        status=str(job.status.value).lower(),
+        started=(job.start_time or 0) / 1000,
+        exit_code=job.driver_exit_code,
+        message=(job.message or "").split("\n", 1)[0],
     )
 
 
 def _drop_ray_lines(pieces: Iterator[str]) -> Iterator[str]:
-    """What a job printed, line by line, without Ray's own lines, which may stand anywhere."""
+    """Yield a job's output line by line, without Ray's own lines, which may be anywhere."""
     rest = ""
     for piece in pieces:
         *lines, rest = (rest + piece).split("\n")
@@ -193,31 +213,25 @@ def _drop_ray_lines(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def _enable_token_auth() -> None:
-    """A cluster asks for a token by default; a client sends the one that it has only if told."""
-    known = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    if known or (Path.home() / ".ray" / "auth_token").exists():
+    """Let the client send the token that it has: it does so only if told, and clusters ask."""
+    has_token = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if has_token or (Path.home() / ".ray" / "auth_token").exists():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-class _translate_errors:
-    """Turns what Ray's client raises into an error for people."""
-
-    def __init__(self, address: str):
-        self._address = address
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, *_: Any
-    ) -> None:
-        if isinstance(error, RuntimeError | ConnectionError | OSError):
-            raise ResourceError(_unreachable_message(self._address, error)) from error
+@contextlib.contextmanager
+def _translate_errors(address: str) -> Iterator[None]:
+    """Raise errors of Ray's client as ResourceError."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise ResourceError(_unreachable_message(address, error)) from error
 
 
 def _unreachable_message(address: str, error: BaseException) -> str:
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    text = f"address = {address} gives no job server: {first}"
+    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    text = f"address = {address} gives no job server: {first_line}"
     if type(error).__name__ == "AuthenticationError":
         return f"{text}; put the cluster's token into RAY_AUTH_TOKEN or ~/.ray/auth_token"
-    way_out = "install kvlab[cluster] on its head and start it with --include-dashboard=true"
-    return f"{text}; {way_out}, or name its dashboard, such as http://HEAD:8265"
+    hint = "install kvlab[cluster] on its head and start it with --include-dashboard=true"
+    return f"{text}; {hint}, or name its dashboard, such as http://HEAD:8265"

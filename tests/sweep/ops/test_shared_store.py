@@ -17,7 +17,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def check(folder, everywhere):
-    check_store_is_shared(folder.parent.parent, folder, everywhere, patience=0.3)
+    check_store_is_shared(folder.parent.parent, folder, everywhere, timeout=0.3)
 
 
 def test_a_shared_store_passes_and_nothing_stays(folder):
