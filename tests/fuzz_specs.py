@@ -1,13 +1,13 @@
-"""Fuzzing of what people write: mutated specs through the commands that read them.
+"""Fuzzing of specs: mutated experiments and sweeps through the commands that read them.
 
     python -m tests.fuzz_specs --cases 10000 --first 0
 
 A case takes a valid experiment and sweep, damages one of them in one to four places (values,
-keys, structure, or bytes), and plans it. Every case must end with exit code 0, or with 2 and
-text in which each line says where by file, line and column. What is accepted and small is also
-submitted (unless it needs a download), with stages that only write files, into a store. Never a traceback, and never a file
-outside the store: not in the working folder, HOME, the specs' folder or the one above.
-A case follows from its number alone.
+keys, structure, or bytes), and plans it. Every case must end with exit code 0, or with 2 and an
+error message of which each line has a file, line and column. An accepted sweep that is small is
+also submitted, unless it needs a download, with stages that only write files. There must be no
+traceback, and no file outside the store: not in the working folder, HOME, the specs' folder or
+the one above. A case follows from its number alone.
 """
 
 import argparse
@@ -99,27 +99,27 @@ KEYS = [
 ]  # fmt: skip
 
 
-def files(number: int) -> dict[str, bytes]:
-    """The two files of case ``number``."""
+def make_files(number: int) -> dict[str, bytes]:
+    """Return the two files of case ``number``."""
     rng = random.Random(number)
     specs = {"e.yaml": EXPERIMENT, "s.yaml": SEARCH if rng.random() < 0.2 else SWEEP}
     copies = copy.deepcopy(specs)
     victim = "e.yaml" if rng.random() < 0.3 else "s.yaml"
     for _ in range(rng.randint(1, 4)):
-        _damage(rng, copies[victim])
-    written = {name: yaml.safe_dump(data, sort_keys=False) for name, data in copies.items()}
-    raw = {name: text.encode() for name, text in written.items()}
+        _damage_data(rng, copies[victim])
+    texts = {name: yaml.safe_dump(data, sort_keys=False) for name, data in copies.items()}
+    raw = {name: text.encode() for name, text in texts.items()}
     if rng.random() < 0.25:
-        raw[victim] = _bytes(rng, raw[victim])
+        raw[victim] = _damage_bytes(rng, raw[victim])
     return raw
 
 
-def _damage(rng: random.Random, data: Any) -> None:
-    """Changes one place of nested data."""
-    places = list(_places(data))
-    if not places:
+def _damage_data(rng: random.Random, data: Any) -> None:
+    """Change one value, key or structure of nested data."""
+    entries = list(_iter_entries(data))
+    if not entries:
         return
-    holder, key = rng.choice(places)
+    holder, key = rng.choice(entries)
     match rng.randrange(5):
         case 0 | 1:
             holder[key] = copy.deepcopy(rng.choice(VALUES))
@@ -133,42 +133,42 @@ def _damage(rng: random.Random, data: Any) -> None:
             holder[key] = [holder[key]]
 
 
-def _places(data: Any) -> Any:
+def _iter_entries(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every container in nested data with each of its keys."""
     keys = list(data) if isinstance(data, dict) else range(len(data))
     for key in keys:
         yield data, key
         if isinstance(data[key], dict | list):
-            yield from _places(data[key])
+            yield from _iter_entries(data[key])
 
 
-def _bytes(rng: random.Random, raw: bytes) -> bytes:
-    """Damages the text itself."""
+def _damage_bytes(rng: random.Random, raw: bytes) -> bytes:
     changed = bytearray(raw)
     for _ in range(rng.randint(1, 5)):
-        at = rng.randrange(len(changed) or 1)
+        index = rng.randrange(len(changed) or 1)
         match rng.randrange(4):
             case 0:
-                changed[at : at + 1] = bytes([rng.randrange(256)])
+                changed[index : index + 1] = bytes([rng.randrange(256)])
             case 1:
-                del changed[at : at + rng.randint(1, 20)]
+                del changed[index : index + rng.randint(1, 20)]
             case 2:
-                changed[at:at] = rng.choice(
+                changed[index:index] = rng.choice(
                     [b"\t", b"{", b"[", b": ", b"- ", b"&a ", b"*a ", b"'", b"\x00", b"\xff"]
                 )
             case 3:
-                changed[at:at] = changed[at : at + rng.randint(1, 60)]
+                changed[index:index] = changed[index : index + rng.randint(1, 60)]
     return bytes(changed)
 
 
-WHERE = re.compile(r".*[es]\.yaml:\d+:\d+: \S")
-"""How every line of a refusal begins."""
+ERROR_LINE = re.compile(r".*[es]\.yaml:\d+:\d+: \S")
+"""How every line of an error message begins."""
 
-MOST_TRIALS, MOST_STEPS = 20, 40
-"""Of an accepted sweep that is run, with stages that only write files."""
+MAX_TRIALS, MAX_STEPS = 20, 40
+"""Of an accepted sweep that is submitted."""
 
 
-class Place:
-    """A folder to work in, watched as a whole: specs, a store, HOME and the working folder."""
+class Workspace:
+    """A watched folder with specs, a store, HOME and a working folder."""
 
     def __init__(self, root: Path):
         self.root, self.specs = root.resolve(), root.resolve() / "specs"
@@ -180,12 +180,12 @@ class Place:
             (self.specs / "texts" / f"{number}.txt").write_text(f"text {number}\n" * 90)
         for name in ("e.yaml", "s.yaml"):
             (self.specs / name).touch()
-        self._there = self._paths()
+        self._expected_paths = self._list_paths()
 
     @contextmanager
-    def entered(self) -> Iterator["Place"]:
-        """Works there, with nothing set from outside."""
-        before, environment = os.getcwd(), dict(os.environ)
+    def entered(self) -> Iterator["Workspace"]:
+        """Work in this folder, with no setting from outside."""
+        folder, environment = os.getcwd(), dict(os.environ)
         os.chdir(self.root / "work")
         os.environ.update(HOME=str(self.root / "home"), KVLAB_DATA=str(self.root / "data"))
         for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI", "KVLAB_COPY_TO", "KVLAB_NOTIFY"):
@@ -193,80 +193,80 @@ class Place:
         try:
             yield self
         finally:
-            os.chdir(before)
+            os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
 
-    def stray(self, *, store: bool) -> list[str]:
-        """Files and folders that should not be there; the store's may be if it was used."""
-        found = self._paths() - self._there
+    def find_strays(self, *, store: bool) -> list[str]:
+        """Return new files and folders, each once; those in the store count unless ``store``."""
+        strays = self._list_paths() - self._expected_paths
         if store:
-            found = {path for path in found if not f"{path}{os.sep}".startswith(f"{self.store}/")}
-        self._there |= found  # each is told once
-        return sorted(found)
+            strays = {path for path in strays if not f"{path}{os.sep}".startswith(f"{self.store}/")}
+        self._expected_paths |= strays
+        return sorted(strays)
 
-    def _paths(self) -> set[str]:
-        """All but prepared texts, whose folder is where they belong."""
-        found = set()
+    def _list_paths(self) -> set[str]:
+        """All paths but prepared texts, which belong where they are."""
+        paths = set()
         for folder, folders, names in os.walk(self.root):
-            found |= {f"{folder}{os.sep}{name}" for name in (*folders, *names)}
+            paths |= {f"{folder}{os.sep}{name}" for name in (*folders, *names)}
             folders[:] = [name for name in folders if name != "data"]
-        return found
+        return paths
 
 
-def check(number: int, place: Place) -> str | None:
-    """What is wrong with case ``number``, None if nothing."""
-    for name, raw in files(number).items():
-        (place.specs / name).write_bytes(raw)
-    said = _call("plan", place, "--json")
-    if isinstance(said, str):
-        return said
-    code, out, error = said
-    if stray := place.stray(store=False):
-        return f"plan left files behind: {stray}"
+def check_case(number: int, workspace: Workspace) -> str | None:
+    """Return what is wrong with case ``number``, None if nothing is."""
+    for name, raw in make_files(number).items():
+        (workspace.specs / name).write_bytes(raw)
+    outcome = _call("plan", workspace, "--json")
+    if isinstance(outcome, str):
+        return outcome
+    code, out, error = outcome
+    if strays := workspace.find_strays(store=False):
+        return f"plan left files behind: {strays}"
     if code == 2:
         lines = error.splitlines()
-        unplaced = [line for line in lines if not WHERE.match(line)]
+        unplaced = [line for line in lines if not ERROR_LINE.match(line)]
         if not lines or unplaced:
-            return f"says not where: {unplaced[:3] or error}"
+            return f"no place in: {unplaced[:3] or error}"
         return None
     if code != 0 or error:
         return f"exit code {code}: {error[:300]}"
-    return _submitted(json.loads(out), place)
+    return _check_submit(json.loads(out), workspace)
 
 
-def _submitted(facts: dict[str, Any], place: Place) -> str | None:
-    """Runs an accepted sweep that is small, to its end."""
+def _check_submit(facts: dict[str, Any], workspace: Workspace) -> str | None:
+    """Run an accepted sweep to its end if it is small."""
     trials = facts["trials"]
-    cells = [cell.experiment for cell in load_sweep(place.specs / "s.yaml").cells()]
+    cells = [cell.experiment for cell in load_sweep(workspace.specs / "s.yaml").cells()]
     steps = max(experiment.training.steps for experiment in cells)
     downloads = any(experiment.evaluation.hellaswag for experiment in cells)
-    if facts["text_absent"] or downloads or len(trials) > MOST_TRIALS or steps > MOST_STEPS:
+    if facts["text_absent"] or downloads or len(trials) > MAX_TRIALS or steps > MAX_STEPS:
         return None
     try:
-        said = _call("submit", place, "--executor", "inline", "--no-report", "--no-smoke")
-        if isinstance(said, str):
-            return f"submit: {said}"
-        code, out, error = said
-        if stray := place.stray(store=True):
-            return f"submit left files behind: {stray}"
+        outcome = _call("submit", workspace, "--executor", "inline", "--no-report", "--no-smoke")
+        if isinstance(outcome, str):
+            return f"submit: {outcome}"
+        code, out, error = outcome
+        if strays := workspace.find_strays(store=True):
+            return f"submit left files behind: {strays}"
         if code == 2:
-            return None if error.strip() else "submit refuses without a word"
+            return None if error.strip() else "submit fails without a message"
         if code == 1 and len(error.splitlines()) == 1 and "missing" not in out:
-            return None  # of the data, such as too little held-out text
+            return None  # an error of the data, such as too little held-out text
         if code != 0 or error:
             return f"submit: exit code {code}: {error[:300]}{out[-300:]}"
-        ended = Store(place.store).trial_ids()
-        wrong = {one["trial"] for one in trials} - set(ended)
-        return f"submit: not recorded: {sorted(wrong)}" if wrong else None
+        recorded = Store(workspace.store).trial_ids()
+        missing = {trial["trial"] for trial in trials} - set(recorded)
+        return f"submit: not recorded: {sorted(missing)}" if missing else None
     finally:
-        shutil.rmtree(place.store, ignore_errors=True)
+        shutil.rmtree(workspace.store, ignore_errors=True)
 
 
-def _call(command: str, place: Place, *options: str) -> tuple[int, str, str] | str:
-    """Exit code, standard output and standard error; or the exception that came through."""
+def _call(command: str, workspace: Workspace, *options: str) -> tuple[int, str, str] | str:
+    """Exit code, standard output and standard error; or the exception that was raised."""
     out, error = io.StringIO(), io.StringIO()
-    words = [command, str(place.specs / "s.yaml"), "--store", str(place.store), *options]
+    words = [command, str(workspace.specs / "s.yaml"), "--store", str(workspace.store), *options]
     try:
         with redirect_stdout(out), redirect_stderr(error):
             code = kvlab(words)
@@ -278,45 +278,46 @@ def _call(command: str, place: Place, *options: str) -> tuple[int, str, str] | s
 
 
 @contextmanager
-def stub_stages() -> Iterator[None]:
-    """Lets ``--executor inline`` record real trials around stages that only write files, and
-    tells MLflow nothing: that would be most of the time."""
-    real, mirror = EXECUTORS["inline"], submit.MLflowCallback
+def stub_submit() -> Iterator[None]:
+    """Replace the stages of ``--executor inline`` by ones that only write files, and MLflow, which
+    would take most of the time, by nothing."""
+    inline, callback = EXECUTORS["inline"], submit.MLflowCallback
 
-    class Silent(mirror):  # type: ignore[valid-type, misc]
+    class NoMLflow(callback):  # type: ignore[valid-type, misc]
         def on_result(self, trial_id: str) -> None: ...
 
         def finish(self, report: Path | None) -> None: ...
 
-    def stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
+    def make_stub(run: Any, address: str | None) -> Any:  # noqa: ARG001
         return InlineExecutor(StubRun(run.keywords["store"]))
 
-    entry = replace(real, make=stub)
-    EXECUTORS["inline"], submit.MLflowCallback = entry, Silent  # type: ignore[misc]
+    EXECUTORS["inline"] = replace(inline, make=make_stub)
+    submit.MLflowCallback = NoMLflow  # type: ignore[misc]
     try:
         yield
     finally:
-        EXECUTORS["inline"], submit.MLflowCallback = real, mirror  # type: ignore[misc]
+        EXECUTORS["inline"] = inline
+        submit.MLflowCallback = callback  # type: ignore[misc]
 
 
-def problems(numbers: range) -> dict[int, str]:
-    """What is wrong with these cases; in a folder of its own, which is taken away."""
+def find_problems(numbers: range) -> dict[int, str]:
+    """Return what is wrong with these cases, run in a temporary folder."""
     with (
         tempfile.TemporaryDirectory() as name,
-        Place(Path(name)).entered() as place,
-        stub_stages(),
+        Workspace(Path(name)).entered() as workspace,
+        stub_submit(),
     ):
-        found = {number: check(number, place) for number in numbers}
-    return {number: text for number, text in found.items() if text is not None}
+        results = {number: check_case(number, workspace) for number in numbers}
+    return {number: text for number, text in results.items() if text is not None}
 
 
-def search(first: int, cases: int) -> dict[int, str]:
-    """What is wrong with ``cases`` cases from ``first`` on, on every core."""
+def search_problems(first: int, cases: int) -> dict[int, str]:
+    """Return what is wrong with ``cases`` cases from ``first`` on, run on every core."""
     count = cpu_count()
-    parts = [range(first + part, first + cases, count) for part in range(count)]
+    shares = [range(first + share, first + cases, count) for share in range(count)]
     with multiprocessing.get_context("spawn").Pool(count) as pool:
-        found = pool.map(problems, parts)
-    return {number: text for part in found for number, text in sorted(part.items())}
+        results = pool.map(find_problems, shares)
+    return {number: text for result in results for number, text in sorted(result.items())}
 
 
 def main() -> int:
@@ -324,11 +325,11 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    found = search(options.first, options.cases)
-    for number, problem in found.items():
+    problems = search_problems(options.first, options.cases)
+    for number, problem in problems.items():
         print(f"case {number}: {problem}")
-    print(f"{options.cases:,} mutated specs, {len(found)} problems")
-    return int(bool(found))
+    print(f"{options.cases:,} mutated specs, {len(problems)} problems")
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -4,36 +4,37 @@ import re
 
 import pytest
 
-from tests.fuzz_specs import Place, check, files, problems, search
+from tests.fuzz_specs import Workspace, check_case, find_problems, make_files, search_problems
 
 
-def test_mutated_specs_end_with_a_record_or_a_refusal():
-    assert problems(range(300)) == {}
+def test_mutated_specs_are_recorded_or_refused():
+    assert find_problems(range(300)) == {}
 
 
 @pytest.mark.faults
 def test_ten_thousand_mutated_specs():
-    assert search(0, 10_000) == {}
+    assert search_problems(0, 10_000) == {}
 
 
-def test_a_file_anywhere_but_in_the_store_is_seen(tmp_path):
-    with Place(tmp_path).entered() as place:
-        (place.store / "trials").mkdir(parents=True)
-        assert place.stray(store=True) == []
-        assert place.stray(store=False) == [str(place.store), str(place.store / "trials")]
+def test_a_file_outside_the_store_is_noticed(tmp_path):
+    with Workspace(tmp_path).entered() as workspace:
+        (workspace.store / "trials").mkdir(parents=True)
+        assert workspace.find_strays(store=True) == []
+        store = workspace.store
+        assert workspace.find_strays(store=False) == [str(store), str(store / "trials")]
         for name in ("home/.kvlab", "work/mlruns", "specs/s.yaml.tmp", "runs-2"):
-            (place.root / name).touch()
-            assert place.stray(store=True) == [str(place.root / name)]
-            (place.root / name).unlink()
+            (workspace.root / name).touch()
+            assert workspace.find_strays(store=True) == [str(workspace.root / name)]
+            (workspace.root / name).unlink()
 
 
-def test_a_refusal_that_says_not_where_is_a_problem(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.fuzz_specs.WHERE", re.compile("nowhere"))
-    with Place(tmp_path).entered() as place:
-        found = [check(number, place) for number in range(5)]
-    assert any(text and text.startswith("says not where") for text in found)
+def test_an_error_message_without_a_place_is_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.fuzz_specs.ERROR_LINE", re.compile("nowhere"))
+    with Workspace(tmp_path).entered() as workspace:
+        problems = [check_case(number, workspace) for number in range(5)]
+    assert any(text and text.startswith("no place in") for text in problems)
 
 
 def test_a_case_follows_from_its_number_and_cases_differ():
-    assert files(7) == files(7)
-    assert len({files(number)["s.yaml"] for number in range(50)}) > 25
+    assert make_files(7) == make_files(7)
+    assert len({make_files(number)["s.yaml"] for number in range(50)}) > 25
