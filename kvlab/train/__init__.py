@@ -1,4 +1,4 @@
-"""Training: optimizer, schedule, loop, checkpoints."""
+"""Training: the loop, one optimizer step, the learning-rate schedule and checkpoints."""
 
 from kvlab.train.loop import train
 from kvlab.train.tensor_files import load_final_weights, read_final_weights

@@ -1,11 +1,11 @@
-"""Checkpoints of a running training: a folder each, written whole or not at all.
+"""Checkpoints of a running training: one folder each, written atomically.
 
     checkpoints/step-00000100/model.safetensors       parameters by name
                               optimizer.safetensors   AdamW's state: exp_avg.<parameter>, ...
-                              state.json              where the run is, and the files' sha256
+                              state.json              `TrainingState`, and the files' sha256
 
-A folder gets its name only once everything in it is on the disk. Should a disk lose bytes all
-the same, the sha256 tells, and the checkpoint before it is used.
+A folder gets its name only after everything in it is on disk. If a disk loses bytes all the same,
+the hashes detect it, and the previous checkpoint is used.
 """
 
 import hashlib
@@ -35,14 +35,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class TrainingState:
-    """Where a training is, apart from tensors.
+    """State of a training apart from its tensors.
 
     Attributes:
-        step: optimizer steps done. The batches, the schedule and all else follow from it.
-        seconds, timed_seconds, timed_steps: in all steps; in, and number of, those that count
-            for the rate.
-        pending: losses of the steps since the last point of the curve.
-        recent, lowest: what `kvlab.train.divergence.check_spike` looks at.
+        step: optimizer steps taken. The batches and the schedule are functions of it.
+        seconds: time in all steps.
+        timed_seconds, timed_steps: time and number of the steps that count for the rate.
+        pending: losses since the last point of the curve.
+        recent, lowest: arguments of `kvlab.train.divergence.check_spike`.
+        train_curve, validation_curve, resumed_from: as in `TrainingRecord`.
     """
 
     step: int = 0
@@ -58,7 +59,11 @@ class TrainingState:
 
 
 def resume_identity(experiment: Experiment, seed: int, train_tokens: int, start: Any = None) -> str:
-    """sha256 of what makes two runs the same, so that one does not go on from another's state."""
+    """Return a hash of what two runs must have in common for one to resume the other.
+
+    Args:
+        start: identity of the initial weights; None if they are freshly drawn.
+    """
     facts = {
         "model": experiment.model.computation(),
         "training": experiment.training.identity(),
@@ -76,8 +81,11 @@ class Checkpoints:
     """The checkpoints of one training directory, which no other training uses meanwhile.
 
     Args:
-        keep_last: the newest that stay when one is written.
-        keep_best: those of lowest validation loss that stay too.
+        directory: of the training.
+        identity: see `resume_identity`.
+        keep_last: number of newest checkpoints to keep.
+        keep_best: number of checkpoints with the lowest validation loss to keep as well.
+        fence: of the lock on ``directory``, checked before each file is put in place.
     """
 
     def __init__(
@@ -93,7 +101,7 @@ class Checkpoints:
         self._keep_last, self._keep_best = keep_last, keep_best
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
-        """Writes a checkpoint, then removes those that the policy does not keep.
+        """Write a checkpoint, then remove those that are not to be kept.
 
         Raises:
             StoreError: the disk is full or gone; earlier checkpoints stay.
@@ -103,13 +111,13 @@ class Checkpoints:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=".step-", dir=self._folder))
-            self._fill(temporary, model, optimizer, state)
-            place = self._folder / f"step-{state.step:08d}"
+            self._write_files(temporary, model, optimizer, state)
+            path = self._folder / f"step-{state.step:08d}"
             if self._fence is not None:
                 self._fence.check()
-            if place.exists():  # damaged, or we would have gone on from it
-                shutil.rmtree(place)
-            os.rename(temporary, place)
+            if path.exists():  # it is damaged, otherwise this run had resumed from it
+                shutil.rmtree(path)
+            os.rename(temporary, path)
             fsync_path(self._folder)
         except OSError as error:
             text = f"{self._folder} cannot be written: {error.strerror}"
@@ -117,21 +125,24 @@ class Checkpoints:
         finally:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
-        self._keep(list(self._newest_first())[: self._keep_last])
+        self._remove_others(list(self._newest_first())[: self._keep_last])
 
-    def _fill(
+    def _write_files(
         self, folder: Path, model: nn.Module, optimizer: Optimizer, state: TrainingState
     ) -> None:
         parameters = dict(model.named_parameters())
         write_tensors(folder / _FILES[0], parameters, self._fence)
         write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters), self._fence)
-        digests = {name: file_sha256(folder / name) for name in _FILES}
-        facts = {"schema": 1, "identity": self._identity, "sha256": digests}
-        write_json(folder / "state.json", {**facts, "state": asdict(state)}, fence=self._fence)
+        hashes = {name: file_sha256(folder / name) for name in _FILES}
+        content = {"schema": 1, "identity": self._identity, "sha256": hashes}
+        write_json(folder / "state.json", {**content, "state": asdict(state)}, fence=self._fence)
         fsync_path(folder)
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
-        """Loads the newest whole checkpoint; None if there is none.
+        """Load the newest intact checkpoint into ``model`` and ``optimizer``.
+
+        Returns:
+            Its state, or None if there is no checkpoint.
 
         Raises:
             StoreError: a checkpoint belongs to another training.
@@ -139,10 +150,10 @@ class Checkpoints:
         self._remove_leftovers()
         for folder in self._newest_first():
             try:
-                identity, state = self._checked(folder)
+                identity, state = self._read_state(folder)
                 tensors = [read_tensors(folder / name) for name in _FILES]
             except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
-                _log.warning("%s is damaged (%s); going on from the one before", folder, error)
+                _log.warning("%s is damaged (%s); trying the one before", folder, error)
                 continue
             if identity != self._identity:
                 text = f"{folder} belongs to another training"
@@ -154,40 +165,41 @@ class Checkpoints:
         return None
 
     def remove_all_but_best(self) -> None:
-        """What is left when the training is finished."""
+        """Remove what a finished training does not keep."""
         if self._keep_best:
             self._remove_leftovers()
-            self._keep([])
+            self._remove_others([])
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _keep(self, wanted: list[Path]) -> None:
-        """Removes all but ``wanted`` and the best."""
+    def _remove_others(self, kept: list[Path]) -> None:
+        """Remove all checkpoints but ``kept`` and the best."""
         folders = list(self._newest_first())
-        scores = {folder: _validation_loss(folder) for folder in folders if self._keep_best}
-        scored = sorted((score, folder) for folder, score in scores.items() if score is not None)
-        best = [folder for _, folder in scored[: self._keep_best]]
+        losses = {folder: _validation_loss(folder) for folder in folders if self._keep_best}
+        ranked = sorted((loss, folder) for folder, loss in losses.items() if loss is not None)
+        best = [folder for _, folder in ranked[: self._keep_best]]
         for folder in folders:
-            if folder not in wanted and folder not in best:
+            if folder not in kept and folder not in best:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _checked(self, folder: Path) -> tuple[str, TrainingState]:
-        found: dict[str, Any] = read_json(folder / "state.json")
+    def _read_state(self, folder: Path) -> tuple[str, TrainingState]:
+        """Return the identity and state of a checkpoint after checking its files."""
+        content: dict[str, Any] = read_json(folder / "state.json")
         for name in _FILES:
-            if file_sha256(folder / name) != found["sha256"][name]:
+            if file_sha256(folder / name) != content["sha256"][name]:
                 raise ValueError(f"{name} is not what was written")
-        return found["identity"], TrainingState(**found["state"])
+        return content["identity"], TrainingState(**content["state"])
 
     def _newest_first(self) -> Iterator[Path]:
         yield from sorted(self._folder.glob("step-*"), reverse=True)
 
     def _remove_leftovers(self) -> None:
-        for folder in self._folder.glob(".step-*"):  # a kill while writing
+        for folder in self._folder.glob(".step-*"):  # left by a kill during a write
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _validation_loss(folder: Path) -> float | None:
-    """The validation loss at a checkpoint's step; None if there is none, or it is damaged."""
+    """Return the validation loss at a checkpoint's step; None if it is missing or damaged."""
     try:
         state = read_json(folder / "state.json")["state"]
         last = state["validation_curve"][-1]
@@ -209,7 +221,8 @@ def _optimizer_tensors(
 def _restore_optimizer(
     optimizer: Optimizer, parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor]
 ) -> None:
-    for full, tensor in tensors.items():
-        key, _, name = full.partition(".")
+    for qualified_name, tensor in tensors.items():
+        key, _, name = qualified_name.partition(".")
         parameter = parameters[name]
-        optimizer.state[parameter][key] = tensor.clone().to(parameter.device)  # not the file
+        # cloned: the tensor that was read maps the file
+        optimizer.state[parameter][key] = tensor.clone().to(parameter.device)

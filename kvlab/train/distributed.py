@@ -1,8 +1,8 @@
-"""The processes that train one model together, as each of them sees it.
+"""Data-parallel training: one model, several processes.
 
-Data-parallel: every worker holds the whole model, takes its share of each step's rows, and the
-gradients are summed (torch's DistributedDataParallel). The rows of a step are those of one
-worker, so the losses are too, but for the order of sums.
+Every worker holds the whole model and takes its share of each step's rows; gradients are averaged
+by PyTorch's DistributedDataParallel. A step has the same rows as with one worker, so the losses
+are equal up to the order of summation.
 """
 
 from collections.abc import Callable
@@ -19,58 +19,61 @@ from kvlab.errors import ResourceError
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """Worker ``rank`` of ``size``; one alone needs no process group."""
+    """This process as worker ``rank`` of ``size``. A single worker needs no process group."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def here(cls, wanted: int) -> "WorkerGroup":
-        """This process's place in the process group.
+    def current(cls, size: int) -> "WorkerGroup":
+        """Return this process's position in the process group.
 
         Raises:
-            ResourceError: there are not ``wanted`` workers.
+            ResourceError: the group does not have ``size`` workers.
         """
-        joined = dist.is_available() and dist.is_initialized()
-        found = cls(dist.get_rank(), dist.get_world_size()) if joined else cls()
-        if found.size != wanted:
-            text = f"the training is for {wanted} workers and runs in {found.size}"
-            raise ResourceError(f"{text}; use the Ray executor, or resources.workers: {found.size}")
-        return found
+        has_group = dist.is_available() and dist.is_initialized()
+        group = cls(dist.get_rank(), dist.get_world_size()) if has_group else cls()
+        if group.size != size:
+            text = f"the training is for {size} workers and runs in {group.size}"
+            raise ResourceError(f"{text}; use the Ray executor, or resources.workers: {group.size}")
+        return group
 
     @property
-    def leads(self) -> bool:
-        """Whether this one writes files and speaks."""
+    def is_rank_zero(self) -> bool:
+        """Whether this worker writes files and reports."""
         return self.rank == 0
 
-    def share(self, count: int) -> slice:
-        """This worker's part of ``count`` rows, which ``size`` divides."""
-        each = count // self.size
-        return slice(self.rank * each, (self.rank + 1) * each)
+    def row_slice(self, count: int) -> slice:
+        """Return this worker's part of ``count`` rows, a multiple of ``size``."""
+        share = count // self.size
+        return slice(self.rank * share, (self.rank + 1) * share)
 
-    def summed(self, value: Tensor) -> Tensor:
-        """The sum of all workers' values, in place."""
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        """Sum ``value`` over all workers, in place."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
 
-    def agree(self, ask: Callable[[], bool], device: torch.device) -> bool:
-        """What the leader answers; the others do not ask."""
+    def broadcast_decision(self, decide: Callable[[], bool], device: torch.device) -> bool:
+        """Return what ``decide`` returns on rank zero; the others do not call it."""
         if self.size == 1:
-            return ask()
-        answer = torch.tensor([self.leads and ask()], dtype=torch.int32, device=device)
-        dist.broadcast(answer, 0)
-        return bool(answer.item())
+            return decide()
+        decision = torch.tensor([self.is_rank_zero and decide()], dtype=torch.int32, device=device)
+        dist.broadcast(decision, 0)
+        return bool(decision.item())
 
-    def wrapped(self, module: nn.Module, device: torch.device) -> nn.Module:
-        """``module`` with gradients that are means over the workers; all start as the leader's."""
+    def wrap_module(self, module: nn.Module, device: torch.device) -> nn.Module:
+        """Return ``module`` with gradients averaged over the workers.
+
+        All workers start from the parameters of rank zero.
+        """
         if self.size == 1:
             return module
         ids = [device] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(module, device_ids=ids)
 
-    def gradients_later(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
-        """While accumulating: gradients travel only in the last part of a step."""
+    def no_sync(self, module: nn.Module, is_last: bool) -> AbstractContextManager[Any]:
+        """Return a context without gradient exchange, unless this is a step's last microbatch."""
         if self.size == 1 or is_last:
             return nullcontext()
         assert isinstance(module, nn.parallel.DistributedDataParallel)

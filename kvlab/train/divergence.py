@@ -1,4 +1,4 @@
-"""When a training has diverged: its loss is no number, or it left what it had learnt."""
+"""Detect that a training has diverged: a loss that is not finite, or one that stays high."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,14 @@ from kvlab.errors import Diverged
 from kvlab.spec import TrainingConfig
 
 WINDOW = 32
-"""Steps whose mean loss is compared: a spike that passes sooner is noise."""
+"""Steps whose mean loss is compared. A spike that passes sooner is noise."""
 
 
 def check_finite(name: str, value: float, training: TrainingConfig, step: int) -> None:
-    """Raises:
-    Diverged: ``value`` is NaN or infinite.
+    """Check that a value is neither NaN nor infinite.
+
+    Raises:
+        Diverged: it is.
     """
     if not math.isfinite(value):
         raise Diverged(_divergence_message(f"the {name} is {value}", training, step))
@@ -21,14 +23,17 @@ def check_finite(name: str, value: float, training: TrainingConfig, step: int) -
 def check_spike(
     recent: Sequence[float], lowest: float | None, training: TrainingConfig, step: int
 ) -> float | None:
-    """The lowest mean loss of `WINDOW` steps so far.
+    """Check the mean loss of the last `WINDOW` steps against the lowest such mean so far.
 
     Args:
         recent: losses of the last steps, at most `WINDOW`.
-        lowest: what this gave for the step before.
+        lowest: the return value for the step before.
+
+    Returns:
+        The lowest mean including this step; None before there are `WINDOW` losses.
 
     Raises:
-        Diverged: ``training.spike`` nats above it.
+        Diverged: the mean is ``training.spike`` nats above the lowest.
     """
     if len(recent) < WINDOW:
         return lowest
@@ -37,13 +42,12 @@ def check_spike(
         return mean
     if training.spike is not None and mean > lowest + training.spike:
         rise = f"from {lowest:.3f} to {mean:.3f}, over training.spike = {training.spike:g},"
-        raise Diverged(
-            _divergence_message(f"the mean loss of {WINDOW} steps rose {rise}", training, step)
-        )
+        text = f"the mean loss of {WINDOW} steps rose {rise}"
+        raise Diverged(_divergence_message(text, training, step))
     return lowest
 
 
-def _divergence_message(what: str, training: TrainingConfig, step: int) -> str:
-    place = f"at step {step} of {training.steps}"
+def _divergence_message(text: str, training: TrainingConfig, step: int) -> str:
+    where = f"at step {step} of {training.steps}"
     rate = f"with learning_rate = {training.learning_rate:g}"
-    return f"{what} {place}, {rate}; lower it, or lengthen warmup_tokens"
+    return f"{text} {where}, {rate}; lower it, or lengthen warmup_tokens"

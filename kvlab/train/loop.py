@@ -1,6 +1,7 @@
 """`train`: one training, from its initial weights or its newest checkpoint to its final weights."""
 
 import math
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -27,6 +28,13 @@ from kvlab.train.training_record import (
     write_training_record,
 )
 
+CHECKPOINT_SECONDS = 60.0
+"""The longest time between checkpoints, unless writing one takes over a twentieth of it."""
+
+REPORT_SECONDS = 0.5
+
+OnProgress = Callable[[dict[str, Any]], None]
+
 
 class WeightLoader(Protocol):
     """Load initial weights that are not freshly drawn."""
@@ -37,14 +45,6 @@ class WeightLoader(Protocol):
 
     def load(self, model: GPT) -> None:
         """Replace the weights of ``model``."""
-
-
-CHECKPOINT_SECONDS = 60.0
-"""The most time between checkpoints, unless writing one takes longer than a twentieth of it."""
-
-REPORT_SECONDS = 0.5
-
-OnProgress = Callable[[dict[str, Any]], None]
 
 
 def train(
@@ -61,25 +61,29 @@ def train(
     until: int | None = None,
     fence: Fence | None = None,
 ) -> TrainingRecord:
-    """Trains ``model`` in place as ``experiment.training`` says; see `TrainingRecord`.
+    """Train ``model`` in place as ``experiment.training`` says.
 
-    Goes on from the newest whole checkpoint in ``directory``; on CPU, with as many threads, the
-    weights come out bitwise as if there had been no interruption. At the end the weights are in
-    ``final/model.safetensors``, the record in ``training.json``, and of the checkpoints only
-    the ``keep_best``. If all of that is there already, it is loaded.
+    Resumes from the newest intact checkpoint in ``directory``. On CPU, with the same number of
+    threads, the weights are bitwise equal to those of an uninterrupted run. At the end the
+    weights are in ``final/model.safetensors`` and the record in ``training.json``; only the
+    ``keep_best`` checkpoints remain. A training that is finished already is loaded.
 
-    Several workers (``resources.workers``, or GPUs) each call this in a process of a
-    `torch.distributed` process group, with one directory; the first of them writes and reports.
+    With several workers (``resources.workers``, or GPUs) every process of a `torch.distributed`
+    group calls this with the same directory. Rank zero writes and reports.
 
     Args:
-        seed: picks the batches; the initial weights are the model's own, but for `initial_weights`.
+        seed: selects the batches. Initial weights are those of ``model``, or
+            ``initial_weights``.
         on_progress: gets ``stage, step, steps, loss, tokens_per_second, flops_per_second, mfu,
-            peak_bytes, seconds_left``, at most about twice a second.
-        should_stop: asked after every step.
+            peak_bytes, seconds_left``, at most about twice per second.
+        should_stop: called after every step.
         initial_weights: loaded into the model before step 0, never on a resume.
-        until: pause after this step, short of the end; the schedule stays that of the whole
-            training, so one that goes on comes out bitwise as if it had never paused.
+        until: pause after this step. The schedule remains that of the whole training, so a
+            training that resumes is bitwise equal to one that never paused.
         fence: of the lock on ``directory``, checked before each file is put in place.
+
+    Returns:
+        The record of the finished training.
 
     Raises:
         Paused: ``until`` is reached; a checkpoint and the validation loss are written.
@@ -91,15 +95,16 @@ def train(
         DataError: a split has too few tokens.
     """
     directory = Path(directory)
-    run = _Run(model.to(device), dataset, experiment, seed, directory, initial_weights, fence)
+    run = _Run(
+        model.to(device), dataset, experiment, seed, directory, initial_weights, until, fence
+    )
     record = load_training_record(directory)
     if record is not None and (directory / FINAL_WEIGHTS).exists():
         load_final_weights(model, directory)
     else:
-        run.until = until
         with keep_freed_memory(run.device.type):
-            record = run.steps(on_progress or (lambda _: None), should_stop or (lambda: False))
-    if run.stepper.workers.leads:
+            record = run.run(on_progress or (lambda _: None), should_stop or (lambda: False))
+    if run.workers.is_rank_zero:
         run.checkpoints.remove_all_but_best()
     return record
 
@@ -115,107 +120,109 @@ class _Run:
         seed: int,
         directory: Path,
         initial_weights: WeightLoader | None,
+        until: int | None,
         fence: Fence | None,
     ):
         self.stepper = TrainStepper(model, dataset, experiment, seed)
+        self.workers = self.stepper.workers
         self.experiment, self.training = experiment, experiment.training
         self.device, self.directory = model.device, directory
-        self.initial_weights, self.fence = initial_weights, fence
+        self.initial_weights, self.until, self.fence = initial_weights, until, fence
         source = initial_weights and initial_weights.identity
         identity = resume_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(
             directory, identity, self.training.keep_last, self.training.keep_best, fence
         )
-        self.until: int | None = None
         self.saved_step = 0
         self.save_seconds = 0.0
 
-    def steps(self, report: OnProgress, should_stop: Callable[[], bool]) -> TrainingRecord:
-        """All steps that are left, and what comes after the last."""
+    def run(self, report: OnProgress, should_stop: Callable[[], bool]) -> TrainingRecord:
+        """Take all remaining steps and write the result."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        workers = self.stepper.workers
-        state = self.begin()
-        self.accountant = MfuMeter(self.experiment, self.device, workers.size)
-        self.saved_step = state.step
-        self.saved_at = self.reported_at = began = time.monotonic()
-        first = state.step
-        self.pause_if_due(state)  # one that paused, or went further, before
+        state = self.load_state()
+        self.mfu_meter = MfuMeter(self.experiment, self.device, self.workers.size)
+        self.saved_step = first_step = state.step
+        self.saved_at = reported_at = start = time.monotonic()
+        self.pause_if_due(state)  # an earlier attempt may have paused here or gone further
         while state.step < self.training.steps:
-            self.step(state, is_first=state.step == first)
+            self.take_step(state, is_first=state.step == first_step)
             self.validate_if_due(state)
             self.pause_if_due(state)
             is_last = state.step == self.training.steps
-            if not is_last and workers.agree(should_stop, self.device):
+            if not is_last and self.workers.broadcast_decision(should_stop, self.device):
                 self.save(state)
                 raise Stopped(f"asked to stop after step {state.step} of {self.training.steps}")
             if self.is_save_due(state, is_last):
                 self.save(state)
             now = time.monotonic()
-            if is_last or state.step == first + 1 or now - self.reported_at >= REPORT_SECONDS:
-                self.reported_at = now
-                if workers.leads:
-                    report(self.progress(state, (now - began) / (state.step - first)))
+            is_second = state.step == first_step + 1
+            if is_last or is_second or now - reported_at >= REPORT_SECONDS:
+                reported_at = now
+                if self.workers.is_rank_zero:
+                    report(self.progress(state, (now - start) / (state.step - first_step)))
         return self.finish(state)
 
-    def begin(self) -> TrainingState:
-        """The state of the newest checkpoint, or of a training that begins."""
+    def load_state(self) -> TrainingState:
+        """Resume from the newest checkpoint, or begin a new training."""
         state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
         if state is None:
             state = TrainingState()
-            if self.initial_weights is not None and self.stepper.workers.leads:
+            if self.initial_weights is not None and self.workers.is_rank_zero:
                 self.initial_weights.load(self.stepper.model)
         self.stepper.join()
         return state
 
-    def step(self, state: TrainingState, *, is_first: bool) -> None:
-        """One optimizer step.
+    def take_step(self, state: TrainingState, *, is_first: bool) -> None:
+        """Take one optimizer step and record its loss and time.
 
         Raises:
-            Diverged: before the weights are touched, or after a spike that lasts.
+            Diverged: the loss or gradient is not finite (before the weights change), or the
+                loss stayed high after a spike.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         loss = self.stepper.step(state.step)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start
         state.step += 1
         state.seconds += seconds
         if not is_first:
             state.timed_seconds += seconds
             state.timed_steps += 1
-        self.note_loss(state, loss)
+        self.record_loss(state, loss)
 
-    def note_loss(self, state: TrainingState, loss: float) -> None:
-        """A point of the curve is the mean over the steps since the last."""
-        every = max(1, self.training.steps // CURVE_POINTS)
+    def record_loss(self, state: TrainingState, loss: float) -> None:
+        """Add a loss to the curve, whose points are means over the steps since the last point."""
+        interval = max(1, self.training.steps // CURVE_POINTS)
         state.pending.append(loss)
         state.recent = [*state.recent, loss][-WINDOW:]
         state.lowest = check_spike(state.recent, state.lowest, self.training, state.step)
-        if state.step % every == 0 or state.step == self.training.steps:
+        if state.step % interval == 0 or state.step == self.training.steps:
             mean = math.fsum(state.pending) / len(state.pending)
             state.train_curve.append([state.step, self.tokens(state), mean])
             state.pending = []
 
     def validate_if_due(self, state: TrainingState) -> None:
         if state.step % self.training.evaluate_every == 0 or state.step == self.training.steps:
-            loss = self.stepper.validation_loss()
-            check_finite("validation loss", loss, self.training, state.step)
-            state.validation_curve.append([state.step, self.tokens(state), loss])
+            state.validation_curve.append([state.step, self.tokens(state), self.validate(state)])
+
+    def validate(self, state: TrainingState) -> float:
+        loss = self.stepper.validation_loss()
+        check_finite("validation loss", loss, self.training, state.step)
+        return loss
 
     def pause_if_due(self, state: TrainingState) -> None:
-        """At the rung: a checkpoint, then the loss; a kill between them loses nothing.
+        """Pause at the rung of a search: write a checkpoint, then the loss.
 
-        The loss enters the curve only where the curve has a point anyway: rungs change nothing
-        of a training's record.
+        In this order a kill between them loses nothing. The loss is not added to the curve:
+        rungs do not change a training's record.
         """
         if self.until is None or not self.until <= state.step < self.training.steps:
             return
-        curve = state.validation_curve
-        loss = curve[-1][2] if curve and curve[-1][0] == state.step else None
+        loss = self.last_validation_loss(state)
         if loss is None:
-            loss = self.stepper.validation_loss()
-            check_finite("validation loss", loss, self.training, state.step)
+            loss = self.validate(state)
         self.save(state)
-        if self.stepper.workers.leads:
+        if self.workers.is_rank_zero:
             write_rung(self.directory, self.until, state.step, loss, self.fence)
         steps = f"{state.step} of {self.training.steps}"
         raise Paused(f"paused after step {steps} at validation loss {loss:.6g}")
@@ -223,28 +230,33 @@ class _Run:
     def is_save_due(self, state: TrainingState, is_last: bool) -> bool:
         if is_last or self.is_among_best(state):
             return self.is_among_best(state)
-        apart = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
-        by_time = time.monotonic() - self.saved_at >= apart
-        return by_time or state.step % self.training.checkpoint_every == 0
+        interval = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
+        is_time = time.monotonic() - self.saved_at >= interval
+        return is_time or state.step % self.training.checkpoint_every == 0
 
     def is_among_best(self, state: TrainingState) -> bool:
-        """Whether a checkpoint of this step would be kept for its validation loss."""
-        curve, keep = state.validation_curve, self.training.keep_best
-        if not keep or not curve or curve[-1][0] != state.step:
+        """Return whether a checkpoint of this step would be kept for its validation loss."""
+        keep, loss = self.training.keep_best, self.last_validation_loss(state)
+        if not keep or loss is None:
             return False
-        return sum(point[2] <= curve[-1][2] for point in curve) <= keep
+        return sum(point[2] <= loss for point in state.validation_curve) <= keep
+
+    def last_validation_loss(self, state: TrainingState) -> float | None:
+        """Return the validation loss at this step, if the curve has it."""
+        curve = state.validation_curve
+        return curve[-1][2] if curve and curve[-1][0] == state.step else None
 
     def save(self, state: TrainingState) -> None:
         if state.step > self.saved_step:
-            began = time.monotonic()
-            if self.stepper.workers.leads:
+            start = time.monotonic()
+            if self.workers.is_rank_zero:
                 self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
-            self.save_seconds = self.saved_at - began
+            self.save_seconds = self.saved_at - start
 
     def finish(self, state: TrainingState) -> TrainingRecord:
-        """Writes the weights, then the record: in this order a kill between them loses nothing."""
-        rate, accountant = self.rate(state), self.accountant
+        """Write the weights, then the record. In this order a kill between them loses nothing."""
+        rate = self.tokens_per_second(state)
         record = TrainingRecord(
             steps=state.step,
             tokens=self.tokens(state),
@@ -254,33 +266,33 @@ class _Run:
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
             peak_bytes=_peak_bytes(self.device),
-            **accountant.facts(rate),
+            **self.mfu_meter.record_fields(rate),
         )
-        if self.stepper.workers.leads:
+        if self.workers.is_rank_zero:
             parameters = dict(self.stepper.model.named_parameters())
             write_tensors(self.directory / FINAL_WEIGHTS, parameters, self.fence)
             write_training_record(self.directory, record, self.fence)
         return record
 
-    def progress(self, state: TrainingState, seconds_a_step: float) -> dict[str, Any]:
-        curve = state.train_curve
+    def progress(self, state: TrainingState, seconds_per_step: float) -> dict[str, Any]:
+        rate = self.tokens_per_second(state)
         return {
             "stage": "training",
             "step": state.step,
             "steps": self.training.steps,
-            "loss": state.pending[-1] if state.pending else curve[-1][2],
-            "tokens_per_second": self.rate(state),
-            "flops_per_second": self.accountant.flops_per_second(self.rate(state)),
-            "mfu": self.accountant.mfu(self.rate(state)),
+            "loss": state.pending[-1] if state.pending else state.train_curve[-1][2],
+            "tokens_per_second": rate,
+            "flops_per_second": self.mfu_meter.flops_per_second(rate),
+            "mfu": self.mfu_meter.mfu(rate),
             "peak_bytes": _peak_bytes(self.device),
-            "seconds_left": seconds_a_step * (self.training.steps - state.step),
+            "seconds_left": seconds_per_step * (self.training.steps - state.step),
         }
 
     def tokens(self, state: TrainingState) -> int:
         return state.step * self.training.batch_tokens
 
-    def rate(self, state: TrainingState) -> float:
-        """Tokens a second in steps alone; of a single step, with its warm-up."""
+    def tokens_per_second(self, state: TrainingState) -> float:
+        """Return the rate of the steps alone. The first one warms up and counts only if alone."""
         steps, seconds = state.timed_steps, state.timed_seconds
         if not steps:
             steps, seconds = state.step, state.seconds
@@ -290,7 +302,5 @@ class _Run:
 def _peak_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

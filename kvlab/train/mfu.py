@@ -1,8 +1,8 @@
-"""What a training made of its devices: FLOPs a second, and their share of what is possible.
+"""FLOPs per second of a training, and their share of what the device can do (MFU).
 
-Model FLOPs utilisation (MFU) is that of the PaLM report (arXiv 2204.02311): FLOPs that the model
-needs, by `kvlab.layout.flops`, over what the device could do in that time. The latter is never
-assumed: it is a maker's figure for a device that we know, or measured here.
+Model FLOPs utilization is that of the PaLM report (arXiv 2204.02311): the FLOPs that the model
+needs, by `kvlab.layout.flops`, over what the device could do in the same time. The latter is the
+maker's figure for a known device, or measured here.
 """
 
 import time
@@ -32,8 +32,8 @@ DATASHEET_FLOPS = {
     "NVIDIA GeForce RTX 4090": 165e12,
     "NVIDIA GeForce RTX 3090": 71e12,
 }
-"""Dense bfloat16 FLOPs a second by the makers' data sheets, by the device's exact name: a laptop's
-card, or part of one (MIG), has the name of a larger one within its own and is measured."""
+"""Dense bfloat16 FLOPs per second by the makers' data sheets, by exact device name. A laptop's
+card, or a part of a card (MIG), has the name of a larger one within its own, and is measured."""
 
 _MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 5
@@ -41,14 +41,14 @@ _REPEATS = 5
 
 @dataclass(frozen=True)
 class PeakFlops:
-    """FLOPs a second that one device can do; ``origin`` is ``stated`` or ``measured``."""
+    """Peak FLOPs per second of one device; ``origin`` is ``stated`` or ``measured``."""
 
     flops_per_second: float
     origin: str
 
 
 def find_peak_flops(device: torch.device, precision: str) -> PeakFlops:
-    """The stated peak of ``device`` where there is one, else the rate of a large product."""
+    """Return the stated peak of ``device`` if it is known, else the rate of a large product."""
     if device.type == "cuda":
         stated = DATASHEET_FLOPS.get(torch.cuda.get_device_name(device).strip())
         if stated is not None and precision == "bfloat16":
@@ -60,45 +60,50 @@ def find_peak_flops(device: torch.device, precision: str) -> PeakFlops:
 @lru_cache
 @torch.no_grad()
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype, threads: int) -> float:
-    """FLOPs a second of the fastest of a few large matrix products; once in a process for each.
+    """Measure the FLOPs per second of the fastest of a few large matrix products.
 
-    Of random numbers, as a training's: a device that saves power on equal operands runs them
-    faster than any training. Drawn aside, so that nobody else's draws change.
+    The operands are random, as in training: some devices run products of equal numbers faster.
+    They come from a generator of their own, so that the state of the global one is unchanged.
+
+    Args:
+        threads: the current number of threads, for which the result is cached.
     """
     assert threads == torch.get_num_threads()
     size = _MATRIX_SIDE.get(device.type, _MATRIX_SIDE["cuda"])
-    draw = torch.Generator(device).manual_seed(0)
-    a, b = (torch.randn(size, size, generator=draw, device=device, dtype=dtype) for _ in range(2))
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = (
+        torch.randn(size, size, generator=generator, device=device, dtype=dtype) for _ in range(2)
+    )
     out = a @ b
     best = float("inf")
     for _ in range(_REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         torch.mm(a, b, out=out)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
 
 
 class MfuMeter:
-    """Turns tokens a second of all workers into FLOPs a second and MFU of each device."""
+    """Converts the token rate of all workers into FLOPs per second and MFU."""
 
     def __init__(self, experiment: Experiment, device: torch.device, workers: int):
         self.workers = workers
         self.peak = find_peak_flops(device, experiment.training.precision)
         steps, tokens = experiment.training.steps, experiment.training.batch_tokens
-        self._per_token = training_flops(experiment) / (steps * tokens) if steps else 0.0
+        self._flops_per_token = training_flops(experiment) / (steps * tokens) if steps else 0.0
 
     def flops_per_second(self, tokens_per_second: float) -> float:
-        return self._per_token * tokens_per_second
+        return self._flops_per_token * tokens_per_second
 
     def mfu(self, tokens_per_second: float) -> float:
-        """Share of the peak of the workers' devices, of which each has one."""
-        possible = self.peak.flops_per_second * self.workers
-        return self.flops_per_second(tokens_per_second) / possible
+        """Return the share of the peak of all workers' devices, one per worker."""
+        peak = self.peak.flops_per_second * self.workers
+        return self.flops_per_second(tokens_per_second) / peak
 
-    def facts(self, tokens_per_second: float) -> dict[str, Any]:
-        """The fields of `kvlab.train.training_record.TrainingRecord` that are accounts."""
+    def record_fields(self, tokens_per_second: float) -> dict[str, Any]:
+        """Return the fields of `kvlab.train.training_record.TrainingRecord` about FLOPs."""
         return {
             "workers": self.workers,
             "flops_per_second": self.flops_per_second(tokens_per_second),

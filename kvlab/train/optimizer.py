@@ -1,4 +1,4 @@
-"""AdamW as GPT-2's reproductions use it."""
+"""AdamW and the learning-rate schedule, as published reproductions of GPT-2 use them."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ FUSED_DEVICES = frozenset({"cpu", "cuda"})
 
 
 def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
-    """AdamW (arXiv 1711.05101) with ``weight_decay`` on matrices, none on biases and norms."""
+    """Return AdamW (arXiv 1711.05101) with weight decay on matrices, not on biases and norms."""
     matrices, others = model.decay_groups()
     return AdamW(
         [
@@ -29,21 +29,20 @@ def make_optimizer(model: GPT, training: TrainingConfig) -> AdamW:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of the next step, for every parameter."""
+    """Set the rate of the next step for every parameter."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-# The learning rate as a pure function of the step.
-
-
 def learning_rate(training: TrainingConfig, step: int) -> float:
-    """The rate of the optimizer step ``step`` (0-based; ``training.steps`` of them).
+    """Return the learning rate of the optimizer step ``step``, a pure function of it.
 
-    Linear warm-up over ``warmup_tokens``, rounded up to whole steps: step 0 gets one part of
-    it, the last warm-up step all of ``learning_rate``. Then ``training.schedule``, which would
-    reach ``final_learning_rate`` at step ``training.steps``, one after the last. So it is done
-    in the published reproductions of GPT-2.
+    Linear warm-up over ``warmup_tokens``, rounded up to whole steps: step 0 gets one part of it,
+    the last warm-up step all of ``learning_rate``. Then ``training.schedule``, which would reach
+    ``final_learning_rate`` at step ``training.steps``, one after the last.
+
+    Args:
+        step: from 0 to ``training.steps - 1``.
     """
     peak, final = training.learning_rate, training.final_learning_rate
     assert final is not None, "filled in by the spec"
@@ -56,18 +55,20 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
 
 
 def _cosine_share(training: TrainingConfig, warmup: int, step: int) -> float:
-    """Half a cosine from the end of warm-up on."""
+    """Half a cosine after the warm-up."""
     progress = (step - warmup) / max(1, training.steps - warmup)
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def _wsd_share(training: TrainingConfig, warmup: int, step: int) -> float:
-    """Warm-up, stable, decay: the peak until ``decay_tokens`` before the end, then 1 - sqrt,
-    which Hägele et al. (arXiv 2405.18392) find better than a straight line."""
+    """Warm-up, stable, decay: the peak until ``decay_tokens`` before the end, then 1 - sqrt.
+
+    Hägele et al. (arXiv 2405.18392) find that shape better than a straight line.
+    """
     assert training.decay_tokens is not None, "filled in by the spec"
     decay = min(_whole_steps(training, training.decay_tokens), training.steps - warmup)
-    began = training.steps - decay
-    return 1.0 if step < began else 1 - math.sqrt((step - began) / max(1, decay))
+    start = training.steps - decay
+    return 1.0 if step < start else 1 - math.sqrt((step - start) / max(1, decay))
 
 
 def _whole_steps(training: TrainingConfig, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, written whole or not at all."""
+"""Read and write tensors as safetensors files, atomically."""
 
 import os
 import shutil
@@ -19,23 +19,26 @@ FINAL_WEIGHTS = Path("final") / "model.safetensors"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], fence: Fence | None = None) -> None:
-    """Writes named tensors so that a kill at any moment leaves the old file or the new one.
+    """Write named tensors. A kill at any moment leaves the old file or the new one.
 
     Only one process may write ``path`` at a time.
 
+    Args:
+        fence: of the lock on the folder, checked before the file is put in place.
+
     Raises:
         StoreError: the folder cannot be written or the disk is full; the old file stays.
-        LeaseLost: this process held the folder, and does not any more.
+        LeaseLost: this process no longer holds the lock.
     """
     folder = path.parent
     if fence is not None:
         fence.check()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(f".{path.name}.*"):  # of a kill while writing
+        for leftover in folder.glob(f".{path.name}.*"):  # left by a kill during a write
             shutil.rmtree(leftover)
         plain = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
-        # a folder, since the library makes temporary files of its own beside what it writes
+        # in a folder, because the library makes temporary files of its own beside its output
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=folder) as temporary:
             written = Path(temporary) / path.name
             save_file(plain, written, metadata={"format": "pt"})
@@ -49,7 +52,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], fence: Fence | None
 
 
 def fsync_path(path: str | Path) -> None:
-    """Returns once a file's bytes, or a folder's entries, are on the disk."""
+    """Wait until the bytes of a file, or the entries of a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -58,7 +61,7 @@ def fsync_path(path: str | Path) -> None:
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The named tensors of one file.
+    """Return the named tensors of one file.
 
     Raises:
         StoreError: it is missing or damaged.
@@ -70,24 +73,28 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
 
 
 def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) -> None:
-    """Puts ``tensors``, which come from ``source``, into the model's parameters.
+    """Copy ``tensors`` into the model's parameters of the same names.
+
+    Args:
+        source: the file that they come from, for the error message.
 
     Raises:
         StoreError: names or shapes are not the model's; nothing is copied.
     """
-    ours = dict(model.named_parameters())
-    wrong = sorted(set(ours) ^ set(tensors))
-    wrong += [n for n in ours if n in tensors and tensors[n].shape != ours[n].shape]
-    if wrong:
-        text = f"{source} does not fit the model: {len(wrong)} tensors differ, such as {wrong[0]}"
+    own = dict(model.named_parameters())
+    differing = sorted(set(own) ^ set(tensors))
+    differing += [n for n in own if n in tensors and tensors[n].shape != own[n].shape]
+    if differing:
+        count = f"{len(differing)} tensors differ, such as {differing[0]}"
+        text = f"{source} does not fit the model: {count}"
         raise StoreError(f"{text}; it was trained as another configuration")
     with torch.no_grad():
-        for name, parameter in ours.items():
+        for name, parameter in own.items():
             parameter.copy_(tensors[name])
 
 
 def read_final_weights(directory: str | Path) -> dict[str, Tensor]:
-    """The final weights of the training in ``directory``, by parameter.
+    """Return the final weights of the training in ``directory`` by parameter name.
 
     Raises:
         StoreError: there are none, or they are damaged.
@@ -96,7 +103,7 @@ def read_final_weights(directory: str | Path) -> dict[str, Tensor]:
 
 
 def load_final_weights(model: nn.Module, directory: str | Path) -> None:
-    """Loads the final weights of the training in ``directory``.
+    """Load the final weights of the training in ``directory`` into ``model``.
 
     Raises:
         StoreError: there are none, they are damaged, or they belong to another model.

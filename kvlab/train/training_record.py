@@ -1,4 +1,4 @@
-"""What a training leaves behind besides its weights: `training.json`."""
+"""The record of a finished training (`training.json`), and rungs of a search (`rungs.json`)."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lease import Fence
 
 CURVE_POINTS = 500
-"""About as many points as a training curve keeps; each is the mean loss of the steps since the
-one before it."""
+"""Approximate number of points of a training curve. Each is the mean loss of the steps since the
+point before it."""
 
 Curve = list[list[float]]
-"""Points ``[step, tokens, loss]``; loss in nats a token, after ``step`` steps."""
+"""Points ``[step, tokens, loss]``: loss in nats per token after ``step`` steps."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class TrainingRecord:
     """One finished training.
 
     Attributes:
-        steps, tokens: optimizer steps, and the tokens that they saw.
-        seconds: time in optimizer steps, over all attempts, without validation, checkpoints
-            and steps that were lost and done again.
-        tokens_per_second: rate of those steps, without each attempt's first, which warms up
-            and compiles.
+        steps, tokens: optimizer steps, and the tokens in them.
+        seconds: time in optimizer steps over all attempts, without validation, checkpoints
+            and steps that were lost and repeated.
+        tokens_per_second: rate of those steps without the first one of each attempt, which
+            warms up and compiles.
         train_curve, validation_curve: see `Curve`.
-        resumed_from: the step at which each later attempt went on.
-        peak_bytes: most device memory allocated; on CPU the largest resident size of the
-            process that finished the training, whatever else that process did. Of several
-            workers, the first one's.
+        resumed_from: the step from which each later attempt resumed.
+        peak_bytes: peak of the device memory allocated; on CPU the peak resident size of the
+            process that finished the training, including its other work. With several
+            workers that of rank zero.
         workers: processes that trained together, each with one device.
-        flops_per_second, mfu: of all devices together; as a share of their peaks. See
+        flops_per_second, mfu: of all devices together, and as a share of their peaks. See
             `kvlab.train.mfu`.
         peak_flops_per_second, peak_flops_origin: of one device; ``stated`` or ``measured``.
     """
@@ -55,19 +55,19 @@ class TrainingRecord:
 def write_training_record(
     directory: Path, record: TrainingRecord, fence: Fence | None = None
 ) -> None:
-    """Writes ``directory/training.json``: from now on the training is finished."""
+    """Write ``directory/training.json``, which marks the training as finished."""
     write_json(directory / "training.json", {"schema": 1, **asdict(record)}, fence=fence)
 
 
 def write_rung(
     directory: Path, rung: int, step: int, loss: float, fence: Fence | None = None
 ) -> None:
-    """Adds to ``directory/rungs.json`` the validation loss at a rung of a search.
+    """Add the validation loss at a rung of a search to ``directory/rungs.json``.
 
     Args:
         rung: the step after which the training was to pause.
-        step: the step after which it did: later, if it had gone further before.
-        loss: nats a token.
+        step: the step after which it did: later, if an earlier attempt had gone further.
+        loss: nats per token.
     """
     path = directory / "rungs.json"
     try:
@@ -79,15 +79,15 @@ def write_rung(
 
 
 def load_training_record(directory: str | Path) -> TrainingRecord | None:
-    """The record of a finished training, or None if ``directory`` holds none.
+    """Return the record of a finished training, or None if ``directory`` has none.
 
     Raises:
         StoreError: ``training.json`` is damaged.
     """
     path = Path(directory) / "training.json"
     try:
-        found: dict[str, Any] = read_json(path)
-        return TrainingRecord(**{key: found[key] for key in TrainingRecord.__dataclass_fields__})
+        content: dict[str, Any] = read_json(path)
+        return TrainingRecord(**{key: content[key] for key in TrainingRecord.__dataclass_fields__})
     except FileNotFoundError:
         return None
     except (KeyError, TypeError) as error:

@@ -82,7 +82,7 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
 
 
 def test_workers_share_the_rows_of_a_step():
-    parts = [WorkerGroup(rank, 3).share(12) for rank in range(3)]
+    parts = [WorkerGroup(rank, 3).row_slice(12) for rank in range(3)]
     whole = get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8)[0]
     found = [
         get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8, rows=part)[0]
