@@ -1,25 +1,25 @@
 """Every exception that a user of kvlab can see.
 
 KvlabError                 the root; the CLI prints its text, no traceback, and exits with 1
-├── SpecError              what a person wrote is wrong (also a ValueError); the CLI exits with 2
+├── SpecError              a spec file is wrong (also a ValueError); the CLI exits with 2
 ├── UsageError             an argument of a command is wrong (also a ValueError); exits with 2
-├── DataError              text, tokens or an evaluation set is missing or not what it should be
-├── PretrainedError        a published checkpoint cannot be had, read or written (also a ValueError)
+├── DataError              text, tokens or an evaluation set is missing or damaged
+├── PretrainedError        a published checkpoint cannot be read or written (also a ValueError)
 ├── StoreError             the store cannot be read or written, or a record in it is damaged
-├── ResourceError          a trial asks for more than the machine or the cluster has
+├── ResourceError          a trial requests more than the machine or the cluster has
 ├── ClusterLost            the Ray cluster under a running sweep is gone; submit again
-├── CacheError             the KV cache was asked for something that its layout cannot do
-├── MeasurementError       two measurements that must agree do not: a bug, never a result
-├── TrackingError          MLflow cannot be reached or refuses; training goes on
-├── CopyError              object storage cannot be reached or refuses; training goes on
-│   └── CopyDamaged        what lies there is not what was copied
+├── CacheError             a request that the KV cache's layout does not support
+├── MeasurementError       two measurements that must agree differ: a bug, never a result
+├── TrackingError          MLflow is unreachable or rejects a request; training continues
+├── CopyError              object storage is unreachable or rejects a request; training continues
+│   └── CopyDamaged        a file there is not what was copied
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
-    ├── SourceMissing      the weights that it starts from are not there, or none fits
-    ├── Paused             it reached the rung of a search at which it was to pause
-    ├── WorkerLost         a process of it died; it goes on from its last checkpoint
+    ├── SourceMissing      its initial weights are missing, or none of them fits
+    ├── Paused             it reached the rung of a search at which it pauses
+    ├── WorkerLost         one of its processes died; it resumes from its last checkpoint
     ├── LeaseLost          another process has taken it over
-    └── Stopped            asked to stop; a checkpoint is there to go on from
+    └── Stopped            it was asked to stop, and wrote a checkpoint to resume from
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,10 @@ class KvlabError(Exception):
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One thing wrong: where (1-based; line 0 is a command-line argument), what, the way out."""
+    """One mistake in a file: its location, what is wrong, and a hint.
+
+    Line and column count from 1. Line 0 means a command-line argument.
+    """
 
     file: str
     line: int
@@ -41,12 +44,12 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
-        return " ".join(f"{place}: {self.message}".splitlines())  # a value may hold line ends
+        location = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return " ".join(f"{location}: {self.message}".splitlines())  # values may contain line ends
 
 
 class SpecError(KvlabError, ValueError):
-    """What a person wrote is wrong. ``problems`` holds every one found, sorted by place."""
+    """A spec is wrong. ``problems`` holds all mistakes found, sorted by location."""
 
     exit_code = 2
 
@@ -67,11 +70,11 @@ class UsageError(KvlabError, ValueError):
 
 
 class DataError(KvlabError):
-    """Text, tokens or an evaluation set is missing or not what it should be."""
+    """Text, tokens or an evaluation set is missing or damaged."""
 
 
 class PretrainedError(KvlabError, ValueError):
-    """A checkpoint cannot be had or read as one of our models, or a model has no published form."""
+    """A checkpoint is unavailable or not a supported model, or a model has no published format."""
 
     exit_code = 2
 
@@ -81,33 +84,33 @@ class StoreError(KvlabError):
 
 
 class ResourceError(KvlabError):
-    """A trial asks for more than the machine or the cluster has."""
+    """A trial requests more than the machine or the cluster has."""
 
     exit_code = 2
 
 
 class ClusterLost(KvlabError):
-    """The Ray cluster under a running sweep is gone, and there is no way back into it."""
+    """The Ray cluster under a running sweep is gone; this process cannot reconnect."""
 
 
 class CacheError(KvlabError, ValueError):
-    """The KV cache was asked for something that its layout cannot do."""
+    """A request that the KV cache's layout does not support."""
 
 
 class MeasurementError(KvlabError):
-    """Two measurements that must agree do not."""
+    """Two measurements that must agree differ."""
 
 
 class TrackingError(KvlabError):
-    """MLflow cannot be reached or refuses."""
+    """MLflow is unreachable or rejects a request."""
 
 
 class CopyError(KvlabError):
-    """Object storage cannot be reached or refuses."""
+    """Object storage is unreachable or rejects a request."""
 
 
 class CopyDamaged(CopyError):
-    """What lies in object storage is not what was copied there."""
+    """A file in object storage is not what was copied there."""
 
 
 class TrialError(KvlabError):
@@ -119,20 +122,20 @@ class Diverged(TrialError):
 
 
 class SourceMissing(TrialError):
-    """The weights that a training starts from are not there, or none of them fits."""
+    """The initial weights of a training are missing, or none of them fits."""
 
 
 class Paused(TrialError):
-    """The training reached a rung; a checkpoint and the loss there are written."""
+    """The training reached a rung of a search, and wrote a checkpoint and its loss there."""
 
 
 class WorkerLost(TrialError):
-    """A process of a trial died under it: started again, it goes on from its last checkpoint."""
+    """A process of a trial died; started again, the trial resumes from its last checkpoint."""
 
 
 class LeaseLost(TrialError):
-    """This process was silent for so long that another has taken over what it held."""
+    """This process was silent for too long, and another has taken over its lock."""
 
 
 class Stopped(TrialError):
-    """The trial was asked to stop; it goes on from its last checkpoint."""
+    """The trial was asked to stop; it resumes from its last checkpoint."""

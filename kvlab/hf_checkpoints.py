@@ -1,4 +1,4 @@
-"""Published checkpoints: folders in Hugging Face's form, by path or by repository. No torch."""
+"""Find checkpoints in Hugging Face's format, in a folder or a repository, without torch."""
 
 import re
 from pathlib import Path
@@ -11,20 +11,21 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
 def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True) -> Path:
-    """A local folder as it is; a repository's files from the hub's cache or the hub.
+    """Return a local folder, or the local copy of a repository of the hub.
 
     Args:
-        download: also ask the hub, not only its cache on this machine.
+        path_or_repo: The folder, or the repository's name.
+        download: Download missing files; otherwise only the hub's local cache is used.
 
     Raises:
-        PretrainedError: it is neither, or the hub cannot be reached.
+        PretrainedError: It is neither, or the hub cannot be reached.
     """
     folder = Path(path_or_repo)
     if folder.is_dir():
         return folder
-    way_out = "name a folder with config.json and *.safetensors"
+    hint = "name a folder with config.json and *.safetensors"
     if not _REPOSITORY.match(str(path_or_repo)):
-        raise PretrainedError(f"{path_or_repo} is not a folder; {way_out}, or a repository")
+        raise PretrainedError(f"{path_or_repo} is not a folder; {hint}, or a repository")
     from huggingface_hub import snapshot_download
 
     try:
@@ -33,17 +34,17 @@ def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True
                 str(path_or_repo), allow_patterns=DOWNLOAD_PATTERNS, local_files_only=not download
             )
         )
-    except Exception as error:  # the hub raises a dozen kinds, all meaning "not had"
+    except Exception as error:  # the library raises many kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         text = f"{path_or_repo} is not a folder, and the hub does not give it: {reason}"
-        raise PretrainedError(f"{text}; {way_out}") from None
+        raise PretrainedError(f"{text}; {hint}") from None
 
 
 def list_checkpoint_files(folder: Path) -> list[Path]:
-    """What a model is read from: ``config.json``, then every ``*.safetensors``.
+    """Return the files that a model is read from: ``config.json``, then every ``*.safetensors``.
 
     Raises:
-        PretrainedError: one of the two is not there.
+        PretrainedError: One of the two is missing.
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:

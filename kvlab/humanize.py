@@ -2,7 +2,7 @@
 
 import re
 
-# Control characters, direction overrides (text that reads otherwise than it is), half characters.
+# Control characters, direction overrides (which display text in another order), surrogates.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069"
     "\ufeff\ufffe\uffff\ud800-\udfff]"
@@ -10,12 +10,12 @@ _HIDDEN = re.compile(
 
 
 def sanitize_text(text: str) -> str:
-    """Invisible and harmful characters as their escapes, such as ``\\x1b``; the rest as it is."""
+    """Replace invisible and harmful characters by their escapes, such as ``\\x1b``."""
     return _HIDDEN.sub(_escape, text)
 
 
 def sanitize_line(text: str) -> str:
-    """`visible`, with every stretch of white space as one space."""
+    """Return `sanitize_text` of one line: each run of white space becomes one space."""
     return sanitize_text(" ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""Whether an error says that memory is gone, and whose; by name and word, so without torch."""
+"""Recognize out-of-memory errors of the device or the host, by name and message, without torch."""
 
 import errno
 import re
@@ -13,8 +13,8 @@ _DEVICE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-# The last is oneDNN's word for it. Of what it does not support it says that it "could not create
-# a primitive descriptor".
+# "could not create a primitive" is oneDNN's message for it; for operations that it does not
+# support it says "could not create a primitive descriptor".
 _HOST = re.compile(
     r"out of memory|not enough memory|can(no|')t allocate memory|bad_alloc"
     r"|could not create a primitive(?! descriptor)"
@@ -24,21 +24,21 @@ _HOST = re.compile(
 
 
 def classify_oom(error: BaseException) -> MemoryKind | None:
-    """Whose memory an error says is gone: the device's or the host's; None of any other error.
+    """Return whose memory ran out, or None if ``error`` has another cause.
 
-    Libraries have types for it or only words. Words count in what libraries raise from below
-    Python, a RuntimeError or an OSError: a ValueError that speaks of memory is about a value.
+    Messages count only in a RuntimeError or OSError, which libraries raise from native code: a
+    ValueError that mentions memory is about a value.
     """
-    names = {kind.__name__ for kind in type(error).__mro__}
-    text = str(error)
+    type_names = {kind.__name__ for kind in type(error).__mro__}
+    message = str(error)
     if isinstance(error, MemoryError):
         return "host"
-    if "OutOfMemoryError" in names:  # torch's, of any accelerator
+    if "OutOfMemoryError" in type_names:  # torch's, of any accelerator
         return "device"
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return "host"
     if not isinstance(error, RuntimeError | OSError):
         return None
-    if _DEVICE.search(text):
+    if _DEVICE.search(message):
         return "device"
-    return "host" if _HOST.search(text) else None
+    return "host" if _HOST.search(message) else None

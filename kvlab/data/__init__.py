@@ -1,4 +1,4 @@
-"""Text, tokens, batches and evaluation sets. numpy only; no torch."""
+"""Text, tokens, batches and evaluation sets, with numpy and without torch."""
 
 from kvlab.data.batches import get_training_batch, iter_validation_batches
 from kvlab.data.data_dir import ProgressCallback, get_data_dir

@@ -1,4 +1,4 @@
-"""Pieces to a dataset: which documents, in which order, on which side of the split."""
+"""Build a dataset from pieces: select and order documents, split them, write the shards."""
 
 import hashlib
 import os
@@ -22,6 +22,7 @@ from kvlab.data.token_pieces import (
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import write_json
+from kvlab.humanize import format_bytes
 from kvlab.spec import DataConfig
 
 _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<u8")])
@@ -29,14 +30,14 @@ _CHUNK_TOKENS = 16_000_000
 
 
 def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
-    """The documents of all pieces, each with its piece and where its tokens start there."""
+    """Return the documents of all pieces, each with its piece and its first token there."""
     tables = [np.empty(0, _LOCATED_DTYPE)]
-    for number, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         documents = read_document_table(job)
         table = np.empty(len(documents), _LOCATED_DTYPE)
         for column in DOCUMENT_DTYPE.names or ():
             table[column] = documents[column]
-        table["piece"] = number
+        table["piece"] = index
         table["start"] = np.cumsum(documents["tokens"], dtype=np.uint64) - documents["tokens"]
         tables.append(table)
     return np.concatenate(tables)
@@ -45,56 +46,66 @@ def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
 def select_documents(
     table: DocumentTable, *, shuffled: bool, max_bytes: int | None, max_tokens: int | None = None
 ) -> DocumentTable:
-    """The documents to take, in order, each once.
+    """Return the documents to use, in order and without duplicates.
 
-    Taken in the given order if that is ``shuffled``, else in the order of their hash: either
-    way, any beginning is a fair mixture. The document that reaches ``max_bytes``
-    or ``max_tokens`` is the last.
+    Args:
+        table: Documents with the columns of `DOCUMENT_DTYPE`.
+        shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
+            a fair mixture.
+        max_bytes: Stop after the document that reaches this many bytes of text.
+        max_tokens: Stop after the document that reaches this many tokens.
     """
     if not shuffled:
         table = table[np.argsort(table["order"], kind="stable")]
     _, first = np.unique(table["hash"], return_index=True)
     table = table[np.sort(first)]
-    for column, most in (("bytes", max_bytes), ("tokens", max_tokens)):
-        if most is not None:
+    for column, limit in (("bytes", max_bytes), ("tokens", max_tokens)):
+        if limit is not None:
             ends = np.cumsum(table[column], dtype=np.uint64)
-            table = table[: np.searchsorted(ends, most) + 1]
+            table = table[: np.searchsorted(ends, limit) + 1]
     return table
 
 
 def describe_shortage(data: DataConfig, table: DocumentTable) -> str | None:
-    """What ``data`` asks for and what there is, where the latter is less."""
-    for column, asked in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):
-        there = int(table[column].sum(dtype=np.uint64))
-        if asked is not None and there < asked:
-            text = f"data.max_{column} = {asked:,} is more than there is: the whole text has"
-            return f"{text} {there:,} {column}, and all of them are taken"
+    """Return a message if the source has less text than the limit of ``data``; None otherwise."""
+    for column, limit in (("tokens", data.max_tokens), ("bytes", data.max_bytes)):
+        available = int(table[column].sum(dtype=np.uint64))
+        if limit is not None and available < limit:
+            text = f"data.max_{column} = {limit:,} is more than there is: the whole text has"
+            return f"{text} {available:,} {column}, and all of them are taken"
     return None
 
 
 def validation_mask(table: DocumentTable, fraction: float) -> npt.NDArray[np.bool_]:
-    """Which documents are for validation: a property of each document's text alone."""
-    held: npt.NDArray[np.bool_] = table["split"] < np.uint64(int(fraction * 2**64))
-    return held
+    """Return which documents are held out, shape (documents,). Depends on each text alone."""
+    mask: npt.NDArray[np.bool_] = table["split"] < np.uint64(int(fraction * 2**64))
+    return mask
 
 
 def write_dataset(
     folder: Path, data: DataConfig, identity: str, jobs: Sequence[PieceJob], table: DocumentTable
 ) -> None:
-    """Writes the shards and the manifest of ``table``'s documents into an empty folder.
+    """Write shards and manifest of the documents in ``table`` into an empty folder.
+
+    Args:
+        folder: The folder.
+        data: What was asked for.
+        identity: `kvlab.data.dataset_identity` of ``data``.
+        jobs: The jobs whose pieces hold the tokens.
+        table: The selected documents, in order, from `locate_documents`.
 
     Raises:
-        DataError: a split would be empty, or the disk is full.
+        DataError: A split would be empty, or the disk is full.
     """
     held = validation_mask(table, data.validation_fraction)
     _check_counts(data, len(table), int(held.sum()))
     dtype = np.dtype(token_dtype(load_tokenizer(data.tokenizer).vocab_size))
     _check_free_space(folder, int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize)
-    sides = {"train": table[~held], "validation": table[held]}
+    documents = {"train": table[~held], "validation": table[held]}
     try:
         splits = {
-            name: _write_split(folder / f"{name}.bin", side, jobs, dtype)
-            for name, side in sides.items()
+            name: _write_split(folder / f"{name}.bin", part, jobs, dtype)
+            for name, part in documents.items()
         }
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror})") from None
@@ -121,17 +132,18 @@ def _check_counts(data: DataConfig, documents: int, held: int) -> None:
     if not documents:
         raise DataError(f"data.source = {data.source} has no text; name files that hold some")
     if held in (0, documents):
-        side = "none" if not held else "all"
-        text = f"data.validation_fraction = {data.validation_fraction} holds out {side}"
-        way_out = "change it, or give more, smaller documents"
-        raise DataError(f"{text} of the {documents} documents; {way_out}")
+        share = "none" if not held else "all"
+        text = f"data.validation_fraction = {data.validation_fraction} holds out {share}"
+        hint = "change it, or give more, smaller documents"
+        raise DataError(f"{text} of the {documents} documents; {hint}")
 
 
-def _check_free_space(folder: Path, wanted: int) -> None:
+def _check_free_space(folder: Path, required: int) -> None:
     free = shutil.disk_usage(folder).free
-    if free < wanted:
-        text = f"{folder} has {free / 10**9:.1f} GB free and the tokens need {wanted / 10**9:.1f}"
-        raise DataError(f"{text}; free some, or set KVLAB_DATA to another disk")
+    if free < required:
+        text = f"{folder} has {format_bytes(free)} free, and the tokens need"
+        hint = "free some, or set KVLAB_DATA to another disk"
+        raise DataError(f"{text} {format_bytes(required)}; {hint}")
 
 
 def _write_split(
@@ -154,12 +166,12 @@ def _write_split(
 
 
 def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:
-    """Runs of whole documents with about `_CHUNK_TOKENS` tokens."""
+    """Yield runs of whole documents with about `_CHUNK_TOKENS` tokens."""
     ends = np.cumsum(table["tokens"], dtype=np.uint64)
     start = 0
     while start < len(table):
-        before = int(ends[start - 1]) if start else 0
-        stop = int(np.searchsorted(ends, before + _CHUNK_TOKENS)) + 1
+        offset = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, offset + _CHUNK_TOKENS)) + 1
         yield table[start:stop]
         start = stop
 
@@ -167,7 +179,7 @@ def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:
 def _gather_tokens(
     chunk: DocumentTable, jobs: Sequence[PieceJob], dtype: "np.dtype[Any]"
 ) -> npt.NDArray[np.unsignedinteger]:
-    """The tokens of ``chunk``'s documents, one after the other; one piece is open at a time."""
+    """Concatenate the tokens of the documents of ``chunk``; one piece is open at a time."""
     lengths = chunk["tokens"].astype(np.int64)
     starts = chunk["start"].astype(np.int64)
     ends = np.cumsum(lengths)

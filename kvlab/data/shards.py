@@ -1,4 +1,4 @@
-"""A prepared dataset on disk: two files of token ids, and a manifest that says what they are."""
+"""Open prepared datasets: two files of token ids, and a manifest that describes them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,18 @@ class Dataset:
     """Token ids of a text, each document after an end-of-text token.
 
     Attributes:
-        train, validation: one-dimensional, read-only, mapped from disk, uint16 or uint32.
-        digest: sha256 over both files.
-        short: in words, what was asked for and what there is, if that is less.
-        bytes_per_token: validation text bytes per validation token, end-of-text included.
+        folder: Folder of the dataset.
+        identity: See `kvlab.data.dataset_identity`.
+        source: Name of the text source.
+        tokenizer: Name of the tokenizer.
+        licence: Licence of the text, in words.
+        digest: sha256 over both token files.
+        train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk.
+        validation: As ``train``, of the held-out documents.
+        train_documents: Number of documents in ``train``.
+        validation_documents: Number of documents in ``validation``.
+        bytes_per_token: Validation text bytes per validation token, end-of-text included.
+        short: Message if the source has less text than the limit; None if it has enough.
     """
 
     folder: Path
@@ -41,11 +49,11 @@ class Dataset:
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """The dataset in ``folder``; the files' sizes are checked, their digests are not.
+    """Open the dataset in ``folder``. The files' sizes are checked, their digests are not.
 
     Raises:
-        DataError: it is damaged.
-        FileNotFoundError: there is none.
+        DataError: The dataset is damaged.
+        FileNotFoundError: There is none.
     """
     manifest = read_manifest(folder)
     dtype = np.dtype(manifest["dtype"])
@@ -73,26 +81,26 @@ def open_dataset(folder: Path) -> Dataset:
 
 
 def verify_dataset(folder: Path) -> list[str]:
-    """What is wrong with the dataset in ``folder``, read whole; empty if it is sound."""
+    """Read the whole dataset in ``folder`` and return what is wrong with it; empty if nothing."""
     try:
         open_dataset(folder)
         splits = read_manifest(folder)["splits"]
-        wrong = [
+        problems = [
             f"{folder / split}.bin is not what was prepared (wrong sha256)"
             for split in SPLITS
             if file_sha256(folder / f"{split}.bin") != splits[split]["sha256"]
         ]
     except (DataError, FileNotFoundError) as error:
         return [str(error)]
-    return [f"{text}; remove {folder}, prepare again" for text in wrong]
+    return [f"{text}; remove {folder}, prepare again" for text in problems]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """``manifest.json``: what `Dataset` holds, and counts and sha256 of each split.
+    """Read ``manifest.json``: the fields of `Dataset`, and counts and sha256 of each split.
 
     Raises:
-        DataError: it is damaged.
-        FileNotFoundError: there is none.
+        DataError: The manifest is damaged.
+        FileNotFoundError: There is none.
     """
     path = folder / "manifest.json"
     try:

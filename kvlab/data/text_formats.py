@@ -1,4 +1,4 @@
-"""Documents out of files: txt, jsonl and parquet; txt and jsonl also as .gz, .xz and .zst."""
+"""Read documents from files: txt, jsonl and parquet; txt and jsonl also as .gz, .xz and .zst."""
 
 import gzip
 import io
@@ -15,51 +15,52 @@ from kvlab.errors import DataError
 SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst",
             ".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".parquet")  # fmt: skip
 MAX_DOCUMENT_CHARACTERS = 1_000_000
-"""A txt file of more characters than this is many documents, divided at blank lines."""
+"""A txt file with more characters is split into documents at blank lines."""
 
 PART_CHARACTERS = (4_000, 16_000)
 UNIT_BYTES = 64_000_000
 TEXT_PER_BYTE = {".gz": 2.7, ".xz": 3.5, ".zst": 3.0, ".parquet": 1.7}
-"""Bytes of English prose in one on disk, about; 1 in a file that is not compressed."""
+"""Approximate bytes of English prose per byte on disk; 1 for uncompressed files."""
 
 _READ_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def detect_format(path: str | Path) -> str | None:
-    """The suffix in `SUFFIXES` that ``path`` ends with, or None."""
+    """Return the suffix in `SUFFIXES` that ``path`` ends with, or None."""
     name = Path(path).name.lower()
     return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
 
 
 def estimate_text_bytes(path: str | Path, size: int) -> int:
-    """UTF-8 bytes of text, about, in a file of ``size`` bytes."""
+    """Estimate the UTF-8 bytes of text in a file of ``size`` bytes."""
     return int(size * TEXT_PER_BYTE.get(Path(path).suffix.lower(), 1.0))
 
 
 def split_file(path: Path) -> list[tuple[int, int]]:
-    """Parts of about `UNIT_BYTES` that can be read apart: [start, stop) each.
+    """Return parts [start, stop) of about `UNIT_BYTES` that can be read independently.
 
-    Row groups for parquet, bytes for plain jsonl. Other files are one part, (0, -1): a
-    compressed stream can be read only from its start.
+    They count row groups of parquet, and bytes of plain jsonl. Other files are one part, (0, -1):
+    a compressed stream can only be read from its start.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: The file is damaged.
     """
     kind = detect_format(path)
     if kind == ".jsonl":
         size = path.stat().st_size
-        return [(at, at + UNIT_BYTES) for at in range(0, size, UNIT_BYTES)] or [(0, UNIT_BYTES)]
+        starts = range(0, size, UNIT_BYTES)
+        return [(start, start + UNIT_BYTES) for start in starts] or [(0, UNIT_BYTES)]
     return _split_row_groups(path) if kind == ".parquet" else [(0, -1)]
 
 
 def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]:
-    """The documents of one file, or of one of the parts that `divide` found.
+    """Yield the documents of a file, or of one part of it from `split_file`.
 
-    A jsonl line or a parquet row is a document: its ``text``. A txt file is one document, or
-    many if it is larger than `WHOLE_TEXT`. Windows line ends in txt become plain ones.
+    A document is the ``text`` of a jsonl line or a parquet row. A txt file is one document, or
+    several if it is larger than `MAX_DOCUMENT_CHARACTERS`; Windows line ends become ``\\n``.
 
     Raises:
-        DataError: the file is missing or damaged, or is not of its format; with the place.
+        DataError: The file is missing, damaged or not of its format; the message says where.
     """
     kind = detect_format(path) or ""
     try:
@@ -76,7 +77,7 @@ def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]
 
 
 def split_text(text: str) -> Iterator[str]:
-    """``text`` itself, or its parts of about 4,000 to 16,000 characters if it is large."""
+    """Yield ``text``, or parts of about 4,000 to 16,000 characters if it is large."""
     if len(text) <= MAX_DOCUMENT_CHARACTERS:
         yield text
         return
@@ -98,7 +99,7 @@ def split_text(text: str) -> Iterator[str]:
 
 
 def _split_paragraph(paragraph: str, longest: int) -> Iterator[str]:
-    """Cuts a paragraph that is too long, at a line end or a space where there is one."""
+    """Split a paragraph into parts of at most ``longest`` characters, at white space if possible."""
     while len(paragraph) > longest:
         cut = max(paragraph.rfind("\n", 1, longest), paragraph.rfind(" ", 1, longest))
         yield paragraph[: cut if cut > 0 else longest]
@@ -114,7 +115,7 @@ def _open_decompressed(path: Path, kind: str) -> BinaryIO:
     if kind.endswith(".zst"):
         import pyarrow  # type: ignore[import-untyped]
 
-        # pyarrow's reader refuses a cut-off stream; zstandard's takes it for the end.
+        # pyarrow's reader rejects a truncated stream; zstandard's takes it for the end.
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
     return path.open("rb")
 
@@ -123,34 +124,33 @@ def _decode_text(path: Path, raw: bytes) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        reason = f"{path} is not UTF-8 at byte {error.start}; convert it"
-        raise DataError(reason) from None
+        raise DataError(f"{path} is not UTF-8 at byte {error.start}; convert it") from None
     return text.replace("\r\n", "\n")
 
 
 def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int]) -> Iterator[str]:
     start, stop = part
-    at = start
-    if start:  # the line that starts before this part belongs to the one before
+    position = start
+    if start:  # a line that starts before this part belongs to the part before
         file.seek(start - 1)
-        at = start - 1 + len(file.readline())
-    after = f" after byte {at}" if start else ""
+        position = start - 1 + len(file.readline())
+    origin = f" after byte {position}" if start else ""
     for number, line in enumerate(file, 1):
-        if stop >= 0 and at >= stop:
+        if stop >= 0 and position >= stop:
             return
-        at += len(line)
+        position += len(line)
         if line.strip():
-            yield _parse_record(f"{path}, line {number}{after}", line)
+            yield _parse_record(f"{path}, line {number}{origin}", line)
 
 
-def _parse_record(place: str, line: bytes) -> str:
+def _parse_record(location: str, line: bytes) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place}: is not JSON ({error}); repair or remove it") from None
+        raise DataError(f"{location}: is not JSON ({error}); repair or remove it") from None
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
-        raise DataError(f"{place}: has no field text that is a string; give every line one")
+        raise DataError(f"{location}: has no field text that is a string; give every line one")
     return text
 
 

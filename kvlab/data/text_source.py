@@ -1,4 +1,4 @@
-"""What a text source is. The members are in `kvlab.data.sources`."""
+"""The contract of text sources. They are in `kvlab.data.sources`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -8,20 +8,20 @@ from kvlab.data.data_dir import ProgressCallback
 from kvlab.spec import DataConfig
 
 TextUnit = dict[str, Any]
-"""A part of the text that is read by itself, as plain data that travels to another process.
+"""A part of the text that is read separately, as plain data that can be sent to another process.
 
-``key`` names its text: units with one key hold the same documents wherever they lie. ``bytes``
-is its part of `Source.size`, where there is one.
+``key`` identifies its text: units with equal keys hold the same documents, wherever they lie.
+``bytes``, if present, is its part of `TextSource.size`.
 """
 
 
 class TextSource(ABC):
-    """One origin of documents.
+    """An origin of documents.
 
     Attributes:
-        licence: of the text, in words.
-        shuffled: whether any beginning of the units is a fair sample of the whole. If it is
-            not, documents are put in the order of their hash.
+        licence: Licence of the text, in words.
+        shuffled: Whether every prefix of the units is a fair sample of the text. If not,
+            documents are sorted by their hash.
     """
 
     licence: str
@@ -29,48 +29,48 @@ class TextSource(ABC):
 
     @abstractmethod
     def identity(self, data: DataConfig) -> Any:
-        """What the text is, as plain data: equal exactly if the documents are. Fast.
+        """Return plain data that is equal exactly if the documents are. It must be fast.
 
         Raises:
-            DataError: the text is not there.
+            DataError: The text is missing.
         """
 
     def size(self, data: DataConfig) -> int | None:  # noqa: ARG002
-        """Bytes on disk of all units, for the time left; None where nobody knows.
+        """Return the bytes on disk of all units, to estimate the time left; None if unknown.
 
         Raises:
-            DataError: the text is not there.
+            DataError: The text is missing.
         """
         return None
 
     def text_bytes(self, data: DataConfig) -> int | None:  # noqa: ARG002
-        """UTF-8 bytes of all documents, about; None where nobody knows.
+        """Return an estimate of the UTF-8 bytes of all documents; None if unknown.
 
         Raises:
-            DataError: the text is not there.
+            DataError: The text is missing.
         """
         return None
 
     def missing_bytes(self, data: DataConfig, text_bytes: int) -> int:  # noqa: ARG002
-        """Bytes to download for the first ``text_bytes`` of text, about.
+        """Return an estimate of the bytes to download for the first ``text_bytes`` of text.
 
         Raises:
-            DataError: the text is not there.
+            DataError: The text is missing.
         """
         return 0
 
     @abstractmethod
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
-        """The units, in an order that depends on `identity` alone where ``shuffled``.
+        """Yield the units. If ``shuffled``, their order depends on `identity` alone.
 
         Raises:
-            DataError: the text is not there.
+            DataError: The text is missing.
         """
 
     @abstractmethod
     def read(self, unit: TextUnit) -> Iterator[str]:
-        """The documents of one unit, always the same, in the same order.
+        """Yield the documents of one unit, always the same and in the same order.
 
         Raises:
-            DataError: the text is damaged, or is not what it was when the unit was made.
+            DataError: The text is damaged, or has changed since the unit was made.
         """

@@ -1,7 +1,7 @@
 """Text to token ids and back: GPT-2's byte-pair encoding, prefixes of it, and plain bytes.
 
-GPT-2's ranks are ordered by merge, so its first N are a whole byte-pair encoding of their own:
-``gpt2:2048`` suits a model that is too small for 50,257 embeddings. Its ids below N are GPT-2's.
+GPT-2's ranks are ordered by merge, so the first N are a complete byte-pair encoding: ``gpt2:2048``
+suits models that are too small for 50,257 embeddings. Ids below N are those of GPT-2.
 """
 
 import hashlib
@@ -27,10 +27,11 @@ _MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726ad
 
 
 class Tokenizer(ABC):
-    """Ids 0 to ``vocab_size - 1``; the last, ``end_of_text``, comes before every document.
+    """Convert text to ids 0 to ``vocab_size - 1`` and back.
 
-    Any text is encoded as ordinary text: the characters ``<|endoftext|>`` never become
-    `end_of_text`. A lone surrogate, which UTF-8 cannot hold, is read as U+FFFD.
+    The last id, ``end_of_text``, precedes every document. All text is encoded as ordinary text:
+    the characters ``<|endoftext|>`` never become `end_of_text`. Lone surrogates, which UTF-8 cannot
+    encode, become U+FFFD.
     """
 
     name: str
@@ -42,14 +43,14 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
-        """The ids of ``text``, shape (tokens,)."""
+        """Return the ids of ``text``, shape (tokens,)."""
 
     @abstractmethod
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        """The bytes of ``ids``; ``end_of_text`` is written out.
+        """Return the bytes of ``ids``; ``end_of_text`` becomes the text ``<|endoftext|>``.
 
         Raises:
-            DataError: an id is not in the vocabulary.
+            DataError: An id is not in the vocabulary.
         """
 
     def encode(self, text: str) -> list[int]:
@@ -60,22 +61,22 @@ class Tokenizer(ABC):
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
-    def _check(self, ids: Sequence[int]) -> None:
-        wrong = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if wrong is not None:
-            text = f"token id {wrong} is not in {self.name}"
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        unknown = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if unknown is not None:
+            text = f"token id {unknown} is not in {self.name}"
             raise DataError(f"{text}, whose ids are 0 to {self.vocab_size - 1}")
 
 
 @lru_cache(maxsize=4)
 def load_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``.
+    """Return the tokenizer called ``gpt2``, ``gpt2:N`` (256 <= N <= 50256) or ``bytes``.
 
     Raises:
-        DataError: no such tokenizer, or GPT-2's merges are missing or damaged.
+        DataError: There is no such tokenizer, or GPT-2's merges are missing or damaged.
     """
     if name == "bytes":
         return ByteTokenizer()
@@ -99,7 +100,7 @@ class ByteTokenizer(Tokenizer):
         return np.frombuffer(encode_utf8(text), np.uint8).astype(np.uint32)
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        self._check(ids)
+        self._check_ids(ids)
         pieces = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
         return b"".join(pieces)
 
@@ -120,12 +121,12 @@ class BytePairTokenizer(Tokenizer):
             return self._encoding.encode_to_numpy(encode_utf8(text).decode(), disallowed_special=())
 
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
-        self._check(ids)
+        self._check_ids(ids)
         return self._encoding.decode_bytes(list(ids))
 
 
 def encode_utf8(text: str) -> bytes:
-    """``text`` as UTF-8, with U+FFFD for what UTF-8 cannot hold."""
+    """Encode ``text`` as UTF-8, with U+FFFD for lone surrogates."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -136,27 +137,30 @@ def _build_encoding(name: str, ranks: int) -> "tiktoken.Encoding":
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str  # type: ignore[import-untyped]
 
-    kept = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
+    ranks_by_token = {token: rank for token, rank in load_gpt2_ranks().items() if rank < ranks}
     return tiktoken.Encoding(
-        name, pat_str=r50k_pat_str, mergeable_ranks=kept, special_tokens={END_OF_TEXT: ranks}
+        name,
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks_by_token,
+        special_tokens={END_OF_TEXT: ranks},
     )
 
 
 def load_gpt2_ranks() -> dict[bytes, int]:
-    """The bytes of every GPT-2 token but the end of text, to its id.
+    """Return the id of every GPT-2 token but the end of text, by the token's bytes.
 
-    The merges come from an installed package, so that nothing is downloaded.
+    The merges come from an installed package, so nothing is downloaded.
 
     Raises:
-        DataError: that package is missing or its file is not GPT-2's.
+        DataError: The package is missing, or its file is not GPT-2's.
     """
-    # Byte-pair files print one visible character a byte: the byte's own where it has one.
+    # Byte-pair files write each byte as one visible character: its own if that is printable.
     visible = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     hidden = [byte for byte in range(256) if byte not in visible]
     byte_of = {chr(byte): byte for byte in visible}
-    byte_of.update({chr(256 + place): byte for place, byte in enumerate(hidden)})
+    byte_of.update({chr(256 + index): byte for index, byte in enumerate(hidden)})
     ranks = {bytes([byte]): rank for rank, byte in enumerate(visible + hidden)}
-    for line in _read_merges().splitlines()[1:]:  # the first line is the format's version
+    for line in _read_merges().splitlines()[1:]:  # the first line is the version of the format
         ranks[bytes(byte_of[letter] for letter in line if letter != " ")] = len(ranks)
     return ranks
 

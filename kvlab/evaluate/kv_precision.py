@@ -77,7 +77,7 @@ def compare_kv_precision(
     plain = serving.model_copy(update={"kv_dtype": "model"})
     batches = iter_validation_batches(
         tokens,
-        tokens_wanted=wanted,
+        target_tokens=wanted,
         block_size=block,
         batch_size=decode_rows(model, block, plain),
     )

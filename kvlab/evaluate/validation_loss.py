@@ -63,7 +63,7 @@ def _window_losses(
 ) -> npt.NDArray[np.float64]:
     found = []
     batches = iter_validation_batches(
-        tokens, tokens_wanted=wanted, block_size=model.config.block_size, batch_size=rows
+        tokens, target_tokens=wanted, block_size=model.config.block_size, batch_size=rows
     )
     for x, y in batches:
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
@@ -104,7 +104,7 @@ def position_losses(
     """
     rows = pass_rows(model, length) if serving is None else decode_rows(model, length, serving)
     batches = iter_validation_batches(
-        tokens, tokens_wanted=wanted, block_size=length, batch_size=rows
+        tokens, target_tokens=wanted, block_size=length, batch_size=rows
     )
     total, count = np.zeros(length), 0
     for x, y in batches:

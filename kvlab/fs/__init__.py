@@ -1,0 +1,1 @@
+"""Atomic files, leases and locks in a shared folder."""

@@ -134,7 +134,7 @@ class TrainStepper:
         """Return nats per token over the first ``evaluate_tokens``, in the training's precision."""
         batches = iter_validation_batches(
             self.dataset.validation,
-            tokens_wanted=self.training.evaluate_tokens,
+            target_tokens=self.training.evaluate_tokens,
             block_size=self.block_size,
             batch_size=self.microbatch_rows,
         )

@@ -219,4 +219,4 @@ def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
     if experiment.training.steps:
         requests.append((experiment.training.evaluate_tokens, block))
     for count, length in requests:  # the call raises, and reads no tokens yet
-        iter_validation_batches(tokens, tokens_wanted=count, block_size=length, batch_size=1)
+        iter_validation_batches(tokens, target_tokens=count, block_size=length, batch_size=1)

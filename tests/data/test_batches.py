@@ -115,7 +115,7 @@ def test_the_shortest_text_has_one_window():
 
 
 def test_validation_predicts_every_token_once():
-    batches = list(iter_validation_batches(TOKENS, tokens_wanted=320, block_size=32, batch_size=4))
+    batches = list(iter_validation_batches(TOKENS, target_tokens=320, block_size=32, batch_size=4))
     assert [x.shape for x, _ in batches] == [(4, 32), (4, 32), (2, 32)]
     targets = np.concatenate([y.ravel() for _, y in batches])
     assert targets.tolist() == list(range(1, 321))
@@ -123,13 +123,13 @@ def test_validation_predicts_every_token_once():
 
 
 def test_validation_rounds_up_to_whole_windows():
-    batches = list(iter_validation_batches(TOKENS, tokens_wanted=33, block_size=32, batch_size=4))
+    batches = list(iter_validation_batches(TOKENS, target_tokens=33, block_size=32, batch_size=4))
     assert sum(x.size for x, _ in batches) == 64
 
 
 def test_validation_wants_enough_tokens():
     assert len(
-        list(iter_validation_batches(TOKENS[:65], tokens_wanted=64, block_size=32, batch_size=1))
+        list(iter_validation_batches(TOKENS[:65], target_tokens=64, block_size=32, batch_size=1))
     )
     with pytest.raises(DataError, match="validation_fraction"):
-        iter_validation_batches(TOKENS[:64], tokens_wanted=64, block_size=32, batch_size=1)
+        iter_validation_batches(TOKENS[:64], target_tokens=64, block_size=32, batch_size=1)

@@ -1,4 +1,4 @@
-"""`docstrings`: the English documentation inside installed packages. Nothing is downloaded."""
+"""The source `docstrings`: English documentation of installed packages. Nothing is downloaded."""
 
 import ast
 import hashlib
@@ -17,27 +17,27 @@ from kvlab.errors import DataError
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.spec import DataConfig
 
-# All come with kvlab itself, so that one set of versions is one text.
+# All are dependencies of kvlab, so equal versions of them are an equal text.
 PACKAGES = ("matplotlib", "mlflow", "networkx", "numpy", "optuna", "pandas", "ray",
             "scikit-learn", "scipy", "sqlalchemy", "sympy", "torch")  # fmt: skip
 MIN_CHARACTERS = 200
-MIN_PROSE = 0.7  # share of letters and spaces; less is a table, a formula or code
+MIN_PROSE = 0.7  # share of letters and spaces; tables, formulas and code have less
 _UNIT_FILES = 32
 _EXCLUDED_PATHS = re.compile(r"(^|/)(tests?|testing|_?vendor(ed)?|third_?party(_files)?)/")
-# Parsing is what costs: a file without one long triple-quoted string has nothing for us.
+# Parsing is slow, and a file without a long triple-quoted string has no document.
 _LONG_STRING = re.compile(rb'"""(?:[^"]|"(?!"")){200,}|' + rb"'''(?:[^']|'(?!'')){200,}")
 _Definition = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @final
 class Docstrings(TextSource):
-    """Docstrings of modules, classes and functions, if they are prose of some length."""
+    """Docstrings of modules, classes and functions that are long prose."""
 
     licence = "the packages' own: BSD-3-Clause, Apache-2.0, MIT and PSF-based"
-    shuffled = True  # files come in the order of their hash
+    shuffled = True  # files are sorted by their hash
 
     def identity(self, data: DataConfig) -> Any:  # noqa: ARG002
-        """Versions, and the sha256 of every file as the installer recorded it."""
+        """Return versions, and the sha256 of every file as the installer recorded it."""
         packages = {}
         for name in PACKAGES:
             installed = _get_distribution(name)
@@ -46,7 +46,7 @@ class Docstrings(TextSource):
             )
             digest = hashlib.sha256(lines.encode()).hexdigest()
             packages[name] = {"version": installed.version, "files": digest}
-        # What the parser refuses, and how it cleans a docstring, is Python's.
+        # What the parser rejects and how docstrings are cleaned depends on Python's version.
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         return {"packages": packages, "python": python}
 
@@ -64,12 +64,12 @@ class Docstrings(TextSource):
                 raw = Path(path).read_bytes()
             except OSError as error:
                 text = f"{path} cannot be read ({error.strerror})"
-                raise DataError(f"{text}; install its package again") from None
+                raise DataError(f"{text}; reinstall its package") from None
             yield from extract_docstrings(raw)
 
 
 def extract_docstrings(source: bytes) -> Iterator[str]:
-    """The long prose docstrings of one Python file, in the order in which they stand there.
+    """Yield the long prose docstrings of one Python file, in their order in the file.
 
     A file that this Python cannot parse, such as one for a newer version, has none.
     """
@@ -88,7 +88,7 @@ def extract_docstrings(source: bytes) -> Iterator[str]:
 
 
 def is_prose(text: str) -> bool:
-    """Long enough, and letters and spaces for the most part."""
+    """Return whether ``text`` is long enough and mostly letters and spaces."""
     if len(text) < MIN_CHARACTERS:
         return False
     return sum(map(_is_wordlike, text)) >= MIN_PROSE * len(text)
@@ -99,7 +99,7 @@ def _is_wordlike(letter: str) -> bool:
 
 
 def _iter_definitions(node: ast.AST) -> Iterator[_Definition]:
-    """``node`` and what is defined inside it. Expressions, most of a tree, are not walked."""
+    """Yield ``node`` and the definitions inside it. Expressions, most of a tree, are skipped."""
     if isinstance(node, _Definition):
         yield node
     for field in ("body", "orelse", "finalbody", "handlers"):
@@ -125,7 +125,7 @@ def _get_distribution(name: str) -> Distribution:
 
 
 def _list_python_files(installed: Distribution) -> list[tuple[str, str, str]]:
-    """Path inside the installation, sha256 and whole path of every source file, sorted."""
+    """Return relative path, sha256 and absolute path of every source file, sorted."""
     record = installed.read_text("RECORD")
     if record is None:
         text = f"{installed.metadata['Name']} was installed without a list of its files"

@@ -1,4 +1,4 @@
-"""`files`: your own text, from the files and folders in `data.paths`."""
+"""The source `files`: the user's own text, from the files and folders in `data.paths`."""
 
 import os
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from kvlab.spec import DataConfig
 
 @final
 class LocalFiles(TextSource):
-    """Files by their content: names, places and order do not count, a second copy neither."""
+    """Files identified by their contents: names, locations, order and copies do not count."""
 
     licence = "not stated; say it with data.licence"
     shuffled = False
@@ -32,17 +32,17 @@ class LocalFiles(TextSource):
         return sorted({f"{digests[path]}{detect_format(path)}" for path in paths})
 
     def size(self, data: DataConfig) -> int:
-        """A file's copies are read once, and counted once each: close enough for a time."""
+        """Return the bytes of all files. Copies are counted, though they are read only once."""
         return sum(path.stat().st_size for path in _find_files(data)[0])
 
     def text_bytes(self, data: DataConfig) -> int:
         return sum(estimate_text_bytes(path, path.stat().st_size) for path in _find_files(data)[0])
 
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
-        paths, left_out = _find_files(data)
-        if left_out:
-            kinds = ", ".join(sorted({Path(path).suffix or "no suffix" for path in left_out}))
-            progress(f"left out of the folders, as no text: {len(left_out)} ({kinds})")
+        paths, ignored = _find_files(data)
+        if ignored:
+            suffixes = ", ".join(sorted({Path(path).suffix or "no suffix" for path in ignored}))
+            progress(f"ignored {len(ignored)} files that are not text ({suffixes})")
         seen = set()
         for path, digest in cached_sha256(paths).items():
             name = f"{digest}{detect_format(path)}"
@@ -71,29 +71,29 @@ def _check_unchanged(path: Path, unit: TextUnit) -> None:
 
 
 def _find_files(data: DataConfig) -> tuple[list[Path], list[str]]:
-    """Every text file of ``data.paths``, sorted, and the other files seen in its folders."""
-    found: set[Path] = set()
-    left_out: list[str] = []
+    """Return all text files of ``data.paths``, sorted, and the other files in its folders."""
+    files: set[Path] = set()
+    ignored: list[str] = []
     for name in data.paths:
         path = Path(name).expanduser()
         if path.is_dir():
-            inside, others = _walk_folder(path)
-            if not inside:
+            texts, others = _walk_folder(path)
+            if not texts:
                 text = f"data.paths = {name} is a folder without text files"
                 raise DataError(f"{text}; it may hold {', '.join(SUFFIXES)}")
-            found.update(inside)
-            left_out += others
+            files.update(texts)
+            ignored += others
         elif not path.is_file():
             raise DataError(f"data.paths = {name} does not exist; name a file or a folder")
         elif detect_format(path) is None:
             raise DataError(f"data.paths = {name} is not one of {', '.join(SUFFIXES)}")
         else:
-            found.add(path)
-    return sorted({path.resolve() for path in found}), left_out
+            files.add(path)
+    return sorted({path.resolve() for path in files}), ignored
 
 
 def _walk_folder(folder: Path) -> tuple[list[Path], list[str]]:
-    inside, others = [], []
+    texts, others = [], []
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(name for name in names if not name.startswith(".")):
@@ -101,5 +101,5 @@ def _walk_folder(folder: Path) -> tuple[list[Path], list[str]]:
             if detect_format(path) is None:
                 others.append(str(path))
             else:
-                inside.append(path)
-    return inside, others
+                texts.append(path)
+    return texts, others
