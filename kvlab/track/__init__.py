@@ -1,4 +1,4 @@
-"""MLflow, a projection of the record. The only package that imports mlflow, and only when used."""
+"""Mirror the record into MLflow. The only package that imports mlflow, and only when used."""
 
 from kvlab.track.connection import is_server, serve_ui, tracking_uri
 from kvlab.track.fetch import fetch_record

@@ -1,4 +1,7 @@
-"""The way to MLflow: its client, made once, quiet, and with errors that people can act on."""
+"""Connect to MLflow: its client, its database in the store, its server, and its errors.
+
+mlflow is imported when a connection is made, not with this module.
+"""
 
 import logging
 import os
@@ -28,35 +31,38 @@ _MLFLOW_ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "ERROR",
     "GIT_PYTHON_REFRESH": "quiet",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # Else `kvlab ui` starts seven more processes, for jobs that kvlab has none of.
+    # Otherwise `kvlab ui` starts seven more processes, for jobs that kvlab does not use.
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    # Else it prints two lines a run, into the midst of --json.
+    # Otherwise it prints two lines per run to standard output, which holds our JSON.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # Else a server that is away is asked for four minutes.
+    # Otherwise it retries an unreachable server for four minutes.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
 
+_MLFLOW_PACKAGES = {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "sqlite3"}
+
 PROBE_SECONDS = 5.0
-"""How long a server may take to say anything at all, before the first real question."""
+"""How long a server may take to answer the probe before the first request."""
 
+LOCK_TIMEOUT_SECONDS = 600.0
 
-LOCK_PATIENCE_SECONDS = 600.0
+HOST = "127.0.0.1"
 
 
 def tracking_uri(store: Path, uri: str | None) -> str:
-    """What was asked for, else MLFLOW_TRACKING_URI, else a database in the store."""
-    found = uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return found or f"sqlite:///{store.absolute()}/mlflow.db"
+    """Return ``uri``, or MLFLOW_TRACKING_URI, or that of a database in the store."""
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return uri or f"sqlite:///{store.absolute()}/mlflow.db"
 
 
 def is_server(uri: str) -> bool:
-    """Whether MLflow runs elsewhere and keeps artifacts itself."""
+    """Return whether ``uri`` is that of an MLflow server, which stores artifacts itself."""
     return uri.startswith(("http://", "https://"))
 
 
 def silence_mlflow() -> None:
-    """Settings for MLflow, before it is imported; what the environment says stays."""
+    """Set MLflow's environment and loggers. Variables that are set already keep their values."""
     for name, value in _MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for name in ("mlflow", "alembic"):
@@ -64,11 +70,15 @@ def silence_mlflow() -> None:
 
 
 def connect(store: Path, uri: str) -> "MlflowClient":
-    """A client whose database is whole: made by one process, while others wait.
+    """Return a client of MLflow; one process creates a missing database while others wait.
+
+    Args:
+        store: folder of the store.
+        uri: of MLflow.
 
     Raises:
         TrackingError: MLflow cannot be reached, or its database cannot be opened.
-        UsageError: the address is that of a folder.
+        UsageError: ``uri`` is a folder.
     """
     silence_mlflow()
     _refuse_folder(uri)
@@ -84,21 +94,21 @@ def connect(store: Path, uri: str) -> "MlflowClient":
 
 
 def _refuse_folder(uri: str) -> None:
-    bare = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
-    if bare or uri.startswith("file:"):
-        text = f"--tracking-uri = {uri} names a folder, where MLflow keeps no runs any more"
+    is_path = "://" not in uri and uri.partition(":")[0] not in ("databricks", "databricks-uc")
+    if is_path or uri.startswith("file:"):
+        text = f"--tracking-uri = {uri} names a folder, and MLflow no longer keeps runs in folders"
         raise UsageError(f"{text}; use sqlite:///PATH or the http:// address of a server")
 
 
 def _probe_server(uri: str) -> None:
-    """Fails soon where nobody answers: MLflow would ask again and again, for a minute or more."""
+    """Raise TrackingError if no server answers: MLflow itself would retry for a minute or more."""
     import requests
 
     try:
-        place = f"{uri.rstrip('/')}/health"
-        requests.get(place, timeout=PROBE_SECONDS, allow_redirects=False, stream=True).close()
+        url = f"{uri.rstrip('/')}/health"
+        requests.get(url, timeout=PROBE_SECONDS, allow_redirects=False, stream=True).close()
     except requests.exceptions.SSLError:
-        return  # somebody answers; MLflow has settings of its own for that
+        return  # a server answers; MLflow has its own settings for certificates
     except requests.Timeout:
         reason = f"no answer in {PROBE_SECONDS:g} s"
     except requests.ConnectionError:
@@ -109,28 +119,27 @@ def _probe_server(uri: str) -> None:
 
 
 def _sqlite_path(uri: str) -> Path | None:
-    """Where a database in a file is; None if it is none, or its settings are its owner's."""
-    path, question, _ = uri.removeprefix("sqlite:///").partition("?")
-    plain = uri.startswith("sqlite:///") and path and not path.startswith(":") and not question
-    return Path(path) if plain else None
+    """Return the path of a SQLite file; None for other URIs and for those with options."""
+    path, question_mark, _ = uri.removeprefix("sqlite:///").partition("?")
+    is_file = uri.startswith("sqlite:///") and path and not path.startswith(":")
+    return Path(path) if is_file and not question_mark else None
 
 
 @contextmanager
 def hold_mlflow_lock(store: Path) -> Iterator[None]:
-    """One process at a time talks to MLflow on behalf of a store.
+    """Hold the store's MLflow lock: one process at a time writes to MLflow for a store.
 
     Raises:
-        TrackingError: the store cannot be written, or another process does not come to an end.
+        TrackingError: the store cannot be written, or another process does not finish.
     """
     lock = Lock(store / "mlflow.lock")
     try:
-        ours = lock.acquire(timeout=LOCK_PATIENCE_SECONDS)
+        fence = lock.acquire(timeout=LOCK_TIMEOUT_SECONDS)
     except StoreError as error:
         raise TrackingError(str(error)) from None
-    if not ours:
-        text = (
-            f"{lock.describe_holder()} has been writing there for {LOCK_PATIENCE_SECONDS:g} seconds"
-        )
+    if fence is None:
+        holder = lock.describe_holder()
+        text = f"{holder} has been writing there for {LOCK_TIMEOUT_SECONDS:g} seconds"
         raise TrackingError(f"{text}; `kvlab sync` catches up")
     try:
         yield
@@ -139,7 +148,7 @@ def hold_mlflow_lock(store: Path) -> Iterator[None]:
 
 
 def _check_database(uri: str) -> None:
-    """Fails at once if a database file cannot be opened: MLflow would try for minutes."""
+    """Fail at once if a database file cannot be opened: MLflow would retry for minutes."""
     path = _sqlite_path(uri)
     if path is not None and path.exists():
         with closing(sqlite3.connect(path)) as database:
@@ -147,23 +156,26 @@ def _check_database(uri: str) -> None:
 
 
 def _create_database(uri: str, store: Path) -> None:
-    """Makes a new database whole or not at all: MLflow takes seconds for its many tables, and
-    cannot go on from half of them after a kill or on a full disk."""
+    """Create a new database atomically.
+
+    MLflow takes seconds to create its tables, and cannot continue from some of them after a kill
+    or on a full disk.
+    """
     path = _sqlite_path(uri)
     if path is None or path.exists():
         return
-    for leftover in store.glob(".mlflow-*"):  # of a kill; ours alone, by the store's lock
+    for leftover in store.glob(".mlflow-*"):  # of a killed process; the lock makes them ours
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".mlflow-", dir=store) as folder:
-        made = Path(folder) / "mlflow.db"
-        _open_client(f"sqlite:///{made}")
+        database = Path(folder) / "mlflow.db"
+        _open_client(f"sqlite:///{database}")
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        shutil.copyfile(made, temporary)  # the store may be on another disk than the database
+        shutil.copyfile(database, temporary)  # the store may be on another disk
         try:
-            os.link(temporary, path)  # unlike a rename, it spares what another store made
+            os.link(temporary, path)  # unlike a rename, keeps one that another store created
         except FileExistsError:
             pass
-        except OSError:  # no hard links here
+        except OSError:  # a file system without hard links
             os.rename(temporary, path)
         temporary.unlink(missing_ok=True)
 
@@ -171,14 +183,14 @@ def _create_database(uri: str, store: Path) -> None:
 def _open_client(uri: str) -> "MlflowClient":
     from mlflow import MlflowClient
 
-    silence_mlflow()  # importing it sets its loggers up
+    silence_mlflow()  # importing mlflow resets its loggers
     client = MlflowClient(tracking_uri=uri)
-    client.search_experiments(max_results=1)  # makes or upgrades the tables, or fails
+    client.search_experiments(max_results=1)  # creates or upgrades the tables, or fails
     return client
 
 
 def read_store_id(store: Path) -> str:
-    """A random name of this store: of the runs on a shared server only these are ours."""
+    """Return the store's random id, which marks its runs on a server that several stores use."""
     path = store / "tracking.id"
     try:
         if not path.exists():
@@ -192,7 +204,7 @@ def read_store_id(store: Path) -> str:
 
 @contextmanager
 def translate_errors(uri: str) -> Iterator[None]:
-    """Turns whatever MLflow and what is below it raise into a `TrackingError`."""
+    """Raise TrackingError for errors of MLflow and of the libraries below it."""
     try:
         yield
     except (TrackingError, StoreError):
@@ -206,14 +218,13 @@ def translate_errors(uri: str) -> Iterator[None]:
 
 
 def _is_mlflow_error(error: BaseException) -> bool:
-    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    return bool(
-        packages & {"mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "sqlite3"}
-    ) or (isinstance(error, OSError | ImportError))
+    packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
+    is_from_package = not packages.isdisjoint(_MLFLOW_PACKAGES)
+    return is_from_package or isinstance(error, OSError | ImportError)
 
 
 def redact_uri(uri: str) -> str:
-    """Without a password."""
+    """Return ``uri`` without user and password."""
     scheme, separator, rest = uri.partition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
@@ -226,23 +237,20 @@ def _hint(uri: str) -> str:
     return "use sqlite:///PATH, another database, or the http:// address of a server"
 
 
-# MLflow's own server on the store's database, for looking at it on this machine.
-
-
-HOST = "127.0.0.1"
-
-
 def serve_ui(store: Path, uri: str | None, port: int) -> int:
-    """Becomes MLflow's server, on the loopback interface alone; returns only if it cannot.
+    """Replace this process by MLflow's server, on the loopback interface.
+
+    Args:
+        store: folder of the store.
+        uri: of the database, see `tracking_uri`.
+        port: to listen on.
 
     Raises:
         UsageError: the port is taken.
     """
     silence_mlflow()
-    # Another server's settings would come before the arguments below.
+    # This variable would override the arguments below.
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
-    # Else seven processes wait for jobs that nobody here gives them.
-    environment.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     _check_port(port)
     sys.stdout.flush()
     command = server_command(tracking_uri(store, uri), store, port)
@@ -251,7 +259,7 @@ def serve_ui(store: Path, uri: str | None, port: int) -> int:
 
 
 def server_command(uri: str, store: Path, port: int) -> list[str]:
-    """The command that serves a database. Artifacts stay where the tracker put them."""
+    """Return the command that serves a database and the artifacts beside it."""
     return [
         sys.executable, "-m", "mlflow", "server",
         "--backend-store-uri", uri,

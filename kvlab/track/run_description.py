@@ -1,7 +1,7 @@
-"""What MLflow shall hold about one cell at one seed: a pure function of the record.
+"""Describe the MLflow run of one cell at one seed: a pure function of the record.
 
-Times come from the record too, so that the same result gives the same points whenever it is
-mirrored, and a point that is logged twice is one point.
+Times come from the record, so a result gives the same points whenever it is mirrored, and MLflow
+treats a point that is logged twice as one.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
 
 VERSION = 1
-"""Goes up when the same record comes to be mirrored differently: every run is then made anew."""
+"""Raise it when the same record is mirrored differently: every run is then made anew."""
 
 PARENT = "parent"
 """The key of a sweep's own run."""
 
 RECORD = "record"
-"""The parent's folder of artifacts that say what the sweep is; `reading` makes reports of it."""
+"""Artifact folder of the parent run with the sweep's description; see `kvlab.track.fetch`."""
 
 DAMAGED = "damaged.json"
-"""In it: trials whose results could not be read."""
+"""File in it that lists trials whose results could not be read."""
 
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 5000
@@ -40,7 +40,17 @@ MetricPoint = tuple[str, float, int, int]
 
 @dataclass(frozen=True)
 class RunDescription:
-    """One run. ``artifacts`` are ``(folder inside the run, path relative to the trial)``."""
+    """One MLflow run.
+
+    Attributes:
+        key: names it within the sweep.
+        name: for people.
+        status: MLflow's.
+        started, finished: in ms since the epoch.
+        params, points, tags: as MLflow takes them.
+        artifacts: pairs of folder inside the run and path relative to the trial's directory.
+        dataset: name, digest and profile; None if the trial failed before it was known.
+    """
 
     key: str
     name: str
@@ -54,7 +64,7 @@ class RunDescription:
     dataset: Mapping[str, str] | None
 
     def digest(self, directory: Path) -> str:
-        """Of all of it, artifact contents included."""
+        """Return the sha256 of the description and of the contents of its artifacts."""
         contents = [file_sha256(directory / path) for _, path in self.artifacts]
         text = json.dumps([VERSION, asdict(self), contents], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -63,12 +73,12 @@ class RunDescription:
 def describe_run(
     sweep: Mapping[str, Any], levels: Mapping[str, str], result: Mapping[str, Any], directory: Path
 ) -> RunDescription:
-    """The run of one result.
+    """Return the run of one result.
 
     Args:
-        sweep: as `sweep.json` holds it.
-        levels: of the cell that the trial stands in.
-        result: as `result.json` holds it.
+        sweep: contents of `sweep.json`.
+        levels: of the trial's cell, by factor.
+        result: contents of `result.json`.
         directory: of the trial.
     """
     provenance = result["provenance"]
@@ -95,13 +105,13 @@ def describe_run(
 
 
 def run_key(trial: str, levels: Mapping[str, str]) -> str:
-    """Names a run inside a sweep: a trial may answer several cells."""
+    """Return a run's key within its sweep; a trial may belong to several cells."""
     text = json.dumps([trial, sorted(levels.items())])
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
 
 
 def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> str:
-    """The levels that differ from the baseline, and the seed."""
+    """Return the levels that differ from the baseline, and the seed."""
     changed = [level for factor, level in levels.items() if level != sweep["baseline"][factor]]
     return sanitize_text(f"{'+'.join(changed) or 'baseline'} seed {seed}")
 
@@ -109,19 +119,19 @@ def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> 
 def find_start_ms(
     store: Store, sweep: Mapping[str, Any], rows: Collection[RunDescription]
 ) -> int | None:
-    """When the first of a sweep's trials was begun, in ms; None if none was.
+    """Return when the first trial of a sweep was started, in ms; None if none was.
 
-    Attempts count, not only results: which trial ends first must not matter, so that a sweep
-    which is mirrored as it runs looks like one that is mirrored at its end.
+    Attempts count as well as results. So it does not matter which trial ends first, and a sweep
+    that is mirrored while it runs equals one that is mirrored at its end.
     """
     trials = {trial for cell in sweep["cells"] for trial in cell["trials"].values()}
     attempts = (_first_attempt_ms(store, trial) for trial in trials)
-    found = [moment for moment in attempts if moment is not None]
-    return min([*found, *(row.started for row in rows)], default=None)
+    starts = [start for start in attempts if start is not None]
+    return min([*starts, *(row.started for row in rows)], default=None)
 
 
 def _first_attempt_ms(store: Store, trial: str) -> int | None:
-    """By its log, which opens with the time; a kill may have left it empty."""
+    """Return the time at the head of a trial's first log; a kill may have left a log empty."""
     for number in store.attempts(trial):
         with contextlib.suppress(OSError, ValueError):
             path = store.attempt_directory(trial, number) / "log.txt"
@@ -131,7 +141,7 @@ def _first_attempt_ms(store: Store, trial: str) -> int | None:
 
 
 def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as dotted names and texts; lists as JSON."""
+    """Iterate over nested settings as dotted names and texts; lists are written as JSON."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from flatten_settings(item, f"{name}.{key}" if name else str(key))
@@ -140,8 +150,15 @@ def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def truncate(text: str, longest: int) -> str:
-    """``text`` as MLflow can keep it: printable, as in reports, since a database refuses half
-    characters; its start and a hash of the whole where it is too long."""
+    """Return ``text`` as MLflow can store it.
+
+    It is made printable as in reports, since a database refuses surrogates. If it is too long,
+    the end is replaced by a hash of the whole.
+
+    Args:
+        text: a param or a tag.
+        longest: the most characters.
+    """
     text = sanitize_text(text)
     if len(text) <= longest:
         return text
@@ -150,13 +167,13 @@ def truncate(text: str, longest: int) -> str:
 
 
 def to_milliseconds(moment: str) -> int:
-    """An ISO 8601 time as MLflow wants it."""
+    """Return an ISO 8601 time in ms since the epoch."""
     parsed = datetime.fromisoformat(moment)
     return round(parsed.replace(tzinfo=parsed.tzinfo or UTC).timestamp() * 1000)
 
 
 def _metric_points(result: Mapping[str, Any], started: int, finished: int) -> Iterator[MetricPoint]:
-    """Curves at their steps, everything else at the last step; no step of a curve twice."""
+    """Iterate over the points of curves, one per step, and of metrics, at the last step."""
     last = int((result.get("training_record") or {}).get("steps") or 0)
     for name, curve in sorted((result.get("curves") or {}).items()):
         losses = {int(step): float(loss) for step, _, loss in curve}
@@ -178,7 +195,7 @@ def _tags(
 ) -> Iterator[tuple[str, str]]:
     provenance, error = result["provenance"], result.get("error") or {}
     data = provenance.get("data") or {}
-    known = {
+    tags = {
         "kvlab.sweep": sweep["name"],
         "kvlab.trial": result["trial"],
         "kvlab.training": result["training"],
@@ -198,7 +215,7 @@ def _tags(
         "mlflow.source.name": provenance.get("command"),
         "mlflow.source.type": "JOB",
     }
-    for name, value in known.items():
+    for name, value in tags.items():
         if value is not None and value != "":
             text = value if isinstance(value, str) else json.dumps(value)
             yield name, truncate(text, MAX_TAG_LENGTH)

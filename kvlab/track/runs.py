@@ -1,6 +1,6 @@
-"""Runs in MLflow: found, written whole, completed, or made anew."""
+"""Find, write, complete and delete the runs of a store in MLflow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 PARAMS_PER_BATCH = 100
 POINTS_PER_BATCH = 890
-"""A batch may hold 1,000 things in all, of which 100 params."""
+"""MLflow takes 1,000 entries per batch, of which 100 params."""
 
 Home = tuple[str, str, str]
-"""Experiment id, parent's run id, identity of the store."""
+"""Experiment id, run id of the parent, id of the store."""
 
 
 def find_runs(
@@ -26,89 +26,110 @@ def find_runs(
     key: str | None = None,
     status: str | None = None,
 ) -> dict[str, list["Run"]]:
-    """This store's runs of an experiment, by key. Several of one key come from a kill."""
+    """Return a store's runs of an experiment, by key. A kill may have left several of one key."""
     condition = f"tags.`kvlab.store` = '{identity}'"
     if key is not None:
         condition += f" and tags.`kvlab.key` = '{key}'"
     if status is not None:
         condition += f" and attributes.status = '{status}'"
-    found: dict[str, list[Run]] = {}
+    runs: dict[str, list[Run]] = {}
+    for run in iter_runs(client, experiment, condition, order_by=["attributes.start_time ASC"]):
+        runs.setdefault(run.data.tags.get("kvlab.key", ""), []).append(run)
+    return runs
+
+
+def iter_runs(
+    client: "MlflowClient", experiment: str, condition: str, order_by: list[str] | None = None
+) -> Iterator["Run"]:
+    """Iterate over all runs of an experiment that fulfil an MLflow condition."""
     token = None
     while True:
         page = client.search_runs(
-            [experiment], condition, max_results=1000, page_token=token,
-            order_by=["attributes.start_time ASC"],
-        )  # fmt: skip
-        for run in page:
-            found.setdefault(run.data.tags.get("kvlab.key", ""), []).append(run)
+            [experiment], condition, max_results=1000, page_token=token, order_by=order_by
+        )
+        yield from page
         token = page.token
         if not token:
-            return found
+            return
 
 
 def write_run(
     client: "MlflowClient",
     home: Home,
-    wanted: RunDescription,
+    description: RunDescription,
     directory: Path,
-    found: Sequence["Run"],
+    existing: Sequence["Run"],
 ) -> bool:
-    """Makes MLflow hold exactly one run as described. Returns whether anything was written.
+    """Make MLflow hold exactly one run as described, and return whether anything was written.
 
-    Written last, the tag ``kvlab.digest`` says that a run is whole. A run without it that was
-    begun for the same digest is completed: points carry the record's times, so that MLflow
-    takes a point which it has already for the same one.
+    The tag ``kvlab.digest`` is written last and marks a complete run. A run without it that was
+    started for the same digest is completed: points carry times of the record, so MLflow treats
+    a point that is written twice as one.
+
+    Args:
+        client: of MLflow.
+        home: where the run belongs.
+        description: of the run.
+        directory: of the trial, with the artifacts.
+        existing: runs of this key, the oldest first.
     """
     experiment, parent, identity = home
-    digest = wanted.digest(directory)
+    digest = description.digest(directory)
     keep = None
     stale = []
-    for run in found:
+    for run in existing:
         if keep is None and run.data.tags.get("kvlab.intended") == digest:
             keep = run
         else:
             stale.append(run)
     delete_runs(client, stale)
     if keep is not None and keep.data.tags.get("kvlab.digest") == digest:
-        return _repair_run(client, keep, wanted, parent) or bool(stale)
+        return _repair_run(client, keep, description, parent) or bool(stale)
     tags = {
-        **wanted.tags,
+        **description.tags,
         "mlflow.parentRunId": parent,
-        "kvlab.key": wanted.key,
+        "kvlab.key": description.key,
         "kvlab.store": identity,
         "kvlab.intended": digest,
     }
     if keep is None:
-        keep = client.create_run(experiment, wanted.started, tags, run_name=wanted.name)
+        keep = client.create_run(experiment, description.started, tags, run_name=description.name)
     run_id = keep.info.run_id
     if keep.data.tags.get("mlflow.parentRunId") != parent:
         client.set_tag(run_id, "mlflow.parentRunId", parent)
-    for folder, path in wanted.artifacts:
+    for folder, path in description.artifacts:
         client.log_artifact(run_id, str(directory / path), folder or None)
-    _log_dataset(client, run_id, wanted)
-    _log_batches(client, run_id, wanted, digest)
-    client.set_terminated(run_id, wanted.status, wanted.finished)
+    _log_dataset(client, run_id, description)
+    _log_batches(client, run_id, description, digest)
+    client.set_terminated(run_id, description.status, description.finished)
     return True
 
 
-def _repair_run(client: "MlflowClient", run: "Run", wanted: RunDescription, parent: str) -> bool:
-    """What can still be wrong with a whole run: its parent was made anew, or it was not ended."""
+def _repair_run(
+    client: "MlflowClient", run: "Run", description: RunDescription, parent: str
+) -> bool:
+    """Repair a complete run whose parent was made anew or which was not terminated."""
     changed = False
     if run.data.tags.get("mlflow.parentRunId") != parent:
         client.set_tag(run.info.run_id, "mlflow.parentRunId", parent)
         changed = True
-    if run.info.status != wanted.status or run.info.end_time != wanted.finished:
-        client.set_terminated(run.info.run_id, wanted.status, wanted.finished)
+    if run.info.status != description.status or run.info.end_time != description.finished:
+        client.set_terminated(run.info.run_id, description.status, description.finished)
         changed = True
     return changed
 
 
-def _log_batches(client: "MlflowClient", run_id: str, wanted: RunDescription, digest: str) -> None:
-    """Everything in as few calls as fit; within a call MLflow stores tags last."""
+def _log_batches(
+    client: "MlflowClient", run_id: str, description: RunDescription, digest: str
+) -> None:
+    """Log points, params and then the digest in as few calls as fit.
+
+    Within a call MLflow stores tags last.
+    """
     from mlflow.entities import Metric, Param, RunTag
 
-    params = [Param(name, value) for name, value in wanted.params.items()]
-    points = [Metric(name, value, time, step) for name, value, time, step in wanted.points]
+    params = [Param(name, value) for name, value in description.params.items()]
+    points = [Metric(name, value, time, step) for name, value, time, step in description.points]
     batches = max(-(-len(params) // PARAMS_PER_BATCH), -(-len(points) // POINTS_PER_BATCH), 1)
     for number in range(batches):
         some_points = points[number * POINTS_PER_BATCH : (number + 1) * POINTS_PER_BATCH]
@@ -117,11 +138,11 @@ def _log_batches(client: "MlflowClient", run_id: str, wanted: RunDescription, di
         client.log_batch(run_id, some_points, some_params, tags)
 
 
-def _log_dataset(client: "MlflowClient", run_id: str, wanted: RunDescription) -> None:
+def _log_dataset(client: "MlflowClient", run_id: str, description: RunDescription) -> None:
     from mlflow.entities import Dataset, DatasetInput
 
-    if wanted.dataset is not None:
-        facts = wanted.dataset
+    if description.dataset is not None:
+        facts = description.dataset
         dataset = Dataset(
             name=facts["name"],
             digest=facts["digest"],
@@ -133,6 +154,6 @@ def _log_dataset(client: "MlflowClient", run_id: str, wanted: RunDescription) ->
 
 
 def delete_runs(client: "MlflowClient", runs: Sequence["Run"]) -> None:
-    """Moves runs to MLflow's trash."""
+    """Move runs to MLflow's trash."""
     for run in runs:
         client.delete_run(run.info.run_id)

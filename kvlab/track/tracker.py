@@ -1,4 +1,4 @@
-"""`Tracker`: MLflow as a projection of the record, made and kept up to date by the driver alone."""
+"""`Tracker`: mirror sweeps of a store into MLflow. Used by drivers and `kvlab sync`."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MirrorSummary:
-    """What a mirroring did: runs written, found as they should be, and taken away."""
+    """What a call of `Tracker.mirror` did: how many runs were written, unchanged and deleted."""
 
     sweep: str
     written: int = 0
@@ -48,7 +48,7 @@ class MirrorSummary:
 
 
 class Tracker:
-    """Mirrors sweeps of one store into MLflow. Several processes may: they take turns.
+    """Mirror sweeps of one store into MLflow. Several processes may; a lock serializes them.
 
     Args:
         store_path: of the store.
@@ -66,61 +66,73 @@ class Tracker:
         self._identity = read_store_id(self._store.path)
 
     def mirror(self, sweep_name: str, report: str | Path | None = None) -> MirrorSummary:
-        """Brings one sweep's experiment up to date with the record.
+        """Bring a sweep's experiment up to date with the record.
 
-        One parent run, and under it one run for every cell and seed that has ended. What is
-        there and right is not touched: a second call changes nothing. A run that a kill left
-        half made is completed; one whose result has changed is made anew; of this store's runs
-        those that the record does not have are deleted.
+        The experiment gets one parent run, and below it one run for every cell and seed that has
+        ended. Runs that are up to date are not touched, so a second call changes nothing. A run
+        that a kill left incomplete is completed, one whose result has changed is made anew, and
+        runs of this store that the record does not have are deleted.
 
         Args:
             sweep_name: of the sweep.
-            report: folder of its report, kept with the parent run. None leaves what is there.
+            report: folder of its report, logged with the parent run; None leaves that unchanged.
 
         Raises:
             UsageError: the store has no such sweep.
             TrackingError: MLflow cannot be reached or refuses.
         """
         sweep = self._store.sweep(sweep_name)
-        with self._turn():
-            rows = self._described(sweep)
-            experiment = self._experiment(sweep)
+        with self._exclusive():
+            descriptions = self._describe_runs(sweep)
+            experiment = self._get_experiment(sweep)
             runs = find_runs(self._client, experiment, self._identity)
-            parent = self._parent(experiment, sweep, runs.get(PARENT, []), rows.values())
+            parent = self._get_parent(
+                experiment, sweep, runs.get(PARENT, []), descriptions.values()
+            )
             home = (experiment, parent.info.run_id, self._identity)
             written = sum(
-                write_run(self._client, home, row, self._directory(row), runs.get(key, []))
-                for key, row in rows.items()
+                write_run(
+                    self._client, home, description, self._directory(description), runs.get(key, [])
+                )
+                for key, description in descriptions.items()
             )
-            stale = [r for key, all_ in runs.items() if key not in rows for r in all_]
-            stale = [run for run in stale if run.data.tags.get("kvlab.key") != PARENT]
+            stale = [
+                run
+                for key, group in runs.items()
+                if key not in descriptions and key != PARENT
+                for run in group
+            ]
             delete_runs(self._client, stale)
-            self._finish(parent, sweep, rows.values(), report)
-        return MirrorSummary(sweep_name, written, len(rows) - written, len(stale))
+            self._update_parent(parent, sweep, descriptions.values(), report)
+        return MirrorSummary(sweep_name, written, len(descriptions) - written, len(stale))
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
-        """Mirrors one trial that has just ended, without looking at the others.
+        """Mirror one trial that has just ended, without looking at the others.
+
+        Args:
+            sweep_name: of the sweep.
+            trial_id: of the trial.
 
         Raises:
             UsageError: the store has no such sweep.
             TrackingError: MLflow cannot be reached or refuses.
         """
         sweep = self._store.sweep(sweep_name)
-        with self._turn():
-            rows = self._described(sweep, trial_id)
-            experiment = self._experiment(sweep)
-            for key, row in rows.items():
-                found = find_runs(self._client, experiment, self._identity, key=PARENT)
-                parent = self._parent(experiment, sweep, found.get(PARENT, []), [row])
-                self._keep_description(parent, sweep)
+        with self._exclusive():
+            descriptions = self._describe_runs(sweep, trial_id)
+            experiment = self._get_experiment(sweep)
+            for key, description in descriptions.items():
+                parents = find_runs(self._client, experiment, self._identity, key=PARENT)
+                parent = self._get_parent(experiment, sweep, parents.get(PARENT, []), [description])
+                self._log_description(parent, sweep)
                 home = (experiment, parent.info.run_id, self._identity)
                 runs = find_runs(self._client, experiment, self._identity, key=key).get(key, [])
-                write_run(self._client, home, row, self._directory(row), runs)
+                write_run(self._client, home, description, self._directory(description), runs)
 
     def close_zombies(self) -> int:
-        """Ends this store's runs that say they run though no driver does; returns how many."""
+        """Terminate this store's runs whose sweep no driver runs; return how many they were."""
         closed = 0
-        with self._turn():
+        with self._exclusive():
             for experiment in self._client.search_experiments():
                 sweep = experiment.tags.get("kvlab.sweep")
                 if sweep is None or self._store.is_driven(sweep):
@@ -129,152 +141,161 @@ class Tracker:
                     self._client, experiment.experiment_id, self._identity, status="RUNNING"
                 )
                 for run in (run for group in running.values() for run in group):
-                    # At a time from the record; `mirror` knows better, if the record is there.
+                    # A time from the record; `mirror` sets a better one if the result is there.
                     end = run.info.start_time
                     self._client.set_terminated(run.info.run_id, "KILLED", end)
                     closed += 1
         return closed
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One process at a time looks what is there and writes what is not."""
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the store's MLflow lock, with MLflow's errors translated."""
         with hold_mlflow_lock(self._store.path), translate_errors(self.uri):
             yield
 
-    def _experiment(self, sweep: Mapping[str, Any]) -> str:
-        """The sweep's experiment, made if it is not there, restored if it was deleted."""
+    def _get_experiment(self, sweep: Mapping[str, Any]) -> str:
+        """Return the id of the sweep's experiment, which is created or restored if necessary."""
         name = sweep["name"]
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
-            place = self._store.path / "mlartifacts" / name
-            location = None if is_server(self.uri) else place.as_uri()
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
+            folder = self._store.path / "mlartifacts" / name
+            location = None if is_server(self.uri) else folder.as_uri()
             tags = {
                 "kvlab.sweep": name,
                 "mlflow.note.content": truncate(sweep["question"], MAX_TAG_LENGTH),
             }
             return str(self._client.create_experiment(name, location, tags))
-        if found.lifecycle_stage == "deleted":
-            self._client.restore_experiment(found.experiment_id)
-        if found.tags.get("kvlab.sweep") != name:
-            self._client.set_experiment_tag(found.experiment_id, "kvlab.sweep", name)
-        return str(found.experiment_id)
+        if experiment.lifecycle_stage == "deleted":
+            self._client.restore_experiment(experiment.experiment_id)
+        if experiment.tags.get("kvlab.sweep") != name:
+            self._client.set_experiment_tag(experiment.experiment_id, "kvlab.sweep", name)
+        return str(experiment.experiment_id)
 
-    def _parent(
+    def _get_parent(
         self,
         experiment: str,
         sweep: Mapping[str, Any],
-        found: Sequence["Run"],
-        rows: Collection[RunDescription],
+        parents: Sequence["Run"],
+        descriptions: Collection[RunDescription],
     ) -> "Run":
-        if found:
-            delete_runs(self._client, found[1:])
-            return found[0]
+        """Return the first of ``parents``, without the others, or a new parent run."""
+        if parents:
+            delete_runs(self._client, parents[1:])
+            return parents[0]
         tags = {"kvlab.key": PARENT, "kvlab.store": self._identity, "kvlab.sweep": sweep["name"]}
-        started = find_start_ms(self._store, sweep, rows)
+        started = find_start_ms(self._store, sweep, descriptions)
         return self._client.create_run(experiment, started, tags, run_name=sweep["name"])
 
-    def _described(
+    def _describe_runs(
         self, sweep: Mapping[str, Any], only: str | None = None
     ) -> dict[str, RunDescription]:
-        """Key -> run, of every cell and seed that has ended with a readable result."""
-        found: dict[str, RunDescription] = {}
+        """Return the runs, by key, of every cell and seed with a readable result."""
+        runs: dict[str, RunDescription] = {}
         for cell in sweep["cells"]:
             for trial in cell["trials"].values():
                 if only is not None and trial != only:
                     continue
                 try:
                     result = self._store.result(trial)
-                except StoreError:  # damaged: it will be made again
+                except StoreError:  # damaged, so the trial will run again
                     continue
                 if result is not None:
                     directory = self._store.trial_directory(trial)
                     run = describe_run(sweep, cell["levels"], result, directory)
-                    found[run.key] = run
-        return found
+                    runs[run.key] = run
+        return runs
 
-    def _directory(self, row: RunDescription) -> Path:
-        return self._store.trial_directory(row.tags["kvlab.trial"])
+    def _directory(self, description: RunDescription) -> Path:
+        return self._store.trial_directory(description.tags["kvlab.trial"])
 
-    def _finish(
+    def _update_parent(
         self,
         parent: "Run",
         sweep: Mapping[str, Any],
-        rows: Collection[RunDescription],
+        descriptions: Collection[RunDescription],
         report: str | Path | None,
     ) -> None:
-        """The parent's record, report, tags and status, if any of them has changed."""
-        run_id, known = parent.info.run_id, parent.data.tags
-        self._keep_description(parent, sweep)
+        """Update the parent's description, report, tags and status, if any of them has changed."""
+        run_id, tags = parent.info.run_id, parent.data.tags
+        self._log_description(parent, sweep)
         if report is not None:
             digest = _hash_folder(Path(report))
-            if known.get("kvlab.report.digest") != digest:
+            if tags.get("kvlab.report.digest") != digest:
                 self._client.log_artifacts(run_id, str(report), "report")
                 self._client.set_tag(run_id, "kvlab.report.digest", digest)
-        trials = {trial: self._store.status(trial) or "missing" for trial in _list_trials(sweep)}
-        self._keep_damaged(parent, [t for t, state in trials.items() if state == "damaged"])
-        states: Counter[str] = Counter(trials.values())
+        trials = self._store.sweep_trials(sweep["name"])
+        statuses = {trial: self._store.status(trial) or "missing" for trial in trials}
+        self._log_damaged(parent, [t for t, status in statuses.items() if status == "damaged"])
+        states: Counter[str] = Counter(statuses.values())
         for name, value in _parent_tags(sweep, states).items():
-            if known.get(name) != value:
+            if tags.get(name) != value:
                 self._client.set_tag(run_id, name, value)
+        self._update_status(parent, sweep, states, descriptions)
+
+    def _update_status(
+        self,
+        parent: "Run",
+        sweep: Mapping[str, Any],
+        states: Mapping[str, int],
+        descriptions: Collection[RunDescription],
+    ) -> None:
+        run_id = parent.info.run_id
         status = _parent_status(states, self._store.is_driven(sweep["name"]))
-        ended = max((row.finished for row in rows), default=parent.info.start_time)
+        ended = max(
+            (description.finished for description in descriptions), default=parent.info.start_time
+        )
         if status == "RUNNING":
             if parent.info.status != status:
                 self._client.update_run(run_id, status)
         elif (parent.info.status, parent.info.end_time) != (status, ended):
             self._client.set_terminated(run_id, status, ended)
 
-    def _keep_description(self, parent: "Run", sweep: Mapping[str, Any]) -> None:
-        """What the sweep is, as the record has it, so that reports can be made from here."""
+    def _log_description(self, parent: "Run", sweep: Mapping[str, Any]) -> None:
+        """Log the sweep's description, so that reports can be made from MLflow alone."""
         path = self._store.sweep_directory(sweep["name"]) / "sweep.json"
         digest = file_sha256(path)
         if parent.data.tags.get("kvlab.record.digest") != digest:
             self._client.log_artifact(parent.info.run_id, str(path), RECORD)
             self._client.set_tag(parent.info.run_id, "kvlab.record.digest", digest)
 
-    def _keep_damaged(self, parent: "Run", trials: Sequence[str]) -> None:
-        """Trials whose results cannot be read: reports from here shall say so too."""
-        listed = json.dumps(trials)
-        digest = hashlib.sha256(listed.encode()).hexdigest()
+    def _log_damaged(self, parent: "Run", trials: Sequence[str]) -> None:
+        """Log which results cannot be read, so that reports made from MLflow say so too."""
+        text = json.dumps(trials)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         if digest != parent.data.tags.get("kvlab.damaged.digest", _EMPTY_LIST_DIGEST):
-            self._client.log_text(parent.info.run_id, listed, f"{RECORD}/{DAMAGED}")
+            self._client.log_text(parent.info.run_id, text, f"{RECORD}/{DAMAGED}")
             self._client.set_tag(parent.info.run_id, "kvlab.damaged.digest", digest)
 
 
 _EMPTY_LIST_DIGEST = hashlib.sha256(b"[]").hexdigest()
 
 
-def _parent_status(states: Mapping[str, int], driven: bool) -> str:
+def _parent_status(states: Mapping[str, int], is_driven: bool) -> str:
     if states.get("missing") or states.get("damaged"):
-        return "RUNNING" if driven else "KILLED"
+        return "RUNNING" if is_driven else "KILLED"
     return "FAILED" if states.get("failed") else "FINISHED"
 
 
 def _parent_tags(sweep: Mapping[str, Any], states: Mapping[str, int]) -> dict[str, str]:
-    listed = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     tags = {
-        "kvlab.states": listed,
+        "kvlab.states": summary,
         "kvlab.seeds": json.dumps(sweep["seeds"]),
         "kvlab.baseline": json.dumps(sweep["baseline"]),
         "kvlab.yaml_sha256": str(sweep.get("yaml_sha256", "")),
         **{f"kvlab.levels.{f}": json.dumps(names) for f, names in sweep["factors"].items()},
         "mlflow.source.name": str(sweep.get("command", "")),
         "mlflow.source.type": "JOB",
-        "mlflow.note.content": f"{sweep['question']}\n\n{listed}",
+        "mlflow.note.content": f"{sweep['question']}\n\n{summary}",
     }
     return {name: truncate(value, MAX_TAG_LENGTH) for name, value in tags.items() if value}
 
 
-def _list_trials(sweep: Mapping[str, Any]) -> list[str]:
-    """Trial ids of a sweep, each once."""
-    return list(dict.fromkeys(t for cell in sweep["cells"] for t in cell["trials"].values()))
-
-
 def _hash_folder(folder: Path) -> str:
-    """Of every file's name and contents."""
-    found = hashlib.sha256()
+    """Return the sha256 of every file's name and contents."""
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            contents = file_sha256(path)
-            found.update(f"{path.relative_to(folder).as_posix()} {contents}\n".encode())
-    return found.hexdigest()
+            name = path.relative_to(folder).as_posix()
+            digest.update(f"{name} {file_sha256(path)}\n".encode())
+    return digest.hexdigest()
