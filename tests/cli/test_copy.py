@@ -8,19 +8,19 @@ import pytest
 
 from kvlab.cli.sweep_callbacks import BackupCallback
 from kvlab.store import Store
-from tests.support.tiny_sweep import call, tiny_place
+from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    with tiny_place(tmp_path_factory.mktemp("copied")) as folder:
+def folder(tmp_path_factory):
+    with tiny_sweep_folder(tmp_path_factory.mktemp("copied")) as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
-def submitted(place):  # noqa: ARG001
-    options = ("--executor", "inline", "--copy-to", "copy", "--notify", "cat > told.json")
-    return call("submit", "s.yaml", *options)
+def submitted(folder):  # noqa: ARG001
+    options = ("--executor", "inline", "--copy-to", "copy", "--notify", "cat > notice.json")
+    return run_kvlab("submit", "s.yaml", *options)
 
 
 def weights(store):
@@ -30,57 +30,59 @@ def weights(store):
     }
 
 
-def test_a_sweep_is_copied_as_it_runs_and_comes_back_with_its_report(place, submitted):
+def test_a_sweep_is_copied_as_it_runs_and_comes_back_with_its_report(folder, submitted):
     assert submitted[0] == 0
     assert submitted[2] == ""
-    (place / "elsewhere").mkdir()
+    (folder / "elsewhere").mkdir()
     shutil.move("runs", "gone")
-    code, out, error = call("copy", "--from", "copy")
+    code, out, error = run_kvlab("copy", "--from", "copy")
     assert (code, error) == (0, "")
     assert "s: 2 trials copied to runs" in out
     assert weights(Store("runs")) == weights(Store("gone"))
     assert len(weights(Store("runs"))) == 2
-    assert call("status", "s")[1] == call("status", "s", "--store", "gone")[1]
+    assert run_kvlab("status", "s")[1] == run_kvlab("status", "s", "--store", "gone")[1]
     shutil.move("reports/s", "before")
-    assert call("report", "s")[0] == 0
+    assert run_kvlab("report", "s")[0] == 0
     assert Path("reports/s/results.jsonl").read_text() == Path("before/results.jsonl").read_text()
-    code, out, _ = call("submit", "s.yaml", "--executor", "inline", "--no-report")
+    code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
     assert "nothing is missing" in out
 
 
-def test_the_end_is_told(place, submitted):  # noqa: ARG001
-    told = json.loads((place / "told.json").read_text())
-    assert (told["sweep"], told["outcome"], told["exit_code"]) == ("s", "done", 0)
-    assert told["states"] == {"done": 2, "missing": 0}
-    assert told["report"] == "reports/s"
-    assert told["copy"]["error"] is None
-    assert told["copy"]["url"].endswith("copy")
+def test_the_notification_has_the_summary(folder, submitted):  # noqa: ARG001
+    notice = json.loads((folder / "notice.json").read_text())
+    assert (notice["sweep"], notice["outcome"], notice["exit_code"]) == ("s", "done", 0)
+    assert notice["states"] == {"done": 2, "missing": 0}
+    assert notice["report"] == "reports/s"
+    assert notice["copy"]["error"] is None
+    assert notice["copy"]["url"].endswith("copy")
 
 
-def test_a_place_that_fails_costs_one_warning_and_is_brought_up_to_date_later(place, submitted):  # noqa: ARG001
-    (place / "file").write_text("no folder")
-    told = []
-    store = Store(place / "runs")
-    copier = BackupCallback(store, "s", str(place / "file"), told.append)
+def test_a_failing_backup_costs_one_warning_and_is_completed_later(folder, submitted):  # noqa: ARG001
+    (folder / "file").write_text("no folder")
+    warnings = []
+    store = Store(folder / "runs")
+    backup = BackupCallback(store, "s", str(folder / "file"), warnings.append)
     for trial in store.trial_ids():
-        copier.on_result(trial)
-    facts = copier.finish()
-    assert len(told) == 1
-    assert "the sweep goes on without it" in told[0]
+        backup.on_result(trial)
+    facts = backup.finish()
+    assert len(warnings) == 1
+    assert "the sweep goes on without it" in warnings[0]
     assert facts["error"] is not None
-    (place / "file").unlink()
-    code, out, _ = call("copy", "s", "--to", place / "file", "--json")
+    (folder / "file").unlink()
+    code, out, _ = run_kvlab("copy", "s", "--to", folder / "file", "--json")
     assert code == 0
     assert [one["trials"] for one in json.loads(out)] == [2]
-    assert [one["files"] for one in json.loads(call("copy", "--to", "file", "--json")[1])] == [0]
+    assert [one["files"] for one in json.loads(run_kvlab("copy", "--to", "file", "--json")[1])] == [
+        0
+    ]
 
 
-def test_a_wrong_place_is_refused_before_anything_runs(place):  # noqa: ARG001
-    for url, wanted in (("nowhere://x", "Protocol not known"), ("new/copy", "lies in the store")):
-        code, _, error = call("submit", "s.yaml", "--store", "new", "--copy-to", url)
+def test_a_wrong_url_is_refused_before_anything_runs(folder):  # noqa: ARG001
+    for url, expected in (("nowhere://x", "Protocol not known"), ("new/copy", "lies in the store")):
+        code, _, error = run_kvlab("submit", "s.yaml", "--store", "new", "--copy-to", url)
         assert code == 2
-        assert wanted in error
+        assert expected in error
     assert not Path("new").exists()
-    code, _, error = call("copy", "nothing", "--to", "copy")
+    code, _, error = run_kvlab("copy", "nothing", "--to", "copy")
     assert code == 2
     assert "sweep = nothing is not in the store" in error

@@ -59,7 +59,7 @@ def test_prepare_a_source_then_list_then_verify(capsys, text):
     assert (code, json.loads(out)) == (0, {"checked": 1, "problems": []})
 
 
-def test_prepare_an_experiment_is_what_its_trials_will_find(capsys, experiment):
+def test_preparing_an_experiment_makes_the_dataset_of_its_trials(capsys, experiment):
     code, out, _ = run(capsys, "prepare", experiment, "--max-bytes", "3e4")
     assert code == 0
     data = load_experiment(experiment, {"data.max_bytes": 30_000}).data
@@ -138,20 +138,20 @@ def test_prepare_stops_after_so_many_tokens(capsys, text, word, tokens):
 
 
 @pytest.mark.parametrize("word", ["ten", "0", "-5", "1.5", "10T", "B", "1e99", "nan"])
-def test_a_count_of_tokens_that_is_none_is_refused(capsys, text, word):
+def test_an_invalid_count_of_tokens_is_refused(capsys, text, word):
     code, _, err = run(capsys, "prepare", "files", "--paths", text, f"--tokens={word}")
     assert code == 2
     assert f"--tokens = {word} is not a count of tokens; write 10B, 500M or 2e6" in err
 
 
-def test_bytes_and_tokens_both_are_refused(capsys, text):
+def test_max_bytes_and_max_tokens_exclude_each_other(capsys, text):
     both = ["--tokens", "1M", "--max-bytes", "5"]
     code, _, err = run(capsys, "prepare", "files", "--paths", text, *both)
     assert code == 2
     assert "max_tokens = 1000000 and max_bytes both say where to stop; remove one" in err
 
 
-def test_more_than_there_is_is_said_each_time_and_stays_in_the_manifest(capsys, text):
+def test_a_limit_above_the_text_warns_every_time_and_is_in_the_manifest(capsys, text):
     words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3", "--json"]
     there = sum(len(story.encode()) + 1 for story in stories(100))
     said = f"data.max_tokens = 1,000,000 is more than there is: the whole text has {there:,} tokens"
@@ -171,7 +171,7 @@ def test_more_than_there_is_is_said_each_time_and_stays_in_the_manifest(capsys, 
         assert json.loads(out)["short"] is None
 
 
-def test_the_licence_of_files_is_what_is_said_of_them(capsys, text):
+def test_the_licence_of_files_is_metadata(capsys, text):
     words = ["--paths", text, "--tokenizer", "bytes", "--validation-fraction", "0.3", "--json"]
     found = []
     for more in ([], ["--licence", "CC BY 4.0"], [], ["--licence", "CC0"]):

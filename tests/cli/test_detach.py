@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from kvlab.cli.main import main
 from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import (
     create_driver_folder,
@@ -17,7 +16,7 @@ from kvlab.sweep.ops.detached_driver import (
     record_driver,
 )
 from tests.support.ray_head import ROOT, ray_head
-from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
+from tests.support.tiny_sweep import EXPERIMENT, FAILING_SWEEP, run_kvlab, write_tiny_sweep
 
 DRIVER = """
 import sys, time
@@ -37,7 +36,7 @@ PATIENCE = 200.0
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     for name in ("KVLAB_STORE", "MLFLOW_TRACKING_URI"):
@@ -45,15 +44,8 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def call(capsys, *arguments):
-    """Exit code, standard output, standard error."""
-    capsys.readouterr()
-    code = main([*map(str, arguments)])
-    return code, *capsys.readouterr()
-
-
-def call_apart(*arguments):
-    """As `call`, in a process of its own: Ray reads the token of clusters once in a process."""
+def run_kvlab_process(*arguments):
+    """As `run_kvlab` in a new process, because Ray reads the token of clusters once per process."""
     code = "import sys; from kvlab.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -67,36 +59,36 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def test_it_returns_at_once_and_following_the_log_ends_with_the_drivers_exit_code(place, capsys):
-    write_tiny(place, SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n")  # this one fails
-    code, out, _ = call(capsys, "submit", "s.yaml", "--executor", "inline", "--detach", "--json")
+def test_following_the_log_of_a_detached_driver_ends_with_its_exit_code(folder):
+    write_tiny_sweep(folder, FAILING_SWEEP)
+    code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--detach", "--json")
     assert code == 0
     facts = json.loads(out)
     assert facts["totals"].startswith("3 trials, 2 trainings")
-    code, out, _ = call(capsys, "logs", "s", "-f")
+    code, out, _ = run_kvlab("logs", "s", "-f")
     assert code == 1
     assert "2 done, 1 failed" in out
-    driver = json.loads(call(capsys, "status", "s", "--json")[1])["driver"]
+    driver = json.loads(run_kvlab("status", "s", "--json")[1])["driver"]
     ended = (driver["process"], driver["state"], driver["exit_code"])
     assert ended == (facts["process"], "ended", 1)
-    shown = call(capsys, "status", "s")[1]
+    shown = run_kvlab("status", "s")[1]
     assert "3 trials: 2 done, 1 failed; no driver is running" in shown
     assert f"process {facts['process']} on" in shown
-    assert (place / "reports" / "s" / "report.md").exists()
+    assert (folder / "reports" / "s" / "report.md").exists()
 
 
-def test_what_is_wrong_is_said_before_anything_is_started(place, capsys):
-    write_tiny(place, experiment=EXPERIMENT.replace("n_head: 2", "n_head: 3"))
-    code, _, error = call(capsys, "submit", "s.yaml", "--detach")
+def test_an_invalid_sweep_is_refused_before_a_driver_starts(folder):
+    write_tiny_sweep(folder, experiment=EXPERIMENT.replace("n_head: 2", "n_head: 3"))
+    code, _, error = run_kvlab("submit", "s.yaml", "--detach")
     assert code == 2
     assert "e.yaml:2:" in error
-    assert not (place / "runs").exists()
+    assert not (folder / "runs").exists()
 
 
 @pytest.fixture
-def driver(place):
+def driver(folder):
     """A process that is driver 1 of ``s`` and runs until it is ended, as a driver does."""
-    store = Store(place / "runs")
+    store = Store(folder / "runs")
     process = subprocess.Popen(
         [sys.executable, "-c", DRIVER, store.path, str(create_driver_folder(store, "s"))],
         cwd=ROOT,
@@ -109,80 +101,80 @@ def driver(place):
     process.communicate()
 
 
-def test_a_killed_driver_is_known_as_such(place, capsys, driver):
-    assert "a driver is running" in call(capsys, "status", "s")[1]
+def test_a_killed_driver_is_reported_as_killed(folder, driver):
+    assert "a driver is running" in run_kvlab("status", "s")[1]
     driver.kill()
     driver.wait(timeout=PATIENCE)
-    assert read_driver(Store(place / "runs"), "s", 1)[1] == "killed"
-    shown = call(capsys, "status", "s")[1]
+    assert read_driver(Store(folder / "runs"), "s", 1)[1] == "killed"
+    shown = run_kvlab("status", "s")[1]
     assert "no driver is running" in shown
     assert "was killed; submit again to go on" in shown
-    assert call(capsys, "logs", "s", "-f")[0] == 1
+    assert run_kvlab("logs", "s", "-f")[0] == 1
 
 
-def test_forced_it_ends_and_says_so(place, capsys, driver):
-    assert call(capsys, "stop", "s", "--force")[0] == 0
+def test_stop_force_ends_the_driver_and_records_its_exit_code(folder, driver):
+    assert run_kvlab("stop", "s", "--force")[0] == 0
     assert driver.wait(timeout=PATIENCE) == 0
-    facts, state = read_driver(Store(place / "runs"), "s", 1)
+    facts, state = read_driver(Store(folder / "runs"), "s", 1)
     assert (state, facts.exit_code) == ("ended", 130)
-    code, _, error = call(capsys, "stop", "s", "--force")
+    code, _, error = run_kvlab("stop", "s", "--force")
     assert code == 2
     assert "no detached driver that runs" in error
 
 
-def test_what_force_cannot_end_is_told_with_what_does(place, capsys, monkeypatch):
-    store = Store(place / "runs")
+def test_stop_force_explains_what_it_cannot_end(folder, monkeypatch):
+    store = Store(folder / "runs")
     with store.driver_lock("s").hold():
-        code, _, error = call(capsys, "stop", "s", "--force")
+        code, _, error = run_kvlab("stop", "s", "--force")
     assert code == 2
     assert f"process {os.getpid()}" in error
     assert "press Ctrl-C twice in its terminal, or run `kill PROCESS` twice" in error
-    code, _, error = call(capsys, "stop", "s", "--force")
+    code, _, error = run_kvlab("stop", "s", "--force")
     assert (code, "nor any other; see `kvlab status s`" in error) == (2, True)
-    for job, way_out in ((None, "run `kvlab stop s --force` on far"),
+    for job, hint in ((None, "run `kvlab stop s --force` on far"),
                          ("j", "run `kvlab stop s --force --address ADDRESS`")):  # fmt: skip
         with monkeypatch.context() as there:
             there.setattr("socket.gethostname", lambda: "far")
             driver = record_driver(store, "s", create_driver_folder(store, "s"), job)
             driver.__enter__()
-        code, _, error = call(capsys, "stop", "s", "--force")
+        code, _, error = run_kvlab("stop", "s", "--force")
         assert code == 2
         assert f"process {os.getpid()} on far, and this is" in error
-        assert way_out in error
+        assert hint in error
         driver.__exit__(None, None, None)
 
 
-def test_every_driver_keeps_a_log_of_its_own(place, capsys):
-    store = Store(place / "runs")
+def test_every_driver_has_a_log_of_its_own(folder):
+    store = Store(folder / "runs")
     for text, code in (("one", 0), ("two", 1)):
         number = create_driver_folder(store, "s")
         driver_log(store, "s", number).write_text(f"{text}\n")
         with record_driver(store, "s", number, None) as codes:
             codes.append(code)
-    assert call(capsys, "logs", "s") == (0, "two\n", "")
-    assert call(capsys, "logs", "s", "--attempt", 1) == (0, "one\n", "")
-    code, _, error = call(capsys, "logs", "s", "--attempt", 3)
+    assert run_kvlab("logs", "s") == (0, "two\n", "")
+    assert run_kvlab("logs", "s", "--attempt", 1) == (0, "one\n", "")
+    code, _, error = run_kvlab("logs", "s", "--attempt", 3)
     assert (code, error) == (2, "--attempt = 3 is none of the drivers of s; use one of 1, 2\n")
 
 
-def test_a_cluster_needs_a_store_and_paths_that_its_machines_share(place, capsys):
-    write_tiny(place)
+def test_a_cluster_needs_a_store_and_paths_that_its_machines_share(folder):
+    write_tiny_sweep(folder)
     submit = ("submit", "s.yaml", "--detach", "--address", "http://127.0.0.1:1")
-    code, _, error = call(capsys, *submit)
+    code, _, error = run_kvlab(*submit)
     assert code == 2
     assert "store = runs is a folder of this machine" in error
-    code, _, error = call(capsys, *submit, "--store", "/shared/runs")
+    code, _, error = run_kvlab(*submit, "--store", "/shared/runs")
     assert code == 2
     assert "e.yaml:3:48: data.paths = ['texts'] lies on this machine" in error
     shared = ("--store", "/shared/runs", "--copy-to")
-    code, _, error = call(capsys, *submit, *shared, "copies")
+    code, _, error = run_kvlab(*submit, *shared, "copies")
     assert code == 2
     assert "--copy-to = copies is a folder of this machine" in error
     for way in ("/shared/copies", "s3://bucket/copies"):
-        assert "data.paths" in call(capsys, *submit, *shared, way)[2]  # the next thing refused
+        assert "data.paths" in run_kvlab(*submit, *shared, way)[2]  # the next thing refused
 
 
-def test_paths_among_the_choices_of_a_search_must_be_shared_too(place, capsys):
+def test_paths_among_the_choices_of_a_search_must_be_shared_too(folder):
     search = """\
 question: q
 experiment: e.yaml
@@ -193,24 +185,24 @@ search:
   objectives: [loss]
   trials: 2
 """
-    write_tiny(place, search, EXPERIMENT.replace("paths: [texts]", "paths: [/shared/texts]"))
+    write_tiny_sweep(folder, search, EXPERIMENT.replace("paths: [texts]", "paths: [/shared/texts]"))
     submit = ("submit", "s.yaml", "--detach", "--address", "http://127.0.0.1:1")
-    code, _, error = call(capsys, *submit, "--store", "/shared/runs")
+    code, _, error = run_kvlab(*submit, "--store", "/shared/runs")
     assert code == 2
     first, second = error.splitlines()
     assert "s.yaml:5:35: data.paths = ['texts'] lies on this machine" in first
     assert "s.yaml:6:32: training.init_from = ./weights lies on this machine" in second
 
 
-def test_a_cluster_without_a_job_server_is_told_with_the_way_out(place):
-    text = EXPERIMENT.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
-    write_tiny(place, experiment=text)
+def test_a_cluster_without_a_job_server_is_refused_with_a_hint(folder):
+    text = EXPERIMENT.replace("paths: [texts]", f"paths: [{folder / 'texts'}]")
+    write_tiny_sweep(folder, experiment=text)
     address = ("--address", "http://127.0.0.1:1")
-    code, _, error = call_apart("submit", "s.yaml", "--detach", "--store", place, *address)
+    code, _, error = run_kvlab_process("submit", "s.yaml", "--detach", "--store", folder, *address)
     assert code == 2
     assert "gives no job server" in error
     assert "kvlab[cluster]" in error
-    assert call_apart("status", "s", *address)[0] == 2
+    assert run_kvlab_process("status", "s", *address)[0] == 2
 
 
 @pytest.fixture(scope="module")
@@ -221,57 +213,57 @@ def cluster(tmp_path_factory):
 
 @pytest.mark.faults
 class TestJob:
-    def test_the_driver_runs_there_and_is_asked_by_the_cluster(self, place, cluster):
-        (place / "sweeps").mkdir()
-        (place / "experiments").mkdir()
-        text = EXPERIMENT.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
-        write_tiny(place, experiment=text)
-        (place / "e.yaml").rename(place / "experiments" / "e.yaml")
-        sweep = (place / "s.yaml").read_text().replace("e.yaml", "../experiments/e.yaml")
-        (place / "sweeps" / "s.yaml").write_text(sweep)
-        there, store = ("--address", cluster), Store(place / "shared")
-        code, out, error = call_apart(
+    def test_status_and_logs_of_a_driver_come_from_the_cluster(self, folder, cluster):
+        (folder / "sweeps").mkdir()
+        (folder / "experiments").mkdir()
+        text = EXPERIMENT.replace("paths: [texts]", f"paths: [{folder / 'texts'}]")
+        write_tiny_sweep(folder, experiment=text)
+        (folder / "e.yaml").rename(folder / "experiments" / "e.yaml")
+        sweep = (folder / "s.yaml").read_text().replace("e.yaml", "../experiments/e.yaml")
+        (folder / "sweeps" / "s.yaml").write_text(sweep)
+        there, store = ("--address", cluster), Store(folder / "shared")
+        code, out, error = run_kvlab_process(
             "submit", "sweeps/s.yaml", "--detach", *there, "--store", store.path
         )
         assert (code, error) == (0, "")
         job = out.split("detached: job ")[1].split()[0]
-        code, out, _ = call_apart("logs", "s", "-f", *there)
+        code, out, _ = run_kvlab_process("logs", "s", "-f", *there)
         assert code == 0, out
         assert out.startswith("s: 2 trials, 2 trainings\n")
         assert "2 done, 0 failed" in out
         assert store.sweep("s")["command"] == "kvlab submit sweeps/s.yaml"
         assert (store.path / "reports" / "s" / "report.md").exists()
         assert driver_log(store, "s", 1).read_text() == out
-        facts = json.loads(call_apart("status", "s", "--json", *there)[1])
+        facts = json.loads(run_kvlab_process("status", "s", "--json", *there)[1])
         assert facts["states"] == {"done": 2}
         assert (facts["job"]["job"], facts["job"]["exit_code"]) == (job, 0)
         trial = store.trial_ids()[0]
-        assert call_apart("logs", trial[:6], *there)[1].rstrip().endswith("done")
-        assert job in call_apart("status", *there)[1]
+        assert run_kvlab_process("logs", trial[:6], *there)[1].rstrip().endswith("done")
+        assert job in run_kvlab_process("status", *there)[1]
 
-    def test_it_is_stopped_through_the_cluster(self, place, cluster):
-        text = LONG.replace("paths: [texts]", f"paths: [{place / 'texts'}]")
-        write_tiny(place, experiment=text)
-        (place / "s.yaml").rename(place / "long.yaml")
-        there, store = ("--address", cluster), Store(place / "shared")
-        call_apart("submit", "long.yaml", "--detach", *there, "--store", store.path)
+    def test_a_driver_is_stopped_through_the_cluster(self, folder, cluster):
+        text = LONG.replace("paths: [texts]", f"paths: [{folder / 'texts'}]")
+        write_tiny_sweep(folder, experiment=text)
+        (folder / "s.yaml").rename(folder / "long.yaml")
+        there, store = ("--address", cluster), Store(folder / "shared")
+        run_kvlab_process("submit", "long.yaml", "--detach", *there, "--store", store.path)
         wait_for(lambda: any(map(store.is_running, store.trial_ids())))
-        assert call_apart("stop", "long", *there)[0] == 0
-        assert call_apart("logs", "long", "-f", *there)[0] == 130
-        code, _, error = call_apart("stop", "long", *there)
+        assert run_kvlab_process("stop", "long", *there)[0] == 0
+        assert run_kvlab_process("logs", "long", "-f", *there)[0] == 130
+        code, _, error = run_kvlab_process("stop", "long", *there)
         assert code == 2
         assert "its last driver ended with exit code 130" in error
-        call_apart("submit", "long.yaml", "--detach", *there, "--store", store.path)
+        run_kvlab_process("submit", "long.yaml", "--detach", *there, "--store", store.path)
         wait_for(lambda: any(map(store.is_running, store.trial_ids())))
-        assert call_apart("stop", "long", "--force", *there)[:2] == (
+        assert run_kvlab_process("stop", "long", "--force", *there)[:2] == (
             0,
             "long was ended; submit it again to go on from the last checkpoints\n",
         )
         wait_for(lambda: not any(map(store.is_running, store.trial_ids())))
-        assert "stopped" in call_apart("status", "long", *there)[1]
+        assert "stopped" in run_kvlab_process("status", "long", *there)[1]
 
 
-def test_the_driver_process_wants_its_words(tmp_path):
+def test_the_driver_process_records_the_exit_code_of_its_command(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "kvlab.cli.driver_process", str(tmp_path), "s", "--", "plan", "x"],
         capture_output=True,

@@ -13,13 +13,13 @@ def run(capsys, *words):
     return code, captured.out, captured.err
 
 
-def test_one_target_says_bytes_mb_and_mib(capsys):
+def test_one_target_has_bytes_mb_and_mib(capsys):
     code, out, _ = run(capsys, "gpt2", "--context", "1024")
     assert code == 0
     assert "75,497,472 bytes = 75.5 MB = 72.0 MiB" in out
 
 
-def test_variants_stand_beside_the_first(capsys):
+def test_compare_adds_variants_of_the_first_target(capsys):
     words = ["--compare", "model.n_kv_head=1", "serving.tie=character-ai", "--json"]
     _, out, _ = run(capsys, "gpt2", *words)
     assert [row["kv_bytes"] for row in json.loads(out)] == [75_497_472, 2_621_440]
@@ -33,7 +33,7 @@ def test_the_largest_batch_beside_the_weights(memory, batch, capsys):
     assert json.loads(out)[0]["largest_batch"] == batch
 
 
-def test_the_same_layout_elsewhere(capsys):
+def test_scale_adds_other_contexts_batches_and_sizes(capsys):
     _, out, _ = run(
         capsys, "gpt2", "--set", "model.n_kv_head=1", "--dtype", "float16", "--scale", "--json"
     )
@@ -42,23 +42,23 @@ def test_the_same_layout_elsewhere(capsys):
     assert scale["gpt2", 1024]["8"] == 8 * 6_291_456 // 2
 
 
-def test_a_layout_that_does_not_transfer_says_why(capsys):
+def test_scale_explains_why_a_layout_does_not_fit_another_size(capsys):
     _, out, _ = run(capsys, "gpt2", "--set", "model.kv_sharing=[[0, 1]]", "--scale")
     assert "its groups name layers by number" in out
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "expected"),
     [
         (["gpt5"], "gpt5: is not a preset"),
         (["gpt2", "--set", "model.n_kv_head=5"], "does not divide n_head = 12"),
         (["missing.yaml"], "cannot be read"),
     ],
 )
-def test_wrong_input_exits_with_2(words, wanted, capsys):
+def test_wrong_input_exits_with_2(words, expected, capsys):
     code, out, err = run(capsys, *words)
     assert (code, out) == (2, "")
-    assert wanted in err
+    assert expected in err
 
 
 @pytest.mark.parametrize("words", [["gpt2", "--memory", "lots"], ["gpt2", "--batch", "0"]])

@@ -30,7 +30,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_transformers_reads_what_is_written(kind, capsys):
+def test_transformers_reads_an_exported_model(kind, capsys):
     transformers = pytest.importorskip("transformers", reason="the independent implementation")
     model = lively(ModelConfig(**SHAPES[kind]))
     trial = write_trial("runs", SHAPES[kind], model)
@@ -52,7 +52,7 @@ def test_transformers_reads_what_is_written(kind, capsys):
         ({"window": 8, "attention_pattern": "GL"}, "window is not None"),
     ],
 )
-def test_a_model_without_a_published_form_is_refused(tmp_path, capsys, change, why):
+def test_a_model_without_a_hugging_face_architecture_is_refused(tmp_path, capsys, change, why):
     shape = {**COMMON, **change}
     trial = write_trial("runs", shape, lively(ModelConfig(**shape)))
     assert main(["export", trial, "out"]) == 2

@@ -60,8 +60,8 @@ def refused(capsys, *words):
 
 def test_a_trial_by_the_first_digits_of_its_id(trial, model, capsys):
     bytewise = load_tokenizer("bytes")
-    wanted = generate(model, [bytewise.encode(PROMPT)], 12, stop={bytewise.end_of_text})
-    assert rows(capsys, trial[:5], "--prompt", PROMPT, "--new-tokens", "12") == wanted
+    expected = generate(model, [bytewise.encode(PROMPT)], 12, stop={bytewise.end_of_text})
+    assert rows(capsys, trial[:5], "--prompt", PROMPT, "--new-tokens", "12") == expected
 
 
 @pytest.mark.parametrize("how", [(), ("--temperature", "0.9", "--top-k", "30", "--top-p", "0.9")])
@@ -76,7 +76,7 @@ def test_the_seed_decides_the_draws(trial, capsys):
     assert first == again != other
 
 
-def test_rows_of_a_batch_are_what_they_are_alone(trial, capsys):
+def test_rows_of_a_batch_equal_those_generated_alone(trial, capsys):
     prompts = [PROMPT, "x", "a longer one"]
     words = [word for prompt in prompts for word in ("--prompt", prompt)]
     together = rows(capsys, trial, *words, "--new-tokens", "10")
@@ -96,7 +96,7 @@ def test_a_row_ends_with_a_stop_token(trial, capsys):
     assert ended == free[: free.index(stop) + 1]
 
 
-def test_one_row_streams_what_json_says_in_whole_characters(trial, capsys):
+def test_streamed_output_has_whole_characters_and_equals_the_json(trial, capsys):
     words = (trial, "--prompt", "z\u00fc", "--new-tokens", "24", "--temperature", "2")
     bytewise = load_tokenizer("bytes")
     new = rows(capsys, *words)[0]
@@ -110,12 +110,12 @@ def test_no_new_tokens_leave_the_prompt(trial, capsys):
 
 
 @pytest.mark.parametrize("change", ["kv_dtype=int8", "tie=adjacent:2"])
-def test_serving_may_differ_from_what_was_trained(trial, model, capsys, change):
+def test_serving_overrides_that_of_the_trial(trial, model, capsys, change):
     key, _, value = change.partition("=")
     serving = experiment(SHAPE, serving={key: value}).serving
-    wanted = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
+    expected = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
     words = (trial, "--prompt-ids", "97,98,99,100", "--new-tokens", "40")
-    assert rows(capsys, *words, "--serving", change) == wanted
+    assert rows(capsys, *words, "--serving", change) == expected
 
 
 def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
@@ -130,12 +130,12 @@ def test_a_checkpoint_folder_takes_ids(checkpoint, capsys):
 def test_a_preset_with_random_weights(monkeypatch, capsys):
     monkeypatch.setitem(PRESETS, "tiny", {**SHAPE, "vocab_size": 50257})
     words = ("tiny", "--random-weights", "--prompt-ids", "5,6", "--new-tokens", "6")
-    wanted = generate(GPT(ModelConfig(**PRESETS["tiny"])).eval(), [[5, 6]], 6, stop={50256})
-    assert rows(capsys, *words) == wanted
+    expected = generate(GPT(ModelConfig(**PRESETS["tiny"])).eval(), [[5, 6]], 6, stop={50256})
+    assert rows(capsys, *words) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--prompt", ""], "a prompt is empty"),
         ([], "a prompt is empty"),
@@ -154,12 +154,12 @@ def test_a_preset_with_random_weights(monkeypatch, capsys):
         (["--prompt", "a", "--random-weights"], "--random-weights is for presets"),
     ],
 )
-def test_wrong_input_is_refused(trial, capsys, words, said):
-    assert said in refused(capsys, trial, *words)
+def test_wrong_input_is_refused(trial, capsys, words, message):
+    assert message in refused(capsys, trial, *words)
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "message"),
     [
         ("ffff", "trial = ffff is not in"),
         ("nothing", "is no trial, folder or preset"),
@@ -167,12 +167,12 @@ def test_wrong_input_is_refused(trial, capsys, words, said):
         ("gpt3-175b", "has no published weights"),
     ],
 )
-def test_a_target_that_is_not_there_is_refused(trial, capsys, target, said):
+def test_a_missing_target_is_refused(trial, capsys, target, message):
     assert trial
-    assert said in refused(capsys, target, "--prompt", "a")
+    assert message in refused(capsys, target, "--prompt", "a")
 
 
-def test_a_checkpoint_that_is_damaged_is_refused(checkpoint, tmp_path, capsys):
+def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, capsys):
     assert "has a tokenizer of its own" in refused(capsys, checkpoint, "--prompt", "a")
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"no tensors")
     assert "cannot be read" in refused(capsys, checkpoint, "--prompt-ids", "1")

@@ -46,7 +46,7 @@ def test_a_tidy_store_has_nothing_to_remove(store, capsys):  # noqa: ARG001
     assert capsys.readouterr().out == "runs holds nothing that could go\n"
 
 
-def test_a_dry_run_shows_and_changes_nothing_then_apply_removes_just_that(store, capsys):
+def test_a_dry_run_shows_exactly_what_apply_removes(store, capsys):
     training = store.training_directory(tiny_plan(store.path.parent).trials[0].trial.training_id)
     (training / "checkpoints" / "step-1").mkdir(parents=True)
     (training / "checkpoints" / "step-1" / "model.safetensors").write_bytes(b"x" * 1000)
@@ -69,7 +69,7 @@ def test_a_dry_run_shows_and_changes_nothing_then_apply_removes_just_that(store,
     assert all(one.has_ended for one in tiny_plan(store.path.parent, store).trials)
 
 
-def test_checkpoints_of_a_training_that_goes_on_are_kept(store, capsys):
+def test_checkpoints_of_an_unfinished_training_are_kept(store, capsys):
     running = store.path / "trainings" / ("a" * 16)
     (running / "checkpoints" / "step-1").mkdir(parents=True)
     (running / "checkpoints" / "step-1" / "x").write_bytes(b"x")
@@ -77,7 +77,7 @@ def test_checkpoints_of_a_training_that_goes_on_are_kept(store, capsys):
     assert json.loads(capsys.readouterr().out)["items"] == []
 
 
-def test_what_a_process_uses_is_left_alone(store, capsys):
+def test_files_that_a_process_uses_are_kept(store, capsys):
     trial = store.trial_ids()[0]
     (store.trial_directory(trial) / ".result.json.abc").write_text("{")
     with store.trial_lock(trial).hold():
@@ -86,7 +86,7 @@ def test_what_a_process_uses_is_left_alone(store, capsys):
     assert (store.trial_directory(trial) / ".result.json.abc").exists()
 
 
-def test_weights_go_only_when_every_sweep_that_uses_them_has_ended(store, tmp_path, capsys):
+def test_weights_are_kept_until_every_sweep_that_uses_them_has_ended(store, tmp_path, capsys):
     longer = tiny_plan(
         tmp_path,
         store,
@@ -102,7 +102,7 @@ def test_weights_go_only_when_every_sweep_that_uses_them_has_ended(store, tmp_pa
     assert all(one.has_ended for one in tiny_plan(tmp_path, store).trials)
 
 
-def test_unused_trials_go_and_used_ones_stay(store, tmp_path, capsys):
+def test_unused_removes_only_trials_of_no_sweep(store, tmp_path, capsys):
     other = tiny_plan(tmp_path, store, SWEEP.replace("seeds: [0, 1]", "seeds: [7]"))
     Driver(other, store, InlineExecutor(StubRun(store.path))).run()
     assert collect("--unused", "--apply") == 0
@@ -143,7 +143,7 @@ def test_init_overwrites_nothing(tmp_path, capsys):
     assert main(["init", str(tmp_path / "README.md")]) == 2
 
 
-def test_doctor_says_what_is_here_and_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+def test_doctor_reports_the_installation_and_leaves_no_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     assert main(["doctor", "--store", str(tmp_path / "runs"), "--json"]) == 0
     found = {check["name"]: check for check in json.loads(capsys.readouterr().out)}

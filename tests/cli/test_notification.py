@@ -12,7 +12,7 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.sweep import Summary
 
 FACTS = {"sweep": "s", "store": "runs", "outcome": "done", "exit_code": 0}
-SAVE = 'cat > told.json; echo "$KVLAB_SWEEP $KVLAB_OUTCOME $KVLAB_EXIT_CODE $KVLAB_STORE" > env'
+SAVE = 'cat > notice.json; echo "$KVLAB_SWEEP $KVLAB_OUTCOME $KVLAB_EXIT_CODE $KVLAB_STORE" > env'
 
 
 @pytest.fixture(autouse=True)
@@ -20,8 +20,10 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def sent(tmp_path):
-    return json.loads((tmp_path / "told.json").read_text()), (tmp_path / "env").read_text().split()
+def read_notice(tmp_path):
+    return json.loads((tmp_path / "notice.json").read_text()), (
+        tmp_path / "env"
+    ).read_text().split()
 
 
 @pytest.mark.parametrize(
@@ -34,49 +36,49 @@ def sent(tmp_path):
         (Summary(Counter(done=3), stopped=True), "done", 0),  # asked to, and nothing was left
     ],
 )
-def test_every_ending_is_told_with_its_numbers(tmp_path, summary, outcome, code):
-    with notify_at_end(SAVE, "s", tmp_path / "runs", print) as told:
-        told |= outcome_facts(summary)
-    facts, environment = sent(tmp_path)
+def test_every_outcome_is_reported_with_its_counts(tmp_path, summary, outcome, code):
+    with notify_at_end(SAVE, "s", tmp_path / "runs", print) as notice:
+        notice |= outcome_facts(summary)
+    facts, environment = read_notice(tmp_path)
     assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
     assert facts["states"] == dict(summary.states)
     assert facts["halted"] == (summary.halt_reason or None)
     assert environment == ["s", outcome, str(code), str(tmp_path / "runs")]
 
 
-def test_an_error_is_told_and_goes_on(tmp_path):
+def test_an_error_is_reported_and_raised_again(tmp_path):
     with (
         pytest.raises(StoreError, match="disk"),
         notify_at_end(SAVE, "s", tmp_path / "runs", print),
     ):
         raise StoreError("the disk is full; free it")
-    facts, environment = sent(tmp_path)
+    facts, environment = read_notice(tmp_path)
     assert (facts["outcome"], facts["error"]) == ("error", "the disk is full; free it")
     assert environment[1:3] == ["error", "1"]
 
 
-def test_a_sweep_that_never_began_is_not_told_of(tmp_path):
+def test_a_sweep_that_never_began_is_not_reported(tmp_path):
     with pytest.raises(UsageError), notify_at_end(SAVE, "s", tmp_path / "runs", print):
         raise UsageError("another driver runs it")
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("command", "wanted"),
+    ("command", "expected"),
     [
         ("echo line; echo no such channel >&2; exit 3", "exit code 3: no such channel (`echo"),
         ("no-such-command-at-all", "exit code 127"),
         ("kill -9 $$", "exit code -9"),
     ],
 )
-def test_its_failure_is_one_warning(command, wanted):
+def test_a_failing_command_costs_one_warning(command, expected):
     warnings = []
     run_notify_command(command, FACTS, warnings.append)
     assert len(warnings) == 1
-    assert wanted in warnings[0]
+    assert expected in warnings[0]
 
 
-def test_one_that_hangs_is_ended_with_its_children(tmp_path):
+def test_a_hanging_command_is_killed_with_its_children(tmp_path):
     warnings = []
     run_notify_command(
         "(sleep 60; touch late) & echo $! > child; wait", FACTS, warnings.append, timeout=1.0
@@ -97,14 +99,14 @@ def test_one_that_hangs_is_ended_with_its_children(tmp_path):
         raise AssertionError("the child lives on")
 
 
-def test_what_it_leaves_in_the_background_holds_nothing_up(tmp_path):
+def test_a_background_process_of_the_command_is_not_waited_for(tmp_path):
     warnings = []
     run_notify_command("sleep 20 & echo $! > child", FACTS, warnings.append, timeout=10.0)
     assert warnings == []
     os.kill(int((tmp_path / "child").read_text()), 9)
 
 
-def test_nobody_asked_is_nobody_told(tmp_path):
+def test_without_a_command_nothing_runs(tmp_path):
     for command in (None, ""):
         run_notify_command(command, FACTS, print)
     assert os.listdir(tmp_path) == []

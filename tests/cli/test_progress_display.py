@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.pty_process import PtyProcess, render_screen
-from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
+from tests.support.tiny_sweep import ENDLESS_EXPERIMENT, EXPERIMENT, SWEEP, write_tiny_sweep
 
 ROOT = Path(__file__).parent.parent.parent
 SCREEN = """
@@ -52,7 +52,7 @@ def test_a_line_is_cut_to_the_width_of_the_terminal():
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    write_tiny(tmp_path, SWEEP, EXPERIMENT.replace("tokens: 640,", "tokens: 64e9,"))
+    write_tiny_sweep(tmp_path, SWEEP, ENDLESS_EXPERIMENT)
     return tmp_path
 
 

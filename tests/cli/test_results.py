@@ -52,7 +52,7 @@ def test_sync_twice(store, capsys):
 
 
 @pytest.mark.usefixtures("store")
-def test_sync_says_what_is_wrong_without_a_traceback(capsys, monkeypatch):
+def test_sync_reports_an_error_without_a_traceback(capsys, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert main(["sync", "--tracking-uri", "http://127.0.0.1:9"]) == 1
     message = capsys.readouterr().err
@@ -129,8 +129,8 @@ def test_compare_finds_cells_interactions_and_rankings_that_changed(tmp_path, ca
     arguments = ["compare", "made", "made", "--store", "one", "--store-b", "later", "--json"]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
-    told = {"+".join(cell["levels"].values()): cell["verdict"] for cell in found["cells"]}
-    assert told == {**dict.fromkeys(told, "identical"), "mqa+trained": "differs"}
+    verdicts = {"+".join(cell["levels"].values()): cell["verdict"] for cell in found["cells"]}
+    assert verdicts == {**dict.fromkeys(verdicts, "identical"), "mqa+trained": "differs"}
     changed = {one["about"] for one in found["conclusions"] if one["changed"]}
     assert "heads=mqa and sharing=trained" in changed
     moved = {one["about"]: one for one in found["conclusions"] if one["moved"]}
@@ -138,7 +138,7 @@ def test_compare_finds_cells_interactions_and_rankings_that_changed(tmp_path, ca
 
 
 @pytest.mark.usefixtures("store")
-def test_compare_knows_levels_that_only_share_a_name(tmp_path, capsys):
+def test_compare_warns_of_levels_that_share_only_a_name(tmp_path, capsys):
     class Other(Record):
         def description(self, cells):
             found = super().description(cells)

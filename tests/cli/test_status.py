@@ -11,7 +11,7 @@ from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import StubRun, tiny_plan
 
 
-def test_it_counts_by_state_and_tells_rate_time_left_and_how_trials_failed(tmp_path, capsys):
+def test_status_shows_counts_rate_time_left_and_failures(tmp_path, capsys):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
     bad = planned.trials[1].trial.id
     describe = describe_sweep(planned, yaml="", experiment_yaml="", command="kvlab submit")

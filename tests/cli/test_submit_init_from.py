@@ -126,7 +126,7 @@ def test_a_checkpoint_is_studied_without_training(folder):
     assert "The cache's dtype" in page
 
 
-def test_untrained_weights_may_be_studied_too(folder):
+def test_initial_weights_are_studied_without_training(folder):
     write(folder, UPTRAINED.replace(", training.init_from: {heads: mha}", ""), tokens=0)
     code, store, found = drive(folder)
     assert code == 0
@@ -137,7 +137,7 @@ def test_untrained_weights_may_be_studied_too(folder):
     assert all(torch.equal(weights[name], drawn[name]) for name in drawn)
 
 
-def test_a_cell_starts_from_anothers_training(folder):
+def test_a_cell_starts_from_the_training_of_another(folder):
     write(folder, UPTRAINED, tokens=512)
     code, _, found = drive(folder)
     assert code == 0
@@ -153,7 +153,7 @@ def test_a_cell_starts_from_anothers_training(folder):
     assert first < source["curves"]["train_loss"][0][2] - 0.5, "it starts where the other ended"
 
 
-def test_a_checkpoint_that_fits_nothing_fails_with_the_reason(folder):
+def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
     GPT(ModelConfig(**{**SHAPE, "n_embd": 32})).save_pretrained(folder / "checkpoint")
     write(folder, UNTRAINED, tokens=0)
     code, _, found = drive(folder)
@@ -163,7 +163,7 @@ def test_a_checkpoint_that_fits_nothing_fails_with_the_reason(folder):
         assert "none of its weights fits" in result["error"]["message"]
 
 
-def test_what_does_not_fit_is_recorded_and_logged(folder):
+def test_weights_that_do_not_fit_are_recorded_and_logged(folder):
     GPT(ModelConfig(**{**SHAPE, "n_layer": 3, "block_size": 8})).save_pretrained(
         folder / "checkpoint"
     )

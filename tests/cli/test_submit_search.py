@@ -1,13 +1,16 @@
-"""A search that prunes, over real trainings, through the command line."""
+"""`kvlab submit` of a search: with pruning, and on a cluster that does not share the store."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from kvlab.store import Store
-from tests.support.tiny_sweep import call, tiny_place
+from kvlab.sweep.executors import EXECUTORS
+from kvlab.sweep.executors.inline import InlineExecutor
+from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
-SEARCH = """\
+PRUNING_SEARCH = """\
 question: Which learning rate?
 experiment: e.yaml
 search:
@@ -23,33 +26,33 @@ search:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    with tiny_place(tmp_path_factory.mktemp("pruned"), SEARCH) as folder:
+def folder(tmp_path_factory):
+    with tiny_sweep_folder(tmp_path_factory.mktemp("pruned"), PRUNING_SEARCH) as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
-def submitted(place):  # noqa: ARG001
-    return call("submit", "s.yaml", "--executor", "inline")
+def submitted(folder):  # noqa: ARG001
+    return run_kvlab("submit", "s.yaml", "--executor", "inline")
 
 
 @pytest.fixture(scope="module")
-def store(place, submitted):  # noqa: ARG001
-    return Store(place / "runs")
+def store(folder, submitted):  # noqa: ARG001
+    return Store(folder / "runs")
 
 
 def pruned(store):
     return [trial for trial in store.sweep_trials("s") if store.status(trial) == "pruned"]
 
 
-def test_the_search_ends_well_and_says_what_it_pruned(submitted, store):
+def test_the_search_succeeds_and_counts_pruned_trials(submitted, store):
     code, out, error = submitted
     assert (code, error) == (0, "")
     count = len(pruned(store))
     assert count > 0
     assert f"{7 - count} done, 0 failed, {count} pruned in" in out
     assert f"search: 6 trials of 6 suggestions, {count} pruned" in out
-    state = json.loads(call("status", "s", "--json")[1])
+    state = json.loads(run_kvlab("status", "s", "--json")[1])
     assert state["states"] == {"done": 7 - count, "pruned": count}
     shown = [one for one in state["trials"] if one["state"] == "pruned"]
     result = store.result(shown[0]["trial"])
@@ -59,26 +62,26 @@ def test_the_search_ends_well_and_says_what_it_pruned(submitted, store):
     assert result["curves"]["validation_loss"] == [[5, 320, facts["loss"]]]
 
 
-def test_the_report_tells_of_them_and_counts_none(place, store):
+def test_the_report_lists_pruned_trials_without_counting_them(folder, store):
     rows = [
-        json.loads(line) for line in (place / "reports/s/results.jsonl").read_text().splitlines()
+        json.loads(line) for line in (folder / "reports/s/results.jsonl").read_text().splitlines()
     ]
     assert sorted(row["trial"] for row in rows if row["status"] == "pruned") == sorted(
         pruned(store)
     )
-    text = (place / "reports/s/report.md").read_text()
+    text = (folder / "reports/s/report.md").read_text()
     assert f"The search pruned {len(pruned(store))} trial" in text
     assert "This report is partial" not in text
     assert "more than one attempt" not in text  # a pause is no failure
-    front = json.loads((place / "runs/sweeps/s/search.json").read_text())["points"]
+    front = json.loads((folder / "runs/sweeps/s/search.json").read_text())["points"]
     kept = [p for p in front if p["past"]["values"]]
     assert {p["trial"] for p in kept}.isdisjoint(pruned(store))
 
 
-def test_mlflow_has_them_as_killed_runs(place, store):
+def test_mlflow_shows_pruned_trials_as_killed(folder, store):
     from mlflow import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{place / 'runs' / 'mlflow.db'}")
+    client = MlflowClient(f"sqlite:///{folder / 'runs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("s").experiment_id
     runs = {run.data.tags.get("kvlab.trial"): run for run in client.search_runs([experiment])}
     for trial in pruned(store):
@@ -91,20 +94,20 @@ def test_mlflow_has_them_as_killed_runs(place, store):
     )
 
 
-def test_promoted_by_hand_one_ends_bitwise_as_if_it_had_never_paused(place, store):
+def test_a_promoted_trial_equals_an_uninterrupted_one_bitwise(folder, store):
     trial = pruned(store)[0]
     facts = store.result(trial)["experiment"]
     heads, rate = facts["model"]["n_kv_head"], facts["training"]["learning_rate"]
-    (place / "g.yaml").write_text(
+    (folder / "g.yaml").write_text(
         "question: q\nexperiment: e.yaml\nfactors:\n  a:\n"
         f"    b: {{model.n_kv_head: {heads}, training.learning_rate: {rate!r}}}\n"
     )
     options = ("--executor", "inline", "--no-report", "--tracking-uri", "sqlite:///other.db")
-    assert call("submit", "g.yaml", "--store", "whole", *options)[0] == 0
-    code, out, _ = call("submit", "s.yaml", "--promote", trial[:8], *options)
+    assert run_kvlab("submit", "g.yaml", "--store", "whole", *options)[0] == 0
+    code, out, _ = run_kvlab("submit", "s.yaml", "--promote", trial[:8], *options)
     assert code == 0
     assert f"done    {trial[:8]}" in out
-    whole = Store(place / "whole")
+    whole = Store(folder / "whole")
     ours, theirs = store.result(trial), whole.result(trial)
     training = ours["training"]
     for name in ("train_loss", "validation_loss"):
@@ -118,31 +121,69 @@ def test_promoted_by_hand_one_ends_bitwise_as_if_it_had_never_paused(place, stor
     assert ours["provenance"]["attempts"] - ours["provenance"]["pauses"] == 1
 
 
-def test_a_promotion_that_means_nothing_is_refused(place, store):
+def test_only_pruned_trials_can_be_promoted(folder, store):
     done = next(t for t in store.sweep_trials("s") if store.status(t) == "done")
-    code, _, error = call("submit", "s.yaml", "--executor", "inline", "--promote", done)
+    code, _, error = run_kvlab("submit", "s.yaml", "--executor", "inline", "--promote", done)
     assert code == 2
     assert "is no pruned trial of s; see `kvlab status s`" in error
-    (place / "f.yaml").write_text(
+    (folder / "f.yaml").write_text(
         "question: q\nexperiment: e.yaml\nfactors: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}\n"
     )
-    code, _, error = call("submit", "f.yaml", "--promote", done)
+    code, _, error = run_kvlab("submit", "f.yaml", "--promote", done)
     assert code == 2
     assert f"--promote = {done} needs a search with pruning, and f prunes nothing" in error
 
 
-def test_gc_takes_pruned_checkpoints_only_when_asked(store):
+def test_gc_removes_pruned_checkpoints_only_with_its_option(store):
     trial = pruned(store)[-1]
     folder = store.training_directory(store.result(trial)["training"]) / "checkpoints"
-    assert call("gc", "--apply")[0] == 0
+    assert run_kvlab("gc", "--apply")[0] == 0
     assert any(folder.iterdir())
-    code, out, _ = call("gc", "--apply", "--pruned")
+    code, out, _ = run_kvlab("gc", "--apply", "--pruned")
     assert code == 0
     assert "a training that a search has pruned" in out
     assert not folder.exists()
 
 
-def test_plan_tells_the_rungs(place):  # noqa: ARG001
-    code, out, _ = call("plan", "s.yaml")
+def test_plan_shows_the_rungs(folder):  # noqa: ARG001
+    code, out, _ = run_kvlab("plan", "s.yaml")
     assert code == 0
     assert "Pruned by validation loss, whatever the objectives: halving at 0.5 of the steps." in out
+
+
+SEARCH = """\
+question: Which learning rate?
+experiment: e.yaml
+search:
+  ranges:
+    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}
+  objectives: [loss]
+  trials: %d
+"""
+
+
+class UnsharedCluster(InlineExecutor):
+    """A cluster of one machine that does not see the driver's folders."""
+
+    def run_on_all_machines(self, task, argument):
+        return {"far": task(argument.replace("runs", "nowhere"))}
+
+
+def test_the_store_is_tested_also_when_the_base_is_done(tmp_path, monkeypatch):
+    with tiny_sweep_folder(tmp_path, SEARCH % 1) as folder:
+        _resume_search_on_unshared_cluster(folder, monkeypatch)
+
+
+def _resume_search_on_unshared_cluster(folder, monkeypatch):
+    code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
+    assert code == 0
+    assert "0 ended before, 1 to run and what the search suggests on this process" in out
+    (folder / "s.yaml").write_text(SEARCH % 2)
+    far = replace(EXECUTORS["ray"], make=lambda run, _: UnsharedCluster(run))
+    monkeypatch.setitem(EXECUTORS, "ray", far)
+    before = sorted(folder.glob("runs/trials/*"))
+    code, out, error = run_kvlab("submit", "s.yaml", "--address", "far:6379", "--no-report")
+    assert code == 2
+    assert "is not shared by 1 of 1 machines of the cluster: far has no" in error
+    assert "nothing is missing" not in out
+    assert sorted(folder.glob("runs/trials/*")) == before

@@ -27,7 +27,7 @@ def runs(store):
     return trials, status
 
 
-def test_results_can_be_seen_while_the_sweep_runs(store):
+def test_mlflow_shows_results_while_the_sweep_runs(store):
     trials, warned = store.sweep_trials("made"), []
     later = {trial: store.trial_directory(trial) / "result.json" for trial in trials[1:]}
     hidden = {path: path.read_bytes() for path in later.values()}
@@ -46,7 +46,7 @@ def test_results_can_be_seen_while_the_sweep_runs(store):
     assert warned == []
 
 
-def test_a_sweep_that_was_stopped_is_not_left_running(store):
+def test_mlflow_shows_a_stopped_sweep_as_killed(store):
     trials = store.sweep_trials("made")
     (store.trial_directory(trials[-1]) / "result.json").unlink()
     mirror = MLflowCallback(store, "made", None, pytest.fail)
@@ -57,7 +57,7 @@ def test_a_sweep_that_was_stopped_is_not_left_running(store):
     assert runs(store) == (sorted(trials[:-1]), ["KILLED"])
 
 
-def test_an_outage_is_warned_about_once_and_the_end_tries_again(store):
+def test_an_outage_of_mlflow_costs_one_warning_and_finish_tries_again(store):
     trials, warned = store.sweep_trials("made"), []
     database = store.path / "mlflow.db"
     database.mkdir()  # in the way of the file

@@ -1,22 +1,20 @@
-"""`kvlab submit` whose reader goes away: the sweep and its exit code stay what they are."""
+"""Tables, exact sizes, and output that nobody reads any more."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from kvlab.cli.terminal import tolerate_broken_output
+from kvlab.cli.terminal import format_exact_bytes, format_table, tolerate_broken_output
 from kvlab.store import Store
-from tests.support.tiny_sweep import SWEEP, write_tiny
+from tests.support.tiny_sweep import FAILING_SWEEP, write_tiny_sweep
 
 ROOT = Path(__file__).parent.parent.parent
-# One level of three fails, so that the exit code is neither that of success nor of a crash.
-FAILING = SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n"
 
 
 def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    file = write_tiny(tmp_path, FAILING)
+    file = write_tiny_sweep(tmp_path, FAILING_SWEEP)
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(file), "--executor", "inline"]
     options = ["--store", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
     process = subprocess.Popen(
@@ -35,8 +33,23 @@ def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     assert (tmp_path / "reports" / "s" / "report.md").exists()
 
 
-def test_output_that_is_read_passes(capsys):
+def test_output_that_is_read_passes_through(capsys):
     with tolerate_broken_output():
         print("to one")
         print("to the other", file=sys.stderr)
     assert capsys.readouterr() == ("to one\n", "to the other\n")
+
+
+def test_a_table_has_aligned_columns_without_trailing_spaces():
+    rows = [["name", "bytes", "state"], ["mqa", "1,024", "new"], ["gqa-4", "96", ""]]
+    assert format_table(rows, right="lr").splitlines() == [
+        "name   bytes  state",
+        "-----  -----  -----",
+        "mqa    1,024  new",
+        "gqa-4     96",
+    ]
+
+
+def test_an_exact_size_has_both_units():
+    assert format_exact_bytes(1_048_576) == "1,048,576 bytes = 1.049 MB = 1.000 MiB"
+    assert format_exact_bytes(75_497_472) == "75,497,472 bytes = 75.5 MB = 72.0 MiB"

@@ -1,12 +1,9 @@
 """Wrong input: one line with file, line and column, exit code 2, and nothing written."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
-from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
 from tests.support.tiny_sweep import EXPERIMENT, SWEEP
 
@@ -102,12 +99,12 @@ def test_a_file_that_cannot_be_opened(folder, capsys, name):
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"question: \x00\n", b"\x89PNG\r\n\x1a\n"])
-def test_a_file_that_is_no_text(folder, capsys, content):
+def test_a_file_that_is_not_text(folder, capsys, content):
     (folder / "s.yaml").write_bytes(content)
     assert refused(["submit", "s.yaml"], capsys, folder).startswith("s.yaml")
 
 
-def test_several_problems_are_shown_together_in_the_order_of_the_file(folder, capsys):
+def test_all_errors_are_shown_in_the_order_of_the_file(folder, capsys):
     (folder / "s.yaml").write_text(SWEEP)
     wrong = EXPERIMENT.replace("n_layer: 2", "n_layer: two").replace("repeats", "repeat")
     (folder / "e.yaml").write_text(wrong)
@@ -125,25 +122,3 @@ def test_a_store_that_is_a_file(folder, capsys):
     (folder / "e.yaml").write_text(EXPERIMENT)
     assert main(["plan", "s.yaml"]) == 1
     assert "--store" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_is_instant_because_it_imports_nothing_heavy(command):
-    code = (
-        "import sys; from kvlab.cli.main import main\n"
-        f"try: main({[*command.split(), '--help']})\n"
-        "except SystemExit as end: code = end.code\n"
-        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'scipy', 'matplotlib', 'transformers'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
-    assert done.stdout.startswith(f"usage: kvlab {command}".rstrip())
-
-
-@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["plan"], ["submit", "x.yaml", "--nosuch"]])
-def test_arguments_that_argparse_refuses(arguments, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert "usage: kvlab" in capsys.readouterr().err

@@ -39,7 +39,7 @@ from tests.faults.chaos_processes import (
     title,
     trial_workers,
 )
-from tests.support.tiny_sweep import write_tiny
+from tests.support.tiny_sweep import write_tiny_sweep
 
 EXPERIMENT = """\
 name: tiny
@@ -208,7 +208,7 @@ class Home:
         self.done = 0
         self._began = time.monotonic()
         experiment = EXPERIMENT.format(tokens=64 * steps)
-        write_tiny(folder, SWEEP.format(seeds=list(range(seeds))), experiment)
+        write_tiny_sweep(folder, SWEEP.format(seeds=list(range(seeds))), experiment)
         calm = Store(folder / "calm")
         log = folder / "calm.txt"
         process = submit(folder, calm.path, log, "--executor", "inline")

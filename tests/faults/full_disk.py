@@ -15,7 +15,7 @@ from typing import Any
 
 from kvlab.cli.main import main
 from kvlab.store import Store
-from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP, write_tiny_sweep
 
 PAGE = 4096
 TRAINED = EXPERIMENT.replace("tokens: 640,", "tokens: 6400, checkpoint_every: 20,")
@@ -75,7 +75,7 @@ def leftovers(store: Path) -> list[str]:
 
 def run(folder: Path) -> dict[str, Any]:
     os.environ["KVLAB_DATA"] = str(folder / "data")
-    write_tiny(folder, PLAIN, TRAINED)
+    write_tiny_sweep(folder, PLAIN, TRAINED)
     (folder / "both.yaml").write_text(BOTH.replace("question", "name: s\nquestion"))
     calm = submit(folder, folder / "calm", "both.yaml")
     disk = Disk(folder / "disk")

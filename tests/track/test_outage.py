@@ -18,7 +18,7 @@ from tests.faults.chaos_checks import computed
 from tests.support.mlflow_contents import contents
 from tests.support.mlflow_server import Server, free_port
 from tests.support.record_factory import Record
-from tests.support.tiny_sweep import write_tiny
+from tests.support.tiny_sweep import write_tiny_sweep
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -146,7 +146,7 @@ def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_u
 ):
     """From the command line, in a process of its own; the server comes up when all is over."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
-    write_tiny(tmp_path)
+    write_tiny_sweep(tmp_path)
     uri = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(tmp_path / "s.yaml")]
     ended = subprocess.run(

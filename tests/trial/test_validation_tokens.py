@@ -14,12 +14,12 @@ from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.trial.run import run_trial
 from kvlab.trial.stages import check_validation_tokens
-from tests.support.tiny_sweep import EXPERIMENT, tiny_place
+from tests.support.tiny_sweep import EXPERIMENT, tiny_sweep_folder
 
 
 @pytest.fixture
 def place(tmp_path):
-    with tiny_place(tmp_path) as folder:
+    with tiny_sweep_folder(tmp_path) as folder:
         yield folder
 
 

@@ -7,7 +7,7 @@ from kvlab.errors import DataError, Stopped
 from kvlab.spec import load_sweep
 from kvlab.sweep import plan
 from kvlab.sweep.driver.preparation import prefetch_data
-from tests.support.tiny_sweep import SWEEP, write_tiny
+from tests.support.tiny_sweep import SWEEP, write_tiny_sweep
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def nothing(*_):
 
 def test_every_distinct_text_is_prepared_once(folder):
     text = SWEEP + "  text:\n    all: {}\n    less: {data.max_bytes: 15e3}\nseeds: [0, 1]\n"
-    planned = plan(load_sweep(write_tiny(folder, text)))
+    planned = plan(load_sweep(write_tiny_sweep(folder, text)))
     assert len(planned.trials) == 8
     said = []
     prefetch_data(planned.trials, said.append, nothing)
@@ -38,7 +38,7 @@ def test_every_distinct_text_is_prepared_once(folder):
 def test_hellaswag_is_had_before_anything_is_trained(folder):
     (folder / "data").mkdir()
     (folder / "data" / "hellaswag_val.jsonl").write_text("not the set")
-    path = write_tiny(folder)
+    path = write_tiny_sweep(folder)
     prefetch_data(plan(load_sweep(path)).trials, nothing, nothing)
     experiment = folder / "e.yaml"
     experiment.write_text(experiment.read_text().replace("loss_tokens: 64", "hellaswag: 5"))
@@ -47,7 +47,7 @@ def test_hellaswag_is_had_before_anything_is_trained(folder):
 
 
 def test_it_ends_when_asked_and_goes_on_the_next_time(folder):
-    planned = plan(load_sweep(write_tiny(folder)))
+    planned = plan(load_sweep(write_tiny_sweep(folder)))
     said = []
 
     def stop():

@@ -8,7 +8,7 @@ from kvlab.cli.main import main
 from kvlab.sweep.executors import EXECUTORS, ExecutorEntry, make_executor
 from kvlab.sweep.executors.inline import InlineExecutor
 from tests.contracts.executor_contract import ExecutorContract, Scripted
-from tests.support.tiny_sweep import call, tiny_place
+from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 
 class ToyExecutor(InlineExecutor):
@@ -27,13 +27,13 @@ def test_an_added_executor_runs_a_sweep_by_its_name_and_is_refused_once_removed(
     tmp_path, toy, monkeypatch, capsys
 ):
     submit = ["submit", "s.yaml", "--executor", toy, "--no-report"]
-    with tiny_place(tmp_path):
-        code, out, error = call(*submit)
+    with tiny_sweep_folder(tmp_path):
+        code, out, error = run_kvlab(*submit)
         assert code == 0, error
         assert "2 to run on a toy" in out
         record = json.loads((tmp_path / "runs" / "sweeps" / "s" / "sweep.json").read_text())
         assert record["command"].endswith("--executor toy")
-        code, _, error = call(*submit, "--address", "auto")
+        code, _, error = run_kvlab(*submit, "--address", "auto")
         assert (code, "needs --executor ray" in error) == (2, True)
         monkeypatch.delitem(EXECUTORS, toy)
         with pytest.raises(SystemExit):

@@ -1,0 +1,52 @@
+"""The `kvlab` command and its table of commands."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kvlab.cli.commands import COMMANDS
+from kvlab.cli.main import main
+
+TOY_COMMAND = """
+def add_arguments(parser):
+    parser.add_argument("name")
+
+def run(options):
+    print(f"hello {options.name}")
+    return 3
+"""
+
+
+def test_a_command_is_added_by_a_module_and_a_line_in_the_table(tmp_path, monkeypatch, capsys):
+    (tmp_path / "toy_command.py").write_text(TOY_COMMAND)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(COMMANDS, "greet", ("toy_command", "greet somebody"))
+    assert main(["greet", "Ada"]) == 3
+    assert capsys.readouterr().out == "hello Ada\n"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "greet somebody" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_imports_nothing_heavy(command):
+    code = (
+        "import sys; from kvlab.cli.main import main\n"
+        f"try: main({[*command.split(), '--help']})\n"
+        "except SystemExit as end: code = end.code\n"
+        "heavy = {'torch', 'ray', 'mlflow', 'optuna', 'scipy', 'matplotlib', 'transformers',"
+        " 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert done.stdout.startswith(f"usage: kvlab {command}".rstrip())
+
+
+@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["plan"], ["submit", "x.yaml", "--nosuch"]])
+def test_wrong_arguments_exit_with_2_and_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: kvlab" in capsys.readouterr().err
