@@ -220,6 +220,7 @@ class Sweep(SpecModel):
             SpecError: a level patches an unknown key, or a cell is impossible.
         """
         sweep = self.model_copy()
+        sweep.__dict__.pop("_cells", None)  # they are cached, and of the other source
         sweep._source = source
         sweep._check_patch_keys()
         sweep.cells()

@@ -52,6 +52,15 @@ def test_a_preset_is_a_start_not_an_end():
         ("tokenizer: bytes", "tokenizer: 'gpt2:9'", "3:19: data.tokenizer = gpt2:9 keeps too few"),
         ("tokenizer: bytes", "tokenizer: bpe", "data.tokenizer = bpe is not a tokenizer"),
         ("tokenizer: bytes", "source: files", "data.source = files needs data.paths"),
+        ("tokenizer: bytes", "source: docstring", "data.source = docstring is not one of docstrings, files,"),
+        ("tokenizer: bytes", "source: fineweb-edu-crawl", "needs data.subset; name a crawl"),
+        ("tokenizer: bytes", "source: fineweb-edu-crawl, subset: x",
+         "3:43: data.subset = x is not a crawl; use one such as CC-MAIN-2024-10"),
+        ("tokenizer: bytes", "subset: CC-MAIN-2024-10",
+         "is read only by source: fineweb-edu-crawl, not docstrings"),
+        ("tokenizer: bytes", "licence: CC0", "is known to kvlab for docstrings; say it only for source: files"),
+        ("n_layer: 6", "n_layer: 6, position: rotary", "model.position = rotary is not one of learned, rope, none"),
+        ("benchmark: {", "benchmark: {parts: [memory], ", "5:21: benchmark.parts.0 = memory is not one of limit, task, energy"),
         ("tokenizer: bytes", "paths: [x.txt]", "is read only by source: files, not docstrings"),
         ("batch_tokens: 256", "batch_tokens: 200",
          "training.batch_tokens = 200 is not a multiple of block_size = 128; use 256"),
@@ -72,6 +81,22 @@ def test_a_preset_is_a_start_not_an_end():
 def test_refusals(tmp_path, old, new, wanted):
     found = experiment_errors(tmp_path, EXPERIMENT.replace(old, new, 1))
     assert any(wanted in line and line.startswith("e.yaml:") for line in found), found
+
+
+def test_a_default_that_follows_a_wrong_value_is_no_second_problem(tmp_path):
+    text = EXPERIMENT.replace("n_head: 4", "n_head: four").replace("10e3", "many")
+    assert [line.split(" ")[1] for line in experiment_errors(tmp_path, text)] == [
+        "model.n_head",
+        "training.tokens",
+    ]
+
+
+def test_null_stands_for_the_default_of_what_follows_from_other_values(tmp_path):
+    written = "final_learning_rate: null, warmup_tokens: null, schedule: wsd, decay_tokens: null"
+    text = EXPERIMENT.replace("tokens: 10e3", f"tokens: 10e3, {written}")
+    training = load_experiment(write_spec(tmp_path, text)).training
+    assert training.final_learning_rate == 6e-5
+    assert (training.warmup_tokens, training.decay_tokens) == (400, 2000)
 
 
 def test_several_problems_come_together_sorted(tmp_path):

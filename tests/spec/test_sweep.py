@@ -1,5 +1,7 @@
 """Sweeps: cells, baselines, exclusions, and problems placed at the level that causes them."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvlab.errors import SpecError
@@ -103,3 +105,32 @@ def test_problems_of_the_sweep_and_of_its_levels_are_shown_together(tmp_path):
     text = SWEEP.replace("n_kv_head: 1", "n_kv_heads: 1").replace("[0, 1]", "[0, one]")
     lines = sweep_errors(tmp_path, text).splitlines()
     assert [line.split(": ")[0] for line in lines] == ["s.yaml:6:11", "s.yaml:15:12"]
+
+
+def test_checking_a_sweep_changes_no_other_sweep_of_the_same_file(tmp_path):
+    sweep = load_sweep_text(tmp_path, SWEEP)
+    other = sweep.with_source(replace(sweep.source, base={**sweep.source.base, "name": "other"}))
+    assert other.cells()[0].experiment.name == "other"
+    assert sweep.cells()[0].experiment.name == "small"
+
+
+@pytest.mark.parametrize(
+    ("tail", "message"),
+    [
+        ("", ""),
+        ("factors: {heads: {mha: {}}}\n", "factors = {...} does not go with search"),
+        ("cells: [{point: base}]\n", "cells = [{'point': 'base'}] does not go with search"),
+        ("seeds: [0, 1]\n", "has several seeds, and a search trains each suggestion once"),
+    ],
+)
+def test_a_search_chooses_its_own_cells(tmp_path, tail, message):
+    text = (
+        "question: q\nexperiment: e.yaml\n"
+        "search: {choices: {model.n_kv_head: [1, 2]}, objectives: [loss], trials: 2}\n"
+    )
+    if message:
+        assert message in sweep_errors(tmp_path, text + tail)
+    else:
+        assert [cell.levels for cell in load_sweep_text(tmp_path, text).cells()] == [
+            {"point": "base"}
+        ]
