@@ -16,6 +16,7 @@ from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, plan
 from kvlab.sweep.planning.budget import Budget, estimate_budget
 from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
+from kvlab.sweep.search.search_history import count_remaining_suggestions
 
 Levels = Mapping[str, str]
 
@@ -45,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     planned = plan(read_sweep(options.sweep), store, provisional=True)
     memory = options.memory or _local_memory(planned)
     costs = estimate_budget(
-        planned, store, rate=options.rate, price=options.price, memory=memory,
-        at_once=_concurrent_trials(planned),
+        planned, store, suggestions=count_remaining_suggestions(planned, store),
+        rate=options.rate, price=options.price, memory=memory, at_once=_concurrent_trials(planned),
     )  # fmt: skip
     why = None if options.why is None else _explain_missing(planned, store, options.why)
     if options.json:

@@ -30,6 +30,7 @@ from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
 from kvlab.sweep.planning.planner import describe_sweep, trials_to_run, uses_pruning
+from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.task import run_task
 
@@ -214,7 +215,8 @@ def _make_preflight(
         if not options.address:  # the machines of a cluster have data folders of their own
             prefetch_data(missing, display.report_preparation, check_stop)
         display.end_preparation()
-        budget = estimate_budget(planned, store)
+        suggestions = count_remaining_suggestions(planned, store)
+        budget = estimate_budget(planned, store, suggestions=suggestions)
         smoke_tests.flops_per_second = (
             budget.rate.flops_per_second if budget and budget.rate else None
         )

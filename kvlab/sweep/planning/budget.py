@@ -1,6 +1,5 @@
 """Estimate what a plan still costs: memory, device-hours and money."""
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -12,7 +11,6 @@ from kvlab.layout import training_peak_bytes
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
-from kvlab.sweep.search.search_history import Suggestion, history_path, load_history
 
 MAX_RESULTS_READ = 64
 """Results that a rate is measured from."""
@@ -82,6 +80,7 @@ def estimate_budget(
     plan: Plan,
     store: Store | None,
     *,
+    suggestions: int = 0,
     rate: float | None = None,
     price: float | None = None,
     memory: int | None = None,
@@ -92,6 +91,8 @@ def estimate_budget(
     Args:
         plan: Of a sweep.
         store: Holds finished trials.
+        suggestions: Number of trials that a search may still suggest. They are not known yet, and
+            are taken to cost what the base experiment does.
         rate: Training FLOP/s of one trial; default measured from finished trials with the same
             resources.
         price: Of one device for one hour.
@@ -103,9 +104,9 @@ def estimate_budget(
 
     Raises:
         UsageError: A price without any rate.
-        StoreError: The history of a search is damaged, or of another search.
     """
-    missing, suggestions = list_remaining_trials(plan, store)
+    missing = [planned for planned in plan.trials if not planned.has_ended]
+    missing += [replace(plan.trials[0], state="new")] * suggestions
     if not missing:
         return None
     training_rate = TrainingRate(rate, "stated") if rate else _measure_rate(plan, store, missing)
@@ -134,41 +135,6 @@ def estimate_budget(
         hours=hours,
         money=None if price is None or hours is None else hours * price,
     )
-
-
-def list_remaining_trials(plan: Plan, store: Store | None) -> tuple[list[PlannedTrial], int]:
-    """Return the trials that are still to run, and how many of them are not suggested yet.
-
-    A suggestion is unknown before it is made, so it is taken to cost what the base experiment
-    does. There are at most as many as the budgets of trials and FLOPs allow. A budget of hours
-    alone says nothing about their number; then none is counted.
-
-    Raises:
-        StoreError: The history of the search is damaged, or of another search.
-    """
-    missing = [planned for planned in plan.trials if not planned.has_ended]
-    count = _count_remaining_suggestions(plan, store)
-    base = replace(plan.trials[0], state="new")
-    return missing + [base] * count, count
-
-
-def _count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
-    config = plan.sweep.search
-    if config is None:
-        return 0
-    suggestions: list[Suggestion] = []
-    if store is not None:
-        path = history_path(store.sweep_directory(plan.sweep.name))
-        suggestions, _ = load_history(path, config)
-    trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
-    allowed = []
-    if config.trials is not None:
-        allowed.append(config.trials - len(trained))
-    if config.flops is not None:  # the suggestion that exceeds the budget is still trained
-        spent = sum(suggestion.flops for suggestion in trained)
-        allowed.append(math.ceil((config.flops - spent) / max(1, plan.trials[0].flops)))
-    open_suggestions = sum(suggestion.is_open for suggestion in trained)
-    return max(0, min(allowed, default=0)) + open_suggestions
 
 
 def _device_hours(missing: list[PlannedTrial], rate: TrainingRate | None) -> float | None:

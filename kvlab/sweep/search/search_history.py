@@ -1,5 +1,6 @@
 """The history of a search: its suggestions and what became of them, in ``search.json``."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any, Literal
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.spec.search_config import SearchConfig
+from kvlab.store import Store
+from kvlab.sweep.planning.planner import Plan
 
 Params = dict[str, Any]
 """Parameter -> an index into its choices, or a number of its range."""
@@ -142,6 +145,36 @@ def load_history(path: Path, config: SearchConfig) -> tuple[list[Suggestion], fl
     except (KeyError, TypeError) as error:
         text = f"{path} is damaged ({error})"
         raise StoreError(f"{text}; remove it to search anew, results stay") from None
+
+
+def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
+    """Return how many trials a search may still suggest, with those that have not ended.
+
+    There are at most as many as the budgets of trials and FLOPs allow. A budget of hours alone says
+    nothing about their number; then none is counted.
+
+    Returns:
+        0 for a sweep without a search.
+
+    Raises:
+        StoreError: The history is damaged, or of another search.
+    """
+    config = plan.sweep.search
+    if config is None:
+        return 0
+    suggestions: list[Suggestion] = []
+    if store is not None:
+        path = history_path(store.sweep_directory(plan.sweep.name))
+        suggestions, _ = load_history(path, config)
+    trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
+    allowed = []
+    if config.trials is not None:
+        allowed.append(config.trials - len(trained))
+    if config.flops is not None:  # the suggestion that exceeds the budget is still trained
+        spent = sum(suggestion.flops for suggestion in trained)
+        allowed.append(math.ceil((config.flops - spent) / max(1, plan.trials[0].flops)))
+    unfinished = sum(suggestion.is_open for suggestion in trained)
+    return max(0, min(allowed, default=0)) + unfinished
 
 
 def _search_identity(config: SearchConfig) -> dict[str, Any]:
