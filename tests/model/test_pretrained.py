@@ -7,29 +7,12 @@ import torch
 
 from kvlab.errors import PretrainedError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT
+from kvlab.model import GPT, pretrained
+from kvlab.model.hf_architectures import ARCHITECTURES, Llama
 from kvlab.spec import ModelConfig
+from tests.contracts.hf_architecture_contract import HFArchitectureContract
 
 transformers = pytest.importorskip("transformers", reason="the independent implementation")
-
-
-def compare(theirs, ours, count):
-    theirs.eval()
-    torch.manual_seed(1)
-    text = torch.randint(0, 90, (2, count))
-    with torch.inference_mode():
-        wanted = theirs(text).logits
-        assert (ours(text) - wanted).abs().max() < 1e-4
-        cache = ours.new_cache(2, count)
-        steps = [ours(text[:, i : i + 1], cache=cache) for i in range(count)]
-        assert (torch.cat(steps, 1) - wanted).abs().max() < 1e-4
-
-
-def randomise(model):
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 GPT2 = transformers.GPT2Config(
@@ -40,44 +23,89 @@ LLAMA = {
     "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
 }  # fmt: skip
-CASES = {
-    "gpt2": lambda: transformers.GPT2LMHeadModel(GPT2),
-    "llama-mqa": lambda: llama(num_key_value_heads=1),
-    "llama-gqa": lambda: llama(num_key_value_heads=2, tie_word_embeddings=True),
-    "llama-mha": lambda: llama(num_key_value_heads=4, head_dim=16),
-    "mistral": lambda: transformers.MistralForCausalLM(  # 40 tokens: past four windows
-        transformers.MistralConfig(**LLAMA, num_key_value_heads=2, head_dim=8, sliding_window=9)
-    ),
-}
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(GPT2)
 
 
 def llama(**more):
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA, **more))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_checkpoint_there_and_back(name, tmp_path):
-    theirs = CASES[name]()
-    randomise(theirs)
-    theirs.save_pretrained(tmp_path / "theirs")
-    ours = GPT.from_pretrained(tmp_path / "theirs")
-    compare(theirs, ours, 40)
-    assert ours.save_pretrained(tmp_path / "ours") == name.partition("-")[0]
-    again = type(theirs).from_pretrained(tmp_path / "ours").eval()
-    text = torch.arange(40)[None]
-    with torch.inference_mode():
-        assert torch.equal(again(text).logits, theirs(text).logits)
+class TestGPT2(HFArchitectureContract):
+    model_type = "gpt2"
+    unsupported = (
+        ({"activation_function": "relu"}, "activation_function = relu is not supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False is not supported"),
+    )
+
+    def reference_models(self):
+        yield gpt2()
+
+
+class TestLlama(HFArchitectureContract):
+    model_type = "llama"
+    unsupported = (
+        ({"hidden_act": "gelu"}, "hidden_act = gelu is not supported; only silu"),
+        ({"attention_bias": True}, "attention_bias = True is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type = llama3 is not supported"),
+    )
+
+    def reference_models(self):
+        yield llama(num_key_value_heads=1)
+        yield llama(num_key_value_heads=2, tie_word_embeddings=True)
+        yield llama(num_key_value_heads=4, head_dim=16)
+
+
+class TestMistral(HFArchitectureContract):
+    model_type = "mistral"
+    unsupported = (({"hidden_act": "gelu"}, "hidden_act = gelu is not supported; only silu"),)
+
+    def reference_models(self):
+        shape = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8}
+        config = transformers.MistralConfig(**shape, sliding_window=9)  # four windows in the text
+        yield transformers.MistralForCausalLM(config)
+
+
+def test_every_architecture_has_its_suite():
+    suites = {suite.model_type for suite in HFArchitectureContract.__subclasses__()}
+    assert suites == set(ARCHITECTURES)
+
+
+class ToyLlama(Llama):
+    """Llama by another ``model_type``."""
+
+    def write_config(self, config):
+        return {**super().write_config(config), "model_type": "toy-llama"}
+
+
+def test_an_architecture_is_added_by_one_entry(monkeypatch, tmp_path):
+    ours = GPT(
+        ModelConfig(
+            vocab_size=90, block_size=16, n_layer=2, n_head=2, n_embd=16, ffn_dim=32,
+            position="rope", norm="rmsnorm", mlp="swiglu", bias=False,
+        )
+    )  # fmt: skip
+    monkeypatch.setattr(pretrained, "ARCHITECTURES", {"toy-llama": ToyLlama()})
+    assert ours.save_pretrained(tmp_path) == "toy-llama"
+    again = GPT.from_pretrained(tmp_path)
+    text = torch.arange(16)[None]
+    assert torch.equal(again(text), ours(text))
+    monkeypatch.undo()
+    with pytest.raises(PretrainedError, match="model_type = toy-llama is not one of gpt2, llama"):
+        GPT.from_pretrained(tmp_path)
 
 
 def test_gpt2s_original_files_have_no_prefix(tmp_path):
-    theirs = CASES["gpt2"]()
+    theirs = gpt2()
     theirs.transformer.save_pretrained(tmp_path)
     ours = GPT.from_pretrained(tmp_path)
     assert torch.equal(ours.token_embedding.weight, theirs.transformer.wte.weight)
 
 
 def test_every_mismatch_is_listed(tmp_path):
-    CASES["llama-gqa"]().save_pretrained(tmp_path)
+    llama(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     config |= {"num_hidden_layers": 4, "intermediate_size": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -88,25 +116,8 @@ def test_every_mismatch_is_listed(tmp_path):
     assert "mlp.down_proj.weight is (32, 48), not (32, 64)" in text
 
 
-@pytest.mark.parametrize(
-    ("change", "wanted"),
-    [
-        ({"model_type": "bloom"}, "model_type = bloom is not one of gpt2, llama, mistral"),
-        ({"hidden_act": "gelu"}, "hidden_act = gelu is not supported; only silu"),
-        ({"attention_bias": True}, "attention_bias = True is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_type = llama3 is not supported"),
-    ],
-)
-def test_what_our_model_cannot_compute_is_refused(change, wanted, tmp_path):
-    CASES["llama-mha"]().save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(PretrainedError, match=wanted):
-        GPT.from_pretrained(tmp_path)
-
-
 def test_pickles_are_not_read(tmp_path):
-    CASES["gpt2"]().save_pretrained(tmp_path)
+    gpt2().save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(PretrainedError, match="has no \\*.safetensors"):
         GPT.from_pretrained(tmp_path)

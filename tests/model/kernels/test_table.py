@@ -1,0 +1,46 @@
+"""The table of kernels, and how one is added."""
+
+import pytest
+import torch
+
+from kvlab.model.kernels import KERNELS, CPUKernel, keep_freed_memory, use_plain_code
+from tests.contracts.cpu_kernel_contract import CPUKernelContract, kernels_on
+from tests.model.kernels import (
+    test_gelu,
+    test_linear,
+    test_rotate_pairs,
+    test_tiled_attention,
+)
+
+SUITES = (test_gelu, test_linear, test_rotate_pairs, test_tiled_attention)
+
+
+def test_every_kernel_has_its_suite():
+    """What frees no tensor and computes none has tests of its own."""
+    suites = [vars(module).values() for module in SUITES]
+    classes = [
+        member
+        for members in suites
+        for member in members
+        if isinstance(member, type) and issubclass(member, CPUKernelContract)
+    ]
+    tested = {id(suite.kernel) for suite in classes if suite is not CPUKernelContract}
+    assert tested == {id(k) for k in KERNELS.values()} - {id(keep_freed_memory)}
+
+
+@kernels_on
+def test_a_kernel_is_a_plain_function_and_a_choice():
+    double = CPUKernel(lambda x: x + x, lambda x: (lambda y: 2 * y) if x.dim() == 1 else None)
+    vector, matrix = torch.randn(3), torch.randn(2, 2)
+    assert torch.equal(double(vector), double.plain(vector))
+    assert double.is_fast(vector)
+    assert not double.is_fast(matrix)
+    with use_plain_code():
+        assert not double.is_fast(vector)
+
+
+def test_an_error_inside_leaves_the_switch_as_it_was():
+    is_fast = KERNELS["gelu"].is_fast(torch.ones(2).requires_grad_())
+    with pytest.raises(RuntimeError, match="inside"), use_plain_code():
+        raise RuntimeError("inside")
+    assert KERNELS["gelu"].is_fast(torch.ones(2).requires_grad_()) == is_fast
