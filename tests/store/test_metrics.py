@@ -1,23 +1,73 @@
-"""Metrics that follow from others."""
+"""The table of metrics, and metrics that are derived from others."""
+
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from kvlab.errors import MeasurementError
+from kvlab.store import Store
 from kvlab.store.metrics import METRICS, Metric, collect_metrics
+from kvlab.track.run_description import describe_run
+from kvlab.trial.run import run_trial
+from tests.contracts.metric_contract import MetricContract
+from tests.support.stub_trials import StubStages, tiny_plan
+
+
+class TestMetrics(MetricContract):
+    @pytest.fixture(params=METRICS)
+    def name(self, request):
+        return request.param
+
+
+class StagesWithToyMetric(StubStages):
+    def measure(self, directory):
+        measured = super().measure(directory)
+        return replace(measured, measurements={**measured.measurements, "toy": 2.5})
+
+
+def run_toy_trial(tmp_path):
+    trial, store = tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")
+    run_trial(trial, store.path, make_stages=partial(StagesWithToyMetric, flag=""))
+    return trial, store
+
+
+def test_a_metric_is_added_by_one_entry_of_the_table(tmp_path, monkeypatch):
+    monkeypatch.setitem(METRICS, "toy", Metric("toy metric", "toys", "higher"))
+    half = Metric("half a toy", "toys", derive=lambda m: m["toy"] / 2 if "toy" in m else None)
+    monkeypatch.setitem(METRICS, "half_toy", half)
+    trial, store = run_toy_trial(tmp_path)
+    result = store.result(trial.id)
+    assert result["measurements"]["toy"] == 2.5
+    assert "half_toy" not in result["measurements"], "derived, so not recorded"
+    assert collect_metrics(result)["half_toy"] == 1.25
+    sweep = {"name": "s", "baseline": {"heads": "mha"}}
+    run = describe_run(sweep, {"heads": "mha"}, result, store.trial_directory(trial.id))
+    assert {name: value for name, value, _, _ in run.points if "toy" in name} == {
+        "toy": 2.5, "half_toy": 1.25,
+    }  # fmt: skip
+
+
+def test_a_number_that_is_not_in_the_table_is_refused(tmp_path):
+    trial, store = run_toy_trial(tmp_path)
+    error = store.result(trial.id)["error"]
+    assert (error["class"], error["type"]) == ("bug", MeasurementError.__name__)
+    assert "toy" in error["message"]
 
 
 def test_the_speed_that_the_cache_buys():
-    found = collect_metrics({"measurements": {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5}})
-    assert found["cache_speedup"] == pytest.approx(4.0)
+    metrics = collect_metrics({"measurements": {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5}})
+    assert metrics["cache_speedup"] == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize(
     "recorded", [None, {}, {"tpot_ms_p50": 1.5}, {"tpot_ms_uncached_p50": 0.0}]
 )
-def test_what_does_not_apply_is_left_out(recorded):
+def test_a_derived_metric_that_does_not_apply_is_left_out(recorded):
     assert "cache_speedup" not in collect_metrics({"measurements": recorded})
 
 
-def test_what_is_recorded_wins_and_the_record_is_not_touched():
+def test_a_recorded_value_precedes_a_derived_one_and_the_result_stays_as_it_is():
     result = {
         "measurements": {"tpot_ms_uncached_p50": 6.0, "tpot_ms_p50": 1.5, "cache_speedup": 9.0}
     }
@@ -27,6 +77,6 @@ def test_what_is_recorded_wins_and_the_record_is_not_touched():
     assert "cache_speedup" not in plain["measurements"]
 
 
-def test_infinite_numbers_are_left_out(monkeypatch):
+def test_infinite_derived_values_are_left_out(monkeypatch):
     monkeypatch.setitem(METRICS, "odd", Metric("odd", "", "lower", lambda _: float("inf")))
     assert "odd" not in collect_metrics({"measurements": {}})
