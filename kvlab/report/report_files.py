@@ -7,8 +7,7 @@ from pathlib import Path
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.report.document import Document
-from kvlab.report.figures.layout import lay_out_plot
-from kvlab.report.figures.picture import render_picture_files
+from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.sections import QUALITY_SECTIONS, SECTIONS, explain_unknown_section
@@ -16,9 +15,6 @@ from kvlab.report.study import Study
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.report.trial_rows import flatten_row
 from kvlab.store import Store
-
-FIGURE_WIDTH = 820.0
-"""Width of figure files, in pixels."""
 
 
 def write_report(
@@ -102,7 +98,7 @@ def results_csv(study: Study) -> str:
 def _render_figures(document: Document, folder: Path) -> dict[Path, bytes | str]:
     files: dict[Path, bytes | str] = {}
     for figure in document.figures:
-        svg, png = render_picture_files(lay_out_plot(figure.plot, FIGURE_WIDTH), figure.name)
+        svg, png = render_files(figure.plot, figure.name)
         files[folder / f"{figure.name}.svg"] = svg
         files[folder / f"{figure.name}.png"] = png
     return files

@@ -57,7 +57,7 @@ class Browser:
             message["sessionId"] = self._session
         self._out.write(json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._task()
+            answer = self._next()
             if answer.get("id") == number:
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
@@ -75,7 +75,7 @@ class Browser:
         self._events.clear()
         self.ask("Page.navigate", url=page.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
-            self._events.append(self._task())
+            self._events.append(self._next())
 
     def look(self, width: int, theme: str, height: int = 1000) -> None:
         """As a screen of this width, whose owner prefers this theme."""

@@ -228,13 +228,11 @@ def _print_progress(options: argparse.Namespace) -> Callable[[str], None]:
 def _draw(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.fs.atomic_files import write_atomic
     from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
-    from kvlab.report.figures.layout import lay_out_plot
-    from kvlab.report.figures.picture import render_picture_files
-    from kvlab.report.report_files import FIGURE_WIDTH
+    from kvlab.report.figures.axes import render_files
 
     dumped = [line.model_dump() for line in lines]
     for figure in filter(None, [*benchmark_figures(dumped), roofline_figure(dumped, {})]):
-        svg, png = render_picture_files(lay_out_plot(figure.plot, FIGURE_WIDTH), figure.name)
+        svg, png = render_files(figure.plot, figure.name)
         for kind, data in (("svg", svg), ("png", png)):
             write_atomic(folder / f"{figure.name}.{kind}", data)
             print(f"wrote {folder / figure.name}.{kind}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Figures: what to plot (`plot`), laid out once (`layout`), then drawn as SVG or by matplotlib."""
+"""Figures: a plot as data, drawn by matplotlib, for files and inside the HTML page."""

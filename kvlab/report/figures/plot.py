@@ -1,10 +1,10 @@
-"""What a figure shows, in data units. How it looks is decided in `layout`."""
+"""What a figure shows, in data units; `kvlab.report.figures.axes` draws it."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["ink", "muted", "c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"]
-"""A colour by what it is for; the themes decide on the colours."""
+"""A colour by its purpose; the themes decide on the colours."""
 
 Shape = Literal["dot", "square", "diamond", "triangle", "ring"]
 
@@ -13,13 +13,16 @@ SERIES: tuple[Role, ...] = ("c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7")
 
 @dataclass(frozen=True)
 class Point:
-    """One mark.
+    """One point.
 
     Attributes:
-        tip: lines that are shown on hover.
-        key: the design's cell that it is about, for selection across the page.
-        label: text beside it, if there is room.
-        x_range, y_range: the ends of its error bars.
+        x: Position on the x axis.
+        y: Position on the y axis.
+        tip: Lines shown on hovering.
+        key: Key of the design's cell, for selection across the page.
+        label: Text beside the mark, where there is space.
+        x_range: Ends of the horizontal error bar.
+        y_range: Ends of the vertical error bar.
     """
 
     x: float
@@ -33,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Points:
-    """Marks that look the same; ``name`` is their entry in the legend."""
+    """A series of marks. ``name`` is its entry in the legend."""
 
     name: str
     points: tuple[Point, ...]
@@ -43,7 +46,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined by a line, itself without marks; they still answer to hovering."""
+    """A series joined by a line, without marks; its points still answer to hovering."""
 
     name: str
     points: tuple[Point, ...]
@@ -53,7 +56,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """``bytes`` is logarithmic; ``names`` has one row a name, the first on top (y = 0, 1, ...)."""
+    """An axis.
+
+    Attributes:
+        title: The axis' title.
+        kind: ``bytes`` is logarithmic. ``names`` has one row per name at y = 0, 1, ..., the first
+            on top.
+        names: Names of the rows.
+    """
 
     title: str
     kind: Literal["linear", "bytes", "names"] = "linear"
@@ -62,7 +72,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Plot:
-    """Layers are drawn in order. ``zero`` draws a line at x = 0."""
+    """Layers on two axes, drawn in order. ``zero`` adds a line at x = 0."""
 
     x: Axis
     y: Axis
