@@ -1,28 +1,29 @@
-"""Associative recall: what average loss hides. Synthetic, nothing to download.
+"""Associative recall, which the average loss hides. Synthetic; nothing is downloaded.
 
 A row is P pairs of a key and a value, then the keys again in another order, each with its value:
 
     k1 v1 k2 v2 ... kP vP | k7 v7 k2 v2 ...
 
-At each repeated key the model should say the value that followed it, up to a whole context
-earlier: the multi-query associative recall of Zoology (arXiv 2312.04927), asked of a language
-model. It answers among the row's P values, so chance is 1/P. Keys and values are tokens drawn at
-random, so what is known of language helps nobody.
+At each repeated key the model should predict the value that followed it, up to a whole context
+earlier. This is the multi-query associative recall of Zoology (arXiv 2312.04927), put to a
+language model. It selects among the row's P values, so chance is 1/P. Keys and values are random
+tokens, so that knowledge of language does not help.
+
+Shapes: R rows, P pairs, E n_embd.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from kvlab.evaluate.forward_passes import OnTokens, decode_rows, pass_rows, served_hidden_states
+from kvlab.evaluate.forward_passes import OnCount, batch_rows, hidden_states
 from kvlab.model import GPT
 from kvlab.spec import ServingConfig
 
-_STREAM = 0x7265636C  # keeps these draws apart from other uses of a row's number
+_STREAM = 0x7265636C  # separates these draws from other uses of a row's number
 
 Array = npt.NDArray[np.int64]
 
@@ -33,7 +34,7 @@ class RecallRows:
 
     Attributes:
         tokens: (R, 4 P).
-        values: (R, P), the answers to choose from.
+        values: (R, P), the answers to select from.
         answers: (R, P), for each repeated key the index of its value in ``values``.
     """
 
@@ -46,21 +47,21 @@ class RecallRows:
         return int(self.values.shape[1])
 
     @property
-    def places(self) -> Array:
-        """(P,) where the repeated keys stand: there the answer is predicted."""
+    def positions(self) -> Array:
+        """Positions (P,) of the repeated keys, where the answers are predicted."""
         return np.arange(2 * self.pairs, 4 * self.pairs, 2)
 
     @property
     def distances(self) -> Array:
-        """(R, P) tokens from a repeated key back to the value that answers it."""
-        return self.places - (2 * self.answers + 1)
+        """Tokens (R, P) from a repeated key back to the value that answers it."""
+        return self.positions - (2 * self.answers + 1)
 
 
 def make_recall_rows(count: int, block_size: int, vocabulary: int) -> RecallRows:
-    """``count`` rows that fill ``block_size`` tokens, the same on every machine.
+    """Make ``count`` rows that fill ``block_size`` tokens, the same ones on every machine.
 
     Args:
-        vocabulary: ids below it may be drawn; the tokenizer's words without its end of text.
+        vocabulary: ids below it may be drawn: the tokenizer's words without its end of text.
     """
     pairs = max(1, min(block_size // 4, vocabulary // 2))
     drawn = [_draw_row(number, pairs, vocabulary) for number in range(count)]
@@ -70,7 +71,7 @@ def make_recall_rows(count: int, block_size: int, vocabulary: int) -> RecallRows
 
 def _draw_row(number: int, pairs: int, vocabulary: int) -> tuple[Array, Array, Array]:
     philox = np.random.Philox(key=[_STREAM, number])
-    # sorting raw words is a permutation that no version of numpy changes
+    # sorting raw words gives a permutation that no version of numpy changes
     words = np.argsort(philox.random_raw(vocabulary), kind="stable")[: 2 * pairs]
     order = np.argsort(philox.random_raw(pairs), kind="stable")
     keys, values = words[:pairs], words[pairs:]
@@ -81,51 +82,45 @@ def _draw_row(number: int, pairs: int, vocabulary: int) -> tuple[Array, Array, A
 
 @torch.inference_mode()
 def score_recall(
-    model: GPT, rows: RecallRows, serving: ServingConfig | None, tick: OnTokens
+    model: GPT, rows: RecallRows, serving: ServingConfig | None, on_progress: OnCount
 ) -> npt.NDArray[np.bool_]:
-    """(R, P), whether each answer was the right one.
+    """Return (R, P), whether each answer was correct.
 
     Args:
-        serving: token by token through this cache; None: one-shot.
-        tick: called with the number of tokens just read.
+        serving: feed each token alone through this cache. None: one-shot.
+        on_progress: called with the number of tokens that are newly read.
     """
-    length = rows.tokens.shape[1]
-    size = pass_rows(model, length) if serving is None else decode_rows(model, length, serving)
-
-    def hidden(x: Tensor) -> Tensor:
-        return (
-            model.hidden_states(x)
-            if serving is None
-            else served_hidden_states(model, x, serving, tick)
-        )
-
-    return np.concatenate(list(_correct_answers(model, rows, size, hidden, tick)))
+    return np.concatenate(list(_correct_answers(model, rows, serving, on_progress)))
 
 
 def _correct_answers(
-    model: GPT, rows: RecallRows, size: int, hidden: Callable[[Tensor], Tensor], tick: OnTokens
+    model: GPT, rows: RecallRows, serving: ServingConfig | None, on_progress: OnCount
 ) -> Iterator[npt.NDArray[np.bool_]]:
-    places = torch.from_numpy(rows.places).to(model.device)
+    size = batch_rows(model, rows.tokens.shape[1], serving)
+    positions = torch.from_numpy(rows.positions).to(model.device)
     for start in range(0, len(rows.tokens), size):
         part = slice(start, start + size)
         tokens, values, answers = (
             torch.from_numpy(array[part]).to(model.device)
             for array in (rows.tokens, rows.values, rows.answers)
         )
-        found = hidden(tokens)[:, places]  # (R, P, E)
-        logits = found @ model.lm_head.weight[values].transpose(1, 2)  # of the row's values alone
-        tick(tokens.numel())
+        states = hidden_states(model, tokens, serving, on_progress)[:, positions]  # (R, P, E)
+        logits = states @ model.lm_head.weight[values].transpose(1, 2)  # of the row's values only
+        on_progress(tokens.numel())
         yield (logits.argmax(-1) == answers).cpu().numpy()
 
 
 def recall_measurements(
-    rows: RecallRows, right: npt.NDArray[np.bool_], ending: str
+    rows: RecallRows, is_correct: npt.NDArray[np.bool_], suffix: str
 ) -> dict[str, float | int]:
-    """Shares by the names of `kvlab.store.metrics`: of all, of those at most a quarter of the
-    row back, and of those more than half a row back."""
+    """Return shares of correct answers by the names of `kvlab.store.metrics`.
+
+    They are over all answers, over those at most a quarter of the row back (``near``), and over
+    those more than half of the row back (``far``).
+    """
     length, distances = rows.tokens.shape[1], rows.distances
-    found: dict[str, float | int] = {f"recall_acc{ending}": float(right.mean())}
-    for name, chosen in (("near", distances <= length // 4), ("far", distances > length // 2)):
-        if chosen.any():
-            found[f"recall_acc_{name}{ending}"] = float(right[chosen].mean())
-    return found
+    shares: dict[str, float | int] = {f"recall_acc{suffix}": float(is_correct.mean())}
+    for name, mask in (("near", distances <= length // 4), ("far", distances > length // 2)):
+        if mask.any():
+            shares[f"recall_acc_{name}{suffix}"] = float(is_correct[mask].mean())
+    return shares

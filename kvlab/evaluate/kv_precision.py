@@ -1,9 +1,7 @@
-"""What keeping K and V in another dtype than the model's costs, in logits and in loss.
+"""What storing K and V in another dtype than the model's costs, in logits and in loss.
 
-The same windows are decoded twice, through the cache that serves and through one that differs
-from it in nothing but its dtype; so what a tie costs is in neither difference.
-
-N tokens, E n_embd, V vocab_size.
+The same windows are decoded twice: through the serving cache, and through one that differs from
+it only in dtype. The cost of tying is therefore in neither difference.
 """
 
 from dataclasses import dataclass
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlab.data import iter_validation_batches
-from kvlab.evaluate.forward_passes import OnTokens, decode_rows, served_hidden_states
+from kvlab.evaluate.forward_passes import OnCount, decode_rows, hidden_states
 from kvlab.evaluate.validation_loss import Tokens
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
@@ -25,12 +23,12 @@ from kvlab.spec import ServingConfig
 
 @dataclass(frozen=True)
 class PrecisionComparison:
-    """Both ways over the same windows.
+    """The serving cache beside one in the model's dtype, over the same windows.
 
     Attributes:
-        served: mean nats a token of each window, through the cache that serves.
-        exact: the same, K and V kept in the model's dtype.
-        logit_rms: root of the mean square of the difference of all logits.
+        served: nats per token of each window through the serving cache.
+        exact: the same with K and V in the model's dtype.
+        logit_rms: root mean square of the differences of all logits.
         logit_largest: the largest of those differences.
     """
 
@@ -41,7 +39,7 @@ class PrecisionComparison:
 
     @property
     def measurements(self) -> dict[str, float]:
-        """By the names of `kvlab.store.metrics`."""
+        """The costs by the names of `kvlab.store.metrics`."""
         return {
             "kv_dtype_loss_change": float(self.served.mean() - self.exact.mean()),
             "kv_dtype_logit_rms": self.logit_rms,
@@ -50,7 +48,7 @@ class PrecisionComparison:
 
 
 def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
-    """Whether the cache keeps K and V in another dtype than the model's."""
+    """Return whether the cache stores K and V in another dtype than the model's."""
     dtype = str(model.dtype).removeprefix("torch.")
     return KVLayout.of(model.config, serving).storage_dtype(dtype) != dtype
 
@@ -59,53 +57,58 @@ def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
 def compare_kv_precision(
     model: GPT,
     tokens: Tokens,
-    wanted: int,
+    count: int,
     serving: ServingConfig,
-    tick: OnTokens,
+    on_progress: OnCount,
     document_start: int | None = None,
 ) -> PrecisionComparison:
-    """Decodes validation windows through both caches.
+    """Decode validation windows through both caches.
 
     Args:
-        wanted: validation tokens; the windows are those of `validation_batches`.
-        document_start: see `kvlab.evaluate.forward_passes.served_hidden_states`.
+        tokens: validation token ids, (tokens,).
+        count: tokens to score, rounded up to whole windows of ``block_size``.
+        document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
 
     Raises:
         DataError: there are fewer tokens.
     """
-    block = model.config.block_size
-    plain = serving.model_copy(update={"kv_dtype": "model"})
+    block_size = model.config.block_size
+    exact_serving = serving.model_copy(update={"kv_dtype": "model"})
     batches = iter_validation_batches(
         tokens,
-        target_tokens=wanted,
-        block_size=block,
-        batch_size=decode_rows(model, block, plain),
+        target_tokens=count,
+        block_size=block_size,
+        batch_size=decode_rows(model, block_size, exact_serving),
     )
     losses: tuple[list[Tensor], list[Tensor]] = ([], [])
-    squares, largest, count = 0.0, 0.0, 0
+    squares, largest, scored = 0.0, 0.0, 0
     for x, y in batches:
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
         served, exact = (
-            served_hidden_states(model, inputs, how, tick, document_start)
-            for how in (serving, plain)
+            hidden_states(model, inputs, each, on_progress, document_start)
+            for each in (serving, exact_serving)
         )
-        for hidden, found in zip((served, exact), losses, strict=True):
-            found.append(token_losses(hidden, model.lm_head.weight, targets).double().mean(1))
-        summed, most = _logit_differences(model, served - exact)
-        squares, largest, count = squares + summed, max(largest, most), count + x.size
-        tick(2 * x.size)
-    rms = (squares / (count * model.config.vocab_size)) ** 0.5
-    served_losses, exact_losses = (torch.cat(found).cpu().numpy() for found in losses)
+        for states, means in zip((served, exact), losses, strict=True):
+            means.append(token_losses(states, model.lm_head.weight, targets).double().mean(1))
+        batch_squares, batch_largest = _logit_differences(model, served - exact)
+        squares += batch_squares
+        largest, scored = max(largest, batch_largest), scored + x.size
+        on_progress(2 * x.size)
+    rms = (squares / (scored * model.config.vocab_size)) ** 0.5
+    served_losses, exact_losses = (torch.cat(means).cpu().numpy() for means in losses)
     return PrecisionComparison(served_losses, exact_losses, rms, largest)
 
 
-def _logit_differences(model: GPT, hidden: Tensor) -> tuple[float, float]:
-    """Sum of squares and largest size of the logits of a difference of residual streams: the
-    head is linear, so these are the differences of the logits. A chunk at a time."""
+def _logit_differences(model: GPT, difference: Tensor) -> tuple[float, float]:
+    """Return the sum of squares and the largest absolute value of logit differences.
+
+    The head is linear, so the logits of a ``difference`` of residual streams are the differences
+    of their logits. They are computed a chunk at a time.
+    """
     squares, largest = 0.0, 0.0
-    size = LOSS_CHUNK_TOKENS.get(hidden.device.type, LOSS_CHUNK_TOKENS["cuda"])
-    for part in torch.split(hidden.flatten(0, -2), size):
-        logits = model.compute_logits(part).float()
+    size = LOSS_CHUNK_TOKENS.get(difference.device.type, LOSS_CHUNK_TOKENS["cuda"])
+    for chunk in torch.split(difference.flatten(0, -2), size):
+        logits = model.compute_logits(chunk).float()
         squares += float(logits.square().sum(dtype=torch.float64))
         largest = max(largest, float(logits.abs().max()))
     return squares, largest

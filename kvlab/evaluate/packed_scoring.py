@@ -1,116 +1,88 @@
-"""What a continuation scores: its log-likelihood, and whether greedy decoding says it.
+"""Score continuations one-shot: a context and all that may follow it in one row of one pass.
 
-P predicted tokens, E n_embd.
+Every token is computed once. All continuations of a context see its K/V, and a mask separates
+them from each other (`kvlab.cache.tree_attention`). Rows of similar length share a pass, so that
+little of it is padding, and logits are computed only where a token is predicted.
+
+Shapes: R rows, T tokens of the longest, P predicted tokens.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kvlab.cache import PADDING, SHARED_PREFIX, TreePass
-from kvlab.evaluate.forward_passes import pass_rows
-from kvlab.evaluate.hellaswag_prompts import Continuations
+from kvlab.evaluate.continuations import Continuations, ContinuationScore, sum_scores
+from kvlab.evaluate.forward_passes import OnCount, pass_rows
 from kvlab.model import GPT
-from kvlab.model.loss import token_scores
-
-
-@dataclass(frozen=True)
-class ContinuationScore:
-    """Of one continuation after its context.
-
-    Attributes:
-        nats: the sum of -log p of its tokens, in float64.
-        is_greedy: whether each of its tokens was the likeliest.
-    """
-
-    nats: float
-    is_greedy: bool
-
-
-def sum_scores(
-    model: GPT, hidden: Tensor, endings: Sequence[Sequence[int]]
-) -> list[ContinuationScore]:
-    """One score an ending.
-
-    Args:
-        hidden: (P, E), the residual stream that predicts the endings' tokens, one after another.
-    """
-    counts = torch.tensor([len(ending) for ending in endings])
-    targets = torch.tensor([token for ending in endings for token in ending])
-    losses, hits = token_scores(hidden, model.lm_head.weight, targets.to(model.device))
-    sums = torch.zeros(2, len(endings), dtype=torch.float64)
-    owner = torch.repeat_interleave(torch.arange(len(endings)), counts)
-    sums.index_add_(1, owner, torch.stack([losses.double(), hits.double()]).cpu())
-    return [
-        ContinuationScore(nats, hit == count)
-        for nats, hit, count in zip(*sums.tolist(), counts.tolist(), strict=True)
-    ]
-
-
-# Continuations scored one-shot: a context and all that may follow it in one row of one pass.
-#
-# Every token is computed once: the context's K/V are those that all of its continuations see, and
-# a mask keeps these apart (`kvlab.cache.tree_attention`). Rows of about equal length go together, so
-# that little of a pass is padding, and logits exist only where a token is predicted.
-#
-# R rows, T tokens of the longest, P predicted tokens.
-
 
 MAX_ROW_TOKENS = 1024
-"""A context with more continuations than fit so many tokens is computed again for the rest."""
+"""A context whose continuations exceed this is computed again for the rest of them."""
 
 FULL_SPEED_TOKENS = 512
-"""Passes of so many tokens are about as fast a token as larger ones, on CPU."""
+"""Passes of this many tokens are about as fast per token as larger ones, on CPU."""
+
+MAX_PADDING = 1.03
+"""The most tokens of a pass, as a multiple of its real ones, beyond `FULL_SPEED_TOKENS`."""
 
 
 @dataclass
 class _PackedRow:
-    """A context and some of its continuations, the last token of each left out: it is predicted,
-    never fed."""
+    """A context and some of its continuations without their last tokens, which are predicted and
+    never fed.
 
-    branch: int
+    Attributes:
+        group: number of the context.
+        endings: numbers of the continuations.
+        length: tokens of the row.
+    """
+
+    group: int
     endings: list[int] = field(default_factory=list)
     length: int = 0
 
 
-def packed_scores(
-    model: GPT, branches: Sequence[Continuations], tick: Callable[[int], None]
+def score_packed(
+    model: GPT, groups: Sequence[Continuations], on_progress: OnCount
 ) -> Iterator[tuple[int, int, ContinuationScore]]:
-    """Number of the branch, number of its ending, and its score; in any order.
+    """Yield the number of the group, the number of its ending and the score, in any order.
 
     Args:
-        tick: called after each pass with the number of endings that are newly done.
+        on_progress: called after each pass with the number of endings that are newly done.
     """
-    rows = sorted(_pack_rows(branches), key=lambda row: row.length)
+    rows = sorted(_pack_rows(groups), key=lambda row: row.length)
     start = 0
     while start < len(rows):
-        part = _select_pass(model, rows, start)
-        start += len(part)
-        yield from _score_pass(model, branches, part)
-        tick(sum(len(row.endings) for row in part))
+        batch = _select_pass(model, rows, start)
+        start += len(batch)
+        yield from _score_pass(model, groups, batch)
+        on_progress(sum(len(row.endings) for row in batch))
 
 
-def _pack_rows(branches: Sequence[Continuations]) -> Iterator[_PackedRow]:
-    for number, branch in enumerate(branches):
-        row = _PackedRow(number, length=len(branch.context))
-        for i, ending in enumerate(branch.endings):
+def _pack_rows(groups: Sequence[Continuations]) -> Iterator[_PackedRow]:
+    for number, group in enumerate(groups):
+        row = _PackedRow(number, length=len(group.context))
+        for i, ending in enumerate(group.endings):
             if row.endings and row.length + len(ending) - 1 > MAX_ROW_TOKENS:
                 yield row
-                row = _PackedRow(number, length=len(branch.context))
+                row = _PackedRow(number, length=len(group.context))
             row.endings.append(i)
             row.length += len(ending) - 1
         yield row
 
 
 def _select_pass(model: GPT, rows: Sequence[_PackedRow], start: int) -> list[_PackedRow]:
-    """The rows from ``start`` on, sorted by length, that one pass takes, the longest deciding;
-    no more once a pass that is large enough for speed would be padding to 3%."""
+    """Return the rows from ``start`` on, sorted by length, that share one pass.
+
+    It ends when the longest row leaves no room for another, or when the pass is large enough to
+    be fast and another row would add padding.
+    """
     end, real = start + 1, rows[start].length
     while end < len(rows) and end - start < pass_rows(model, rows[end].length):
         padded = (end - start + 1) * rows[end].length
-        if real >= FULL_SPEED_TOKENS and padded > 1.03 * (real + rows[end].length):
+        if real >= FULL_SPEED_TOKENS and padded > MAX_PADDING * (real + rows[end].length):
             break
         real += rows[end].length
         end += 1
@@ -119,39 +91,43 @@ def _select_pass(model: GPT, rows: Sequence[_PackedRow], start: int) -> list[_Pa
 
 @torch.inference_mode()
 def _score_pass(
-    model: GPT, branches: Sequence[Continuations], rows: Sequence[_PackedRow]
+    model: GPT, groups: Sequence[Continuations], rows: Sequence[_PackedRow]
 ) -> list[tuple[int, int, ContinuationScore]]:
     length = max(row.length for row in rows)
-    tokens, positions, kinds = (torch.full((len(rows), length), fill) for fill in (0, 0, PADDING))
-    predicting: list[Tensor] = []  # where in the pass, of each ending, its tokens are predicted
+    tokens, positions, branches = (
+        torch.full((len(rows), length), fill) for fill in (0, 0, PADDING)
+    )
+    predicting: list[Tensor] = []  # indices into the pass of what predicts each ending's tokens
     targets: list[list[int]] = []
-    for at, row in enumerate(rows):
-        branch = branches[row.branch]
-        used = len(branch.context)
-        tokens[at, :used] = torch.tensor(branch.context)
-        positions[at, :used] = torch.arange(used)
-        kinds[at, :used] = SHARED_PREFIX
-        last = at * length + used - 1
-        for n, i in enumerate(row.endings, start=1):
-            ending = branch.endings[i]
-            end = used + len(ending) - 1
-            tokens[at, used:end] = torch.tensor(ending[:-1], dtype=torch.int64)
-            positions[at, used:end] = len(branch.context) + torch.arange(end - used)
-            kinds[at, used:end] = n
-            predicting += [torch.tensor([last]), at * length + torch.arange(used, end)]
+    for r, row in enumerate(rows):
+        group = groups[row.group]
+        prefix = len(group.context)
+        tokens[r, :prefix] = torch.tensor(group.context)
+        positions[r, :prefix] = torch.arange(prefix)
+        branches[r, :prefix] = SHARED_PREFIX
+        start = prefix
+        for branch, i in enumerate(row.endings, start=1):
+            ending = group.endings[i]
+            end = start + len(ending) - 1
+            tokens[r, start:end] = torch.tensor(ending[:-1], dtype=torch.int64)
+            positions[r, start:end] = prefix + torch.arange(end - start)
+            branches[r, start:end] = branch
+            last_of_prefix = torch.tensor([r * length + prefix - 1])
+            predicting += [last_of_prefix, r * length + torch.arange(start, end)]
             targets.append(ending)
-            used = end
-    hidden = _tree_hidden_states(model, tokens, positions, kinds, torch.cat(predicting))
+            start = end
+    hidden = _tree_hidden_states(model, tokens, positions, branches, torch.cat(predicting))
     scores = iter(sum_scores(model, hidden, targets))
-    return [(row.branch, i, next(scores)) for row in rows for i in row.endings]
+    return [(row.group, i, next(scores)) for row in rows for i in row.endings]
 
 
 def _tree_hidden_states(
-    model: GPT, tokens: Tensor, positions: Tensor, kinds: Tensor, wanted: Tensor
+    model: GPT, tokens: Tensor, positions: Tensor, branches: Tensor, token_indices: Tensor
 ) -> Tensor:
-    """The residual stream (P, E) of the tokens ``wanted``, in rows (R, T) that branch."""
+    """Return the residual stream (P, E) at ``token_indices`` of rows (R, T) that branch."""
     config, device = model.config, model.device
     windows = [config.window if kind == "L" else None for kind in config.layer_kinds]
-    places, parts = positions.to(device), kinds.to(device)
-    step = TreePass(config.kv_owners, windows, places, parts, model.dtype)
-    return model.run_pass(tokens.to(device), step, wanted.to(device))
+    tree = TreePass(
+        config.kv_owners, windows, positions.to(device), branches.to(device), model.dtype
+    )
+    return model.run_pass(tokens.to(device), tree, token_indices.to(device))

@@ -1,72 +1,109 @@
-"""Scores of endings, their context computed once.
+"""Score continuations by log-likelihood; each context is computed once.
 
-One-shot: `kvlab.evaluate.packed_scoring`. Served: the context's K/V go into the cache that serves, the
-cache's rows are repeated, and each row takes one ending token by token, where tied or coarse
-caches show. Rows differ in length; see `kvlab.cache.cached_passes`.
+One-shot: see `kvlab.evaluate.packed_scoring`. Served: the context's K/V enter the serving cache,
+the cache's rows are repeated, and each row takes one continuation token by token, so that tied
+caches and caches of low precision have their effect. Rows differ in length; see
+`kvlab.cache.cached_passes`.
 
-N contexts, R rows of endings, E n_embd.
+Shapes: R rows of continuations, E n_embd.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache
-from kvlab.evaluate.forward_passes import decode_rows, pass_rows
-from kvlab.evaluate.hellaswag_prompts import Continuations
-from kvlab.evaluate.packed_scoring import ContinuationScore, packed_scores, sum_scores
+from kvlab.evaluate.continuations import (
+    Continuations,
+    ContinuationScore,
+    fit_to_block,
+    sum_scores,
+)
+from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
+from kvlab.evaluate.packed_scoring import score_packed
 from kvlab.model import GPT
 from kvlab.model.generate import last_token_indices
 from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec import ServingConfig
 
+Pair = tuple[list[int], list[int]]
+"""Token ids of a context and of its continuation, neither empty."""
+
+
+def score_pairs(
+    model: GPT,
+    pairs: Sequence[Pair],
+    serving: ServingConfig | None = None,
+    on_progress: OnCount = lambda _: None,
+) -> list[ContinuationScore]:
+    """Return the score of each continuation, as EleutherAI's lm-eval harness asks for it.
+
+    Contexts that several pairs share are computed once. What exceeds the model is cut from the
+    left.
+
+    Args:
+        serving: decode through this cache. None: one-shot.
+        on_progress: called with the number of continuations that are newly done.
+    """
+    numbers: dict[tuple[int, ...], list[int]] = {}
+    fitted = [fit_to_block(*pair, model.config.block_size) for pair in pairs]
+    for number, (context, _) in enumerate(fitted):
+        numbers.setdefault(tuple(context), []).append(number)
+    groups = [
+        Continuations(list(context), [fitted[number][1] for number in members])
+        for context, members in numbers.items()
+    ]
+    with keep_freed_memory(model.device.type):
+        scores = score_continuations(model, groups, serving, on_progress)
+    by_number = {
+        number: score
+        for members, group_scores in zip(numbers.values(), scores, strict=True)
+        for number, score in zip(members, group_scores, strict=True)
+    }
+    return [by_number[number] for number in range(len(pairs))]
+
 
 @torch.inference_mode()
 def score_continuations(
     model: GPT,
-    branches: Sequence[Continuations],
+    groups: Sequence[Continuations],
     serving: ServingConfig | None,
-    tick: Callable[[int], None],
+    on_progress: OnCount,
 ) -> list[list[ContinuationScore]]:
-    """The score of every ending after its context, in the order given.
+    """Return the score of every ending of every group, in their order.
 
     Args:
-        serving: token by token through this cache; None: one-shot.
-        tick: called now and then with the number of endings that are newly done.
+        serving: decode through this cache. None: one-shot.
+        on_progress: called with the number of endings that are newly done.
     """
     if serving is None:
-        found = packed_scores(model, branches, tick)
+        scored = score_packed(model, groups, on_progress)
     else:
-        found = _served_scores(model, branches, serving, tick)
-    scores: list[list[ContinuationScore | None]] = [
-        [None] * len(branch.endings) for branch in branches
-    ]
-    for branch, ending, score in found:
-        scores[branch][ending] = score
+        scored = _score_served(model, groups, serving, on_progress)
+    scores: list[list[ContinuationScore | None]] = [[None] * len(group.endings) for group in groups]
+    for group, ending, score in scored:
+        scores[group][ending] = score
     return [[score for score in row if score is not None] for row in scores]
 
 
-def _served_scores(
-    model: GPT,
-    branches: Sequence[Continuations],
-    serving: ServingConfig,
-    tick: Callable[[int], None],
+def _score_served(
+    model: GPT, groups: Sequence[Continuations], serving: ServingConfig, on_progress: OnCount
 ) -> Iterator[tuple[int, int, ContinuationScore]]:
-    """Contexts of about equal length go together, and of their endings again those of about
-    equal length, so that little of a pass is padding."""
-    for batch in _batches(model, branches, serving):
-        yield from _score_batch(model, branches, batch, serving, tick)
+    """Yield scores through the cache. Contexts of similar length go together, and so do their
+    endings, so that little of a pass is padding."""
+    for batch in _batch_groups(model, groups, serving):
+        yield from _score_batch(model, groups, batch, serving, on_progress)
 
 
-def _batches(
-    model: GPT, branches: Sequence[Continuations], serving: ServingConfig
+def _batch_groups(
+    model: GPT, groups: Sequence[Continuations], serving: ServingConfig
 ) -> Iterator[list[int]]:
-    """Numbers of branches, the shortest contexts first, as many as memory and speed allow."""
-    order = sorted(range(len(branches)), key=lambda i: len(branches[i].context))
+    """Yield numbers of groups with the shortest contexts first, as many as fit at once."""
+    order = sorted(range(len(groups)), key=lambda i: len(groups[i].context))
     batch: list[int] = []
     for i in order:
-        if len(batch) >= _max_rows(model, _longest_row(branches, [*batch, i]), serving) and batch:
+        if batch and len(batch) >= _max_rows(model, _row_length(groups, [*batch, i]), serving):
             yield batch
             batch = []
         batch.append(i)
@@ -74,10 +111,10 @@ def _batches(
         yield batch
 
 
-def _longest_row(branches: Sequence[Continuations], batch: Sequence[int]) -> int:
-    """Tokens that a row may have to hold."""
-    ending = max(len(ending) for i in batch for ending in branches[i].endings)
-    return max(len(branches[i].context) for i in batch) + ending - 1
+def _row_length(groups: Sequence[Continuations], batch: Sequence[int]) -> int:
+    """Return the most tokens that a row has to hold."""
+    longest = max(len(ending) for i in batch for ending in groups[i].endings)
+    return max(len(groups[i].context) for i in batch) + longest - 1
 
 
 def _max_rows(model: GPT, length: int, serving: ServingConfig) -> int:
@@ -86,101 +123,61 @@ def _max_rows(model: GPT, length: int, serving: ServingConfig) -> int:
 
 def _score_batch(
     model: GPT,
-    branches: Sequence[Continuations],
+    groups: Sequence[Continuations],
     batch: Sequence[int],
     serving: ServingConfig,
-    tick: Callable[[int], None],
+    on_progress: OnCount,
 ) -> Iterator[tuple[int, int, ContinuationScore]]:
-    """Number of the branch, number of its ending, and its score."""
-    length = _longest_row(branches, batch)
+    """Yield the number of the group, the number of its ending and the score."""
+    length = _row_length(groups, batch)
     cache = model.new_cache(len(batch), length, serving)
-    tokens, lengths = _pad_rows(model, [branches[i].context for i in batch])
+    tokens, lengths = _pad_rows(model, [groups[i].context for i in batch])
     last = model.hidden_states(
         tokens, cache, lengths, token_indices=last_token_indices(tokens, lengths)
     )
-    rows = [(at, n) for at, i in enumerate(batch) for n in range(len(branches[i].endings))]
-    rows.sort(key=lambda row: len(branches[batch[row[0]]].endings[row[1]]))
+    rows = [(row, n) for row, i in enumerate(batch) for n in range(len(groups[i].endings))]
+    rows.sort(key=lambda each: len(groups[batch[each[0]]].endings[each[1]]))
     size = _max_rows(model, length, serving)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        chosen = torch.tensor([at for at, _ in part], device=model.device)
-        endings = [branches[batch[at]].endings[n] for at, n in part]
-        context = cache.select_rows(chosen)
-        scores = _decode_continuations(model, last[chosen], context, endings, tick)
-        tick(len(part))
-        for (at, n), score in zip(part, scores, strict=True):
-            yield batch[at], n, score
+        cache_rows = torch.tensor([row for row, _ in part], device=model.device)
+        endings = [groups[batch[row]].endings[n] for row, n in part]
+        context = cache.select_rows(cache_rows)
+        scores = _decode_endings(model, last[cache_rows], context, endings, on_progress)
+        on_progress(len(part))
+        for (row, n), score in zip(part, scores, strict=True):
+            yield batch[row], n, score
 
 
-def _decode_continuations(
+def _decode_endings(
     model: GPT,
-    before: Tensor,
+    last_hidden: Tensor,
     cache: KVCache,
     endings: Sequence[Sequence[int]],
-    tick: Callable[[int], None],
+    on_progress: OnCount,
 ) -> list[ContinuationScore]:
-    """Scores of R endings whose contexts are in ``cache``; ``before`` (R, E) is the residual
-    stream that predicts their first tokens. The last tokens are never fed."""
+    """Return the scores of R endings whose contexts are in ``cache``.
+
+    The last token of an ending is never fed.
+
+    Args:
+        last_hidden: (R, E), the residual stream that predicts their first tokens.
+    """
     targets, lengths = _pad_rows(model, endings)
-    parts = [before[:, None]]
-    for at in range(targets.shape[1] - 1):
-        real = (lengths - 1 - at).clamp(0, 1)
-        parts.append(model.hidden_states(targets[:, at : at + 1], cache=cache, lengths=real))
-        tick(0)
-    seen = torch.arange(targets.shape[1], device=model.device) < lengths[:, None]
-    return sum_scores(model, torch.cat(parts, 1)[seen], endings)
+    states = [last_hidden[:, None]]
+    for position in range(targets.shape[1] - 1):
+        counts = (lengths - 1 - position).clamp(0, 1)
+        token = targets[:, position : position + 1]
+        states.append(model.hidden_states(token, cache=cache, lengths=counts))
+        on_progress(0)
+    is_real = torch.arange(targets.shape[1], device=model.device) < lengths[:, None]
+    return sum_scores(model, torch.cat(states, 1)[is_real], endings)
 
 
 def _pad_rows(model: GPT, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids (rows, longest), zeros after each row's end, and the rows' lengths."""
+    """Return token ids (rows, longest), padded with zeros at the end, and the rows' lengths."""
     lengths = torch.tensor([len(row) for row in rows])
     tokens = torch.zeros(len(rows), int(lengths.max()), dtype=torch.int64)
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
     return tokens.to(model.device), lengths.to(model.device)
-
-
-# Log-likelihoods of continuations, as EleutherAI's lm-eval harness asks for them.
-#
-# Contexts that several continuations share, as the choices of one question do, are computed once;
-# see `kvlab.evaluate.scoring`.
-
-
-Pair = tuple[list[int], list[int]]
-"""Ids of a context and of its continuation, neither empty."""
-
-
-def score_pairs(
-    model: GPT,
-    pairs: Sequence[Pair],
-    serving: ServingConfig | None = None,
-    tick: Callable[[int], None] = lambda _: None,
-) -> list[ContinuationScore]:
-    """Each continuation after its context; what exceeds the model is cut from the left.
-
-    Args:
-        serving: token by token through this cache; None: one-shot.
-        tick: called now and then with the number of continuations that are newly done.
-    """
-    places: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
-    for number, pair in enumerate(pairs):
-        context, ending = _fit_pair(pair, model.config.block_size)
-        places.setdefault(tuple(context), []).append((number, ending))
-    branches = [
-        Continuations(list(context), [ending for _, ending in endings])
-        for context, endings in places.items()
-    ]
-    found: dict[int, ContinuationScore] = {}
-    with keep_freed_memory(model.device.type):
-        scored = score_continuations(model, branches, serving, tick)
-    for endings, scores in zip(places.values(), scored, strict=True):
-        found.update((number, score) for (number, _), score in zip(endings, scores, strict=True))
-    return [found[number] for number in range(len(pairs))]
-
-
-def _fit_pair(pair: Pair, block_size: int) -> Pair:
-    """The last ``block_size + 1`` tokens of both: the last one is predicted, never fed."""
-    context, ending = pair
-    kept = (context + ending)[-(block_size + 1) :]
-    scored = min(len(ending), len(kept) - 1)
-    return kept[:-scored], kept[-scored:]

@@ -1,8 +1,10 @@
-"""Validation loss, one-shot and token by token through the serving cache."""
+"""Validation loss by window and by position, one-shot and through the serving cache.
+
+Shapes: B rows, T tokens of a window.
+"""
 
 import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -10,129 +12,105 @@ import torch
 from torch import Tensor
 
 from kvlab.data import iter_validation_batches
-from kvlab.evaluate.forward_passes import OnTokens, decode_rows, pass_rows, served_hidden_states
+from kvlab.evaluate.forward_passes import OnCount, batch_rows, hidden_states
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec import ServingConfig
 
 Tokens = npt.NDArray[np.integer]
-
-
-@torch.inference_mode()
-def one_shot_window_losses(
-    model: GPT, tokens: Tokens, wanted: int, tick: OnTokens, document_start: int | None = None
-) -> npt.NDArray[np.float64]:
-    """Mean nats a token of each window of ``block_size`` tokens, in one forward pass.
-
-    Args:
-        wanted: validation tokens; the windows are those of `validation_batches`.
-        document_start: see `GPT.hidden_states`; None: documents see those before them.
-
-    Raises:
-        DataError: there are fewer tokens.
-    """
-    rows = pass_rows(model, model.config.block_size)
-    hidden = partial(model.hidden_states, document_start=document_start)
-    return _window_losses(model, tokens, wanted, rows, hidden, tick)
-
-
-@torch.inference_mode()
-def served_window_losses(
-    model: GPT,
-    tokens: Tokens,
-    wanted: int,
-    serving: ServingConfig,
-    tick: OnTokens,
-    document_start: int | None = None,
-) -> npt.NDArray[np.float64]:
-    """The same, decoding: every token is fed alone, and sees the past through the cache."""
-    rows = decode_rows(model, model.config.block_size, serving)
-    hidden = partial(
-        served_hidden_states, model, serving=serving, tick=tick, document_start=document_start
-    )
-    return _window_losses(model, tokens, wanted, rows, hidden, tick)
-
-
-def _window_losses(
-    model: GPT,
-    tokens: Tokens,
-    wanted: int,
-    rows: int,
-    hidden: Callable[[Tensor], Tensor],
-    tick: OnTokens,
-) -> npt.NDArray[np.float64]:
-    found = []
-    batches = iter_validation_batches(
-        tokens, target_tokens=wanted, block_size=model.config.block_size, batch_size=rows
-    )
-    for x, y in batches:
-        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
-        losses = token_losses(hidden(inputs), model.lm_head.weight, targets)
-        found.append(losses.double().mean(1).cpu().numpy())
-        tick(x.size)
-    return np.concatenate(found)
-
-
-def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """Nats a token -> bits a byte of text: comparable across tokenizers."""
-    return loss / math.log(2) / bytes_per_token
-
-
-# Loss by position in the context: a mean hides where a window or a trained length ends.
-
+Floats = npt.NDArray[np.float64]
 
 POSITION_PARTS = 8
 
 
-@torch.inference_mode()
-def position_losses(
+def window_losses(
     model: GPT,
     tokens: Tokens,
-    wanted: int,
-    length: int,
+    count: int,
     serving: ServingConfig | None,
-    tick: OnTokens,
-) -> npt.NDArray[np.float64]:
-    """(length,) mean nats of the token that follows each position, over validation windows.
+    on_progress: OnCount,
+    document_start: int | None = None,
+) -> Floats:
+    """Return the nats per token of each validation window of ``block_size`` tokens.
 
     Args:
-        wanted: validation tokens; whole windows of ``length``, rounded up.
-        serving: token by token through this cache; None: one-shot.
+        tokens: validation token ids, (tokens,).
+        count: tokens to score, rounded up to whole windows.
+        serving: feed each token alone through this cache. None: one-shot.
+        document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
 
     Raises:
         DataError: there are fewer tokens.
     """
-    rows = pass_rows(model, length) if serving is None else decode_rows(model, length, serving)
-    batches = iter_validation_batches(
-        tokens, target_tokens=wanted, block_size=length, batch_size=rows
-    )
-    total, count = np.zeros(length), 0
-    for x, y in batches:
-        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
-        losses = token_losses(
-            _position_hidden_states(model, inputs, serving, tick), model.lm_head.weight, targets
-        )
-        total += losses.double().sum(0).cpu().numpy()
-        count += len(x)
-        tick(x.size)
-    mean: npt.NDArray[np.float64] = total / count
+    block_size = model.config.block_size
+    batches = _batch_losses(model, tokens, count, block_size, serving, on_progress, document_start)
+    return np.concatenate([losses.mean(1).cpu().numpy() for losses in batches])
+
+
+def position_losses(
+    model: GPT,
+    tokens: Tokens,
+    count: int,
+    length: int,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+) -> Floats:
+    """Return the mean nats (length,) of the token that follows each position.
+
+    A mean over positions hides where a window or a trained length ends.
+
+    Args:
+        tokens: validation token ids, (tokens,).
+        count: tokens to score, rounded up to whole windows of ``length``.
+        serving: feed each token alone through this cache. None: one-shot.
+
+    Raises:
+        DataError: there are fewer tokens.
+    """
+    total, windows = np.zeros(length), 0
+    for losses in _batch_losses(model, tokens, count, length, serving, on_progress):
+        total += losses.sum(0).cpu().numpy()
+        windows += len(losses)
+    mean: Floats = total / windows
     return mean
 
 
-def _position_hidden_states(
-    model: GPT, x: Tensor, serving: ServingConfig | None, tick: OnTokens
-) -> Tensor:
-    return (
-        model.hidden_states(x) if serving is None else served_hidden_states(model, x, serving, tick)
+@torch.inference_mode()
+def _batch_losses(
+    model: GPT,
+    tokens: Tokens,
+    count: int,
+    length: int,
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+    document_start: int | None = None,
+) -> Iterator[Tensor]:
+    """Yield losses (B, T) in float64 of successive validation windows."""
+    batches = iter_validation_batches(
+        tokens,
+        target_tokens=count,
+        block_size=length,
+        batch_size=batch_rows(model, length, serving),
     )
+    for x, y in batches:
+        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
+        states = hidden_states(model, inputs, serving, on_progress, document_start)
+        yield token_losses(states, model.lm_head.weight, targets).double()
+        on_progress(x.size)
 
 
-def position_measurements(
-    losses: npt.NDArray[np.float64], block_size: int, ending: str
-) -> dict[str, float]:
-    """Means by the names of `kvlab.store.metrics`: of eight equal parts of the trained length,
-    in order, and of all positions beyond it where there are any."""
+def position_measurements(losses: Floats, block_size: int, suffix: str) -> dict[str, float]:
+    """Return means by the names of `kvlab.store.metrics`.
+
+    They are over eight equal parts of the trained length, in order, and over all positions
+    beyond it if there are any.
+    """
     parts = np.array_split(losses[:block_size], POSITION_PARTS)
-    found = {f"loss_part{i + 1}{ending}": float(p.mean()) for i, p in enumerate(parts) if len(p)}
+    means = {f"loss_part{i + 1}{suffix}": float(p.mean()) for i, p in enumerate(parts) if len(p)}
     beyond = losses[block_size:]
-    return found | ({f"loss_beyond{ending}": float(beyond.mean())} if len(beyond) else {})
+    return means | ({f"loss_beyond{suffix}": float(beyond.mean())} if len(beyond) else {})
+
+
+def bits_per_byte(loss: float, bytes_per_token: float) -> float:
+    """Convert nats per token to bits per byte of text, which compare across tokenizers."""
+    return loss / math.log(2) / bytes_per_token

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvlab.evaluate.kv_precision import compare_kv_precision
-from kvlab.evaluate.validation_loss import one_shot_window_losses, served_window_losses
+from kvlab.evaluate.validation_loss import window_losses
 from kvlab.spec import ServingConfig
 from tests.model.test_document_mask import START, make, packed
 
@@ -32,10 +32,10 @@ def by_hand():
 
 def test_one_shot_and_served_losses_are_those_of_documents_alone():
     wanted = pytest.approx(by_hand(), abs=1e-5)
-    assert one_shot_window_losses(MODEL, TEXT, 120, lambda _: None, START) == wanted
-    served = served_window_losses(MODEL, TEXT, 120, ServingConfig(), lambda _: None, START)
+    assert window_losses(MODEL, TEXT, 120, None, lambda _: None, START) == wanted
+    served = window_losses(MODEL, TEXT, 120, ServingConfig(), lambda _: None, START)
     assert served == wanted
-    assert one_shot_window_losses(MODEL, TEXT, 120, lambda _: None) != wanted, "packed text differs"
+    assert window_losses(MODEL, TEXT, 120, None, lambda _: None) != wanted, "packed text differs"
 
 
 def test_a_coarse_cache_is_compared_document_by_document():

@@ -10,7 +10,11 @@ import torch
 
 from kvlab.data import load_tokenizer
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hellaswag, standard_error
+from kvlab.evaluate.hellaswag_scoring import (
+    binomial_standard_error,
+    hellaswag_measurements,
+    score_hellaswag,
+)
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
@@ -156,7 +160,7 @@ def test_shares_and_standard_errors():
     assert found["hellaswag_lmeval_acc_norm"] == 0.25
     assert found["hellaswag_acc_stderr"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
     assert set(found) <= set(METRICS)
-    assert standard_error(0.2859, 10042) == pytest.approx(0.00451, abs=1e-5)
+    assert binomial_standard_error(0.2859, 10042) == pytest.approx(0.00451, abs=1e-5)
 
 
 def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):

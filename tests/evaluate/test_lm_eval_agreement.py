@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvlab.data import load_tokenizer
-from kvlab.evaluate.hellaswag_scoring import score_items
+from kvlab.evaluate.hellaswag_scoring import score_hellaswag
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.trial.lm_eval_adapter import harness_model
@@ -45,7 +45,7 @@ def theirs(model, task):
 
 @pytest.mark.filterwarnings("ignore")
 def test_our_evaluation_predicts_the_same(model, theirs):
-    records = score_items(model, ITEMS, load_tokenizer("gpt2"), ("lmeval",))
+    records = score_hellaswag(model, ITEMS, load_tokenizer("gpt2"), conventions=("lmeval",))
     for record, sample in zip(records, theirs, strict=True):
         found = record["lmeval"]["one_shot"]
         assert found["scores"] == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)

@@ -41,7 +41,7 @@ def test_rows_are_pairs_and_then_the_keys_again():
         again = list(zip(tokens[16::2], tokens[17::2], strict=True))
         assert sorted(again) == sorted(pairs.items())
         assert [values[a] for a in answers] == [pairs[key] for key, _ in again]
-        for place, distance, (key, _) in zip(rows.places, distances, again, strict=True):
+        for place, distance, (key, _) in zip(rows.positions, distances, again, strict=True):
             assert tokens[place] == key
             assert tokens[place - distance] == pairs[key]
     assert len({tuple(row) for row in rows.tokens}) == 5
@@ -54,7 +54,7 @@ def test_recall_is_the_best_of_the_rows_values():
     right = score_recall(model, rows, None, ignore)
     logits = model(torch.from_numpy(rows.tokens)).detach()
     for r in range(40):
-        for i, place in enumerate(rows.places):
+        for i, place in enumerate(rows.positions):
             scores = [float(logits[r, place, value]) for value in rows.values[r]]
             assert right[r, i] == (scores.index(max(scores)) == rows.answers[r, i])
     assert 0 < right.mean() < 0.5, "weights that learnt nothing guess"
@@ -77,7 +77,7 @@ def test_a_model_that_copies_recalls_everything():
         device, dtype = torch.device("cpu"), torch.float32
         lm_head = torch.nn.Linear(258, 258, bias=False)
 
-        def hidden_states(self, x):
+        def hidden_states(self, x, **_):
             out = torch.zeros(*x.shape, 258)
             for r, row in enumerate(x.tolist()):
                 for at, token in enumerate(row):

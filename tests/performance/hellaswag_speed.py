@@ -11,7 +11,7 @@ import torch
 
 from kvlab.data import HellaSwagItem, load_hellaswag, load_tokenizer
 from kvlab.errors import DataError
-from kvlab.evaluate.hellaswag_scoring import score_items
+from kvlab.evaluate.hellaswag_scoring import score_hellaswag
 from kvlab.model import GPT
 from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec import ModelConfig, ServingConfig
@@ -94,7 +94,7 @@ def _by_lm_eval(lm: Any, task: Any) -> Callable[[], Predictions]:
 
 def _by_kvlab(model: GPT, items: list[HellaSwagItem]) -> Predictions:
     with keep_freed_memory():  # as `kvlab.evaluate.evaluate` does
-        records = score_items(model, items, load_tokenizer("gpt2"), ("lmeval",))
+        records = score_hellaswag(model, items, load_tokenizer("gpt2"), conventions=("lmeval",))
     return [
         (found["prediction"], found["prediction_norm"])
         for found in (record["lmeval"]["one_shot"] for record in records)
