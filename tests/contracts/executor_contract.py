@@ -1,4 +1,4 @@
-"""What every executor must do. A member's tests inherit `ExecutorContract`."""
+"""The contract of executors. The tests of each executor inherit `ExecutorContract`."""
 
 import json
 import os
@@ -21,16 +21,17 @@ EXPERIMENT = {
     "data": {"tokenizer": "bytes"},
     "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
 }
-PATIENCE = 240.0
+TIMEOUT_SECONDS = 240.0
 
 
 class Scripted:
-    """Does what ``<folder>/<trial id>`` says, in whatever process it is called."""
+    """A run function that does what the file ``<folder>/<trial id>`` says, in any process."""
 
     def __init__(self, folder):
         self.folder = Path(folder)
 
     def ask(self, trial, act, **more):
+        """Script what the trial does; return the trial."""
         (self.folder / trial.id).write_text(json.dumps({"act": act, **more}))
         return trial
 
@@ -55,7 +56,7 @@ class Scripted:
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "waited for too long"
         time.sleep(0.02)
@@ -67,9 +68,9 @@ def some_trial(seed, **resources):
 
 
 def until_ended(executor, count=1):
-    """Waits for ``count`` ends, by trial."""
+    """Wait for ``count`` tasks to end; return them by id."""
     found = {}
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while len(found) < count and time.monotonic() < deadline:
         for ended in executor.wait(1.0):
             assert ended.task_id not in found
@@ -78,7 +79,7 @@ def until_ended(executor, count=1):
 
 
 class ExecutorContract(ABC):
-    """Give `run`, a `Scripted`, and `executor`, which runs it and is idle."""
+    """Override `run`, a `Scripted`, and `executor`, an idle executor of it."""
 
     @pytest.fixture
     @abstractmethod

@@ -1,14 +1,14 @@
-"""Chaos: a sweep of real trainings, and SIGKILLs at random over all the processes that run it.
+"""Kill processes at random under sweeps of real trainings, and check that nothing is lost.
 
     python -m tests.faults.chaos --kills 100 --seed 0
 
 Rounds alternate between a Ray cluster of two nodes (``submit --address``) and the cluster that
-``submit`` starts itself. Each round is a sweep in a store of its own. Drivers, workers, raylets
-and whole nodes are killed, in a seeded order at random moments; a killed driver is followed by
-another ``submit``, a killed node comes back. When a round's sweep is finished, every trial must
-have ended exactly once, its numbers and weights must be those of an undisturbed sweep bit by
-bit, MLflow must hold what a sync would give it, and no process may be left. When all kills are
-spent, the last round's sweep runs to its end.
+``submit`` starts itself. Each round is a sweep in its own store. Drivers, workers, raylets and
+whole nodes get SIGKILL, in a seeded order at random moments. A killed driver is followed by another
+``submit``, and a killed node is replaced. At the end of a round, every trial must have ended
+exactly once, its numbers and weights must equal those of an undisturbed sweep bitwise, MLflow must
+hold what a sync would write, and no process may be left. After the last kill, the sweep of that
+round runs to its end.
 """
 
 import argparse
@@ -71,10 +71,10 @@ KINDS = {
     "own cluster": ("driver", "worker", "driver", "raylet"),
 }
 LONGEST_PAUSE = 2.5
-"""Seconds between a trial being seen to run and the next kill, at most."""
+"""Most seconds between a trial being seen to run and the next kill."""
 
 CALM = 0.4
-"""How often the next kill waits for another trial to end, so that sweeps get on."""
+"""Probability that the next kill waits for another trial to end, so that sweeps progress."""
 
 ROUND_SECONDS = 1800.0
 GONE_SECONDS = 60.0
@@ -82,7 +82,7 @@ POLL_SECONDS = 0.05
 
 
 class Round:
-    """One sweep, from its first `submit` to its end, and the kills on the way."""
+    """One sweep, from its first `submit` to its end, and the kills in between."""
 
     def __init__(self, home: "Home", where: str, budget: int, chance: random.Random):
         self.home, self.where, self.chance = home, where, chance
@@ -98,10 +98,10 @@ class Round:
         self.deadline = time.monotonic() + ROUND_SECONDS
 
     def run(self) -> None:
-        """Until the sweep is finished.
+        """Run until the sweep is finished.
 
         Raises:
-            AssertionError: something was lost, done twice, or left behind.
+            AssertionError: Something was lost, done twice, or left behind.
         """
         try:
             deck: list[str] = []
@@ -117,7 +117,7 @@ class Round:
         check_mlflow(self.store, self.place)
 
     def finished(self) -> bool:
-        """Starts a driver where none runs; True once one has found everything done."""
+        """Start a driver if none runs; return True once one has found everything done."""
         self.tick()
         if self.driver is not None and self.driver.poll() is None:
             return False
@@ -139,12 +139,12 @@ class Round:
         assert time.monotonic() < self.deadline, f"stuck:\n{self.log.read_text()[-3000:]}"
 
     def ours(self) -> set[int]:
-        """Processes whose exit codes somebody asks for."""
+        """Return the processes whose exit codes are read by others."""
         pids = self.cluster.pids() if self.cluster else set()
         return pids | ({self.driver.pid} if self.driver else set())
 
     def strike(self, kind: str) -> None:
-        """Waits for a moment, and kills if what shall die is there."""
+        """Wait for a random time, then kill a process of this kind if there is one."""
         assert self.driver is not None, "started by `finished`"
         if kind != "driver" or self.chance.random() < 0.7:  # the others while it starts
             self.wait_for(lambda: bool(trial_workers()))
@@ -166,7 +166,7 @@ class Round:
             end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
             while time.monotonic() < end:
                 self.tick()
-            self.cluster.again()
+            self.cluster.replace_second_node()
 
     def victims(self, kind: str) -> list[psutil.Process]:
         assert self.driver is not None, "started by `finished`"
@@ -179,13 +179,13 @@ class Round:
         return [one for one in family(self.driver.pid) if one.name() == "raylet"]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, or the driver has ended."""
+        """Wait until the condition holds or the driver has ended."""
         assert self.driver is not None, "started by `finished`"
         while not condition() and self.driver.poll() is None:
             self.tick()
 
     def close(self) -> None:
-        """Ends what the round has started, and sees that nothing else is left."""
+        """End what the round has started, and check that nothing else is left."""
         if self.driver is not None and self.driver.poll() is None:
             self.driver.kill()
             self.driver.wait()
@@ -201,7 +201,7 @@ class Round:
 
 
 class Home:
-    """What all rounds share: the sweep, its undisturbed numbers, the clock."""
+    """What all rounds share: the sweep, the numbers of an undisturbed run, the clock."""
 
     def __init__(self, folder: Path, kills: int, seeds: int, steps: int):
         self.folder, self.kills = folder, kills
@@ -221,7 +221,7 @@ class Home:
 
 
 def main() -> int:
-    """Runs rounds until all kills are spent; returns 0, or 1 after saying what went wrong."""
+    """Run rounds until all kills are used; return 0, or 1 after printing what went wrong."""
     parser = argparse.ArgumentParser(description="kill at random, lose nothing")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""What must hold of a sweep at whose processes kills were thrown."""
+"""Invariants of a sweep whose processes were killed."""
 
 import hashlib
 import json
@@ -16,21 +16,21 @@ SWEEP = "s"
 _CLOCK_UNITS = ("ms", "tokens/s", "FLOP/s", "times")
 _OF_THE_PROCESS = ("training_mfu", "training_peak_bytes", "peak_bytes_cached",
                    "peak_bytes_uncached", "peak_bytes_activations")  # fmt: skip
-"""What differs between two undisturbed runs too: times, and how large a process once was."""
+"""Measurements that differ between undisturbed runs, too: peak sizes of a process."""
 
 
 class Watch:
-    """Sees to it that a result which is there stays as it is: never a second one."""
+    """Check that a result, once written, is never written again."""
 
     def __init__(self, store: Store):
         self._store = store
         self._seen: dict[str, tuple[int, int]] = {}
 
     def look(self) -> int:
-        """How many results there are.
+        """Return the number of results.
 
         Raises:
-            AssertionError: one has been written again, or is gone.
+            AssertionError: A result has been written again, or is gone.
         """
         now = {}
         for path in (self._store.path / "trials").glob("*/result.json"):
@@ -43,7 +43,7 @@ class Watch:
 
 
 def numbers(store: Store, folder: Path) -> dict[str, Any]:
-    """All that a sweep computed, bit by bit, without what is measured by a clock."""
+    """Return all that a sweep computed, without what a clock measured."""
     found: dict[str, Any] = {}
     for planned in plan(load_sweep(folder / "s.yaml"), store).trials:
         trial = planned.trial
@@ -68,7 +68,7 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
 
 
 def computed(name: str) -> bool:
-    """Whether a measurement is the same in every run, and not of a clock or of the process."""
+    """Return whether a measurement is the same in every run."""
     clocked = name in METRICS and METRICS[name].unit in _CLOCK_UNITS
     return not clocked and name not in _OF_THE_PROCESS
 
@@ -78,7 +78,7 @@ def _sha256(path: Path) -> str:
 
 
 def check_record(store: Store, folder: Path, expected: dict[str, Any]) -> None:
-    """Every trial done once, with the numbers of the undisturbed sweep, and nobody at work."""
+    """Check that every trial ended once, with the undisturbed numbers, and that nothing runs."""
     found = numbers(store, folder)
     wrong = [key for key in expected if found.get(key) != expected[key]]
     assert not wrong, f"not as without kills: {wrong}"
@@ -98,7 +98,7 @@ def check_record(store: Store, folder: Path, expected: dict[str, Any]) -> None:
 
 
 def check_mlflow(store: Store, scratch: Path) -> int:
-    """MLflow holds what a sync into an empty database would, and no run that runs.
+    """Check that MLflow holds what a sync into an empty database writes, and no active run.
 
     Returns:
         The number of runs.

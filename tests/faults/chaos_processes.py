@@ -1,7 +1,7 @@
-"""Processes that chaos kills: a Ray cluster of two nodes on this machine, and drivers.
+"""The processes that are killed: a Ray cluster of two nodes on this machine, and drivers.
 
-This process becomes the subreaper of all that it starts: whatever outlives its parent becomes a
-child of this one, so that nothing can be orphaned unseen. Linux only.
+This process becomes the subreaper of all that it starts. A process that outlives its parent becomes
+a child of this one, so that no orphan goes unnoticed. Linux only.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ import psutil
 
 ROOT = Path(__file__).parent.parent.parent
 OBJECT_STORE_BYTES = 80 * 2**20
-PATIENCE = 120.0
-"""Seconds for a node to come up, on a machine that has much else to do."""
+TIMEOUT_SECONDS = 120.0
+"""Time for a node to start on a busy machine."""
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on orphans below this process become its children."""
+    """Make orphans below this process its children from now on."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "no subreaper on this system")
 
 
 def family(pid: int | None = None) -> list[psutil.Process]:
-    """Every process below ``pid``, default this one, that is alive."""
+    """Return every living process below ``pid``, by default below this one."""
     try:
         found = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -47,7 +47,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def title(process: psutil.Process) -> str:
-    """What it calls itself; empty once it is gone."""
+    """Return the command line of a process; empty once it is gone."""
     try:
         return " ".join(process.cmdline()) or process.name()
     except psutil.Error:
@@ -55,13 +55,13 @@ def title(process: psutil.Process) -> str:
 
 
 def trial_workers(pid: int | None = None) -> list[psutil.Process]:
-    """Ray's workers that run a trial now."""
+    """Return the Ray workers that run a trial now."""
     return [process for process in family(pid) if title(process).startswith("ray::kvlab_trial")
             or title(process).startswith("ray::kvlab trial")]  # fmt: skip
 
 
 def kill(*processes: psutil.Process) -> int:
-    """SIGKILL, all at once; returns how many were there to get it."""
+    """Send SIGKILL to all; return how many received it."""
     killed = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -71,7 +71,7 @@ def kill(*processes: psutil.Process) -> int:
 
 
 def bury(spared: set[int]) -> None:
-    """Takes the exit codes of adopted children; those in ``spared`` have somebody who asks."""
+    """Read the exit codes of adopted children, but not of those in ``spared``."""
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error, OSError):
             if child.pid not in spared and child.status() == psutil.STATUS_ZOMBIE:
@@ -79,7 +79,7 @@ def bury(spared: set[int]) -> None:
 
 
 class TwoNodes:
-    """A Ray cluster: a head, and a second node that can be killed and comes back."""
+    """A Ray cluster: a head, and a second node that can be killed and replaced."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -91,25 +91,25 @@ class TwoNodes:
 
     def _add(self) -> Any:
         node = self._cluster.add_node(wait=False, **_node())
-        self._cluster._wait_for_node(node, timeout=PATIENCE)  # its own would be 30
+        self._cluster._wait_for_node(node, timeout=TIMEOUT_SECONDS)  # its own would be 30
         return node
 
     def raylet(self) -> list[psutil.Process]:
-        """The second node's raylet alone; its workers are left to notice."""
+        """Return the raylet of the second node, without its workers."""
         return [process for process in self.second_node() if process.name() == "raylet"]
 
     def second_node(self) -> list[psutil.Process]:
-        """Every process of the second node, the workers with it."""
+        """Return every process of the second node, with its workers."""
         own = [psutil.Process(process.pid) for _, process in self._second.live_processes()]
         return own + [worker for process in own for worker in family(process.pid)]
 
-    def again(self) -> None:
-        """A new second node in place of the one that was killed."""
+    def replace_second_node(self) -> None:
+        """Start a second node in place of the one that was killed."""
         self._cluster.remove_node(self._second, allow_graceful=False)
         self._second = self._add()
 
     def pids(self) -> set[int]:
-        """Of the daemons that Ray started for the two nodes, alive or not."""
+        """Return the ids of the daemons that Ray started for the two nodes, alive or not."""
         nodes = [self._cluster.head_node, self._second]
         return {
             info.process.pid
@@ -131,7 +131,7 @@ def _node() -> dict[str, Any]:
 
 
 def set_environment(folder: Path) -> None:
-    """For all processes below: their own data, their own Ray, one token for the cluster."""
+    """Set the data folder, Ray's folder and the cluster's token for all processes below."""
     os.environ.update(
         KVLAB_DATA=str(folder / "data"),
         RAY_TMPDIR=tempfile.mkdtemp(prefix="ray-", dir=folder),
@@ -146,7 +146,7 @@ def set_environment(folder: Path) -> None:
 
 
 def submit(folder: Path, store: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
-    """A driver in a process of its own, which says all that it has to say in ``log``."""
+    """Start a driver in a process of its own, which writes its output to ``log``."""
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(folder / "s.yaml")]
     with open(log, "ab") as output:
         return subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Chaos, small: a few SIGKILLs over a real sweep on a Ray cluster of two nodes.
+"""A few random kills under a real sweep on a Ray cluster of two nodes.
 
-Large, and on `submit`'s own cluster too: ``python -m tests.faults.chaos --kills 100 --seed 0``.
+For more, also on `submit`'s own cluster: ``python -m tests.faults.chaos --kills 100 --seed 0``.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 CHAOS = [sys.executable, "-m", "tests.faults.chaos", "--seed", "0"]
-PATIENCE = 280.0
+TIMEOUT_SECONDS = 280.0
 
 
 @pytest.mark.faults
@@ -25,10 +25,10 @@ def test_six_kills_lose_nothing():
         text=True,
     )
     try:
-        said, _ = process.communicate(timeout=PATIENCE)
+        said, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         if process.poll() is None:
-            process.terminate()  # it ends what it started
+            process.terminate()  # ends what it started
             process.communicate(timeout=15)
     assert process.returncode == 0, said
     assert " 6 kills {" in said

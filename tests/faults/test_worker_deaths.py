@@ -13,7 +13,7 @@ from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
 
 class RoughExecutor:
-    """A fake cluster: several slots, ends in any order, and processes that die at any moment."""
+    """A fake cluster with several slots, where trials end in any order and die at any time."""
 
     def __init__(self, run, slots, chance, seed):
         self.run, self.slots, self.chance = run, slots, chance

@@ -43,8 +43,15 @@ class BowlRun(StubRun):
         return Bowl(trial, report, flag=self.flag, **self.stages)
 
 
-def searching(folder, text=SEARCH, stop_at=0, **stages):
-    """``stop_at``: the driver is asked to stop at its so many-th start or end of a trial."""
+def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), **stages):
+    """Return the store, the search and its driver.
+
+    Args:
+        run: Class of the stub run.
+        stop_at: Number of the event at which the driver is asked to stop.
+        promote: Ids of pruned trials that are trained to the end.
+        stages: Arguments of the stub stages.
+    """
     folder.mkdir(exist_ok=True)
     store = Store(folder / "runs")
     sweep = load_sweep(write_sweep(folder, text))
@@ -54,19 +61,25 @@ def searching(folder, text=SEARCH, stop_at=0, **stages):
         return describe_sweep(planned, yaml=text, experiment_yaml="", command="kvlab submit")
 
     search = Searcher(base, store, describe, identify)
-    told = itertools.count(1)
+    for trial_id in promote:
+        search.promote(trial_id)
+    events = itertools.count(1)
 
-    def tell(_event):
-        if next(told) == stop_at:
+    def on_event(_event):
+        if next(events) == stop_at:
             driver.stop()
 
     driver = Driver(
-        search.plan, store, InlineExecutor(BowlRun(store.path, **stages)),
-        description=describe(search.plan), source=search, on_event=tell,
+        search.plan, store, InlineExecutor(run(store.path, **stages)),
+        description=describe(search.plan), source=search, on_event=on_event,
     )  # fmt: skip
     return store, search, driver
 
 
 def history(store):
+    """Return the patch, state, values, rungs and trial of every suggestion."""
     points = json.loads((store.sweep_directory("s") / "search.json").read_text())["points"]
-    return [(p["patch"], p["past"]["state"], p["past"]["values"], p["trial"]) for p in points]
+    return [
+        (p["patch"], p["past"]["state"], p["past"]["values"], p["past"]["rungs"], p["trial"])
+        for p in points
+    ]

@@ -12,14 +12,14 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.faults.test_driver_kills import (  # noqa: F401 (fixtures)
-    _nothing_left,
-    ended,
-    finish,
-    logged,
-    start,
+from tests.support.driver_process import (  # noqa: F401 (fixtures)
+    count_logged_steps,
+    finish_driver,
+    kill_started_drivers,
+    list_results,
+    read_logged_steps,
+    start_driver,
     sweep,
-    total,
     wait_for,
 )
 from tests.support.stub_trials import StubRun, numbers, tiny_plan
@@ -70,25 +70,27 @@ def test_a_trial_that_is_held_is_waited_for(tmp_path):
 def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_path, sweep, seed):  # noqa: F811
     planned, store, expected = sweep
     chance, before = random.Random(seed), {}
-    drivers = [start(tmp_path, "--seconds", 0.01) for _ in range(2)]
+    drivers = [start_driver(tmp_path, "--seconds", 0.01) for _ in range(2)]
     for steps in sorted(chance.sample(range(5, 75), 4)):
         wait_for(
-            lambda steps=steps: total(store) >= steps or all(d.poll() is not None for d in drivers)
+            lambda steps=steps: (
+                count_logged_steps(store) >= steps or all(d.poll() is not None for d in drivers)
+            )
         )
         killed = chance.choice([[0], [1], [0, 1]])
         for number in killed:
             drivers[number].kill()
             drivers[number].communicate()
-        now = ended(store, planned)
+        now = list_results(store, planned)
         assert now.items() >= before.items(), "a result was written twice"
         before = now
         for number in killed:
-            drivers[number] = start(tmp_path, "--seconds", 0.01)
-    facts = [finish(driver) for driver in drivers]
+            drivers[number] = start_driver(tmp_path, "--seconds", 0.01)
+    facts = [finish_driver(driver) for driver in drivers]
     assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 2
     assert numbers(store, planned) == expected
-    assert ended(store, planned).items() >= before.items()
-    for steps in logged(store).values():
+    assert list_results(store, planned).items() >= before.items()
+    for steps in read_logged_steps(store).values():
         assert steps == sorted(set(steps)), "two trained the same, or a step was done twice"
     assert not store.is_driven("s")
 
@@ -96,18 +98,18 @@ def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_pa
 def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeypatch):  # noqa: F811
     planned, store, expected = sweep
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "2")
-    sleeper = start(tmp_path, "--seconds", 0.05)
-    wait_for(lambda: total(store) >= 7)
+    sleeper = start_driver(tmp_path, "--seconds", 0.05)
+    wait_for(lambda: count_logged_steps(store) >= 7)
     sleeper.send_signal(signal.SIGSTOP)
-    facts = finish(start(tmp_path))
+    facts = finish_driver(start_driver(tmp_path))
     assert (facts["exit"], facts["states"]["done"]) == (0, 8)
-    before, steps = ended(store, planned), logged(store)
+    before, steps = list_results(store, planned), read_logged_steps(store)
     sleeper.send_signal(signal.SIGCONT)
-    facts = finish(sleeper)
+    facts = finish_driver(sleeper)
     assert (facts["exit"], facts["states"]["done"]) == (0, 8)
     assert numbers(store, planned) == expected
-    assert ended(store, planned) == before
-    late = sum(map(len, logged(store).values())) - sum(map(len, steps.values()))
+    assert list_results(store, planned) == before
+    late = sum(map(len, read_logged_steps(store).values())) - sum(map(len, steps.values()))
     assert late <= 1, "the stub's log is no file that is put in place"
 
 
@@ -115,8 +117,8 @@ def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeyp
 @pytest.mark.faults
 def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, sweep):  # noqa: F811
     planned, store, expected = sweep
-    drivers = [start(tmp_path, "--mlflow") for _ in range(8)]
-    facts = [finish(driver, patience=500) for driver in drivers]  # each imports MLflow
+    drivers = [start_driver(tmp_path, "--mlflow") for _ in range(8)]
+    facts = [finish_driver(driver, timeout=500) for driver in drivers]  # each imports MLflow
     assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 8
     assert numbers(store, planned) == expected
     assert attempts(store, planned) == [[1]] * 8
@@ -139,17 +141,17 @@ CELLS = ("baseline", "mqa", "tied", "mqa+tied")
 
 def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, sweep):  # noqa: F811
     planned, store, expected = sweep
-    drivers = [start(tmp_path, "--seconds", 0.05) for _ in range(2)]
-    wait_for(lambda: sum(len(steps) > 1 for steps in logged(store).values()) >= 2)
+    drivers = [start_driver(tmp_path, "--seconds", 0.05) for _ in range(2)]
+    wait_for(lambda: sum(len(steps) > 1 for steps in read_logged_steps(store).values()) >= 2)
     store.stop_flag("s").touch()  # as `kvlab stop` does
-    assert [finish(driver)["exit"] for driver in drivers] == [130, 130]
+    assert [finish_driver(driver)["exit"] for driver in drivers] == [130, 130]
     assert not store.stop_flag("s").exists()
-    before = total(store)
-    drivers = [start(tmp_path, "--seconds", 0.05) for _ in range(2)]
-    wait_for(lambda: len(list(store.driver_locks("s"))) == 2 and total(store) > before)
+    before = count_logged_steps(store)
+    drivers = [start_driver(tmp_path, "--seconds", 0.05) for _ in range(2)]
+    wait_for(lambda: len(list(store.driver_locks("s"))) == 2 and count_logged_steps(store) > before)
     drivers[0].send_signal(signal.SIGINT)
-    assert finish(drivers[0])["exit"] == 130
-    assert finish(drivers[1])["states"]["done"] == 8
+    assert finish_driver(drivers[0])["exit"] == 130
+    assert finish_driver(drivers[1])["states"]["done"] == 8
     assert numbers(store, planned) == expected
     assert list(store.driver_locks("s")) == []
 

@@ -18,12 +18,13 @@ def scripts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cluster(scripts):
+    others = psutil.Process().children(recursive=True)  # of tests that ran before
     executor = make_executor("ray", scripts)
-    family = psutil.Process().children(recursive=True)
-    assert any("raylet" in process.name() for process in family)
+    children = [p for p in psutil.Process().children(recursive=True) if p not in others]
+    assert any("raylet" in process.name() for process in children)
     yield executor
     executor.close()
-    assert [process for process in family if process.is_running()] == []
+    assert [process for process in children if process.is_running()] == []
 
 
 class TestRay(ExecutorContract):

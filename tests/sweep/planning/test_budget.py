@@ -1,7 +1,6 @@
-"""What is left to spend, and the fields that keep a trial from being found."""
+"""What is left to spend."""
 
 import json
-from unittest import mock
 
 import pytest
 
@@ -12,7 +11,6 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.budget import estimate_budget
-from kvlab.sweep.planning.explain import find_nearest_trial
 from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
 
@@ -92,32 +90,6 @@ def test_trials_that_run_at_once_share_the_memory(tmp_path):
     assert not estimate_budget(planned, None, memory=3 * peak, at_once=4).fits
     few = estimate_budget(planned, None, memory=8 * peak, at_once=100)  # there are only eight
     assert (few.at_once, few.fits) == (8, True)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "wanted"),
-    [
-        ("seeds: [0, 1]", "seeds: [5]", {"seed": (5, mock.ANY)}),
-        ("mha: {}", "mha: {training.learning_rate: 1e-3}",
-         {"training.learning_rate": (1e-3, 6e-4), "training.final_learning_rate": (1e-4, 6e-5)}),
-        ("plain: {}", "plain: {serving.kv_dtype: int8}", {"serving.kv_dtype": ("int8", "model"), "serving.compared_with": ("float32", None)}),
-        ("plain: {}", "plain: {resources.cpus: 0.5}", None),
-    ],
-)  # fmt: skip
-def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, new, wanted):
-    store = ran(tmp_path)
-    changed = tiny_plan(tmp_path, store, SWEEP.replace(old, new))
-    first = changed.trials[0]
-    if wanted is None:
-        assert first.state == "done"
-        return
-    found = find_nearest_trial(first.trial, store)
-    assert {key: (here, there) for key, here, there in found.differences} == wanted
-    assert store.status(found.trial) == "done"
-
-
-def test_an_empty_store_has_no_nearest(tmp_path):
-    assert find_nearest_trial(tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")) is None
 
 
 def test_the_command_prints_the_budget_and_the_differences(tmp_path, capsys):

@@ -1,11 +1,16 @@
 """Cells that are written differently and compute the same become one trial, and the plan says why."""
 
+from unittest import mock
+
 import pytest
 
-from kvlab.sweep.planning.explain import explain_equality
-from tests.support.stub_trials import tiny_plan
+from kvlab.store import Store
+from kvlab.sweep import Driver
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.planning.explain import explain_equality, find_nearest_trial
+from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
 
-SWEEP = """\
+TWO_WAYS = """\
 question: What does it cost?
 experiment: e.yaml
 factors:
@@ -32,7 +37,7 @@ factors:
     ],
 )  # fmt: skip
 def test_equal_cells_are_one_trial(tmp_path, other, why):
-    planned = tiny_plan(tmp_path, text=SWEEP.replace("OTHER", other))
+    planned = tiny_plan(tmp_path, text=TWO_WAYS.replace("OTHER", other))
     assert len(planned.trials) == 1
     assert [dict(cell) for cell in planned.trials[0].cells] == [{"way": "plain"}, {"way": "other"}]
     one, other = (cell.experiment for cell in planned.sweep.cells())
@@ -52,4 +57,36 @@ def test_equal_cells_are_one_trial(tmp_path, other, why):
     ],
 )
 def test_what_computes_something_else_stays_apart(tmp_path, other):
-    assert len(tiny_plan(tmp_path, text=SWEEP.replace("OTHER", other)).trials) == 2
+    assert len(tiny_plan(tmp_path, text=TWO_WAYS.replace("OTHER", other)).trials) == 2
+
+
+def ran(tmp_path, text=SWEEP):
+    store = Store(tmp_path / "runs")
+    Driver(tiny_plan(tmp_path, text=text), store, InlineExecutor(StubRun(store.path))).run()
+    return store
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("seeds: [0, 1]", "seeds: [5]", {"seed": (5, mock.ANY)}),
+        ("mha: {}", "mha: {training.learning_rate: 1e-3}",
+         {"training.learning_rate": (1e-3, 6e-4), "training.final_learning_rate": (1e-4, 6e-5)}),
+        ("plain: {}", "plain: {serving.kv_dtype: int8}", {"serving.kv_dtype": ("int8", "model"), "serving.compared_with": ("float32", None)}),
+        ("plain: {}", "plain: {resources.cpus: 0.5}", None),
+    ],
+)  # fmt: skip
+def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, new, wanted):
+    store = ran(tmp_path)
+    changed = tiny_plan(tmp_path, store, SWEEP.replace(old, new))
+    first = changed.trials[0]
+    if wanted is None:
+        assert first.state == "done"
+        return
+    found = find_nearest_trial(first.trial, store)
+    assert {key: (here, there) for key, here, there in found.differences} == wanted
+    assert store.status(found.trial) == "done"
+
+
+def test_an_empty_store_has_no_nearest(tmp_path):
+    assert find_nearest_trial(tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")) is None

@@ -1,9 +1,9 @@
 """Pruning: who goes on at a rung, in which order, and what is recorded, through the real driver."""
 
-import itertools
 import json
 import math
 import random
+from functools import partial
 
 import pytest
 
@@ -19,9 +19,10 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.search.objectives import objective_direction
 from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
-from kvlab.sweep.search.searcher import Searcher
 from kvlab.train.training_record import write_rung
+from tests.support import stub_search
 from tests.support.kill_process import deaths_until_done
+from tests.support.stub_search import history
 from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
 
 SEARCH = """\
@@ -78,43 +79,11 @@ class RisingRun(StubRun):
         return Rising(trial, report, flag=self.flag, **self.stages)
 
 
-def searching(folder, text=SEARCH, promote=(), stop_at=0, **stages):
-    """``stop_at``: the driver is asked to stop at its so many-th event."""
-    folder.mkdir(exist_ok=True)
-    store = Store(folder / "runs")
-    base = plan(load_sweep(write_sweep(folder, text)), store, identify=identify)
-
-    def describe(planned):
-        from kvlab.sweep.planning.planner import describe_sweep
-
-        return describe_sweep(planned, yaml=text, experiment_yaml="", command="kvlab submit")
-
-    search = Searcher(base, store, describe, identify)
-    for trial in promote:
-        search.promote(trial)
-    told = itertools.count(1)
-
-    def tell(_event):
-        if next(told) == stop_at:
-            driver.stop()
-
-    driver = Driver(
-        search.plan, store, InlineExecutor(RisingRun(store.path, **stages)),
-        description=describe(search.plan), source=search, on_event=tell,
-    )  # fmt: skip
-    return store, search, driver
+searching = partial(stub_search.searching, text=SEARCH, run=RisingRun)
 
 
 def steps_of(store, point):
     return (store.training_directory(point.training_id) / "steps.log").read_text().split()
-
-
-def history(store):
-    points = read_json(store.sweep_directory("s") / "search.json")["points"]
-    return [
-        (p["patch"], p["past"]["state"], p["past"]["values"], p["past"]["rungs"], p["trial"])
-        for p in points
-    ]
 
 
 def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
@@ -166,7 +135,9 @@ def successive_halving(losses, factor, rungs):
 @pytest.mark.parametrize(("seed", "trials", "factor"), [(3, 12, 3), (4, 20, 3), (5, 17, 2)])
 def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, trials, factor):
     text = SEARCH.replace("seed: 3", f"seed: {seed}").replace("factor: 3", f"factor: {factor}")
-    store, search, driver = searching(tmp_path, text.replace("trials: 12", f"trials: {trials}"))
+    store, search, driver = searching(
+        tmp_path, text=text.replace("trials: 12", f"trials: {trials}")
+    )
     summary = driver.run()
     assert summary.exit_code == 0
     assert search.stop_reason == f"{trials} trials are the budget"
@@ -211,7 +182,7 @@ def test_flops_are_those_really_spent(tmp_path):
     )
     assert search.flops == pytest.approx(whole * steps / 20)
     budget = SEARCH.replace("trials: 12", f"flops: {4 * whole}")
-    _, search, driver = searching(tmp_path / "b", budget)
+    _, search, driver = searching(tmp_path / "b", text=budget)
     driver.run()
     assert len(search.suggestions) > 6  # four whole trainings would be four
     assert 4 * whole <= search.flops < 5 * whole
@@ -222,7 +193,9 @@ def test_flops_are_those_really_spent(tmp_path):
 def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
     _, search, _ = searching(tmp_path)
     whole = search.plan.trials[0].flops
-    _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"flops: {0.15 * whole}"))
+    _, search, driver = searching(
+        tmp_path, text=SEARCH.replace("trials: 12", f"flops: {0.15 * whole}")
+    )
     assert driver.run().exit_code == 0
     assert len(search.suggestions) == 2
     assert [p.observation.state for p in search.suggestions].count("ok") == 1
@@ -232,7 +205,7 @@ def test_a_budget_too_small_for_any_ends_with_one_answer(tmp_path):
 
 @pytest.mark.parametrize("trials", [1, 2])
 def test_fewer_trials_than_the_factor_end_with_the_best_of_them(tmp_path, trials):
-    _, search, driver = searching(tmp_path, SEARCH.replace("trials: 12", f"trials: {trials}"))
+    _, search, driver = searching(tmp_path, text=SEARCH.replace("trials: 12", f"trials: {trials}"))
     driver.run()
     assert [p.observation.state for p in search.suggestions].count("ok") == 1
 
@@ -241,7 +214,7 @@ MEDIAN = SEARCH.replace("rule: halving, factor: 3", "rule: median, rungs: [0.2, 
 
 
 def test_median_prunes_what_is_worse_than_half_of_the_others(tmp_path):
-    store, search, driver = searching(tmp_path, MEDIAN)
+    store, search, driver = searching(tmp_path, text=MEDIAN)
     driver.run()
     for rung in range(2):
         came: list[float] = []
@@ -268,15 +241,15 @@ def test_median_prunes_what_is_worse_than_half_of_the_others(tmp_path):
 def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sampler, objectives):
     text = SEARCH.replace("sampler: random", f"sampler: {sampler}").replace("[loss]", objectives)
     text = text.replace("  objectives", "  choices: {model.n_kv_head: [1, 2]}\n  objectives")
-    calm, search, driver = searching(tmp_path / "calm", text)
+    calm, search, driver = searching(tmp_path / "calm", text=text)
     driver.run()
     assert {p.observation.state for p in search.suggestions} == {"ok", "pruned"}
     for stop_at in (2, 3, 5, 8, 11):  # starts, rungs and ends: in a training and between two
-        rough, _, driver = searching(tmp_path / "rough", text, stop_at=stop_at)
+        rough, _, driver = searching(tmp_path / "rough", text=text, stop_at=stop_at)
         summary = driver.run()
         assert (summary.stopped, summary.exit_code) == (True, 130)
         assert history(rough) != history(calm)
-    rough, search, driver = searching(tmp_path / "rough", text)
+    rough, search, driver = searching(tmp_path / "rough", text=text)
     assert driver.run().exit_code == 0
     assert history(rough) == history(calm)
     for *_, trial in history(rough):
@@ -417,7 +390,7 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
     text = SEARCH.replace("  ranges", "  choices: {serving.kv_dtype: [model, int8]}\n  ranges")
     text = text.replace("ranges:\n    training.learning_rate: {low: 1e-4, high: 1e-1, log: true}",
                         "ranges:\n    training.learning_rate: {low: 1e-3, high: 5e-3, step: 1e-3}")  # fmt: skip
-    store, search, driver = searching(tmp_path, text.replace("trials: 12", "trials: 9"))
+    store, search, driver = searching(tmp_path, text=text.replace("trials: 12", "trials: 9"))
     driver.run()
     trained = [p for p in search.suggestions if p.has_trial]
     assert len({p.training_id for p in trained}) < len(trained) == 9
@@ -453,5 +426,5 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
 def test_refusals(tmp_path, old, new, wanted):
     text = SEARCH.replace("{low: 1e-4, high: 1e-1, log: true}", "{low: 0.1, high: 0.2}")
     with pytest.raises(SpecError) as caught:
-        searching(tmp_path, text.replace(old, new, 1))
+        searching(tmp_path, text=text.replace(old, new, 1))
     assert wanted in str(caught.value)
