@@ -63,7 +63,10 @@ def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None
     """Replace the progress file, without syncing it: it matters only while the trial runs."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(state))
-    replace_file(temporary, path, fence)
+    try:
+        replace_file(temporary, path, fence)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def format_progress(state: ProgressUpdate) -> str:
