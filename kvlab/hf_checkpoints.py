@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from kvlab.errors import PretrainedError
+from kvlab.humanize import summarize_error
 
 DOWNLOAD_PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json"]
 
@@ -35,8 +36,8 @@ def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True
             )
         )
     except Exception as error:  # the library raises many kinds
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        text = f"{path_or_repo} is not a folder, and the hub does not give it: {reason}"
+        reason = summarize_error(error)
+        text = f"{path_or_repo} is not a folder, and is not available from the hub: {reason}"
         raise PretrainedError(f"{text}; {hint}") from None
 
 

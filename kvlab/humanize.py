@@ -24,6 +24,12 @@ def _escape(match: re.Match[str]) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def summarize_error(error: BaseException) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
+
+
 def format_number(number: float, unit: str = "") -> str:
     """Return ``number`` with three significant digits and a decimal prefix: ``62.5 GFLOP/s``."""
     value = float(number)

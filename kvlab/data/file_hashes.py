@@ -7,27 +7,18 @@ from pathlib import Path
 
 from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import DataError, StoreError
-from kvlab.fs import atomic_files
-from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.fs.atomic_files import file_sha256, read_json, write_json
 
 _MIN_AGE_NANOSECONDS = 2 * 10**9
 """A file modified more recently can change again within the resolution of its time stamp."""
 
 
-def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file, 64 hex digits.
+def cached_sha256(paths: list[Path]) -> dict[Path, str]:
+    """Return the sha256 of each file; read again only files whose `file_stamp` has changed.
 
     Raises:
-        DataError: The file cannot be read.
+        DataError: A file cannot be read.
     """
-    try:
-        return atomic_files.file_sha256(path)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
-
-
-def cached_sha256(paths: list[Path]) -> dict[Path, str]:
-    """Return `file_sha256` of each file; read again only files whose `file_stamp` has changed."""
     cache_path = get_data_dir() / "digests.json"
     cache = _read_cache(cache_path)
     digests: dict[Path, str] = {}
@@ -38,7 +29,10 @@ def cached_sha256(paths: list[Path]) -> dict[Path, str]:
         if isinstance(entry, list) and entry[:-1] == stamp:
             digests[path] = str(entry[-1])
             continue
-        digests[path] = file_sha256(path)
+        try:
+            digests[path] = file_sha256(path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror})") from None
         if time.time_ns() - stamp[1] > _MIN_AGE_NANOSECONDS and file_stamp(path) == stamp:
             new_entries[str(path)] = [*stamp, digests[path]]
     if new_entries:

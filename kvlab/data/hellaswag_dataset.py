@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
-from kvlab.data.file_hashes import file_sha256
 from kvlab.errors import DataError
-from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.atomic_files import file_sha256, write_atomic
+from kvlab.humanize import summarize_error
 
 HELLASWAG_SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
 HELLASWAG_ITEMS = 10_042
@@ -177,7 +177,7 @@ def download_from_hub() -> bytes:
     except ArrowException as error:
         raise DataError(f"{_HUB_FILE} is damaged ({error})") from None
     except Exception as error:  # the library raises many kinds, its transport's too
-        raise DataError(str(error).strip().splitlines()[0] if str(error) else repr(error)) from None
+        raise DataError(summarize_error(error)) from None
 
 
 def download_from_repository() -> bytes:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.data.file_hashes import file_sha256
 from kvlab.errors import DataError, StoreError
-from kvlab.fs.atomic_files import read_json
+from kvlab.fs.atomic_files import file_sha256, read_json
 
 DATASET_SCHEMA = 1
 SPLITS = ("train", "validation")
@@ -90,7 +89,7 @@ def verify_dataset(folder: Path) -> list[str]:
             for split in SPLITS
             if file_sha256(folder / f"{split}.bin") != splits[split]["sha256"]
         ]
-    except (DataError, FileNotFoundError) as error:
+    except (DataError, OSError) as error:
         return [str(error)]
     return [f"{text}; remove {folder}, prepare again" for text in problems]
 

@@ -5,46 +5,70 @@ from abc import ABC, abstractmethod
 
 import pytest
 
+from kvlab.data import dataset_identity, prepare_dataset
 from kvlab.data.data_dir import ignore_progress
+from kvlab.data.sources import get_source
 from kvlab.errors import DataError
+from kvlab.spec.data_config import SOURCES
+from tests.support.text_files import documents
 
 
 class SourceContract(ABC):
-    """Give `source` and `data`: a source, and a data section for it with some text."""
+    """Give `data`: a data section for the source, with at least eight documents of text."""
 
-    @pytest.fixture
-    @abstractmethod
-    def source(self): ...
+    reads_files = True
 
     @pytest.fixture
     @abstractmethod
     def data(self, tmp_path): ...
 
-    def test_identity_is_plain_data_and_stays(self, source, data):
+    @pytest.fixture
+    def source(self, data):
+        return get_source(data.source)
+
+    def test_it_is_in_the_table(self, data):
+        assert data.source in SOURCES
+
+    def test_identity_is_plain_data_and_repeatable(self, source, data):
         first = source.identity(data)
         assert json.loads(json.dumps(first)) == first
         assert source.identity(data) == first
 
-    def test_units_are_plain_data_with_keys_of_their_own(self, source, data):
+    def test_units_are_plain_data_with_distinct_keys(self, source, data):
         units = list(source.units(data, ignore_progress))
         assert json.loads(json.dumps(units)) == units
         assert len({unit["key"] for unit in units}) == len(units) > 0
         assert list(source.units(data, ignore_progress)) == units
 
-    def test_a_unit_reads_the_same_after_a_journey_to_another_process(self, source, data):
+    def test_a_unit_reads_the_same_in_another_process(self, source, data):
         unit = next(iter(source.units(data, ignore_progress)))
         texts = list(source.read(unit))
         assert texts
         assert all(isinstance(text, str) for text in texts)
         assert list(source.read(json.loads(json.dumps(unit)))) == texts
 
-    def test_it_says_its_licence_and_its_order(self, source, data):  # noqa: ARG002
+    def test_it_states_its_licence_and_its_order(self, source, data):  # noqa: ARG002
         assert source.licence
         assert source.shuffled in (True, False)
 
-    def test_a_unit_whose_file_is_gone_is_refused(self, source, data):
+    def test_a_unit_whose_file_is_missing_is_refused(self, source, data):
+        if not self.reads_files:
+            pytest.skip("it reads no files")
         unit = next(iter(source.units(data, ignore_progress)))
-        gone = "/nowhere/at/all.parquet"
-        unit = {**unit, "path": gone} if "path" in unit else {**unit, "paths": [gone]}
+        missing = "/nowhere/at/all.parquet"
+        unit = {**unit, "path": missing} if "path" in unit else {**unit, "paths": [missing]}
         with pytest.raises(DataError, match="nowhere"):
             list(source.read(unit))
+
+    def test_a_prepared_dataset_holds_its_documents_and_licence(self, source, data):
+        data = data.model_copy(
+            update={"tokenizer": "bytes", "max_bytes": 20_000, "validation_fraction": 0.3}
+        )
+        dataset = prepare_dataset(data, workers=1)
+        prepared = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
+        units = source.units(data, ignore_progress)
+        available = {text for unit in units for text in source.read(unit)}
+        assert set(prepared) <= available
+        assert len(prepared) == len(set(prepared))
+        assert dataset.licence == source.licence
+        assert dataset.identity == dataset_identity(data)

@@ -19,7 +19,7 @@ from kvlab.data.text_formats import read_documents, split_file
 from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import read_json, write_json
-from kvlab.humanize import format_bytes
+from kvlab.humanize import format_bytes, summarize_error
 from kvlab.spec import DataConfig
 
 REPOSITORY = "HuggingFaceFW/fineweb-edu"
@@ -125,7 +125,7 @@ def _list_remote_files(subfolder: str) -> dict[str, Any]:
         files = [(Path(file.path).name, file.size) for file in tree
                  if isinstance(file, RepoFile) and file.path.endswith(".parquet")]  # fmt: skip
     except Exception as error:  # the library raises many kinds, its transport's too
-        text = f"{REPOSITORY} cannot be reached ({_first_line(error)})"
+        text = f"{REPOSITORY} cannot be reached ({summarize_error(error)})"
         hint = f"connect, or put its {subfolder}/*.parquet into {_local_dir(subfolder)}"
         raise DataError(f"{text}; {hint}") from None
     if not files:
@@ -145,10 +145,5 @@ def _download_file(subfolder: str, name: str, revision: str | None) -> None:
             local_dir=os.fspath(get_data_dir() / "fineweb-edu"),
         )
     except Exception as error:  # as above
-        text = f"{REPOSITORY}, {name} could not be downloaded ({_first_line(error)})"
+        text = f"{REPOSITORY}, {name} could not be downloaded ({summarize_error(error)})"
         raise DataError(f"{text}; run again to continue") from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
 from kvlab.errors import ClusterLost, ResourceError, StoreError, WorkerLost
+from kvlab.humanize import summarize_error
 from kvlab.spec import ResourcesConfig
 from kvlab.sweep.executors.capacity import Capacity, cpu_count
 from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
@@ -206,7 +207,7 @@ class RayExecutor:
             self._connect()
         except Exception as error:
             where = f"Ray at {self._address}" if self._address else "the local Ray cluster"
-            text = f"{where} is lost ({_first_line(error)}); the recorded results are not"
+            text = f"{where} is lost ({summarize_error(error)}); the recorded results are not"
             raise ClusterLost(f"{text}; submit again when it is back") from error
         return lost
 
@@ -248,7 +249,7 @@ class _RayOutputFilter:
 
 def _connection_error(address: str | None, error: Exception) -> str:
     where = f"address = {address}" if address else "a local Ray cluster"
-    text = f"{where} cannot be used: {_first_line(error)}; check it"
+    text = f"{where} cannot be used: {summarize_error(error)}; check it"
     if address and "RAY_AUTH_MODE" not in os.environ:
         text += " (one that asks for a token needs RAY_AUTH_MODE=token here)"
     return f"{text}, or use --executor inline"
@@ -257,10 +258,6 @@ def _connection_error(address: str | None, error: Exception) -> str:
 def _raylet_socket(context: Any) -> str:
     """Return the socket of this process's raylet; empty for a client (``ray://``)."""
     return str(getattr(context, "address_info", {}).get("raylet_socket_name") or "")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _list_machines() -> list[dict[str, float]]:

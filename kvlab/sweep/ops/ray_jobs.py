@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import ResourceError, UsageError
+from kvlab.humanize import summarize_error
 
 POLL_SECONDS = 0.3
 
@@ -229,8 +230,8 @@ def _translate_errors(address: str) -> Iterator[None]:
 
 
 def _unreachable_message(address: str, error: BaseException) -> str:
-    first_line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    text = f"address = {address} gives no job server: {first_line}"
+    reason = summarize_error(error).rstrip(".")
+    text = f"address = {address} gives no job server: {reason}"
     if type(error).__name__ == "AuthenticationError":
         return f"{text}; put the cluster's token into RAY_AUTH_TOKEN or ~/.ray/auth_token"
     hint = "install kvlab[cluster] on its head and start it with --include-dashboard=true"

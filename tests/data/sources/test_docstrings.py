@@ -17,10 +17,6 @@ TABLE = "=== ==== ====\n 1.0  2.0  3.0\n" * 20
 
 class TestDocstringsContract(SourceContract):
     @pytest.fixture
-    def source(self):
-        return get_source("docstrings")
-
-    @pytest.fixture
     def data(self):
         return DataConfig(source="docstrings")
 

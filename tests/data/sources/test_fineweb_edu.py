@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from kvlab.data import dataset_identity, prepare_dataset
-from kvlab.data.sources import get_source
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 from tests.contracts.source_contract import SourceContract
@@ -43,10 +42,6 @@ def local_sample(data_home, sample="10BT"):
 
 
 class TestFineWebEduContract(SourceContract):
-    @pytest.fixture
-    def source(self):
-        return get_source("fineweb-edu-10b")
-
     @pytest.fixture
     def data(self, data_home):
         local_sample(data_home)

@@ -7,7 +7,6 @@ import pytest
 
 from kvlab.data import dataset_identity
 from kvlab.data.data_dir import ignore_progress
-from kvlab.data.sources import get_source
 from kvlab.data.sources.local_files import LocalFiles
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
@@ -25,10 +24,6 @@ def texts(data):
 
 
 class TestFilesContract(SourceContract):
-    @pytest.fixture
-    def source(self):
-        return get_source("files")
-
     @pytest.fixture
     def data(self, tmp_path):
         write_jsonl(tmp_path / "text" / "b.jsonl.zst", stories(5), ".zst")
