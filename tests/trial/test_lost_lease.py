@@ -9,12 +9,12 @@ from kvlab.store import Store
 from kvlab.sweep import plan
 from kvlab.trial import run
 from kvlab.trial.run import run_trial
-from tests.support.tiny_sweep import tiny_place
+from tests.support.tiny_sweep import tiny_sweep_folder
 
 
 @pytest.fixture
 def trial(tmp_path):
-    with tiny_place(tmp_path):
+    with tiny_sweep_folder(tmp_path):
         yield plan(load_sweep(tmp_path / "s.yaml")).trials[0].trial
 
 
