@@ -8,7 +8,7 @@ import torch
 from kvlab.cli.main import main
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig
-from tests.support.trained_trial import lively, write_trial
+from tests.support.trained_trial import make_random_model, write_trained_trial
 
 COMMON = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 4, "n_embd": 32}
 MODERN = {
@@ -32,8 +32,8 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", SHAPES)
 def test_transformers_reads_an_exported_model(kind, capsys):
     transformers = pytest.importorskip("transformers", reason="the independent implementation")
-    model = lively(ModelConfig(**SHAPES[kind]))
-    trial = write_trial("runs", SHAPES[kind], model)
+    model = make_random_model(ModelConfig(**SHAPES[kind]))
+    trial = write_trained_trial("runs", SHAPES[kind], model)
     assert main(["export", trial[:6], "out/weights", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts == {"trial": trial, "model_type": kind, "folder": "out/weights"}
@@ -54,14 +54,14 @@ def test_transformers_reads_an_exported_model(kind, capsys):
 )
 def test_a_model_without_a_hugging_face_architecture_is_refused(tmp_path, capsys, change, why):
     shape = {**COMMON, **change}
-    trial = write_trial("runs", shape, lively(ModelConfig(**shape)))
+    trial = write_trained_trial("runs", shape, make_random_model(ModelConfig(**shape)))
     assert main(["export", trial, "out"]) == 2
     assert why in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_in_use_and_an_unknown_trial_are_refused(tmp_path, capsys):
-    trial = write_trial("runs", COMMON, lively(ModelConfig(**COMMON)))
+    trial = write_trained_trial("runs", COMMON, make_random_model(ModelConfig(**COMMON)))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("kept")
     assert main(["export", trial, "out"]) == 2

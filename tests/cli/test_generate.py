@@ -10,7 +10,7 @@ from kvlab.model import GPT
 from kvlab.model.generate import generate
 from kvlab.spec import ModelConfig
 from kvlab.spec.presets import PRESETS
-from tests.support.trained_trial import experiment, lively, write_trial
+from tests.support.trained_trial import make_random_model, make_tiny_experiment, write_trained_trial
 
 SHAPE = {"vocab_size": 257, "block_size": 64, "n_layer": 2, "n_head": 2, "n_embd": 16}
 PROMPT = "ab ab"
@@ -18,7 +18,7 @@ PROMPT = "ab ab"
 
 @pytest.fixture(scope="module")
 def model():
-    return lively(ModelConfig(**SHAPE)).eval()
+    return make_random_model(ModelConfig(**SHAPE)).eval()
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def trial(model, tmp_path, monkeypatch):
     """A store that holds one trained trial; gives its id."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KVLAB_STORE", raising=False)
-    return write_trial(tmp_path / "runs", SHAPE, model)
+    return write_trained_trial(tmp_path / "runs", SHAPE, model)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def checkpoint(tmp_path, monkeypatch):
     """A folder of GPT-2's type with a vocabulary that kvlab has no tokenizer for."""
     monkeypatch.chdir(tmp_path)
     shape = ModelConfig(**{**SHAPE, "vocab_size": 41})
-    lively(shape).save_pretrained(tmp_path / "weights")
+    make_random_model(shape).save_pretrained(tmp_path / "weights")
     return str(tmp_path / "weights")
 
 
@@ -112,7 +112,7 @@ def test_no_new_tokens_leave_the_prompt(trial, capsys):
 @pytest.mark.parametrize("change", ["kv_dtype=int8", "tie=adjacent:2"])
 def test_serving_overrides_that_of_the_trial(trial, model, capsys, change):
     key, _, value = change.partition("=")
-    serving = experiment(SHAPE, serving={key: value}).serving
+    serving = make_tiny_experiment(SHAPE, serving={key: value}).serving
     expected = generate(model, [[97, 98, 99, 100]], 40, serving=serving)
     words = (trial, "--prompt-ids", "97,98,99,100", "--new-tokens", "40")
     assert rows(capsys, *words, "--serving", change) == expected

@@ -9,6 +9,7 @@ import torch
 
 from kvlab.cli.main import main
 from kvlab.errors import Stopped
+from kvlab.fs.lock import Lock
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
@@ -17,6 +18,7 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.train import read_final_weights
 from kvlab.trial.run import run_trial
 from kvlab.trial.stages import TorchStages
+from tests.support.trained_trial import make_random_model
 
 SHAPE = {"vocab_size": 257, "block_size": 16, "n_layer": 2, "n_head": 2, "n_embd": 16}
 
@@ -62,20 +64,20 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(folder, sweep, tokens):
+def write_sweep(folder, sweep, tokens):
     (folder / "e.yaml").write_text(EXPERIMENT.replace("TOKENS", str(tokens)))
     (folder / "s.yaml").write_text(sweep)
 
 
 def submit(folder):
-    """The whole street, MLflow and the report included."""
+    """Run `kvlab submit`, which also fills MLflow and writes the report."""
     store = Store(folder / "runs")
     code = main(["submit", "s.yaml", "--executor", "inline", "--store", str(store.path)])
-    return code, store, results(store)
+    return code, store, read_results(store)
 
 
-def drive(folder):
-    """The trials alone."""
+def run_driver(folder):
+    """Run the trials alone."""
     store = Store(folder / "runs")
     planned = plan(load_sweep(folder / "s.yaml"), store)
     run = partial(run_trial, store=store.path)
@@ -84,25 +86,20 @@ def drive(folder):
     return summary.exit_code, store, found
 
 
-def results(store):
+def read_results(store):
     cells = store.sweep("s")["cells"]
     return {tuple(c["levels"].values()): store.result(c["trials"]["0"]) for c in cells}
 
 
-def lively(folder):
-    """A checkpoint whose attention matters: drawn wide enough that tying it shows."""
-    model = GPT(ModelConfig(**SHAPE), seed=5)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+def write_checkpoint(folder):
+    model = make_random_model(ModelConfig(**SHAPE))
     model.save_pretrained(folder / "checkpoint")
     return model
 
 
 def test_a_checkpoint_is_studied_without_training(folder):
-    model = lively(folder)
-    write(folder, UNTRAINED, tokens=0)
+    model = write_checkpoint(folder)
+    write_sweep(folder, UNTRAINED, tokens=0)
     code, store, found = submit(folder)
     assert code == 0
     assert len({result["training"] for result in found.values()}) == 1
@@ -127,8 +124,8 @@ def test_a_checkpoint_is_studied_without_training(folder):
 
 
 def test_initial_weights_are_studied_without_training(folder):
-    write(folder, UPTRAINED.replace(", training.init_from: {heads: mha}", ""), tokens=0)
-    code, store, found = drive(folder)
+    write_sweep(folder, UPTRAINED.replace(", training.init_from: {heads: mha}", ""), tokens=0)
+    code, store, found = run_driver(folder)
     assert code == 0
     result = found["mha",]
     assert result["training_record"]["start"] is None
@@ -138,8 +135,8 @@ def test_initial_weights_are_studied_without_training(folder):
 
 
 def test_a_cell_starts_from_the_training_of_another(folder):
-    write(folder, UPTRAINED, tokens=512)
-    code, _, found = drive(folder)
+    write_sweep(folder, UPTRAINED, tokens=512)
+    code, _, found = run_driver(folder)
     assert code == 0
     source, dependent = found["mha",], found["mqa",]
     record = dependent["training_record"]["start"]
@@ -155,8 +152,8 @@ def test_a_cell_starts_from_the_training_of_another(folder):
 
 def test_a_checkpoint_without_fitting_weights_fails_the_trial(folder):
     GPT(ModelConfig(**{**SHAPE, "n_embd": 32})).save_pretrained(folder / "checkpoint")
-    write(folder, UNTRAINED, tokens=0)
-    code, _, found = drive(folder)
+    write_sweep(folder, UNTRAINED, tokens=0)
+    code, _, found = run_driver(folder)
     assert code == 1
     for result in found.values():
         assert result["error"]["class"] == "source"
@@ -167,8 +164,8 @@ def test_weights_that_do_not_fit_are_recorded_and_logged(folder):
     GPT(ModelConfig(**{**SHAPE, "n_layer": 3, "block_size": 8})).save_pretrained(
         folder / "checkpoint"
     )
-    write(folder, UNTRAINED, tokens=0)
-    code, store, found = drive(folder)
+    write_sweep(folder, UNTRAINED, tokens=0)
+    code, store, found = run_driver(folder)
     assert code == 0
     result = found["published", "plain"]
     start = result["training_record"]["start"]
@@ -181,8 +178,8 @@ def test_weights_that_do_not_fit_are_recorded_and_logged(folder):
 
 
 def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
-    lively(folder)
-    write(folder, UNTRAINED, tokens=0)
+    write_checkpoint(folder)
+    write_sweep(folder, UNTRAINED, tokens=0)
     trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
     GPT(ModelConfig(**SHAPE), seed=6).save_pretrained(folder / "checkpoint")
     store = Store(folder / "runs")
@@ -191,14 +188,16 @@ def test_a_checkpoint_that_changes_after_the_plan_is_refused(folder):
 
 
 def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
-    lively(folder)
-    write(folder, UNTRAINED, tokens=512)
+    write_checkpoint(folder)
+    write_sweep(folder, UNTRAINED, tokens=512)
     trial = plan(load_sweep(folder / "s.yaml")).trials[0].trial
     whole, halves = (folder / name / trial.training_id for name in ("whole", "halves"))
-    TorchStages(trial, lambda _: None).train(whole, lambda: False)
-    calls = iter([False, False, False, True])
-    with pytest.raises(Stopped):
-        TorchStages(trial, lambda _: None).train(halves, lambda: next(calls))
-    TorchStages(trial, lambda _: None).train(halves, lambda: False)
+    stop_at_fourth_step = iter([False, False, False, True])
+    with Lock(folder / "lock").hold() as fence:
+        TorchStages(trial, lambda _: None).train(whole, lambda: False, fence)
+        stages = TorchStages(trial, lambda _: None)
+        with pytest.raises(Stopped):
+            stages.train(halves, lambda: next(stop_at_fourth_step), fence)
+        TorchStages(trial, lambda _: None).train(halves, lambda: False, fence)
     once, twice = read_final_weights(whole), read_final_weights(halves)
     assert all(torch.equal(once[name], twice[name]) for name in once)

@@ -11,8 +11,8 @@ from kvlab.train.tensor_files import FINAL_WEIGHTS, write_tensors
 from kvlab.trial import Trial
 
 
-def lively(config):
-    """A model whose attention matters, so that a wrong cache shows."""
+def make_random_model(config):
+    """Return a model with weights so large that an error in its attention or cache shows."""
     model = GPT(config, seed=1)
     torch.manual_seed(4)
     with torch.no_grad():
@@ -21,7 +21,7 @@ def lively(config):
     return model.eval()
 
 
-def experiment(model, **sections):
+def make_tiny_experiment(model, **sections):
     return Experiment(
         name="tiny",
         model=model,
@@ -31,9 +31,9 @@ def experiment(model, **sections):
     )
 
 
-def write_trial(folder, shape, model) -> str:
-    """Records ``model`` as a finished trial of the store ``folder``; its id."""
-    made, store = Trial.of(experiment(shape), "text", 0), Store(folder)
+def write_trained_trial(folder, shape, model) -> str:
+    """Record ``model`` as a finished trial of the store ``folder``; return the trial's id."""
+    made, store = Trial.of(make_tiny_experiment(shape), "text", 0), Store(folder)
     directory = store.training_directory(made.training_id)
     write_tensors(directory / FINAL_WEIGHTS, dict(model.named_parameters()))
     (directory / "training.json").write_text("{}")
