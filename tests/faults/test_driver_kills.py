@@ -8,24 +8,24 @@ import signal
 import psutil
 import pytest
 
-from tests.support.driver_process import (  # noqa: F401 (fixtures)
+from tests.support.driver_process import (
     TIMEOUT_SECONDS,
     count_logged_steps,
     finish_driver,
     is_alive,
-    kill_started_drivers,
     list_results,
     read_logged_steps,
     start_driver,
-    sweep,
     wait_for,
 )
 from tests.support.stub_trials import numbers
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_driver_killed_again_and_again_ends_with_the_same_results(tmp_path, sweep, seed):  # noqa: F811
-    planned, store, expected = sweep
+def test_a_driver_killed_again_and_again_ends_with_the_same_results(
+    tmp_path, interrupted_sweep, seed
+):
+    planned, store, expected = interrupted_sweep
     chance, kills, before = random.Random(seed), 0, {}
     moments = sorted(chance.sample(range(1, 80), 3))
     for steps in moments:
@@ -56,8 +56,8 @@ def test_a_driver_killed_again_and_again_ends_with_the_same_results(tmp_path, sw
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_stops_at_a_checkpoint(tmp_path, sweep, number):  # noqa: F811
-    planned, store, expected = sweep
+def test_the_first_signal_stops_at_a_checkpoint(tmp_path, interrupted_sweep, number):
+    planned, store, expected = interrupted_sweep
     driver = start_driver(tmp_path, "--seconds", 0.02)
     wait_for(lambda: count_logged_steps(store) >= 25)
     driver.send_signal(number)
@@ -70,8 +70,8 @@ def test_the_first_signal_stops_at_a_checkpoint(tmp_path, sweep, number):  # noq
     assert set(map(tuple, read_logged_steps(store).values())) == {tuple(range(1, 21))}
 
 
-def test_the_second_signal_ends_it_at_once_and_nothing_is_lost(tmp_path, sweep):  # noqa: F811
-    planned, store, expected = sweep
+def test_the_second_signal_ends_it_at_once_and_nothing_is_lost(tmp_path, interrupted_sweep):
+    planned, store, expected = interrupted_sweep
     first = planned.trials[0].trial.id
     driver = start_driver(tmp_path, "--script", json.dumps([[0, "train", 5, "hang"]]))
     wait_for(lambda: count_logged_steps(store) == 5)
@@ -88,8 +88,10 @@ def test_the_second_signal_ends_it_at_once_and_nothing_is_lost(tmp_path, sweep):
 
 
 @pytest.mark.faults
-def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(tmp_path, sweep):  # noqa: F811
-    planned, store, expected = sweep
+def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(
+    tmp_path, interrupted_sweep
+):
+    planned, store, expected = interrupted_sweep
     driver = start_driver(tmp_path, "--executor", "ray", "--seconds", 0.05)
     wait_for(lambda: count_logged_steps(store) >= 10)
     family = psutil.Process(driver.pid).children(recursive=True)
@@ -112,8 +114,8 @@ def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(tmp_path
 
 
 @pytest.mark.faults
-def test_a_driver_whose_raylet_dies_begins_its_cluster_again(tmp_path, sweep):  # noqa: F811
-    planned, store, expected = sweep
+def test_a_driver_whose_raylet_dies_begins_its_cluster_again(tmp_path, interrupted_sweep):
+    planned, store, expected = interrupted_sweep
     driver = start_driver(tmp_path, "--executor", "ray", "--seconds", 0.05)
     wait_for(lambda: count_logged_steps(store) >= 10)
     children = psutil.Process(driver.pid).children()

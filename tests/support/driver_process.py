@@ -83,7 +83,7 @@ def list_results(store, planned):
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def interrupted_sweep(tmp_path):
     """Return the plan, its store, and the numbers of an undisturbed run."""
     planned, calm = tiny_plan(tmp_path), Store(tmp_path / "calm")
     for one in planned.trials:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvlab.errors import SpecError, StoreError, UsageError
+from kvlab.humanize import summarize_error
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell, Sweep
@@ -362,4 +363,4 @@ def _first_message(error: Exception) -> str:
         item = error.errors(include_url=False)[0]
         rules = item.get("ctx", {}).get("rules")
         return " ".join(rules[0]) if rules else f"{'.'.join(map(str, item['loc']))} {item['msg']}"
-    return str(error).splitlines()[0]
+    return summarize_error(error)

@@ -12,14 +12,12 @@ from kvlab.store import Store
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.support.driver_process import (  # noqa: F401 (fixtures)
+from tests.support.driver_process import (
     count_logged_steps,
     finish_driver,
-    kill_started_drivers,
     list_results,
     read_logged_steps,
     start_driver,
-    sweep,
     wait_for,
 )
 from tests.support.stub_trials import StubRun, numbers, tiny_plan
@@ -67,8 +65,10 @@ def test_a_trial_that_is_held_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("seed", [3, 4])
-def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_path, sweep, seed):  # noqa: F811
-    planned, store, expected = sweep
+def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(
+    tmp_path, interrupted_sweep, seed
+):
+    planned, store, expected = interrupted_sweep
     chance, before = random.Random(seed), {}
     drivers = [start_driver(tmp_path, "--seconds", 0.01) for _ in range(2)]
     for steps in sorted(chance.sample(range(5, 75), 4)):
@@ -95,8 +95,8 @@ def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(tmp_pa
     assert not store.is_driven("s")
 
 
-def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeypatch):  # noqa: F811
-    planned, store, expected = sweep
+def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, interrupted_sweep, monkeypatch):
+    planned, store, expected = interrupted_sweep
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "2")
     sleeper = start_driver(tmp_path, "--seconds", 0.05)
     wait_for(lambda: count_logged_steps(store) >= 7)
@@ -115,8 +115,8 @@ def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, sweep, monkeyp
 
 @pytest.mark.timeout(600)
 @pytest.mark.faults
-def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, sweep):  # noqa: F811
-    planned, store, expected = sweep
+def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, interrupted_sweep):
+    planned, store, expected = interrupted_sweep
     drivers = [start_driver(tmp_path, "--mlflow") for _ in range(8)]
     facts = [finish_driver(driver, timeout=500) for driver in drivers]  # each imports MLflow
     assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 8
@@ -139,8 +139,8 @@ def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, sweep):  #
 CELLS = ("baseline", "mqa", "tied", "mqa+tied")
 
 
-def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, sweep):  # noqa: F811
-    planned, store, expected = sweep
+def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, interrupted_sweep):
+    planned, store, expected = interrupted_sweep
     drivers = [start_driver(tmp_path, "--seconds", 0.05) for _ in range(2)]
     wait_for(lambda: sum(len(steps) > 1 for steps in read_logged_steps(store).values()) >= 2)
     store.stop_flag("s").touch()  # as `kvlab stop` does
