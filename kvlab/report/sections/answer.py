@@ -1,4 +1,4 @@
-"""The answer: the question, and three sentences written from the numbers."""
+"""The answer: the sweep's question, and sentences that answer it from the numbers."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import Paragraph, Section, Span, Strong, paragraph
@@ -16,23 +16,23 @@ from kvlab.report.study import GAP_ROUNDING, Study
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
-"""Levels that the first sentence names one by one."""
+"""Levels that the first sentence names individually."""
 
 
 def report_answer(study: Study) -> Section:
+    """Answer the sweep's question."""
     contents = [paragraph(Strong(str(study.sweep["question"])))]
     if study.is_untrained:
-        contents += answer_untrained(study)
+        contents += _answer_untrained(study)
     elif study.done_rows:
-        contents += [_cost(study), _together(study), _trust(study)]
-    missing = _missing(study)
-    if missing:
+        contents += [_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
+    if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
     return Section("The answer", tuple(contents))
 
 
-def _cost(study: Study) -> Paragraph:
-    """What each level costs by itself."""
+def _describe_cost(study: Study) -> Paragraph:
+    """Describe what each level costs by itself."""
     metric = study.primary_metric
     title, unit = METRICS[metric].title, METRICS[metric].unit
     base = study.values(study.baseline, metric)
@@ -41,42 +41,47 @@ def _cost(study: Study) -> Paragraph:
         mean = format_metric(metric, sum(base.values()) / len(base))
         count = format_count(len(base), "seed")
         spans = [f"In {title} the baseline is at {mean} {unit} ({count}); "]
-    seen = sorted(
+    effects = sorted(
         (effect for effect in study.effects(metric) if effect.estimate is not None),
-        key=lambda effect: -abs(_value(effect)),
+        key=lambda effect: -abs(effect.value),
     )
-    if not seen:
+    if not effects:
         return Paragraph((*spans, "no level has a matched pair of finished trials yet."))
-    called = [effect for effect in seen if effect.is_significant]
-    quiet = [effect for effect in seen if not effect.is_significant]
+    significant = [effect for effect in effects if effect.is_significant]
+    insignificant = [effect for effect in effects if not effect.is_significant]
     everywhere = "on average over the settings of the other factors"
-    if called:
+    if significant:
         spans.append(f"{everywhere}, ")
-        spans += [*_named(called, metric, " changes it by "), "; " if quiet else ""]
-    if not quiet:
+        spans += [
+            *_effect_spans(significant, metric, " changes it by "),
+            "; " if insignificant else "",
+        ]
+    if not insignificant:
         return Paragraph((*spans, "."))
-    if all(e.estimate and e.estimate.kind == "one seed" for e in quiet):
-        spans += [*_named(quiet, metric, " changes it by "), ": one seed, so no difference is"]
+    if all(e.estimate and e.estimate.kind == "one seed" for e in insignificant):
+        spans += [
+            *_effect_spans(insignificant, metric, " changes it by "),
+            ": one seed, so no difference is",
+        ]
         return Paragraph((*spans, " claimed."))
-    tests = f"corrected for {format_count(max(effect.n_tests for effect in quiet), 'test')}"
-    if called:
-        spans += [*_named(quiet, metric, " at "), f" {_are(quiet)} within noise ({tests})."]
+    tests = f"corrected for {format_count(max(effect.n_tests for effect in insignificant), 'test')}"
+    if significant:
+        spans += [
+            *_effect_spans(insignificant, metric, " at "),
+            f" {_be(insignificant)} within noise ({tests}).",
+        ]
     else:
         spans.append(f"{everywhere}, no level is told apart from noise ({tests}): ")
-        spans += [*_named(quiet, metric, " at "), "."]
+        spans += [*_effect_spans(insignificant, metric, " at "), "."]
     return Paragraph(tuple(spans))
 
 
-def _are(effects: list[Effect]) -> str:
+def _be(effects: list[Effect]) -> str:
     return "is" if len(effects) == 1 else "are"
 
 
-def _value(effect: Effect) -> float:
-    return effect.estimate.value if effect.estimate else 0.0
-
-
-def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
-    """The largest few, each with its difference and interval, and how many more there are."""
+def _effect_spans(effects: list[Effect], metric: str, verb: str) -> list[Span]:
+    """Name the largest effects with their differences, and count the others."""
     spans: list[Span] = []
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     for number, effect in enumerate(effects[:most]):
@@ -89,14 +94,14 @@ def _named(effects: list[Effect], metric: str, verb: str) -> list[Span]:
             + format_difference(metric, estimate.value)
         )
         if estimate.kind == "tested":
-            spans.append(f" ({_interval(metric, estimate)})")
+            spans.append(f" ({_interval_clause(metric, estimate)})")
     if len(effects) > most:
         spans.append(f" and {len(effects) - most} smaller ones")
     return spans
 
 
-def _together(study: Study) -> Paragraph:
-    """What the reductions buy together."""
+def _describe_savings(study: Study) -> Paragraph:
+    """Describe what the reductions save together."""
     metric = study.primary_metric
     front = [point for point in memory_front(study) if point.is_on_front]
     base = study.kv_bytes(study.baseline)
@@ -110,20 +115,20 @@ def _together(study: Study) -> Paragraph:
         "The smallest cache that no other cell beats is that of ",
         Strong(study.label(smallest.levels)),
         f", {format_exact_bytes(round(smallest.cost))} for one sequence at block size,"
-        f" {_of(base, smallest.cost)}",
-        _change(study, smallest.levels),
+        f" {_size_clause(base, smallest.cost)}",
+        _baseline_clause(study, smallest.levels),
     ]
     bests = [best for best in best_cells_by_budget(study) if best.best.levels != smallest.levels]
     if bests:
         best = bests[0]
         spans += [f"; {best.condition} the best cell is ", Strong(study.label(best.best.levels))]
         spans.append(
-            f" at {format_metric(metric, best.best.mean)}{_change(study, best.best.levels)}"
+            f" at {format_metric(metric, best.best.mean)}{_baseline_clause(study, best.best.levels)}"
         )
     return Paragraph((*spans, "."))
 
 
-def _of(base: int, stored: float) -> str:
+def _size_clause(base: int, stored: float) -> str:
     return (
         "the baseline's size"
         if stored == base
@@ -131,40 +136,37 @@ def _of(base: int, stored: float) -> str:
     )
 
 
-def _change(study: Study, levels: tuple[str, ...]) -> str:
+def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
     if levels == study.baseline:
         return ""
     metric = study.primary_metric
-    found = study.paired_difference(levels, study.baseline, metric)
-    if found is None:
+    estimate = study.paired_difference(levels, study.baseline, metric)
+    if estimate is None:
         return ""
-    text = f", {format_difference(metric, found.value)} against the baseline"
-    if found.kind == "one seed":
+    text = f", {format_difference(metric, estimate.value)} against the baseline"
+    if estimate.kind == "one seed":
         return f"{text} (at one seed)"
-    if found.kind != "tested":
+    if estimate.kind != "tested":
         return text
-    return f"{text} ({_interval(metric, found)}{_noise(found, levels in study.significant_cells)})"
+    noise = _noise_clause(estimate, levels in study.significant_cells)
+    return f"{text} ({_interval_clause(metric, estimate)}{noise})"
 
 
-def _interval(metric: str, found: Estimate) -> str:
-    return (
-        f"95% CI {format_difference(metric, found.low)} to {format_difference(metric, found.high)}"
-    )
+def _interval_clause(metric: str, estimate: Estimate) -> str:
+    return f"95% CI {format_difference(metric, estimate.low)} to {format_difference(metric, estimate.high)}"
 
 
-def _noise(found: Estimate, called: bool) -> str:
-    if called:
+def _noise_clause(estimate: Estimate, significant: bool) -> str:
+    if significant:
         return ""
-    return (
-        f", within noise{'' if found.low <= 0 <= found.high else ' once corrected for all cells'}"
-    )
+    return f", within noise{'' if estimate.low <= 0 <= estimate.high else ' once corrected for all cells'}"
 
 
-def _trust(study: Study) -> Paragraph:
-    """How far to believe it."""
+def _describe_confidence(study: Study) -> Paragraph:
+    """Describe the smallest difference that the design can detect."""
     metric, unit = study.primary_metric, METRICS[study.primary_metric].unit
     spans: list[Span] = []
-    spans += _gap(study)
+    spans += _gap_spans(study)
     detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
     if detectable:
         low, high = (
@@ -188,8 +190,8 @@ def _trust(study: Study) -> Paragraph:
     return Paragraph((first, *rest, "."))
 
 
-def _gap(study: Study) -> list[Span]:
-    """The largest difference that serving makes; nothing where none was measured."""
+def _gap_spans(study: Study) -> list[Span]:
+    """Describe the largest serving gap; nothing if none was measured."""
     if not study.serving_gaps:
         return []
     worst = max(study.serving_gaps, key=lambda levels: study.serving_gaps[levels].value)
@@ -198,13 +200,13 @@ def _gap(study: Study) -> list[Span]:
         return ["Scoring through the serving cache agrees with one-shot scoring; "]
     text = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
     if gap.kind == "tested":
-        called = worst in study.significant_gaps
-        text += f" ({_interval('serving_gap', gap)}{_noise(gap, called)})"
+        significant = worst in study.significant_gaps
+        text += f" ({_interval_clause('serving_gap', gap)}{_noise_clause(gap, significant)})"
     hides = "One-shot scoring hides what serving does: the largest serving gap is "
     return [hides, text, " at ", Strong(study.label(worst)), "; "]
 
 
-def _missing(study: Study) -> Paragraph | None:
+def _describe_missing(study: Study) -> Paragraph | None:
     others = {state: count for state, count in study.status_counts.items() if state != "done"}
     if not set(others) - {"pruned"}:  # a search that prunes leaves no more than that
         return None
@@ -214,11 +216,8 @@ def _missing(study: Study) -> Paragraph | None:
     return paragraph(Strong("This report is partial."), text)
 
 
-# The answer where no weights are trained: what layouts store and how fast they decode.
-
-
-def answer_untrained(study: Study) -> list[Paragraph]:
-    """Bytes, times, and what not to conclude."""
+def _answer_untrained(study: Study) -> list[Paragraph]:
+    """Compare what layouts store and how fast they decode, where no weights are trained."""
     about = paragraph(
         "The weights are as drawn, so losses say nothing and are left out: this is a study of"
         " memory and speed, which do not depend on the weights' values."
@@ -250,16 +249,16 @@ def _untrained_bytes(study: Study) -> Paragraph | None:
 
 def _untrained_times(study: Study) -> Paragraph | None:
     metric = "tpot_ms_p50"
-    found = study.means(metric)
-    base = found.get(study.baseline)
+    means = study.means(metric)
+    base = means.get(study.baseline)
     if base is None:
         return None
     spans: list[Span] = [
         f"A token takes the baseline {format_metric(metric, base)} ms (median, batch 1,"
         f" {format_count(len(study.seeds), 'run')} a cell)"
     ]
-    fastest = min(found, key=lambda levels: (found[levels], study.cell_index(levels)))
+    fastest = min(means, key=lambda levels: (means[levels], study.cell_index(levels)))
     if fastest != study.baseline:
         spans += ["; least it takes ", Strong(study.label(fastest))]
-        spans.append(f", {format_metric(metric, found[fastest])} ms")
+        spans.append(f", {format_metric(metric, means[fastest])} ms")
     return paragraph(*spans, ".")

@@ -1,4 +1,4 @@
-"""The ablation table: every cell's mean and spread over seeds."""
+"""The ablation table: mean and spread over seeds of every cell."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Section, Table, cell, paragraph
@@ -24,6 +24,7 @@ from kvlab.store.metrics import METRICS
 
 
 def report_cells(study: Study) -> Section | None:
+    """List every cell with its KV bytes, its loss and its difference from the baseline."""
     if not study.done_rows:
         return None
     metric = study.primary_metric
@@ -41,7 +42,7 @@ def report_cells(study: Study) -> Section | None:
         Column("KV MiB", True, "2^20 bytes, one sequence at block size"),
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
         mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
-        *_one_shot(study),
+        *_one_shot_columns(study),
         Column(f"against baseline ({difference_unit(metric)})", True, "paired by seed"),
         interval_column(metric, "of the difference, over seeds"),
     ]
@@ -50,26 +51,32 @@ def report_cells(study: Study) -> Section | None:
     return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
 
 
-def _one_shot(study: Study) -> list[Column]:
-    """A column for the loss without the serving cache, where the primary is with it."""
+def _one_shot_columns(study: Study) -> list[Column]:
+    """Return the column of the one-shot loss, if the primary metric is the served one."""
     metric = study.one_shot_metric
-    title, whole = short_title(metric), METRICS[metric]
-    return [mean_column(title, whole.unit, whole.title)] if metric != study.primary_metric else []
+    title, info = short_title(metric), METRICS[metric]
+    return [mean_column(title, info.unit, info.title)] if metric != study.primary_metric else []
 
 
 def _row(study: Study, levels: Levels, metric: str) -> Row:
     values = study.values(levels, metric)
-    bases = zip(levels, study.baseline, strict=True)
-    names = [cell(name, tone="muted" if name == base else "") for name, base in bases]
-    spread = [mean_cell(study, levels, metric)]
+    level_pairs = zip(levels, study.baseline, strict=True)
+    names = [cell(name, tone="muted" if name == base else "") for name, base in level_pairs]
+    means = [mean_cell(study, levels, metric)]
     if metric != study.one_shot_metric:
-        spread.append(mean_cell(study, levels, study.one_shot_metric))
+        means.append(mean_cell(study, levels, study.one_shot_metric))
     count = cell(str(len(values)), len(values), "" if values else "muted")
-    entries = (*names, count, *_sizes(study, levels), *spread, *_change(study, levels, metric))
+    entries = (
+        *names,
+        count,
+        *_size_cells(study, levels),
+        *means,
+        *_difference_cells(study, levels, metric),
+    )
     return Row(entries, study.cell_key(levels), "" if values else "muted")
 
 
-def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
+def _size_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
     stored, base = study.kv_bytes(levels), study.kv_bytes(study.baseline)
     if stored is None:
         return EMPTY_CELL, EMPTY_CELL, EMPTY_CELL
@@ -81,11 +88,11 @@ def _sizes(study: Study, levels: Levels) -> tuple[Cell, ...]:
     )
 
 
-def _change(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
-    found = study.paired_difference(levels, study.baseline, metric)
-    if levels == study.baseline or found is None:
+def _difference_cells(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
+    estimate = study.baseline_difference(levels)
+    if estimate is None:
         return EMPTY_CELL, EMPTY_CELL
-    value = difference_cell(metric, found.value)
-    if found.kind != "tested":
+    value = difference_cell(metric, estimate.value)
+    if estimate.kind != "tested":
         return value, EMPTY_CELL
-    return value, range_cell(metric, found.low, found.high)
+    return value, range_cell(metric, estimate.low, estimate.high)

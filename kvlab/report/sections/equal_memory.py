@@ -1,4 +1,4 @@
-"""At equal memory: the best cell in every budget, and whether the next best is told apart."""
+"""At equal memory: the best cell within each budget, compared with the second best."""
 
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -41,6 +41,7 @@ from kvlab.store.metrics import METRICS
 
 
 def report_equal_memory(study: Study) -> Section | None:
+    """Report the best cell within each memory budget."""
     bests = list(best_cells_by_budget(study))
     if not bests:
         return None
@@ -53,11 +54,11 @@ def report_equal_memory(study: Study) -> Section | None:
         f" ({sizes} tokens); the baseline takes {format_mebibytes(base)} MiB of them. The best of many is"
         " in part the luckiest: intervals between the two best do not allow for that.",
     )
-    sentences = Bullets(tuple(_sentence(study, best) for best in bests))
+    sentences = Bullets(tuple(_describe_best(study, best) for best in bests))
     return Section("At equal memory", (note, sentences, _table(study, bests)))
 
 
-def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
+def _describe_best(study: Study, best: BudgetBest) -> tuple[Span, ...]:
     metric = study.primary_metric
     condition = best.condition[:1].upper() + best.condition[1:]
     spans: list[Span] = [
@@ -67,23 +68,23 @@ def _sentence(study: Study, best: BudgetBest) -> tuple[Span, ...]:
     ]
     if best.second is None:
         return (*spans, "; no other fits.")
-    _, _, verdict = _against_second(study, best)
+    _, _, verdict = _compare_with_second(study, best)
     spans += ["; next is ", Strong(study.label(best.second.levels)), f" ({verdict})."]
     return tuple(spans)
 
 
 def _table(study: Study, bests: list[BudgetBest]) -> Table:
     metric, budget = study.primary_metric, f"budget per {BUDGET_CONTEXT:,} tokens"
-    delta = difference_unit(metric)
+    unit = difference_unit(metric)
     columns = (
         Column(budget, True, csv=(f"{budget} (bytes)",)),
         Column("cells that fit", True),
         Column("best cell"),
         Column("its MiB", True, f"2^20 bytes per {BUDGET_CONTEXT:,} tokens"),
         Column(title_with_unit(metric, short_title(metric)), True),
-        Column("against baseline", True, "paired by seed", (f"against baseline ({delta})",)),
+        Column("against baseline", True, "paired by seed", (f"against baseline ({unit})",)),
         Column("next best"),
-        Column(f"next minus best ({delta})", True, "paired by seed"),
+        Column(f"next minus best ({unit})", True, "paired by seed"),
         interval_column(metric, "of next minus best"),
         Column("verdict"),
     )
@@ -93,7 +94,7 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
 
 def _row(study: Study, best: BudgetBest) -> Row:
     metric, point = study.primary_metric, best.best
-    value, interval, verdict = _against_second(study, best)
+    value, interval, verdict = _compare_with_second(study, best)
     second = cell(study.label(best.second.levels)) if best.second else EMPTY_CELL
     return Row(
         (
@@ -112,18 +113,18 @@ def _row(study: Study, best: BudgetBest) -> Row:
     )
 
 
-def _against_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
-    """The next best minus the best: value, interval and what may be said of it."""
+def _compare_with_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
+    """Return the second best minus the best: value, interval and verdict."""
     metric = study.primary_metric
     if best.second is None:
         return EMPTY_CELL, EMPTY_CELL, "alone"
-    found = study.paired_difference(best.second.levels, best.best.levels, metric)
-    if found is None:
+    estimate = study.paired_difference(best.second.levels, best.best.levels, metric)
+    if estimate is None:
         return EMPTY_CELL, EMPTY_CELL, "no shared seed"
-    value = difference_cell(metric, found.value)
-    if found.kind != "tested":
-        return value, EMPTY_CELL, UNTESTED.get(found.kind, "told apart")
-    ranked = len(study.means(metric))
-    pairs = ranked * (ranked - 1) // 2  # any two of them could have come out as the best
-    told = "told apart" if found.p * pairs < ALPHA else "within noise"
-    return value, range_cell(metric, found.low, found.high), told
+    value = difference_cell(metric, estimate.value)
+    if estimate.kind != "tested":
+        return value, EMPTY_CELL, UNTESTED.get(estimate.kind, "told apart")
+    n_cells = len(study.means(metric))
+    n_pairs = n_cells * (n_cells - 1) // 2  # any two of them could have come out as the best
+    verdict = "told apart" if estimate.p * n_pairs < ALPHA else "within noise"
+    return value, range_cell(metric, estimate.low, estimate.high), verdict

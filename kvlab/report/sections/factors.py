@@ -1,11 +1,21 @@
-"""Baseline and factors: what was varied, what is compared with what, and what cannot be."""
+"""Baseline and factors: what the sweep varies, and the limits of its comparisons."""
 
 from collections.abc import Iterator
 from math import prod
 
 from kvlab.humanize import format_count
-from kvlab.report.document import Bullets, Cell, Code, Column, Row, Section, Span, Table, paragraph
-from kvlab.report.document import cell as text_cell
+from kvlab.report.document import (
+    Bullets,
+    Cell,
+    Code,
+    Column,
+    Row,
+    Section,
+    Span,
+    Table,
+    cell,
+    paragraph,
+)
 from kvlab.report.effects import Effect, change_name
 from kvlab.report.formatting import format_signed
 from kvlab.report.study import Study
@@ -13,6 +23,7 @@ from kvlab.spec.designs import DESIGNS
 
 
 def report_factors(study: Study) -> Section:
+    """List the design, its factors with their levels, and notes on what can be compared."""
     seeds = ", ".join(map(str, study.seeds))
     n_trainings = len({row.training for row in study.done_rows if row.training})
     baseline = ", ".join(
@@ -32,7 +43,7 @@ def report_factors(study: Study) -> Section:
 
 
 def _title(study: Study) -> str:
-    """``full factorial``; several designs are joined."""
+    """Return the design's title, such as ``full factorial``; several are joined."""
     titles = []
     for name in str(study.sweep.get("design", "full")).split(" + "):
         kind, _, fraction = name.partition(":")
@@ -42,7 +53,7 @@ def _title(study: Study) -> str:
 
 
 MAX_NAMED_ALIASES = 6
-"""Named in one note; the table of effects has all."""
+"""Aliases listed in one note; the table of effects has all of them."""
 
 
 def _table(study: Study) -> Table:
@@ -54,7 +65,7 @@ def _table(study: Study) -> Table:
             text = ", ".join(f"{key}: {value}" for key, value in patch.items())
             role = "baseline" if level == levels[0] else ""
             setting = Cell(text or "as the base experiment", text, code=bool(text))
-            names = (text_cell(factor), text_cell(level), text_cell(role))
+            names = (cell(factor), cell(level), cell(role))
             rows.append(Row((*names, setting)))
     columns = (Column("factor"), Column("level"), Column("role"), Column("what it sets"))
     return Table("factors", "Factors and their levels.", columns, tuple(rows))
@@ -74,8 +85,8 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             text = f"{absent_cells} of {full} combinations are not in the design{absent}."
             yield (f"{text} {partner}",)
     for effect in study.effects(study.primary_metric):
-        yield from _limits(effect)
-    yield from _sizes(study)
+        yield from _limit_notes(effect)
+    yield from _parameter_notes(study)
     if study.done_rows and not study.is_untrained:
         yield (
             "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
@@ -95,8 +106,8 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
         )
 
 
-def _sizes(study: Study) -> Iterator[tuple[Span, ...]]:
-    """Levels that also change how many parameters there are: a confound that belongs to them."""
+def _parameter_notes(study: Study) -> Iterator[tuple[Span, ...]]:
+    """Note the levels that also change the number of parameters."""
     changes = []
     for factor, levels in study.factors.items():
         for level in levels[1:]:
@@ -114,13 +125,13 @@ def _sizes(study: Study) -> Iterator[tuple[Span, ...]]:
 
 
 def _parameter_shares(study: Study, factor: str, level: str) -> list[float]:
-    """By what share a level changes the parameters, in every cell that has a partner."""
-    place = list(study.factors).index(factor)
+    """Return a level's relative change of the parameters, in every cell that has a partner."""
+    index = list(study.factors).index(factor)
     shares = []
     for levels in study.cells:
-        partner = (*levels[:place], study.factors[factor][0], *levels[place + 1 :])
+        partner = (*levels[:index], study.factors[factor][0], *levels[index + 1 :])
         mine, theirs = study.parameters(levels), study.parameters(partner)
-        if levels[place] == level and mine and theirs:
+        if levels[index] == level and mine and theirs:
             shares.append(mine / theirs - 1)
     return shares
 
@@ -129,7 +140,7 @@ def _has_data(facts: object) -> bool:
     return isinstance(facts, dict) and bool((facts.get("provenance") or {}).get("data"))
 
 
-def _limits(effect: Effect) -> Iterator[tuple[Span, ...]]:
+def _limit_notes(effect: Effect) -> Iterator[tuple[Span, ...]]:
     if effect.aliases:
         listed = ", ".join(map(change_name, effect.aliases[:MAX_NAMED_ALIASES]))
         more = len(effect.aliases) - MAX_NAMED_ALIASES
@@ -147,13 +158,13 @@ def _limits(effect: Effect) -> Iterator[tuple[Span, ...]]:
 
 
 def _absent_pairs(study: Study) -> list[str]:
-    """Pairs of levels of two factors that no cell has together."""
+    """Return the pairs of levels of two factors that no cell combines."""
     factors = list(study.factors.items())
-    seen: set[tuple[int, str, int, str]] = set()
+    present: set[tuple[int, str, int, str]] = set()
     for levels in study.cells:
         for i in range(len(levels)):
             for j in range(i + 1, len(levels)):
-                seen.add((i, levels[i], j, levels[j]))
+                present.add((i, levels[i], j, levels[j]))
     return [
         f"{first}={one} with {second}={other}"
         for i, (first, ones) in enumerate(factors)
@@ -161,5 +172,5 @@ def _absent_pairs(study: Study) -> list[str]:
         if i < j
         for one in ones
         for other in others
-        if (i, one, j, other) not in seen
+        if (i, one, j, other) not in present
     ]

@@ -1,4 +1,4 @@
-"""Failures and retries: what has no measurement, and why."""
+"""Failures and retries: the trials without measurements."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import (
@@ -17,16 +17,17 @@ from kvlab.report.study import Study
 from kvlab.report.trial_rows import TrialRow
 
 MAX_ERROR_LENGTH = 600
-"""Characters of an error that are shown; the whole of it is in the trial's directory."""
+"""Characters of an error that are shown; the trial's directory has all of it."""
 
 
 def report_failures(study: Study) -> Section:
-    ended = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
+    """Report trials that failed, were pruned, are missing or took several attempts."""
+    failed = [row for row in study.rows if row.status in ("failed", "diverged", "damaged")]
     missing = [row for row in study.rows if row.status == "missing"]
     pruned = [row for row in study.rows if row.status == "pruned"]
-    retried = [row for row in study.done_rows if _attempts(row) > 1]
+    retried = [row for row in study.done_rows if _count_attempts(row) > 1]
     parts = []
-    if not ended:
+    if not failed:
         parts.append("No trial failed.")
     if missing:
         cells = len({row.levels for row in missing})
@@ -34,9 +35,9 @@ def report_failures(study: Study) -> Section:
         parts.append(f"{format_count(len(missing), 'trial')} of {of_cells} have not ended yet.")
     if retried:
         parts.append(f"{format_count(len(retried), 'measured trial')} took more than one attempt.")
-    if ended:
+    if failed:
         parts.append(
-            f"{format_count(len(ended), 'trial')} ended without a result. A diverged training is a"
+            f"{format_count(len(failed), 'trial')} ended without a result. A diverged training is a"
             " finding about its cell; any other failure says nothing about it. Pairs with these"
             " trials are left out of every comparison."
         )
@@ -47,17 +48,17 @@ def report_failures(study: Study) -> Section:
             " comparison and of the front."
         )
     contents: list[Content] = [paragraph(" ".join(parts))]
-    if ended:
-        contents.append(_table(study, ended))
+    if failed:
+        contents.append(_failed_table(study, failed))
     if pruned:
         contents.append(_pruned_table(study, pruned))
     return Section("Failures and retries", tuple(contents))
 
 
-def _attempts(row: TrialRow) -> int:
-    """Without those that ended at a rung of a search, as they were to."""
-    facts = row.record["provenance"]
-    return int(facts.get("attempts", 1)) - int(facts.get("pauses", 0))
+def _count_attempts(row: TrialRow) -> int:
+    """Count a trial's attempts, without those that ended at a rung of a search as planned."""
+    record = row.record["provenance"]
+    return int(record.get("attempts", 1)) - int(record.get("pauses", 0))
 
 
 def _pruned_table(study: Study, pruned: list[TrialRow]) -> Table:
@@ -71,20 +72,20 @@ def _pruned_table(study: Study, pruned: list[TrialRow]) -> Table:
     )
     rows = []
     for row in pruned:
-        facts = row.record["pruned"]
+        record = row.record["pruned"]
         entries = (
             cell(study.label(row.levels)),
             cell(str(row.seed), row.seed),
             Cell(row.trial, row.trial, code=True),
-            cell(f"{facts['step']:,}", facts["step"]),
-            cell(f"{facts['steps']:,}", facts["steps"]),
-            cell(format_metric("loss", facts["loss"]), facts["loss"]),
+            cell(f"{record['step']:,}", record["step"]),
+            cell(f"{record['steps']:,}", record["steps"]),
+            cell(format_metric("loss", record["loss"]), record["loss"]),
         )
         rows.append(Row(entries, study.cell_key(row.levels), "muted"))
     return Table("pruned", "Trials that the search pruned.", columns, tuple(rows))
 
 
-def _table(study: Study, ended: list[TrialRow]) -> Table:
+def _failed_table(study: Study, failed: list[TrialRow]) -> Table:
     columns = (
         Column("cell"),
         Column("seed", True),
@@ -95,21 +96,21 @@ def _table(study: Study, ended: list[TrialRow]) -> Table:
         Column("attempts", True),
         Column("traceback"),
     )
-    rows = tuple(_row(study, row) for row in ended)
+    rows = tuple(_row(study, row) for row in failed)
     return Table("failures", "Trials without measurements.", columns, rows)
 
 
 def _row(study: Study, row: TrialRow) -> Row:
     error = row.record.get("error") or {}
     kind, message = error.get("type") or "", error.get("message") or ""
-    whole = f"{kind}: {message}" if kind else str(message)
-    short = (
-        whole
-        if len(whole) <= MAX_ERROR_LENGTH
-        else whole[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
+    full_error = f"{kind}: {message}" if kind else str(message)
+    shown_error = (
+        full_error
+        if len(full_error) <= MAX_ERROR_LENGTH
+        else full_error[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
     )
     attempts = (row.record.get("provenance") or {}).get("attempts")
-    trace = error.get("traceback")
+    traceback = error.get("traceback")
     return Row(
         (
             cell(study.label(row.levels)),
@@ -117,9 +118,9 @@ def _row(study: Study, row: TrialRow) -> Row:
             Cell(row.trial, row.trial, code=True),
             cell(row.status, tone="bad"),
             cell(str(error.get("class") or "")),
-            Cell(short, whole, code=bool(short)),
+            Cell(shown_error, full_error, code=bool(shown_error)),
             EMPTY_CELL if attempts is None else cell(str(attempts), attempts),
-            Cell(str(trace), str(trace), code=True) if trace else EMPTY_CELL,
+            Cell(str(traceback), str(traceback), code=True) if traceback else EMPTY_CELL,
         ),
         study.cell_key(row.levels),
     )

@@ -1,4 +1,4 @@
-"""HellaSwag: accuracy with its error over items, and cells compared item by item."""
+"""HellaSwag: accuracy with its error over items, and item-by-item comparisons."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import (
@@ -32,36 +32,38 @@ from kvlab.report.hellaswag_outcomes import (
     largest_accuracy_error,
     read_outcomes,
 )
-from kvlab.report.statistics import ItemComparison, holm_correction
+from kvlab.report.statistics import ALPHA, ItemComparison, holm_correction
 from kvlab.report.study import Study
 from kvlab.report.table_columns import range_cell, range_column
 from kvlab.report.trial_rows import Levels
 
-ALPHA = 0.05
-
-ACCURACIES = {
+_ACCURACY_TITLES = {
     "hellaswag_acc": "acc",
     "hellaswag_acc_norm": "acc_norm",
     "hellaswag_acc_norm_served": "acc_norm served",
     "hellaswag_lmeval_acc_norm": "lm-eval acc_norm",
     "hellaswag_lmeval_acc_norm_served": "lm-eval acc_norm served",
 }
-_TITLES = {
+_SCORINGS = {
     "hellaswag_acc_norm": "one-shot",
     "hellaswag_acc_norm_served": "through the serving cache",
 }
 
 
 def report_hellaswag(study: Study) -> Section | None:
-    metrics = [metric for metric in ACCURACIES if metric in study.measured_metrics]
+    """List accuracies and compare every cell with the baseline on the same items."""
+    metrics = [metric for metric in _ACCURACY_TITLES if metric in study.measured_metrics]
     if not metrics:
         return None
-    contents: list[Content] = [paragraph(_note(study, metrics)), _accuracies(study, metrics)]
+    contents: list[Content] = [
+        paragraph(_describe_task(study, metrics)),
+        _accuracy_table(study, metrics),
+    ]
     if exceeds_item_limit(study):
         contents.append(paragraph(_TOO_MANY))
-    bits = read_outcomes(study)
-    compared = [_comparison(study, bits, style) for style in COMPARED_METRICS]
-    tables = [table for table in compared if table is not None]
+    outcomes = read_outcomes(study)
+    comparison = [_comparison_table(study, outcomes, metric) for metric in COMPARED_METRICS]
+    tables = [table for table in comparison if table is not None]
     if tables:
         contents += [Heading("Item by item against the baseline"), paragraph(_METHOD), *tables]
     return Section("HellaSwag", tuple(contents))
@@ -88,44 +90,48 @@ _CHANCE = (
 )
 
 
-def _note(study: Study, metrics: list[str]) -> str:
+def _describe_task(study: Study, metrics: list[str]) -> str:
     items = sorted({int(r.measurements.get("hellaswag_items", 0)) for r in study.done_rows} - {0})
     text = "Completion style scores the context alone; lm-eval style adds the activity label."
     if items:
         sizes = " or ".join(f"{size:,}" for size in items)
         text = f"{sizes} items a trial; chance is 25%. {text}"
-    cut = max((r.measurements.get("hellaswag_shortened", 0) for r in study.done_rows), default=0)
-    if cut:
-        text += f" Up to {format_count(int(cut), 'context')} had to be cut to fit the model."
+    n_shortened = max(
+        (r.measurements.get("hellaswag_shortened", 0) for r in study.done_rows), default=0
+    )
+    if n_shortened:
+        text += (
+            f" Up to {format_count(int(n_shortened), 'context')} had to be cut to fit the model."
+        )
     largest = largest_accuracy_error(study, metrics)
     if largest is not None:
-        worst = 100 * largest
+        largest_points = 100 * largest
         text += (
-            f" One accuracy has a standard error of up to {format_fixed(worst, 2)} points over items, so"
-            f" two cells that are not compared item by item must differ by about"
-            f" {format_fixed(2 * 2**0.5 * worst, 1)} points before that means anything."
+            f" One accuracy has a standard error of up to {format_fixed(largest_points, 2)} points over"
+            f" items, so two cells that are not compared item by item must differ by about"
+            f" {format_fixed(2 * 2**0.5 * largest_points, 1)} points before that means anything."
         )
     if all_at_chance(study, metrics):
         text += _CHANCE
     return text
 
 
-def _accuracies(study: Study, metrics: list[str]) -> Table:
-    columns = (Column("cell"), *(_column(ACCURACIES[m]) for m in metrics))
+def _accuracy_table(study: Study, metrics: list[str]) -> Table:
+    columns = (Column("cell"), *(_accuracy_column(_ACCURACY_TITLES[m]) for m in metrics))
     rows = []
     for levels in study.cells:
-        entries = [_accuracy(study, levels, metric) for metric in metrics]
+        entries = [_accuracy_cell(study, levels, metric) for metric in metrics]
         if any(entry is not EMPTY_CELL for entry in entries):
             rows.append(Row((cell(study.label(levels)), *entries), study.cell_key(levels)))
     caption = f"Mean over seeds {PLUS_MINUS} standard error over items (of one seed)."
     return Table("hellaswag", caption, columns, tuple(rows))
 
 
-def _column(title: str) -> Column:
+def _accuracy_column(title: str) -> Column:
     return Column(f"{title} (%)", True, csv=(f"{title} (%)", f"{title} {_ERROR}"))
 
 
-def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
+def _accuracy_cell(study: Study, levels: Levels, metric: str) -> Cell:
     mean, error = study.mean(levels, metric), accuracy_error(study, levels, metric)
     if mean is None:
         return EMPTY_CELL
@@ -139,19 +145,19 @@ def _accuracy(study: Study, levels: Levels, metric: str) -> Cell:
 _ERROR = "error over items (points)"
 
 
-def _comparison(study: Study, bits: Outcomes, style: str) -> Table | None:
-    found: list[tuple[Levels, ItemComparison]] = []
+def _comparison_table(study: Study, outcomes: Outcomes, metric: str) -> Table | None:
+    comparisons: list[tuple[Levels, ItemComparison]] = []
     for levels in study.cells:
         if levels != study.baseline:
-            compared = compare_with_baseline(study, bits, style, levels)
-            if compared is not None:
-                found.append((levels, compared))
-    if not found:
+            comparison = compare_with_baseline(study, outcomes, metric, levels)
+            if comparison is not None:
+                comparisons.append((levels, comparison))
+    if not comparisons:
         return None
-    corrected = holm_correction([compared.p for _, compared in found])
+    corrected = holm_correction([comparison.p for _, comparison in comparisons])
     rows = tuple(
-        _compared(study, levels, compared, p)
-        for (levels, compared), p in zip(found, corrected, strict=True)
+        _comparison_row(study, levels, comparison, p)
+        for (levels, comparison), p in zip(comparisons, corrected, strict=True)
     )
     columns = (
         Column("cell"),
@@ -164,29 +170,33 @@ def _comparison(study: Study, bits: Outcomes, style: str) -> Table | None:
         Column("p (Holm)", True),
         Column("these weights"),
     )
-    sizes = {(compared.items, compared.seeds) for _, compared in found}
-    listed = " or ".join(f"{i:,} items at {format_count(s, 'seed')}" for i, s in sorted(sizes))
-    caption = f"acc_norm {_TITLES[style]}, against the baseline on {listed}."
-    return Table(f"hellaswag-{_TITLES[style].split()[-1]}", caption, columns, rows)
+    sizes = {(comparison.items, comparison.seeds) for _, comparison in comparisons}
+    sizes_text = " or ".join(f"{i:,} items at {format_count(s, 'seed')}" for i, s in sorted(sizes))
+    caption = f"acc_norm {_SCORINGS[metric]}, against the baseline on {sizes_text}."
+    return Table(f"hellaswag-{_SCORINGS[metric].split()[-1]}", caption, columns, rows)
 
 
-def _compared(study: Study, levels: Levels, found: ItemComparison, corrected: float) -> Row:
-    low, high = found.interval
-    called = corrected < ALPHA
+def _comparison_row(
+    study: Study, levels: Levels, comparison: ItemComparison, corrected_p: float
+) -> Row:
+    low, high = comparison.interval
+    is_significant = corrected_p < ALPHA
     verdict = (
-        ("more right" if found.difference > 0 else "fewer right") if called else "within noise"
+        ("more right" if comparison.difference > 0 else "fewer right")
+        if is_significant
+        else "within noise"
     )
-    tone: Tone = ("good" if found.difference > 0 else "bad") if called else "muted"
+    tone: Tone = ("good" if comparison.difference > 0 else "bad") if is_significant else "muted"
     return Row(
         (
             cell(study.label(levels)),
-            cell(format_signed(100 * found.difference, 2), 100 * found.difference),
-            cell(format_fixed(100 * found.error, 2), 100 * found.error),
+            cell(format_signed(100 * comparison.difference, 2), 100 * comparison.difference),
+            cell(format_fixed(100 * comparison.error, 2), 100 * comparison.error),
             range_cell("hellaswag_acc_norm", low, high),
-            cell(f"{found.gained:,}", found.gained),
-            cell(f"{found.lost:,}", found.lost),
-            cell(format_p_value(found.p), found.p),
-            cell(format_p_value(corrected), corrected),
+            cell(f"{comparison.gained:,}", comparison.gained),
+            cell(f"{comparison.lost:,}", comparison.lost),
+            cell(format_p_value(comparison.p), comparison.p),
+            cell(format_p_value(corrected_p), corrected_p),
             cell(verdict, tone=tone),
         ),
         study.cell_key(levels),

@@ -1,4 +1,4 @@
-"""Two-way interactions: whether two reductions together cost the sum of what each costs alone."""
+"""Two-way interactions: whether two levels together cost the sum of what each costs alone."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import Column, Row, Section, Table, cell, paragraph
@@ -19,13 +19,14 @@ from kvlab.report.table_columns import (
 from kvlab.store.metrics import METRICS
 
 MAX_ROWS = 60
-"""Interactions shown; the strongest first where there are more."""
+"""Rows of the table; the strongest interactions come first."""
 
 
 def report_interactions(study: Study) -> Section | None:
+    """List the interactions of every two levels in the primary metric."""
     metric = study.primary_metric
-    found = [effect for effect in study.interactions(metric) if effect.estimate]
-    if not found:
+    effects = [effect for effect in study.interactions(metric) if effect.estimate]
+    if not effects:
         return None
     unit = difference_unit(metric)
     note = paragraph(
@@ -35,8 +36,8 @@ def report_interactions(study: Study) -> Section | None:
         " that it makes beside the other's baseline, at the same seed and setting. Above 0 they"
         " cost more together than their sum; statistics are as for the effects.",
     )
-    # In units of the standard error; without one, what is largest.
-    strongest = sorted(found, key=lambda e: (e.corrected_p, -abs(_value(e))))
+    # By corrected p-value; untested ones by size.
+    strongest = sorted(effects, key=lambda e: (e.corrected_p, -abs(e.value)))
     shown_effects = strongest[:MAX_ROWS]
     rows = tuple(_row(study, effect) for effect in shown_effects)
     columns = (
@@ -49,14 +50,10 @@ def report_interactions(study: Study) -> Section | None:
         groups_column(),
         detectable_column(unit, "true interaction called with 80% power"),
     )
-    heads, rows = append_aliases(columns, rows, shown_effects)
-    cut = f" The {MAX_ROWS} strongest." if len(found) > MAX_ROWS else ""
-    caption = f"{format_count(len(found), 'interaction')} of two levels.{cut}"
-    return Section("Alone and together", (note, Table("interactions", caption, heads, rows)))
-
-
-def _value(effect: Effect) -> float:
-    return effect.estimate.value if effect.estimate else 0.0
+    all_columns, rows = append_aliases(columns, rows, shown_effects)
+    cut_note = f" The {MAX_ROWS} strongest." if len(effects) > MAX_ROWS else ""
+    caption = f"{format_count(len(effects), 'interaction')} of two levels.{cut_note}"
+    return Section("Alone and together", (note, Table("interactions", caption, all_columns, rows)))
 
 
 def _row(study: Study, effect: Effect) -> Row:
@@ -82,8 +79,8 @@ def _row(study: Study, effect: Effect) -> Row:
 
 def _verdict(effect: Effect) -> str:
     if effect.is_significant:
-        above = effect.direction == "higher"
-        return "above the sum" if above else "below the sum"
+        is_above = effect.direction == "higher"
+        return "above the sum" if is_above else "below the sum"
     if effect.verdict == "identical":
         return "additive exactly"
     return "additive within noise" if effect.is_tested else effect.verdict

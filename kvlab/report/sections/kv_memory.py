@@ -1,4 +1,4 @@
-"""Memory: what the formula says, what the cache's storages hold, and peaks."""
+"""Memory: KV bytes by formula and by storage, and peak memory."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import (
@@ -19,23 +19,24 @@ from kvlab.report.study import Study
 from kvlab.report.table_columns import range_column
 from kvlab.report.trial_rows import TrialRow
 
-PEAKS = ("peak_bytes_cached", "peak_bytes_uncached", "peak_bytes_activations")
+_PEAKS = ("peak_bytes_cached", "peak_bytes_uncached", "peak_bytes_activations")
 
 
 def report_memory(study: Study) -> Section | None:
-    known = [row for row in study.done_rows if "kv_bytes_storage" in row.measurements]
-    if not known:
+    """Compare the formula with the cache's storages, and list peaks."""
+    measured = [row for row in study.done_rows if "kv_bytes_storage" in row.measurements]
+    if not measured:
         return None
-    wrong = [row for row in known if not _agrees(row)]
+    mismatches = [row for row in measured if not _agrees(row)]
     spans: list[Span] = [
         "KV bytes of one sequence at block size, by the layout's formula and by adding up the"
         " cache's unique storages. ",
     ]
-    if wrong:
-        count = f"{len(wrong)} of {format_count(len(known), 'trial')} disagree"
+    if mismatches:
+        count = f"{len(mismatches)} of {format_count(len(measured), 'trial')} disagree"
         spans += [Strong(f"{count}: a bug, not a result."), " They are marked below."]
     else:
-        spans.append(f"They agree to the byte in all {format_count(len(known), 'trial')}. ")
+        spans.append(f"They agree to the byte in all {format_count(len(measured), 'trial')}. ")
     spans.append(
         " A layer that shares its K/V still reads them, so bytes read per token shrink with heads"
         " and windows, not with sharing. Peaks contain weights, logits and the allocator's"
@@ -69,30 +70,30 @@ def _agrees(row: TrialRow) -> bool:
 
 
 def _row(study: Study, rows: list[TrialRow]) -> Row | None:
-    known = [row for row in rows if row.is_done and "kv_bytes_storage" in row.measurements]
-    if not known:
+    measured = [row for row in rows if row.is_done and "kv_bytes_storage" in row.measurements]
+    if not measured:
         return None
-    levels = known[0].levels
-    formula = int(known[0].record["kv"]["bytes_at_block_size"])
-    stored = sorted({int(row.measurements["kv_bytes_storage"]) for row in known})
-    listed = ", ".join(f"{count:,}" for count in stored)
-    agree = all(map(_agrees, known))
+    levels = measured[0].levels
+    formula = int(measured[0].record["kv"]["bytes_at_block_size"])
+    stored = sorted({int(row.measurements["kv_bytes_storage"]) for row in measured})
+    stored_text = ", ".join(f"{count:,}" for count in stored)
+    agree = all(map(_agrees, measured))
     return Row(
         (
             cell(study.label(levels)),
             cell(f"{formula:,}", formula),
-            Cell(listed, stored[0], csv=(stored[0], stored[-1])),
+            Cell(stored_text, stored[0], csv=(stored[0], stored[-1])),
             cell("yes" if agree else "no", tone="" if agree else "bad"),
             cell(format_megabytes(formula), formula / 10**6),
             cell(format_mebibytes(formula), formula / 2**20),
-            _largest(known, "kv_bytes_read", whole=True),
-            *(_largest(known, peak) for peak in PEAKS),
+            _largest_cell(measured, "kv_bytes_read", whole=True),
+            *(_largest_cell(measured, peak) for peak in _PEAKS),
         ),
         study.cell_key(levels),
     )
 
 
-def _largest(rows: list[TrialRow], metric: str, whole: bool = False) -> Cell:
+def _largest_cell(rows: list[TrialRow], metric: str, whole: bool = False) -> Cell:
     values = [row.measurements[metric] for row in rows if metric in row.measurements]
     if not values:
         return EMPTY_CELL

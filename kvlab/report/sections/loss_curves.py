@@ -12,68 +12,69 @@ MAX_CURVES = len(SERIES)
 
 
 def report_loss_curves(study: Study) -> Section | None:
-    drawn = _chosen(study)
-    if not drawn:
+    """Plot validation loss during training, of the baseline and the cells of most interest."""
+    curves = _select_curves(study)
+    if not curves:
         return None
     lines = tuple(
         Line(study.label(levels), curve, SERIES[number % MAX_CURVES], dashed=number % 2 == 1)
-        for number, (levels, curve) in enumerate(drawn.items())
+        for number, (levels, curve) in enumerate(curves.items())
     )
-    last = "; ".join(
+    final_losses = "; ".join(
         f"{line.name} ends at {format_metric('loss', line.points[-1].y)}" for line in lines
     )
     plot = Plot(Axis("training tokens (millions)"), Axis("validation loss (nats/token)"), lines)
-    curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
+    n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
     note = paragraph(
         "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
         " baseline, the cells that differ from it in one factor, then those on the front:"
-        f" {format_count(len(drawn), 'curve')} of {format_count(curved, 'cell')}. Cells that share a"
-        f" training share a curve.{_other_text(study)}",
+        f" {format_count(len(curves), 'curve')} of {format_count(n_curved, 'cell')}. Cells that share a"
+        f" training share a curve.{_token_note(study)}",
     )
     caption = "Validation loss against training tokens."
-    return Section("Loss curves", (note, Figure("curves", caption, f"{caption} {last}.", plot)))
+    return Section(
+        "Loss curves", (note, Figure("curves", caption, f"{caption} {final_losses}.", plot))
+    )
 
 
-def _other_text(study: Study) -> str:
-    """A note where a curve's losses and the final one are not over the same tokens."""
-    asked = [
+def _token_note(study: Study) -> str:
+    """Note where losses during training and the final loss are over different tokens."""
+    experiments = [
         (row.record["experiment"], row.measurements.get("loss_tokens")) for row in study.done_rows
     ]
     pairs = {
         (during, int(final))
-        for experiment, final in asked
+        for experiment, final in experiments
         if (during := experiment.get("training", {}).get("evaluate_tokens")) and final
     }
-    listed = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
+    pairs_text = "; ".join(f"{during:,} and {final:,}" for during, final in sorted(pairs))
     if all(during == final for during, final in pairs):
         return ""
     return (
         " During training the loss is over fewer or more validation tokens than the final loss of"
-        f" the tables ({listed}), so a curve does not end at its cell's loss there."
+        f" the tables ({pairs_text}), so a curve does not end at its cell's loss there."
     )
 
 
-def _chosen(study: Study) -> dict[Levels, tuple[Point, ...]]:
-    """The curves that are worth a colour, each training's once."""
-
-    def changed(levels: Levels) -> int:
-        return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
+def _select_curves(study: Study) -> dict[Levels, tuple[Point, ...]]:
+    """Select the cells to draw, each training once, and return their curves."""
 
     front = [point.levels for point in memory_front(study) if point.is_on_front]
-    simple = sorted((c for c in study.cells if changed(c) <= 1), key=changed)
-    drawn: dict[Levels, tuple[Point, ...]] = {}
-    seen: set[str] = set()
+    n_changed = study.n_changed_factors
+    simple = sorted((c for c in study.cells if n_changed(c) <= 1), key=n_changed)
+    curves: dict[Levels, tuple[Point, ...]] = {}
+    drawn_trainings: set[str] = set()
     for levels in dict.fromkeys([*simple, *front]):
         trainings = {row.training for row in study.cells[levels].values() if row.curve}
-        if not trainings or trainings & seen or len(drawn) == MAX_CURVES:
+        if not trainings or trainings & drawn_trainings or len(curves) == MAX_CURVES:
             continue
-        seen |= trainings
-        drawn[levels] = _mean_curve(study, levels)
-    return drawn
+        drawn_trainings |= trainings
+        curves[levels] = _mean_curve(study, levels)
+    return curves
 
 
 def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
-    """The mean over seeds, at the steps that all of the cell's seeds have."""
+    """Return the mean over seeds, at the steps that all seeds have."""
     rows = [row for row in study.cells[levels].values() if row.curve]
     shared = set.intersection(*({step for step, _, _ in row.curve} for row in rows))
     tokens = {step: count for row in rows for step, count, _ in row.curve if step in shared}
@@ -83,10 +84,10 @@ def _mean_curve(study: Study, levels: Levels) -> tuple[Point, ...]:
             if step in shared:
                 sums[step] += loss
     label, key = study.label(levels), study.cell_key(levels)
-    found = []
+    points = []
     for step, total in sums.items():
         loss = total / len(rows)
-        place = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
-        tip = (label, place, f"loss {format_metric('loss', loss)}")
-        found.append(Point(tokens[step] / 10**6, loss, tip, key))
-    return tuple(found)
+        position = f"step {step:,.0f}, {tokens[step]:,.0f} tokens"
+        tip = (label, position, f"loss {format_metric('loss', loss)}")
+        points.append(Point(tokens[step] / 10**6, loss, tip, key))
+    return tuple(points)

@@ -60,9 +60,10 @@ OTHER_METRICS = (
 
 
 def report_effects(study: Study) -> Section | None:
+    """Report every level's effect on the primary metric, and on other measurements."""
     metric = study.primary_metric
-    found = [effect for effect in study.effects(metric) if effect.estimate]
-    if not found:
+    estimated = [effect for effect in study.effects(metric) if effect.estimate]
+    if not estimated:
         return None
     title, unit = METRICS[metric].title, difference_unit(metric)
     columns = (
@@ -81,14 +82,18 @@ def report_effects(study: Study) -> Section | None:
         seeds_column(study.seeds, unit),
         detectable_column(unit, "true difference called with 80% power"),
     )
-    everything = study.effects(metric)
-    rows = tuple(_row(study, effect) for effect in everything)
-    heads, rows = append_aliases(columns, rows, everything)
-    table = Table("effects", f"Effects on the {title}.", heads, rows)
-    contents: list[Content] = [*_method(study, found), table, _figure(study, found)]
-    others = _others(study)
-    if others:
-        contents += [Heading("Effects on other measurements"), *_timings(study), others]
+    effects = study.effects(metric)
+    rows = tuple(_row(study, effect) for effect in effects)
+    all_columns, rows = append_aliases(columns, rows, effects)
+    table = Table("effects", f"Effects on the {title}.", all_columns, rows)
+    contents: list[Content] = [
+        *_describe_method(study, estimated),
+        table,
+        _figure(study, estimated),
+    ]
+    other_table = _other_metrics_table(study)
+    if other_table:
+        contents += [Heading("Effects on other measurements"), *_timing_note(study), other_table]
     return Section("What each level does", tuple(contents))
 
 
@@ -96,18 +101,20 @@ _SMALLER = "baseline level's KV bytes divided by the level's"
 _SETTINGS = "smallest and largest mean difference of a setting"
 
 
-def _timings(study: Study) -> list[Content]:
-    """A warning beside verdicts on times that were not taken alone."""
-    beside = describe_shared_timings(study)
-    if not beside or not _TIMED & set(study.measured_metrics):
+def _timing_note(study: Study) -> list[Content]:
+    """Warn of times that were measured while something else ran."""
+    shared = describe_shared_timings(study)
+    if not shared or not _TIME_METRICS & set(study.measured_metrics):
         return []
-    return [paragraph(f"{beside}: a verdict on a time below may be that work's, not the level's.")]
+    return [paragraph(f"{shared}: a verdict on a time below may be that work's, not the level's.")]
 
 
-_TIMED = frozenset(name for name, metric in METRICS.items() if metric.unit in ("ms", "tokens/s"))
+_TIME_METRICS = frozenset(
+    name for name, metric in METRICS.items() if metric.unit in ("ms", "tokens/s")
+)
 
 
-def _method(study: Study, found: list[Effect]) -> list[Content]:
+def _describe_method(study: Study, estimated: list[Effect]) -> list[Content]:
     text = (
         "A pair is two trials at the same seed and the same levels of all other factors, one with"
         " the level and one with the baseline level. Settings whose trials share trained weights"
@@ -117,22 +124,22 @@ def _method(study: Study, found: list[Effect]) -> list[Content]:
         " the same seeds as the others are left out: see pairs. The difference describes these"
         " settings; that a level acts differently in them (see over settings) is no noise."
     )
-    tests = max((effect.n_tests for effect in found if effect.is_tested), default=0)
-    rule = (
+    tests = max((effect.n_tests for effect in estimated if effect.is_tested), default=0)
+    holm_note = (
         f" Verdicts hold at {ALPHA:g} after Holm's correction for {format_count(tests, 'level')};"
         " within noise means not told apart from zero, not shown to be zero."
     )
-    if any(effect.is_contrast for effect in found):
+    if any(effect.is_contrast for effect in estimated):
         text += _BY_CONTRAST
-    single = " There is one seed: differences are shown, no significance is claimed."
-    repeated = any(effect.is_tested for effect in found)
-    end = rule if repeated else single if len(study.seeds) == 1 else ""
-    return [paragraph(text + end), *_power(found)]
+    one_seed_note = " There is one seed: differences are shown, no significance is claimed."
+    repeated = any(effect.is_tested for effect in estimated)
+    note = holm_note if repeated else one_seed_note if len(study.seeds) == 1 else ""
+    return [paragraph(text + note), *_describe_power(estimated)]
 
 
-def _power(found: list[Effect]) -> list[Content]:
-    """How roughly so few seeds tell what could have been detected."""
-    freedoms = {effect.estimate.df for effect in found if effect.estimate and effect.is_tested}
+def _describe_power(estimated: list[Effect]) -> list[Content]:
+    """Describe the precision of the detectable difference with this number of seeds."""
+    freedoms = {effect.estimate.df for effect in estimated if effect.estimate and effect.is_tested}
     if not freedoms:
         return []
     fewest = min(freedoms) + 1
@@ -167,7 +174,7 @@ def _row(study: Study, effect: Effect) -> Row:
     pairs, key = pairs_cell(effect), study.change_key(effect.change)
     if effect.estimate is None:
         verdict = cell(effect.verdict, tone="muted")
-        nothing = (
+        cells = (
             *names,
             EMPTY_CELL,
             EMPTY_CELL,
@@ -176,7 +183,7 @@ def _row(study: Study, effect: Effect) -> Row:
             pairs,
             *(EMPTY_CELL,) * 4,
         )
-        return Row(nothing, key, tone="muted")
+        return Row(cells, key, tone="muted")
     return Row(
         (
             *names,
@@ -185,7 +192,7 @@ def _row(study: Study, effect: Effect) -> Row:
             cell(effect.verdict, tone=_tone(effect)),
             p_cell(effect, effect.corrected_p),
             p_cell(effect, effect.estimate.p),
-            _smaller(study, effect),
+            _savings_cell(study, effect),
             pairs,
             groups_cell(effect),
             settings_cell(effect),
@@ -201,35 +208,35 @@ def _tone(effect: Effect) -> Tone:
     return tones.get(effect.verdict, "")
 
 
-def _smaller(study: Study, effect: Effect) -> Cell:
-    """By how much the level shrinks the cache, over the settings that were compared."""
+def _savings_cell(study: Study, effect: Effect) -> Cell:
+    """Return by how much the level shrinks the cache, over the settings that were compared."""
     factor, level = effect.change[0]
-    place = list(study.factors).index(factor)
+    index = list(study.factors).index(factor)
     ratios = []
-    for others, _ in effect.by_setting:
-        mine = (*others[:place], level, *others[place:])
-        base = (*others[:place], study.factors[factor][0], *others[place:])
+    for other_table, _ in effect.by_setting:
+        mine = (*other_table[:index], level, *other_table[index:])
+        base = (*other_table[:index], study.factors[factor][0], *other_table[index:])
         small, large = study.kv_bytes(mine), study.kv_bytes(base)
         if small and large:
             ratios.append(large / small)
     if not ratios:
         return EMPTY_CELL
     low, high = min(ratios), max(ratios)
-    both = (
+    text = (
         format_ratio(low)
         if high / low < 1.005
         else f"{format_significant(low)} to {format_ratio(high)}"
     )
-    return Cell(both, low, csv=(low, high))
+    return Cell(text, low, csv=(low, high))
 
 
-def _figure(study: Study, found: list[Effect]) -> Figure:
+def _figure(study: Study, estimated: list[Effect]) -> Figure:
     metric = study.primary_metric
     unit = difference_unit(metric)
-    names = tuple(effect.name for effect in found)
-    called: list[Point] = []
-    quiet: list[Point] = []
-    for place, effect in enumerate(found):
+    names = tuple(effect.name for effect in estimated)
+    significant: list[Point] = []
+    insignificant: list[Point] = []
+    for index, effect in enumerate(estimated):
         assert effect.estimate is not None, "only effects with an estimate are drawn"
         low, high = effect.estimate.low, effect.estimate.high
         tip = [effect.name, f"{format_difference(metric, effect.estimate.value)} {unit}"]
@@ -240,34 +247,37 @@ def _figure(study: Study, found: list[Effect]) -> Figure:
             tip.append(f"p (Holm) {format_p_value(effect.corrected_p)}")
         bars = (low, high) if effect.is_tested else None
         lines, key = (*tip, effect.verdict), study.change_key(effect.change)
-        point = Point(effect.estimate.value, place, lines, key, x_range=bars)
-        (called if effect.is_significant else quiet).append(point)
-    claimed = "within noise" if any(e.is_tested for e in found) else "not tested"
+        point = Point(effect.estimate.value, index, lines, key, x_range=bars)
+        (significant if effect.is_significant else insignificant).append(point)
+    insignificant_name = "within noise" if any(e.is_tested for e in estimated) else "not tested"
     plot = Plot(
         Axis(f"difference in {short_title(metric)} ({unit})"),
         Axis("", "names", names),
-        (Points("differs", tuple(called), "c1", "diamond"), Points(claimed, tuple(quiet), "muted")),
+        (
+            Points("differs", tuple(significant), "c1", "diamond"),
+            Points(insignificant_name, tuple(insignificant), "muted"),
+        ),
         zero=True,
     )
     alt = "; ".join(
         f"{effect.name}: {format_difference(metric, effect.estimate.value)} {unit}, {effect.verdict}"
-        for effect in found
+        for effect in estimated
         if effect.estimate
     )
     caption = "Difference of each level from its factor's baseline level, with 95% intervals."
     return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
 
 
-def _others(study: Study) -> Table | None:
+def _other_metrics_table(study: Study) -> Table | None:
     derived = [name for name, metric in METRICS.items() if metric.derive]
     metrics = [
         m
         for m in (*OTHER_METRICS, *derived)
         if m in study.measured_metrics and m != study.primary_metric
     ]
-    everything = apply_holm([effect for metric in metrics for effect in study.effects(metric)])
+    effects = apply_holm([effect for metric in metrics for effect in study.effects(metric)])
     rows = []
-    for effect in everything:
+    for effect in effects:
         if effect.estimate is None:
             continue
         factor, level = effect.change[0]

@@ -1,4 +1,4 @@
-"""Pareto fronts: quality against stored bytes, read bytes and time per token."""
+"""Pareto fronts of quality against stored bytes, read bytes and time per token."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import (
@@ -37,30 +37,33 @@ from kvlab.report.table_columns import (
 from kvlab.store.metrics import METRICS
 
 Fronts = dict[tuple[str, str], list[CellPoint]]
-"""``(metric, name of the cost)`` -> its cells."""
+"""``(metric, name of the cost)`` -> points of the cells."""
 
 
 def report_pareto(study: Study) -> Section | None:
-    known = memory_front(study)
-    if not known:
+    """Plot quality against each cost, and list the cells on the fronts."""
+    cell_points = memory_front(study)
+    if not cell_points:
         return None
-    front = [point for point in known if point.is_on_front]
+    front = [point for point in cell_points if point.is_on_front]
     title = METRICS[study.primary_metric].title
     note = paragraph(
         f"A cell is on the front if no other cell stores as few bytes with a better {title};"
-        f" {len(front)} of {format_count(len(known), 'cell')} are. The front is drawn through means"
+        f" {len(front)} of {format_count(len(cell_points), 'cell')} are. The front is drawn through means"
         " over seeds: neighbours whose difference is within noise could change places. Bars of"
         " standard deviations over seeds contain what all cells share at a seed, which paired"
         " differences do not.",
     )
-    figure = _figure(study, study.primary_metric, "stored", known)
+    figure = _figure(study, study.primary_metric, "stored", cell_points)
     contents: list[Content] = [note, figure, _table(study, front)]
-    others = _others(study)
+    others = _other_fronts(study)
     if others:
         contents += [Heading("Other costs and qualities"), paragraph(_OTHERS)]
         drawn = {pair: found for pair, found in others.items() if _is_drawn(study, *pair)}
         contents += [_figure(study, *pair, found) for pair, found in drawn.items()]
-        contents.append(_members(study, {(study.primary_metric, "stored"): known, **others}))
+        contents.append(
+            _membership_table(study, {(study.primary_metric, "stored"): cell_points, **others})
+        )
     return Section("Memory and time against quality", tuple(contents))
 
 
@@ -71,26 +74,26 @@ _OTHERS = (
 )
 
 
-def _others(study: Study) -> Fronts:
-    """The other costs of the primary metric, and every cost against HellaSwag."""
+def _other_fronts(study: Study) -> Fronts:
+    """Return the primary metric against the other costs, and HellaSwag against every cost."""
     served = "hellaswag_acc_norm_served"
     accuracy = served if served in study.measured_metrics else "hellaswag_acc_norm"
     pairs = [(study.primary_metric, name) for name in COSTS if name != "stored"]
     pairs += [(accuracy, name) for name in COSTS]
     found = {(m, name): cost_front(study, m, COSTS[name]) for m, name in pairs}
-    return {pair: known for pair, known in found.items() if known}
+    return {pair: cell_points for pair, cell_points in found.items() if cell_points}
 
 
 def _is_drawn(study: Study, metric: str, name: str) -> bool:
-    """HellaSwag is drawn against stored bytes alone; the table has its other fronts."""
+    """Whether a front is drawn: of HellaSwag only that of stored bytes, the table has the others."""
     return metric == study.primary_metric or name == "stored"
 
 
-def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Figure:
+def _figure(study: Study, metric: str, name: str, cell_points: list[CellPoint]) -> Figure:
     cost = COSTS[name]
-    front = [point for point in known if point.is_on_front]
-    base = [point for point in known if point.levels == study.baseline]
-    dominated = [p for p in known if not p.is_on_front and p.levels != study.baseline]
+    front = [point for point in cell_points if point.is_on_front]
+    base = [point for point in cell_points if point.levels == study.baseline]
+    dominated = [p for p in cell_points if not p.is_on_front and p.levels != study.baseline]
 
     def marks(chosen: list[CellPoint], named: bool = False) -> tuple[Point, ...]:
         return tuple(_point(study, metric, cost, point, named) for point in chosen)
@@ -105,34 +108,34 @@ def _figure(study: Study, metric: str, name: str, known: list[CellPoint]) -> Fig
             Points("baseline", marks(base, True), "c1", "diamond"),
         ),
     )
-    listed = "; ".join(
+    front_text = "; ".join(
         f"{study.label(point.levels)}: {cost.format(point.cost)}, {format_metric(metric, point.mean)}"
         for point in front
     )
-    several = any(len(study.values(p.levels, metric)) > 1 for p in [*front, *base])
-    bars = " Bars are standard deviations over seeds, of the front and the baseline alone."
-    bars = bars if several else ""
+    has_spread = any(len(study.values(p.levels, metric)) > 1 for p in [*front, *base])
+    bar_note = " Bars are standard deviations over seeds, of the front and the baseline alone."
+    bar_note = bar_note if has_spread else ""
     title = cost.short_title[:1].upper() + cost.short_title[1:]
-    steps = " The dashed steps are what a budget buys: between two cells there is none."
-    steps = steps if len(front) > 1 else ""
-    caption = f"{title} against {short_title(metric)}: means over seeds.{steps}{bars}"
+    step_note = " The dashed steps are what a budget buys: between two cells there is none."
+    step_note = step_note if len(front) > 1 else ""
+    caption = f"{title} against {short_title(metric)}: means over seeds.{step_note}{bar_note}"
     file = "pareto" if (metric, name) == (study.primary_metric, "stored") else f"pareto-{name}"
     if metric != study.primary_metric:
         file = f"pareto-hellaswag-{name}"
         if all_at_chance(study, [metric]):
             caption += " No accuracy is above chance within its error: this front is no finding."
-    return Figure(file, caption, f"{caption} The front: {listed}.", plot)
+    return Figure(file, caption, f"{caption} The front: {front_text}.", plot)
 
 
 def _steps(metric: str, front: list[CellPoint]) -> tuple[Point, ...]:
-    """The best that each cost can reach: level to the next cell, then to its quality."""
-    places: list[Point] = []
+    """Return the best quality at each cost, as a step function."""
+    corners: list[Point] = []
     for point in front:
         quality = in_display_unit(metric, point.mean)
-        if places:
-            places.append(Point(point.cost, places[-1].y))
-        places.append(Point(point.cost, quality))
-    return tuple(places)
+        if corners:
+            corners.append(Point(point.cost, corners[-1].y))
+        corners.append(Point(point.cost, quality))
+    return tuple(corners)
 
 
 def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool) -> Point:
@@ -147,10 +150,10 @@ def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool)
     )
     mean = in_display_unit(metric, point.mean)
     label = study.label(point.levels) if named else ""
-    ends = None
+    y_range = None
     if named and spread:
-        ends = (mean - in_display_unit(metric, spread), mean + in_display_unit(metric, spread))
-    return Point(point.cost, mean, tip, study.cell_key(point.levels), label, y_range=ends)
+        y_range = (mean - in_display_unit(metric, spread), mean + in_display_unit(metric, spread))
+    return Point(point.cost, mean, tip, study.cell_key(point.levels), label, y_range=y_range)
 
 
 def _table(study: Study, front: list[CellPoint]) -> Table:
@@ -186,20 +189,26 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
 
 
-def _members(study: Study, fronts: Fronts) -> Table:
-    """Every cell that is on a front, and on which."""
-    on = [{point.levels for point in known if point.is_on_front} for known in fronts.values()]
+def _membership_table(study: Study, fronts: Fronts) -> Table:
+    """List the cells that are on a front, and on which."""
+    fronts_levels = [
+        {point.levels for point in cell_points if point.is_on_front}
+        for cell_points in fronts.values()
+    ]
     rows = tuple(
         Row(
             (
                 cell(study.label(levels)),
-                *(cell("on the front" if levels in one else "") for one in on),
-                cell(str(sum(levels in one for one in on)), sum(levels in one for one in on)),
+                *(cell("on the front" if levels in front else "") for front in fronts_levels),
+                cell(
+                    str(sum(levels in front for front in fronts_levels)),
+                    sum(levels in front for front in fronts_levels),
+                ),
             ),
             study.cell_key(levels),
         )
         for levels in study.cells
-        if any(levels in one for one in on)
+        if any(levels in front for front in fronts_levels)
     )
     columns = tuple(Column(f"{short_title(m)} by {COSTS[name].short_title}") for m, name in fronts)
     caption = "The cells that are on a front; every other cell is beaten everywhere."

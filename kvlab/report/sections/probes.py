@@ -1,4 +1,4 @@
-"""Probes that average loss hides: associative recall, and loss by position in the context."""
+"""Probes: associative recall, and loss by position in the context."""
 
 from kvlab.humanize import format_count
 from kvlab.report.document import (
@@ -21,10 +21,11 @@ from kvlab.report.trial_rows import Levels
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
 _POSITIONS = {f"loss_part{i}": f"{i}/8" for i in range(1, 9)} | {"loss_beyond": "beyond"}
-_WAYS = {"": "one-shot", "_served": "served"}
+_SCORINGS = {"": "one-shot", "_served": "served"}
 
 
 def report_probes(study: Study) -> Section | None:
+    """Report what average loss hides."""
     contents = [*_recall(study), *_positions(study)]
     return Section("Probes", tuple(contents)) if contents else None
 
@@ -41,8 +42,10 @@ def _recall(study: Study) -> list[Content]:
         " most a quarter of the context back, far more than half of it."
     )
     caption = "Values recalled (%), mean over seeds."
-    shares = {name: head for name, head in _RECALL.items() if name in study.measured_metrics}
-    table = _table(study, "recall", caption, shares)
+    columns_by_metric = {
+        name: head for name, head in _RECALL.items() if name in study.measured_metrics
+    }
+    table = _table(study, "recall", caption, columns_by_metric)
     return [Heading("Associative recall"), paragraph(text), table]
 
 
@@ -58,49 +61,49 @@ def _positions(study: Study) -> list[Content]:
     )
     if beyond:
         text += " Beyond are positions up to twice the trained length; learned positions have none."
-    shares = {name: head for name, head in _POSITIONS.items() if name in study.measured_metrics}
+    columns_by_metric = {
+        name: head for name, head in _POSITIONS.items() if name in study.measured_metrics
+    }
     caption = "Nats a token by part of the context, mean over seeds."
-    table = _table(study, "positions", caption, shares)
+    table = _table(study, "positions", caption, columns_by_metric)
     return [Heading("Loss by position"), paragraph(text), *_position_figure(study), table]
 
 
 def _position_figure(study: Study) -> list[Content]:
-    """Cells that differ least from the baseline, as many as there are colours."""
-
-    def changed(levels: Levels) -> int:
-        return sum(a != b for a, b in zip(levels, study.baseline, strict=True))
-
+    """Plot the cells that differ least from the baseline, as many as there are colours."""
     served = "loss_part1_served" in study.measured_metrics
     lines: list[Line] = []
-    for levels in sorted(study.cells, key=changed):
+    for levels in sorted(study.cells, key=study.n_changed_factors):
         points = _points(study, levels, "_served" if served else "")
         if points and len(lines) < len(SERIES):
             colour, dashed = SERIES[len(lines)], len(lines) % 2 == 1
             lines.append(Line(study.label(levels), points, colour, dashed=dashed))
     if not lines:
         return []
-    way = "through the serving cache" if served else "one-shot"
-    caption = f"Loss by part of the context, {way}."
-    ends = "; ".join(
+    scoring = "through the serving cache" if served else "one-shot"
+    caption = f"Loss by part of the context, {scoring}."
+    end_losses = "; ".join(
         f"{line.name} goes from {format_metric('loss', line.points[0].y)}"
         f" to {format_metric('loss', line.points[-1].y)}"
         for line in lines
     )
-    of = format_count(len(lines), "line")
-    shown_of = f" {of} of {format_count(len(study.cells), 'cell')}." if len(lines) > 1 else ""
+    n_lines = format_count(len(lines), "line")
+    drawn_note = (
+        f" {n_lines} of {format_count(len(study.cells), 'cell')}." if len(lines) > 1 else ""
+    )
     plot = Plot(Axis("eighth of the context"), Axis("loss (nats/token)"), tuple(lines))
-    return [Figure("positions", f"{caption}{shown_of}", f"{caption} {ends}.", plot)]
+    return [Figure("positions", f"{caption}{drawn_note}", f"{caption} {end_losses}.", plot)]
 
 
 def _points(study: Study, levels: Levels, ending: str) -> tuple[Point, ...]:
-    label, key, found = study.label(levels), study.cell_key(levels), []
+    label, key, points = study.label(levels), study.cell_key(levels), []
     for part in range(1, 9):
         values = list(study.values(levels, f"loss_part{part}{ending}").values())
         if values:
             mean = sum(values) / len(values)
             tip = (label, f"eighth {part} of 8", f"loss {format_metric('loss', mean)}")
-            found.append(Point(float(part), mean, tip, key))
-    return tuple(found)
+            points.append(Point(float(part), mean, tip, key))
+    return tuple(points)
 
 
 def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Table:
@@ -111,10 +114,10 @@ def _table(study: Study, name: str, caption: str, heads: dict[str, str]) -> Tabl
     )
     rows = []
     for levels in study.cells:
-        for ending, way in _WAYS.items():
+        for ending, scoring in _SCORINGS.items():
             entries = [mean_cell(study, levels, f"{metric}{ending}") for metric in heads]
             if any(entry is not EMPTY_CELL for entry in entries):
-                names = (cell(study.label(levels)), cell(way))
+                names = (cell(study.label(levels)), cell(scoring))
                 rows.append(Row((*names, *entries), study.cell_key(levels)))
     seeds = f" {format_count(len(study.seeds), 'seed')}." if len(study.seeds) > 1 else ""
     spread = f" {PLUS_MINUS} is the standard deviation." if seeds else ""

@@ -1,4 +1,4 @@
-"""The cells' layouts at other sizes: bytes exact, times from the roofline as measured here."""
+"""Projection: the cells' layouts at other model sizes, with exact bytes and roofline times."""
 
 from kvlab.layout import RescaleError
 from kvlab.layout.extrapolation import (
@@ -20,24 +20,28 @@ from kvlab.spec.experiment import ServedModel
 
 
 def report_projection(study: Study) -> Section | None:
-    """Shown if trials measured the roofline: its ceilings and efficiencies are used."""
+    """Extrapolate by the measured device peaks and efficiencies; needs the roofline benchmark."""
     lines, keys = benchmark_lines(study, MAX_VARIANTS)
-    ceilings = measured_peaks(lines)
-    shares = [line["value"] for line in lines if line["metric"] == "efficiency"]
-    if ceilings is None or not shares:
+    peaks = measured_peaks(lines)
+    efficiencies = [line["value"] for line in lines if line["metric"] == "efficiency"]
+    if peaks is None or not efficiencies:
         return None
-    found = {
-        levels: _projected(study, levels, ceilings)
+    by_cell = {
+        levels: _projected(study, levels, peaks)
         for levels in study.cells
         if study.cell_key(levels) in keys.values()
     }
-    rows = [_row(study, levels, one, shares) for levels, some in found.items() for one in some]
+    rows = [
+        _row(study, levels, extrapolated, efficiencies)
+        for levels, sizes in by_cell.items()
+        for extrapolated in sizes
+    ]
     if not rows:
         return None
     note = paragraph(
-        f"The layouts in {ceilings.dtype} on other models, exact in bytes. Times are what"
-        f" {ceilings.name} would take if it had the memory, at {format_percent(min(shares), 0)} to"
-        f" {format_percent(max(shares), 0)} of the roofline, the efficiencies measured in this sweep."
+        f"The layouts in {peaks.dtype} on other models, exact in bytes. Times are what"
+        f" {peaks.name} would take if it had the memory, at {format_percent(min(efficiencies), 0)} to"
+        f" {format_percent(max(efficiencies), 0)} of the roofline, the efficiencies measured in this sweep."
         " Quality at those sizes is not projected.",
     )
     columns = (
@@ -52,51 +56,58 @@ def report_projection(study: Study) -> Section | None:
         Column("step, to (s)", True),
     )
     table = Table("projection", "Other sizes, contexts and batches.", columns, tuple(rows))
-    return Section("Projection", (note, _figure(study, found), table))
+    return Section("Projection", (note, _figure(study, by_cell), table))
 
 
-def _figure(study: Study, found: dict[Levels, list[Extrapolation]]) -> Figure:
-    """Stored K/V of every layout at every size, where most sequences are served."""
+def _figure(study: Study, by_cell: dict[Levels, list[Extrapolation]]) -> Figure:
+    """Plot the stored K/V of every layout at every size, at the largest batch and context."""
     batch, context = max(BATCH_SIZES), max(CONTEXT_LENGTHS)
     layers = []
-    for number, (levels, some) in enumerate(found.items()):
+    for number, (levels, sizes) in enumerate(by_cell.items()):
         name, key = study.label(levels), study.cell_key(levels)
         points = tuple(
             Point(
-                one.kv_bytes,
-                EXTRAPOLATION_PRESETS.index(one.size),
-                (name, one.size, f"K/V {_gigabytes(one.kv_bytes)}"),
+                extrapolated.kv_bytes,
+                EXTRAPOLATION_PRESETS.index(extrapolated.size),
+                (name, extrapolated.size, f"K/V {_gigabytes(extrapolated.kv_bytes)}"),
                 key,
             )
-            for one in some
-            if (one.batch_size, one.context_length) == (batch, context)
+            for extrapolated in sizes
+            if (extrapolated.batch_size, extrapolated.context_length) == (batch, context)
         )
         if points:
             layers.append(Points(name, points, SERIES[number % len(SERIES)]))
-    weights = {one.size: one.weight_bytes for some in reversed(found.values()) for one in some}
-    rings = tuple(
+    weights = {
+        extrapolated.size: extrapolated.weight_bytes
+        for sizes in reversed(by_cell.values())
+        for extrapolated in sizes
+    }
+    weight_points = tuple(
         Point(count, EXTRAPOLATION_PRESETS.index(size), (size, f"weights {_gigabytes(count)}"))
         for size, count in weights.items()
     )
     plot = Plot(
         Axis("bytes stored (logarithmic)", "bytes"),
         Axis("", "names", EXTRAPOLATION_PRESETS),
-        (Points("weights of the first layout", rings, "muted", "ring"), *layers),
+        (Points("weights of the first layout", weight_points, "muted", "ring"), *layers),
     )
     caption = f"Stored K/V at {batch} sequences of {context:,} tokens, against the weights."
-    largest = "; ".join(
+    largest_sizes = "; ".join(
         f"{layer.name}: {_gigabytes(layer.points[-1].x)} at {EXTRAPOLATION_PRESETS[round(layer.points[-1].y)]}"
         for layer in layers
     )
-    return Figure("projection", caption, f"{caption} {largest}.", plot)
+    return Figure("projection", caption, f"{caption} {largest_sizes}.", plot)
 
 
 def _gigabytes(count: float) -> str:
     return f"{format_significant(count / 1e9)} GB"
 
 
-def _projected(study: Study, levels: Levels, ceilings: DevicePeaks) -> list[Extrapolation]:
-    """Nothing where the layout means nothing at a size, as owners that name layers by number."""
+def _projected(study: Study, levels: Levels, peaks: DevicePeaks) -> list[Extrapolation]:
+    """Extrapolate a cell's layout to every size that it is defined for.
+
+    Sharing owners that name layers by number, for example, have no meaning at another depth.
+    """
     experiment = cell_experiment(study, levels)
     if experiment is None:
         return []
@@ -104,28 +115,33 @@ def _projected(study: Study, levels: Levels, ceilings: DevicePeaks) -> list[Extr
     found: list[Extrapolation] = []
     for size in EXTRAPOLATION_PRESETS:
         try:
-            found += extrapolate(shape, size, ceilings)
+            found += extrapolate(shape, size, peaks)
         except RescaleError:
             continue
     return found
 
 
-def _row(study: Study, levels: Levels, one: Extrapolation, shares: list[float]) -> Row:
+def _row(
+    study: Study, levels: Levels, extrapolated: Extrapolation, efficiencies: list[float]
+) -> Row:
     def giga(count: float) -> Cell:
         return cell(format_significant(count / 1e9), count / 1e9)
 
-    soonest, latest = one.seconds / max(shares), one.seconds / min(shares)
+    fastest, slowest = (
+        extrapolated.seconds / max(efficiencies),
+        extrapolated.seconds / min(efficiencies),
+    )
     return Row(
         (
             cell(study.label(levels)),
-            cell(one.size),
-            cell(f"{one.batch_size:,}", one.batch_size),
-            cell(f"{one.context_length:,}", one.context_length),
-            giga(one.kv_bytes),
-            giga(one.cost.kv_read_bytes),
-            giga(one.weight_bytes),
-            cell(format_significant(soonest), soonest),
-            cell(format_significant(latest), latest),
+            cell(extrapolated.size),
+            cell(f"{extrapolated.batch_size:,}", extrapolated.batch_size),
+            cell(f"{extrapolated.context_length:,}", extrapolated.context_length),
+            giga(extrapolated.kv_bytes),
+            giga(extrapolated.cost.kv_read_bytes),
+            giga(extrapolated.weight_bytes),
+            cell(format_significant(fastest), fastest),
+            cell(format_significant(slowest), slowest),
         ),
         study.cell_key(levels),
     )

@@ -1,4 +1,4 @@
-"""Decode steps beside the time that the device's measured ceilings allow."""
+"""Roofline: decode steps against the device's measured peaks, and where a layout pays off."""
 
 from typing import Any
 
@@ -21,20 +21,21 @@ from kvlab.report.formatting import format_percent, format_significant
 from kvlab.report.study import Study
 from kvlab.spec.experiment import Experiment
 
-Place = tuple[str, Any, Any]
+Step = tuple[str, Any, Any]
+"""Variant, batch size and context length of a decode step."""
 
 
 def report_roofline(study: Study) -> Section | None:
-    """Shown if trials measured it (``benchmark.roofline: true``)."""
+    """Report decode steps of trials that measured the roofline (``benchmark.roofline: true``)."""
     lines, keys = benchmark_lines(study, MAX_VARIANTS)
     figure = roofline_figure(lines, keys)
     if figure is None:
         return None
-    places: dict[Place, dict[str, dict[str, Any]]] = {}
+    steps: dict[Step, dict[str, dict[str, Any]]] = {}
     for line in lines:
         if line["part"] == "roofline" and line.get("batch_size"):
-            place = (line["variant"], line["batch_size"], line["context_length"])
-            places.setdefault(place, {})[line["metric"]] = line
+            step = (line["variant"], line["batch_size"], line["context_length"])
+            steps.setdefault(step, {})[line["metric"]] = line
     columns = (
         Column("cell"),
         Column("batch", True),
@@ -48,49 +49,49 @@ def report_roofline(study: Study) -> Section | None:
         Column("MFU", True, "FLOPs each second, of the matrix rate", ("MFU (%)",)),
         Column("bound by"),
     )
-    rows = tuple(_row(place, found, keys) for place, found in places.items())
-    contents: list[Content] = [paragraph(_ceilings(lines))]
+    rows = tuple(_row(step, step_lines, keys) for step, step_lines in steps.items())
+    contents: list[Content] = [paragraph(_describe_peaks(lines))]
     contents.append(Table("roofline", "One decode step of the whole batch.", columns, rows))
-    pays = break_even_table(study, lines, keys)
-    if pays is not None:
-        contents.append(pays)
+    break_even = break_even_table(study, lines, keys)
+    if break_even is not None:
+        contents.append(break_even)
     contents.append(Figure(figure.name, figure.caption, figure.alt, figure.plot))
     return Section("Roofline", tuple(contents))
 
 
-def _ceilings(lines: list[dict[str, Any]]) -> str:
-    found: dict[str, dict[str, Any]] = {}
+def _describe_peaks(lines: list[dict[str, Any]]) -> str:
+    peaks: dict[str, dict[str, Any]] = {}
     for line in lines:
         if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
-            found.setdefault(line["metric"], line)
-    name = found["bandwidth"].get("note", "").removeprefix("measured on ")
+            peaks.setdefault(line["metric"], line)
+    name = peaks["bandwidth"].get("note", "").removeprefix("measured on ")
     return (
-        f"Ceilings of {name}: {format_significant(found['bandwidth']['value'] / 1e9)} GB/s from memory,"
-        f"{_products(found)}"
-        f" {format_significant(found['matrix_rate']['value'] / 1e9)} GFLOP/s in matrix products. A step"
+        f"Ceilings of {name}: {format_significant(peaks['bandwidth']['value'] / 1e9)} GB/s from memory,"
+        f"{_product_clause(peaks)}"
+        f" {format_significant(peaks['matrix_rate']['value'] / 1e9)} GFLOP/s in matrix products. A step"
         " takes the longer of moving its bytes and doing its arithmetic; a model that fits the"
         " processor's caches may beat the first."
     )
 
 
-def _products(found: dict[str, dict[str, Any]]) -> str:
-    if "product_bandwidth" not in found:
+def _product_clause(peaks: dict[str, dict[str, Any]]) -> str:
+    if "product_bandwidth" not in peaks:
         return ""
-    rate = format_significant(found["product_bandwidth"]["value"] / 1e9)
+    rate = format_significant(peaks["product_bandwidth"]["value"] / 1e9)
     return f" {rate} GB/s as one-row products read a large layer's weights,"
 
 
-def _row(place: Place, found: dict[str, dict[str, Any]], keys: dict[str, str]) -> Row:
-    variant, batch, context = place
+def _row(step: Step, lines: dict[str, dict[str, Any]], keys: dict[str, str]) -> Row:
+    variant, batch, context = step
 
     def number(metric: str, unit: float) -> Cell:
-        if metric not in found:
+        if metric not in lines:
             return EMPTY_CELL
-        value = found[metric]["value"] / unit
+        value = lines[metric]["value"] / unit
         return cell(format_significant(value), value)
 
     def share(metric: str) -> Cell:
-        return cell(format_percent(found[metric]["value"]), 100 * found[metric]["value"])
+        return cell(format_percent(lines[metric]["value"]), 100 * lines[metric]["value"])
 
     return Row(
         (
@@ -104,13 +105,10 @@ def _row(place: Place, found: dict[str, dict[str, Any]], keys: dict[str, str]) -
             number("step_measured", 1e-3),
             share("mbu"),
             share("mfu"),
-            cell(str(found["step_predicted"].get("verdict"))),
+            cell(str(lines["step_predicted"].get("verdict"))),
         ),
         keys.get(variant, ""),
     )
-
-
-# From which context and which batch on a cell's layout pays against the baseline's.
 
 
 _BREAK_EVEN_CAPTION = (
@@ -122,35 +120,31 @@ _BREAK_EVEN_CAPTION = (
 def break_even_table(
     study: Study, lines: list[dict[str, Any]], keys: dict[str, str]
 ) -> Table | None:
-    """A row a cell that has lines; None where there is nothing beside the baseline.
+    """Return the context and the batch from which each layout is faster than the baseline's.
 
     Args:
-        lines, keys: of `kvlab.report.benchmark_lines.benchmark_lines`.
+        study: The study.
+        lines: Benchmark lines, from `benchmark_lines`.
+        keys: The cells' keys by label, from `benchmark_lines`.
     """
-    ceilings, base = measured_peaks(lines), cell_experiment(study, study.baseline)
-    if ceilings is None or base is None:
+    peaks, base = measured_peaks(lines), cell_experiment(study, study.baseline)
+    if peaks is None or base is None:
         return None
     rows = []
     for levels in study.cells:
-        mine = cell_experiment(study, levels)
-        if (
-            levels != study.baseline
-            and study.cell_key(levels) in keys.values()
-            and mine is not None
-        ):
-            cells = (cell(study.label(levels)), *_break_even_cells(mine, base, ceilings))
+        own = cell_experiment(study, levels)
+        if levels != study.baseline and study.cell_key(levels) in keys.values() and own is not None:
+            cells = (cell(study.label(levels)), *_break_even_cells(own, base, peaks))
             rows.append(Row(cells, study.cell_key(levels)))
     heads = ("context at batch 1 (tokens)", "batch at the block size (sequences)")
     columns = (Column("cell"), *(Column(head, True, csv=(head,)) for head in heads))
     return Table("break-even", _BREAK_EVEN_CAPTION, columns, tuple(rows)) if rows else None
 
 
-def _break_even_cells(
-    mine: Experiment, base: Experiment, ceilings: DevicePeaks
-) -> tuple[Cell, Cell]:
-    pair = (mine.model, mine.serving), (base.model, base.serving)
-    context = find_break_even(*pair, ceilings, batch_size=1)
-    batch = find_break_even(*pair, ceilings, context_length=mine.model.block_size)
+def _break_even_cells(own: Experiment, base: Experiment, peaks: DevicePeaks) -> tuple[Cell, Cell]:
+    pair = (own.model, own.serving), (base.model, base.serving)
+    context = find_break_even(*pair, peaks, batch_size=1)
+    batch = find_break_even(*pair, peaks, context_length=own.model.block_size)
     return _break_even_cell(context), _break_even_cell(batch)
 
 

@@ -1,4 +1,4 @@
-"""The serving gap: what the serving cache changes that one-shot scoring cannot see."""
+"""Serving gap: how decoding through the serving cache changes the loss."""
 
 from dataclasses import replace
 
@@ -24,36 +24,39 @@ from kvlab.report.trial_rows import Levels, TrialRow
 
 
 def report_serving_gap(study: Study) -> Section | None:
+    """List the cells whose served loss differs from their one-shot loss."""
     gaps = study.means("serving_gap")
     if not gaps:
         return None
-    real = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
+    with_gap = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
     text = (
         "Each trial's weights are scored twice on the same text: in one shot, and token by token"
         " through the very cache that would serve. The gap is the second loss minus the first, so"
         " it is paired by weights and needs no other trial. "
     )
     spans: list[Span] = [text]
-    if real:
-        worst = max(real, key=lambda levels: gaps[levels])
-        spans.append(f"{format_count(len(real), 'cell')} of {len(gaps)} have one; the largest is ")
+    if with_gap:
+        largest = max(with_gap, key=lambda levels: gaps[levels])
+        spans.append(
+            f"{format_count(len(with_gap), 'cell')} of {len(gaps)} have one; the largest is "
+        )
         spans += [
-            Strong(study.label(worst)),
-            f" at {format_difference('serving_gap', gaps[worst])}.",
+            Strong(study.label(largest)),
+            f" at {format_difference('serving_gap', gaps[largest])}.",
         ]
     else:
         spans.append(
             f"No cell of {len(gaps)} has one beyond rounding ({GAP_ROUNDING:g} nats/token)."
         )
-    contents: list[Content] = [paragraph(*spans), *_texts(study)]
-    if real:
-        contents.append(_table(study, real, len(gaps) - len(real)))
-    contents += _storage(study)
+    contents: list[Content] = [paragraph(*spans), *_token_note(study)]
+    if with_gap:
+        contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
+    contents += _kv_dtype_contents(study)
     return Section("Serving gap", tuple(contents))
 
 
-def _texts(study: Study) -> list[Content]:
-    """A note where the two losses are not over the same text."""
+def _token_note(study: Study) -> list[Content]:
+    """Note where the two losses are over different tokens."""
     scored = {
         (row.measurements["loss_tokens"], row.measurements["served_tokens"])
         for row in study.done_rows
@@ -61,9 +64,9 @@ def _texts(study: Study) -> list[Content]:
     }
     if all(one_shot == served for one_shot, served in scored):
         return []
-    listed = "; ".join(f"{one:,.0f} and {served:,.0f}" for one, served in sorted(scored))
+    pairs_text = "; ".join(f"{one:,.0f} and {served:,.0f}" for one, served in sorted(scored))
     text = (
-        f"The one-shot loss is over more text than the served loss ({listed} tokens), so the two"
+        f"The one-shot loss is over more text than the served loss ({pairs_text} tokens), so the two"
         " columns do not subtract to the gap: that compares both on the served text alone."
     )
     return [paragraph(text)]
@@ -72,7 +75,7 @@ def _texts(study: Study) -> list[Content]:
 _ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
 
 
-def _table(study: Study, real: list[Levels], quiet: int) -> Table:
+def _table(study: Study, with_gap: list[Levels], n_without: int) -> Table:
     columns = (
         Column("cell"),
         Column("n", True),
@@ -82,10 +85,12 @@ def _table(study: Study, real: list[Levels], quiet: int) -> Table:
         Column("smallest and largest", True, "gap over seeds", _ENDS),
     )
     left_out = (
-        f"; the other {format_count(quiet, 'cell')} have none beyond rounding" if quiet else ""
+        f"; the other {format_count(n_without, 'cell')} have none beyond rounding"
+        if n_without
+        else ""
     )
     caption = f"Cells whose serving cache changes the loss{left_out}."
-    return Table("serving-gap", caption, columns, tuple(_row(study, levels) for levels in real))
+    return Table("serving-gap", caption, columns, tuple(_row(study, levels) for levels in with_gap))
 
 
 def _row(study: Study, levels: Levels) -> Row:
@@ -95,17 +100,20 @@ def _row(study: Study, levels: Levels) -> Row:
     text += f" {PLUS_MINUS} {format_metric('serving_gap', spread)}" if spread is not None else ""
     gap = Cell(text, mean, csv=(mean, spread))
     ends = min(values), max(values)
-    extent = range_cell("serving_gap", *ends) if len(values) > 1 else EMPTY_CELL
-    losses = (_mean(study, levels, "loss"), _mean(study, levels, "loss_served"))
+    range_of_gaps = range_cell("serving_gap", *ends) if len(values) > 1 else EMPTY_CELL
+    losses = (
+        _mean_cell_with_csv_spread(study, levels, "loss"),
+        _mean_cell_with_csv_spread(study, levels, "loss_served"),
+    )
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
-    return Row((name, count, *losses, gap, extent), study.cell_key(levels))
+    return Row((name, count, *losses, gap, range_of_gaps), study.cell_key(levels))
 
 
-def _storage(study: Study) -> list[Content]:
-    """What keeping K and V in another dtype costs, where cells do."""
-    coarse = list(study.means("kv_dtype_loss_change"))
-    if not coarse:
+def _kv_dtype_contents(study: Study) -> list[Content]:
+    """Report what storing K and V in another dtype costs, if cells do."""
+    quantized = list(study.means("kv_dtype_loss_change"))
+    if not quantized:
         return []
     text = (
         "Where K and V are kept in another dtype than the model's, the same text is decoded once"
@@ -119,7 +127,7 @@ def _storage(study: Study) -> list[Content]:
         Column("largest", True, "logit error", ("logit error, largest (nats)",)),
         mean_column("loss change (nats/token)"),
     )
-    rows = tuple(_storage_row(study, levels) for levels in coarse)
+    rows = tuple(_kv_dtype_row(study, levels) for levels in quantized)
     caption = "Cells by the dtype of their cache, against the model's dtype; mean over seeds."
     return [
         Heading("The cache's dtype"),
@@ -128,35 +136,34 @@ def _storage(study: Study) -> list[Content]:
     ]
 
 
-def _storage_row(study: Study, levels: Levels) -> Row:
-    kinds = {row.record["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
+def _kv_dtype_row(study: Study, levels: Levels) -> Row:
+    dtypes = {row.record["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
-    numbers = mean_and_spread(changes)
-    change = Cell(_small(changes), numbers[0], csv=numbers)
-    errors = (_only_mean(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
-    name, kind = cell(study.label(levels)), cell(", ".join(sorted(kinds)))
-    return Row((name, kind, *errors, change), study.cell_key(levels))
+    mean_and_sd = mean_and_spread(changes)
+    change = Cell(_format_small(changes), mean_and_sd[0], csv=mean_and_sd)
+    errors = (_mean_cell(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
+    name, dtype = cell(study.label(levels)), cell(", ".join(sorted(dtypes)))
+    return Row((name, dtype, *errors, change), study.cell_key(levels))
 
 
 def _rows(study: Study, levels: Levels) -> list[TrialRow]:
     return [row for row in study.cells[levels].values() if row.is_done]
 
 
-def _small(values: list[float]) -> str:
-    """Mean and standard deviation, by significant digits: such changes are far below the four
-    decimals that losses are shown with."""
+def _format_small(values: list[float]) -> str:
+    """Format mean and standard deviation with significant digits: four decimals show too little."""
     mean, spread = mean_and_spread(values)
     text = f"{'+' if mean > 0 else ''}{format_significant(mean, 2)}"
     return text if spread is None else f"{text} {PLUS_MINUS} {format_significant(spread, 2)}"
 
 
-def _mean(study: Study, levels: Levels, metric: str) -> Cell:
-    """Only the mean is shown; the CSV has its spread."""
+def _mean_cell_with_csv_spread(study: Study, levels: Levels, metric: str) -> Cell:
+    """Return a cell that shows the mean; the CSV has its standard deviation too."""
     values = list(study.values(levels, metric).values())
-    mean = _only_mean(study, levels, metric)
+    mean = _mean_cell(study, levels, metric)
     return replace(mean, csv=mean_and_spread(values)) if values else mean
 
 
-def _only_mean(study: Study, levels: Levels, metric: str) -> Cell:
+def _mean_cell(study: Study, levels: Levels, metric: str) -> Cell:
     mean = study.mean(levels, metric)
     return EMPTY_CELL if mean is None else cell(format_metric(metric, mean), mean)

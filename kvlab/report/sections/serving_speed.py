@@ -1,4 +1,4 @@
-"""Speed of serving: time to first token, time per output token, throughput."""
+"""Speed of serving: time to first token, time per output token, throughput, and their curves."""
 
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import benchmark_lines, describe_shared_timings
@@ -19,7 +19,7 @@ from kvlab.report.formatting import PLUS_MINUS, display_unit, format_exact_bytes
 from kvlab.report.study import Study
 from kvlab.report.table_columns import mean_cell, mean_column
 
-METRICS_SHOWN = {
+_TITLES = {
     "ttft_ms": "first token (ms)",
     "tpot_ms_p50": "per token p50 (ms)",
     "tpot_ms_p95": "per token p95 (ms)",
@@ -30,16 +30,19 @@ METRICS_SHOWN = {
 
 
 def report_speed(study: Study) -> Section | None:
-    metrics = [metric for metric in METRICS_SHOWN if metric in study.measured_metrics]
+    """List every cell's times and plot the time per token against the bytes read."""
+    metrics = [metric for metric in _TITLES if metric in study.measured_metrics]
     if not metrics:
         return None
     devices = sorted({str(row.record["provenance"].get("device")) for row in study.done_rows})
-    differ = " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
+    device_note = (
+        " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
+    )
     note = paragraph(
-        f"Measured on {'; '.join(devices)}.{differ}{_shared(study)} On a small model the work"
+        f"Measured on {'; '.join(devices)}.{device_note}{_describe_timings(study)} On a small model the work"
         " beside attention dominates, so saved K/V reads need not show in the time per token.",
     )
-    columns = (Column("cell"), *(mean_column(METRICS_SHOWN[metric]) for metric in metrics))
+    columns = (Column("cell"), *(mean_column(_TITLES[metric]) for metric in metrics))
     rows = []
     for levels in study.cells:
         entries = [mean_cell(study, levels, metric) for metric in metrics]
@@ -52,21 +55,21 @@ def report_speed(study: Study) -> Section | None:
     return Section("Speed", tuple(contents))
 
 
-def _shared(study: Study) -> str:
-    """How many trials were timed while something else ran; older results do not say."""
-    said = [row.record["provenance"].get("timings") for row in study.done_rows]
-    beside = describe_shared_timings(study)
-    if beside:
-        return f" {beside}: compare their times with care."
-    if None in said:
+def _describe_timings(study: Study) -> str:
+    """Describe how many trials were timed while something else ran, if the results record it."""
+    timings = [row.record["provenance"].get("timings") for row in study.done_rows]
+    shared = describe_shared_timings(study)
+    if shared:
+        return f" {shared}: compare their times with care."
+    if None in timings:
         return " Trials that ran side by side on one machine disturb each other's times."
     return " Nothing else used a device while it was timed."
 
 
 def _figure(study: Study) -> Figure:
     read, times = study.means("kv_bytes_read"), study.means("tpot_ms_p50")
-    marks: list[Point] = []
-    base: list[Point] = []
+    points: list[Point] = []
+    baseline_points: list[Point] = []
     for levels, count in read.items():
         if levels not in times or count <= 0:
             continue
@@ -75,15 +78,18 @@ def _figure(study: Study) -> Figure:
             f"reads {format_exact_bytes(round(count))} per token",
             f"{format_metric('tpot_ms_p50', times[levels])} {display_unit('tpot_ms_p50')} per token",
         )
-        named = study.label(levels) if levels == study.baseline else ""
-        seen = study.values(levels, "tpot_ms_p50").values()
-        ends = (min(seen), max(seen))
-        point = Point(count, times[levels], tip, study.cell_key(levels), named, y_range=ends)
-        (base if named else marks).append(point)
+        label = study.label(levels) if levels == study.baseline else ""
+        seed_times = study.values(levels, "tpot_ms_p50").values()
+        ends = (min(seed_times), max(seed_times))
+        point = Point(count, times[levels], tip, study.cell_key(levels), label, y_range=ends)
+        (baseline_points if label else points).append(point)
     plot = Plot(
         Axis("K/V bytes read per token at block size", "bytes"),
         Axis("time per output token, p50 (ms)"),
-        (Points("cells", tuple(marks), "c0"), Points("baseline", tuple(base), "c1", "diamond")),
+        (
+            Points("cells", tuple(points), "c0"),
+            Points("baseline", tuple(baseline_points), "c1", "diamond"),
+        ),
     )
     lows = f"from {format_metric('tpot_ms_p50', min(times.values()))}" if times else ""
     highs = f"to {format_metric('tpot_ms_p50', max(times.values()))} ms" if times else ""
@@ -94,20 +100,17 @@ def _figure(study: Study) -> Figure:
     return Figure("speed", caption, f"{caption} Times range {lows} {highs}.", plot)
 
 
-# Latency against prompt and context, throughput against batch.
-
-
 def report_benchmark_curves(study: Study) -> Section | None:
-    """Shown if trials measured at several contexts or batch sizes."""
+    """Plot latency and throughput of trials that measured several contexts or batch sizes."""
     lines, keys = benchmark_lines(study, MAX_VARIANTS)
-    drawn = list(benchmark_figures(lines, keys))
-    if not drawn:
+    figures = list(benchmark_figures(lines, keys))
+    if not figures:
         return None
-    spoiled = len({line["variant"] for line in lines if line["noisy"]})
+    n_noisy = len({line["variant"] for line in lines if line["noisy"]})
     noisy = (
-        f" In {format_count(spoiled, 'cell')} of {len(keys)} something else used the machine, or the"
+        f" In {format_count(n_noisy, 'cell')} of {len(keys)} something else used the machine, or the"
         " times did not settle: see the lines of the trials' results."
-        if spoiled
+        if n_noisy
         else ""
     )
     contents: list[Content] = [
@@ -116,5 +119,4 @@ def report_benchmark_curves(study: Study) -> Section | None:
             f"{noisy}",
         )
     ]
-    contents += [Figure(each.name, each.caption, each.alt, each.plot) for each in drawn]
-    return Section("Latency and throughput curves", tuple(contents))
+    return Section("Latency and throughput curves", (*contents, *figures))

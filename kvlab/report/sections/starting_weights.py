@@ -1,4 +1,4 @@
-"""First weights that were not drawn: where they came from, and what became of each."""
+"""Starting weights (``training.init_from``): their source, and how each parameter was made."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,15 @@ from kvlab.report.document import Block, Column, Content, Row, Section, Table, c
 from kvlab.report.study import Study
 from kvlab.report.trial_rows import Levels
 
-Facts = Mapping[str, Any]
+Start = Mapping[str, Any]
 
 _COLUMNS = ("copied", "pooled", "averaged", "fresh", "unused")
 
 
 def report_starting_weights(study: Study) -> Section | None:
-    found = {levels: facts for levels in study.cells if (facts := _facts(study, levels))}
-    if not found:
+    """List the cells that do not start from randomly initialized weights."""
+    starts = {levels: start for levels in study.cells if (start := _initial_weights(study, levels))}
+    if not starts:
         return None
     text = (
         "These cells do not start from freshly drawn weights. K/V heads are mean-pooled into"
@@ -32,31 +33,34 @@ def report_starting_weights(study: Study) -> Section | None:
         Column("own first values", True),
         Column("left over", True, "of the source"),
     )
-    rows = tuple(_row(study, levels, facts) for levels, facts in found.items())
+    rows = tuple(_row(study, levels, start) for levels, start in starts.items())
     caption = "Parameters by what became of them; the lowest seed of each cell."
     contents: list[Content] = [paragraph(text), Table("starts", caption, columns, rows)]
-    listed = {_misfits(facts): study.label(levels) for levels, facts in reversed(found.items())}
-    for lines, name in reversed(listed.items()):
+    examples = {
+        _unmatched_parameters(start): study.label(levels)
+        for levels, start in reversed(starts.items())
+    }
+    for lines, name in reversed(examples.items()):
         if lines:
             title = f"{format_count(len(lines), 'parameter')} that did not fit, as in {name}"
             contents.append(Block(title, "\n".join(lines)))
     return Section("Starting weights", tuple(contents))
 
 
-def _facts(study: Study, levels: Levels) -> Facts | None:
-    """Of the first seed that is done."""
+def _initial_weights(study: Study, levels: Levels) -> Start | None:
+    """Return the record of the first seed that is done."""
     for row in study.cells[levels].values():
         if row.is_done:
-            start: Facts | None = row.record["training_record"].get("start")
+            start: Start | None = row.record["training_record"].get("start")
             return start
     return None
 
 
-def _row(study: Study, levels: Levels, facts: Facts) -> Row:
-    counts = (cell(f"{len(facts[name]):,}", len(facts[name])) for name in _COLUMNS)
-    return Row((cell(study.label(levels)), cell(facts["source"]), *counts), study.cell_key(levels))
+def _row(study: Study, levels: Levels, start: Start) -> Row:
+    counts = (cell(f"{len(start[name]):,}", len(start[name])) for name in _COLUMNS)
+    return Row((cell(study.label(levels)), cell(start["source"]), *counts), study.cell_key(levels))
 
 
-def _misfits(facts: Facts) -> tuple[str, ...]:
-    own = (f"{name}: own first values, {reason}" for name, reason in facts["fresh"].items())
-    return (*own, *(f"{name}: of the source, left over" for name in facts["unused"]))
+def _unmatched_parameters(start: Start) -> tuple[str, ...]:
+    own = (f"{name}: own first values, {reason}" for name, reason in start["fresh"].items())
+    return (*own, *(f"{name}: of the source, left over" for name in start["unused"]))
