@@ -1,4 +1,4 @@
-"""Drives the stub sweep in a process of its own: ``python -m tests.support.drive_stub_sweep OPTIONS``."""
+"""Drive the stub sweep in a process of its own: ``python -m tests.support.drive_stub_sweep``."""
 
 import argparse
 import json

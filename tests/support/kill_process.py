@@ -1,4 +1,4 @@
-"""Running something in a process that dies by SIGKILL between two files that it writes."""
+"""Run a function in a process that is killed between two of the files that it writes."""
 
 import itertools
 import multiprocessing
@@ -7,11 +7,14 @@ import signal
 
 
 def deaths_until_done(run, rng, fewest=5, most=45):
-    """Runs ``run()`` again and again, each time in a process that is killed at a file whose
-    number ``rng`` draws, until one comes to its end.
+    """Call ``run()`` in processes that are killed at a random written file, until one ends.
+
+    Args:
+        run: Goes on where the last process was killed.
+        rng: Draws the number of the file, from ``fewest`` to ``most``.
 
     Returns:
-        How often it died.
+        How many processes were killed.
     """
     fork = multiprocessing.get_context("fork")
     deaths, code = -1, -signal.SIGKILL
@@ -26,7 +29,7 @@ def deaths_until_done(run, rng, fewest=5, most=45):
 
 
 def _run_until(run, writes):
-    """Runs in this process, which dies at its so many-th written file."""
+    """Run in this process, which is killed at the ``writes``-th file that it writes."""
     count = itertools.count(1)
 
     def deadly(place):

@@ -1,4 +1,4 @@
-"""A Ray cluster of one machine on loopback, for the length of a block."""
+"""Start a Ray cluster of one machine on loopback for the length of a block."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Head:
-    """Addresses of the cluster and, where it has one, of its job server."""
+    """Addresses of a cluster and of its job server, if it has one."""
 
     address: str
     jobs: str
@@ -25,7 +25,7 @@ class Head:
 
 @contextmanager
 def ray_head(*options: str, dashboard: bool = False, **environment: str) -> Iterator[Head]:
-    """Starts a head with 2 CPUs; nothing of it is left behind.
+    """Start a head with 2 CPUs, and end all its processes.
 
     Args:
         options: more of ``ray start``.

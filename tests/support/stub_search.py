@@ -43,12 +43,13 @@ class BowlRun(StubRun):
         return Bowl(trial, report, flag=self.flag, **self.stages)
 
 
-def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), **stages):
+def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_event=None, **stages):
     """Return the store, the search and its driver.
 
     Args:
         run: Class of the stub run.
         stop_at: Number of the event at which the driver is asked to stop.
+        on_event: Called with every event of the driver.
         promote: Ids of pruned trials that are trained to the end.
         stages: Arguments of the stub stages.
     """
@@ -65,13 +66,15 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), **stag
         search.promote(trial_id)
     events = itertools.count(1)
 
-    def on_event(_event):
+    def handle(event):
+        if on_event is not None:
+            on_event(event)
         if next(events) == stop_at:
             driver.stop()
 
     driver = Driver(
         search.plan, store, InlineExecutor(run(store.path, **stages)),
-        description=describe(search.plan), source=search, on_event=on_event,
+        description=describe(search.plan), source=search, on_event=handle,
     )  # fmt: skip
     return store, search, driver
 

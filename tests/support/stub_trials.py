@@ -1,4 +1,4 @@
-"""A trial that takes no time: real recording and locking around stages that only write files."""
+"""Stub trials, which take no time: real recording and locking, stages that only write files."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ def write_sweep(folder: Path, text: str = SWEEP, name: str = "s.yaml") -> Path:
 
 
 def write_many(folder: Path, count: int) -> Path:
-    """A sweep of ``count`` trials that train one step each, ten seeds of every cell."""
+    """Write a sweep of ``count`` trials that train one step each, with ten seeds per cell."""
     rates = "".join(
         f"    r{n}: {{training.learning_rate: {1e-4 * (n + 1):.6f}}}\n" for n in range(count // 10)
     )
@@ -64,7 +64,7 @@ def tiny_plan(folder: Path, store=None, text: str = SWEEP):
 
 
 class StubStages:
-    """Counts steps in a checkpoint file; ``script`` says what happens at which trial and step."""
+    """Count steps in a checkpoint file. ``script`` maps (trial id, stage, step) to an act."""
 
     def __init__(self, trial, report, *, flag, seconds=0.0, script=None):
         self.trial, self.report, self.seconds = trial, report, seconds
@@ -135,7 +135,7 @@ def write_whole(path: Path, text: str, fence=None) -> None:
 
 
 class StubRun:
-    """`run_trial` of a store with stub stages; picklable, for workers in other processes."""
+    """Run trials with stub stages; picklable, for workers in other processes."""
 
     def __init__(self, store, name="s", own_flag=None, **stages):
         self.store, self.stages, self.own_flag = str(store), stages, own_flag
@@ -152,7 +152,7 @@ class StubRun:
 
 
 def numbers(store, planned) -> dict:
-    """What a sweep found, without what differs from run to run."""
+    """Return the status and measurements of every trial, without what differs between runs."""
     found = {}
     for one in planned.trials:
         result = store.result(one.trial.id)

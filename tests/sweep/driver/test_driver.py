@@ -145,7 +145,7 @@ def test_a_broken_store_stops_the_sweep_and_loses_nothing(tmp_path):
 
 
 class TwoAtOnce:
-    """A fake cluster where two trials end in the same moment, the first for want of disk."""
+    """A fake cluster where two trials end at the same time because the disk is full."""
 
     def __init__(self):
         self.trials = []

@@ -1,4 +1,4 @@
-"""Several drivers of one sweep, in processes of their own, that die, sleep and come at once."""
+"""Several drivers of one sweep, in processes of their own, that are killed or suspended."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""A sweep's rate and time left, from a record."""
+"""The pace and the remaining time of a sweep, from its record."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is prepared before the first trial: smoke tests with real steps of tiny models, and data."""
+"""The preparation: smoke tests with real steps of tiny models, and datasets."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def cuda():
 
 
 class Run:
-    """Smoke tests for real, trials with the stub."""
+    """Run smoke tests for real, and trials with the stub."""
 
     def __init__(self, store):
         self.stub, self.seen = StubRun(store.path), []
@@ -46,7 +46,7 @@ class Run:
 
 
 class MqaIsBroken(Run):
-    """Multi-query steps look for a device that is not here."""
+    """Smoke tests of multi-query attention ask for a GPU, which is not there."""
 
     def __call__(self, trial):
         experiment = trial.experiment
@@ -139,7 +139,7 @@ def test_a_step_has_the_trials_microbatch_and_tells_its_memory(tmp_path):
 
 
 class Ends(InlineExecutor):
-    """Every start ends with one error."""
+    """An executor whose tasks all end with one error."""
 
     def __init__(self, error):
         super().__init__(None)
@@ -180,7 +180,7 @@ def packed(tmp_path, gpus="auto"):
 
 
 class Measures(InlineExecutor):
-    """Tests answer that they took 5 GB of 80, at a microbatch of 16 tokens."""
+    """An executor whose smoke tests report 5 GB of 80, at a microbatch of 16 tokens."""
 
     def wait(self, seconds):  # noqa: ARG002
         trial, self._task = self._task, None

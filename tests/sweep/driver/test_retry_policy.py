@@ -1,4 +1,4 @@
-"""Failure policies through the real driver and record: shrink, back off, give up."""
+"""Retries through the real driver and record: shrink, back off, halt."""
 
 import errno
 import json
@@ -21,14 +21,14 @@ ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
 
 
 class Anywhere(InlineExecutor):
-    """Has all that anybody asks for."""
+    """An executor that can meet every request."""
 
     def check_requests(self, requests):
         pass
 
 
 class Hungry(StubStages):
-    """Runs out of memory above so many tokens in one pass."""
+    """Stages that run out of memory above a number of tokens in one pass."""
 
     most = 0
 

@@ -1,4 +1,4 @@
-"""Ten thousand trials planned, and a thousand driven without remembering them."""
+"""Plan ten thousand trials in seconds, and drive a thousand in constant memory."""
 
 import gc
 import time
@@ -12,11 +12,11 @@ from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.stub_trials import StubRun, identify, write_many
 
 PLAN_SECONDS = 8.0
-"""Of processor time; `python -m tests.performance driver` holds 3 seconds on a quiet machine, where
-it takes 1.2, and cores that two processes share count double."""
+"""Limit of processor time. It is loose, since cores that processes share count double;
+`python -m tests.performance driver` has the tight one."""
 
 GROWTH_BYTES = 4e6
-"""Of the driver over 500 trials. Their results would be 8 MB as Python's objects."""
+"""Limit of the driver's growth over 500 trials, whose results take 8 MB as Python objects."""
 
 
 def test_ten_thousand_trials_are_planned_in_seconds(tmp_path):

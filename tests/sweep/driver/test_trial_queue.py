@@ -16,7 +16,7 @@ from tests.support.stub_trials import StubRun, identify, tiny_plan, write_sweep
 
 
 class Crowded(InlineExecutor):
-    """Has no room when it is asked for the first times."""
+    """An executor that has no room at the first three calls."""
 
     refusals = 3
 

@@ -1,4 +1,4 @@
-"""What is asked of a cluster and what it offers; the cluster's answer is a list here."""
+"""The capacity of a cluster, whose machines are given as a list."""
 
 import pytest
 
@@ -10,7 +10,7 @@ CPU_MACHINE, GPU_MACHINE = {"CPU": 64.0}, {"CPU": 4.0, "GPU": 1.0}
 
 
 class Cluster:
-    """Machines that come and go, and the seconds that pass."""
+    """Machines that join and leave, and a clock."""
 
     def __init__(self, *machines):
         self.machines, self.seconds, self.away = list(machines), 0.0, False

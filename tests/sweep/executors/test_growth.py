@@ -1,4 +1,4 @@
-"""A cluster to which a machine comes while a driver is at work: real raylets, one after another."""
+"""A machine joins the cluster while a driver runs, with real raylets."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ def grow(folder):
     from tests.faults.chaos_processes import TwoNodes, set_environment
 
     class Growing(TwoNodes):
-        """The second node comes when it is called."""
+        """A cluster whose second node joins later."""
 
         def _add(self):
             return None

@@ -1,4 +1,4 @@
-"""The Ray executor, on one local cluster for all tests here."""
+"""The Ray executor. All tests share one local cluster."""
 
 import psutil
 import pytest

@@ -1,4 +1,4 @@
-"""The reaper: whatever a driver leaves behind is ended, and nothing else."""
+"""The reaper ends what a driver leaves behind, and nothing else."""
 
 import os
 import subprocess

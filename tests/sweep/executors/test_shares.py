@@ -1,4 +1,4 @@
-"""Parts of a GPU on a Ray cluster; the GPU is a number that Ray is told, nothing runs on it."""
+"""Fractions of a GPU on a Ray cluster. Ray is told of a GPU; nothing runs on it."""
 
 import os
 import subprocess

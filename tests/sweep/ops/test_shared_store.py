@@ -1,4 +1,4 @@
-"""The store as other machines see it, here as other folders."""
+"""Whether other machines share the store. Here they are other folders."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is left to spend."""
+"""Estimates of memory, hours and money for the trials that are still to run."""
 
 import json
 

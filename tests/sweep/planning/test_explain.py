@@ -1,4 +1,4 @@
-"""Cells that are written differently and compute the same become one trial, and the plan says why."""
+"""Explanations: why two cells are one trial, and why a trial has no result yet."""
 
 from unittest import mock
 

@@ -1,4 +1,4 @@
-"""Cells that start from weights: identities, the order of trainings, and sources that fail."""
+"""Trials with `init_from`: identities, the order of trainings, and sources that fail."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def drive(planned, store, run, **options):
 
 
 def by_cell(planned):
-    """(heads, serving, seed) -> planned trial."""
+    """Return the planned trials by (heads, serving, seed)."""
     return {(*one.levels.values(), one.trial.seed): one for one in planned.trials}
 
 

@@ -1,4 +1,4 @@
-"""Memory of machines against predictions; machines are numbers here."""
+"""The memory check, with machines given as numbers."""
 
 import json
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def planned(tmp_path, resources="cpus: 1.0, resources.microbatch_tokens: 256"):
 
 
 def peaks(trials):
-    """Predicted bytes as asked for, and at one row."""
+    """Return the predicted bytes at the requested microbatch, and at one row."""
     experiment = trials[0].trial.experiment
     smallest = experiment.resources.model_copy(update={"microbatch_tokens": 16})
     least = experiment.model_copy(update={"resources": smallest})

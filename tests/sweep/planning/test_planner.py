@@ -1,4 +1,4 @@
-"""The plan: cells and seeds as trials, what they share, and how they stand."""
+"""Plans: cells and seeds as trials, shared trainings, and states in the store."""
 
 import json
 import resource

@@ -1,4 +1,4 @@
-"""Every sampler of Optuna that a search may name: what it takes, and that it goes on the same."""
+"""Every sampler of the table: its arguments are Optuna's, and resuming changes nothing."""
 
 import inspect
 import math
@@ -73,7 +73,7 @@ def test_a_space_that_is_gone_through_is_gone_through_whole(tmp_path, name):
 
 
 def test_a_low_discrepancy_sequence_goes_on_where_it_was():
-    """Suggestions one by one, each from the history alone, are those of one study of Optuna's."""
+    """Suggestions made one by one from the history equal those of one Optuna study."""
     config = SearchConfig.model_validate(
         {"ranges": {f"training.x{n}": {"low": 0.0, "high": 1.0} for n in range(2)},
          "objectives": ["loss"], "sampler": "qmc", "seed": 1, "trials": 99}

@@ -1,4 +1,4 @@
-"""Pruning: who goes on at a rung, in which order, and what is recorded, through the real driver."""
+"""Pruning through the real driver: which trainings continue at a rung, and what is recorded."""
 
 import json
 import math
@@ -40,12 +40,12 @@ search:
 
 
 def away(trial):
-    """How far a learning rate is from the best: the loss at every rung, and at the end."""
+    """Return the distance of a learning rate from the best, which is the loss at every rung."""
     return (math.log10(trial.experiment.training.learning_rate) + 2) ** 2
 
 
 class Rising(StubStages):
-    """Trains step by step like the stub, and pauses where it is asked to."""
+    """Stub stages that pause at ``trial.until``."""
 
     def train(self, directory, should_stop, fence):
         until, checkpoint = self.trial.until, directory / "checkpoint"
@@ -99,8 +99,11 @@ def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
 
 
 def successive_halving(losses, factor, rungs):
-    """Asynchronous successive halving, one at a time: how many rungs each has reached, one more
-    if it was trained to the end. Written after algorithm 2 of Li et al. (2020)."""
+    """Run asynchronous successive halving (algorithm 2 of Li et al., 2020), one training at a time.
+
+    Returns:
+        How many rungs each training has reached; one more if it was trained to the end.
+    """
     reached = dict.fromkeys(losses, 0)
     known: list[str] = []
 
@@ -260,18 +263,17 @@ def test_a_search_that_is_stopped_again_and_again_decides_the_same(tmp_path, sam
 
 @pytest.mark.parametrize("lost", ["the history", "the result"])
 def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lost):
-    store, search, driver = searching(tmp_path / "a")
-    path = store.sweep_directory("s") / "search.json"
-    saved = {}
+    pruned = []
 
-    def note(event):
-        if event.status == "pruned" and not saved:
-            saved["trial"] = event.planned.trial.id
+    def stop_after_pruning(event):
+        if event.status == "pruned" and not pruned:
+            pruned.append(event.planned.trial.id)
             driver.stop()
 
-    driver._on_event = note
+    store, search, driver = searching(tmp_path / "a", on_event=stop_after_pruning)
+    path = store.sweep_directory("s") / "search.json"
     driver.run()
-    trial = saved["trial"]
+    [trial] = pruned
     if lost == "the result":
         (store.trial_directory(trial) / "result.json").unlink()
     else:
@@ -290,7 +292,7 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
 
 @pytest.mark.parametrize("objective", ["loss", "hellaswag_acc_norm"])
 def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objective):
-    """Only pruned ones are known: of these, it prefers those that lost least at their rung."""
+    """With pruned trials alone, TPE prefers those with the lowest loss at their rung."""
     means = []
     for best in (0.2, 0.8):
         drawn = []

@@ -1,4 +1,4 @@
-"""What a search may still cost, before its suggestions are known."""
+"""How many trials a search may still suggest, and what they cost."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Searches: suggestions, limits, budgets, and going on after any stop, through the real driver."""
+"""Searches through the real driver: suggestions, limits, budgets, and resuming after a stop."""
 
 import itertools
 import math
@@ -120,7 +120,7 @@ def test_a_flops_budget_ends_it(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The search's clock: a hundred seconds pass in every measurement, and none elsewhere."""
+    """Replace the search's clock: 100 seconds pass in every measurement, and none otherwise."""
     passed = [0.0]
 
     def slow(self, directory, measure=Bowl.measure):
@@ -197,11 +197,11 @@ def test_refusals(tmp_path, old, new, wanted):
 
 
 REFERENCE = (1.1, 1.1)
-"""Just beyond the front of ZDT1, which goes from (0, 1) to (1, 0)."""
+"""Reference point of the hypervolume, just beyond the front of ZDT1 from (0, 1) to (1, 0)."""
 
 
 def below(values):
-    """Hypervolume between points and `REFERENCE`."""
+    """Return the hypervolume between points and `REFERENCE`."""
     volume, ceiling = 0.0, REFERENCE[1]
     for first, second in sorted(values):
         if first < REFERENCE[0] and second < ceiling:
@@ -219,8 +219,8 @@ def test_hypervolume_by_hand():
 
 
 def front_volume(sampler, seed, count):
-    """Hypervolume below (1.1, 1.1) of what a sampler finds on ZDT1 of three variables (Zitzler et
-    al., 2000)."""
+    """Return the hypervolume that a sampler reaches on ZDT1 of three variables (Zitzler et al.,
+    2000)."""
     names = [f"training.x{n}" for n in range(3)]
     config = SearchConfig.model_validate(
         {"ranges": {name: {"low": 0.0, "high": 1.0} for name in names},
