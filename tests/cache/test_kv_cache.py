@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvlab.errors import CacheError
-from kvlab.model import GPT
 from kvlab.spec import ModelConfig
+from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 29, "n_layer": 6, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
          "block_size": 64, "position": "rope"}  # fmt: skip
@@ -13,21 +13,12 @@ GLOBAL = ModelConfig(**SHAPE)
 HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
 
 
-def model_of(config):
-    torch.manual_seed(0)
-    model = GPT(config, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
-
-
 def text(rows=1, count=30, seed=0):
     return torch.randint(0, 29, (rows, count), generator=torch.Generator().manual_seed(seed))
 
 
 def test_cropping_reuses_a_prefix():
-    model = model_of(GLOBAL)
+    model = random_model(GLOBAL)
     first, second = text(seed=1), text(seed=2)
     second[:, :12] = first[:, :12]
     cache = model.new_cache(1, 40)
@@ -39,7 +30,7 @@ def test_cropping_reuses_a_prefix():
 
 
 def test_cropping_a_ring_works_until_it_has_dropped_what_is_needed():
-    model, words = model_of(HYBRID), text()
+    model, words = random_model(HYBRID), text()
     cache = model.new_cache(1, 40)
     model(words[:, :6], cache=cache)  # six tokens: the ring of six has dropped none
     cache.crop(2)
@@ -55,7 +46,7 @@ def test_cropping_a_ring_works_until_it_has_dropped_what_is_needed():
 
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_repeated_rows_go_on_apart(config):
-    model, words = model_of(config), text(rows=2, count=9)
+    model, words = random_model(config), text(rows=2, count=9)
     cache = model.new_cache(2, 20)
     model(words, cache=cache, lengths=[9, 4])
     wide = cache.repeat_rows(3)
@@ -70,7 +61,7 @@ def test_repeated_rows_go_on_apart(config):
 
 
 def test_reset_forgets_everything():
-    model, words = model_of(HYBRID), text()
+    model, words = random_model(HYBRID), text()
     cache = model.new_cache(1, 40)
     model(text(seed=9), cache=cache)
     cache.reset()

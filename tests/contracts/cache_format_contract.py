@@ -5,9 +5,9 @@ import torch
 
 from kvlab.cache.formats import get_format
 from kvlab.layout import KVLayout
-from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import DTYPES
+from tests.support.random_model import random_model
 
 SHAPE = (2, 3, 8, 16)
 CPU = torch.device("cpu")
@@ -61,11 +61,7 @@ class CacheFormatContract:
         assert all(torch.equal(w[:, :, 3:4], o) for w, o in zip(whole, one, strict=True))
 
     def test_what_is_attended_to_does_not_depend_on_the_chunks(self):
-        model = GPT(HYBRID, dtype=torch.float64)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
+        model = random_model(HYBRID)
         text = torch.randint(0, 29, (1, 30), generator=torch.Generator().manual_seed(0))
         serving = ServingConfig.model_construct(kv_dtype=self.kv_dtype)
         with torch.no_grad():

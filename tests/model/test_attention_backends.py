@@ -70,11 +70,11 @@ def test_cpu_tiled_computes_bfloat16_in_float32_also_under_autocast(window):
     theirs = [t.detach().float().requires_grad_() for t in ours]
     with torch.autocast("cpu", torch.bfloat16):
         out = BACKENDS["cpu_tiled"].attend(*ours, window)
-    wanted = BACKENDS["cpu_tiled"].attend(*theirs, window)
+    expected = BACKENDS["cpu_tiled"].attend(*theirs, window)
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, wanted.bfloat16())
+    assert torch.equal(out, expected.bfloat16())
     out.sum().backward()
-    wanted.sum().backward()
+    expected.sum().backward()
     for left, right in zip(ours, theirs, strict=True):
         assert torch.equal(left.grad, right.grad.bfloat16())
 
@@ -95,7 +95,7 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     model, text = hybrid_model()
     reduced = torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16)
     with torch.no_grad(), reduced:
-        wanted = model.hidden_states(text, document_start=document_start)
+        expected = model.hidden_states(text, document_start=document_start)
 
         def as_on_cuda(_q, k, _v, window, documents=None):
             keys = k.shape[2]
@@ -104,8 +104,8 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
         monkeypatch.setattr("kvlab.model.attention.select_backend", as_on_cuda)
         torch.compiler.reset()
         compiled = torch.compile(model.hidden_states, fullgraph=True, backend="eager")
-        found = compiled(text, document_start=document_start)
-    assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.02)
+        actual = compiled(text, document_start=document_start)
+    assert (actual - expected).abs().max() < (2e-5 if precision == torch.float32 else 0.02)
 
 
 @pytest.mark.filterwarnings("error:Dynamo detected")
@@ -116,9 +116,9 @@ def test_a_compiled_model_trains_as_one_graph(precision):
     torch.compiler.reset()
     compiled = torch.compile(model.hidden_states, fullgraph=True, backend="eager")
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        found, wanted = compiled(text), model.hidden_states(text)
-    assert found.requires_grad
-    assert (found - wanted).abs().max() < (2e-5 if precision == torch.float32 else 0.05)
+        actual, expected = compiled(text), model.hidden_states(text)
+    assert actual.requires_grad
+    assert (actual - expected).abs().max() < (2e-5 if precision == torch.float32 else 0.05)
 
 
 @pytest.mark.gpu
@@ -127,10 +127,10 @@ def test_flex_gradient_agrees_with_sdpa_on_cuda():
     torch.manual_seed(0)
     ours = [torch.randn(2, h, 512, 64, device="cuda", requires_grad=True) for h in (4, 2, 2)]
     theirs = [t.detach().clone().requires_grad_() for t in ours]
-    out, wanted = BACKENDS["flex"].attend(*ours, 100), BACKENDS["sdpa"].attend(*theirs, 100)
+    out, expected = BACKENDS["flex"].attend(*ours, 100), BACKENDS["sdpa"].attend(*theirs, 100)
     out.square().sum().backward()
-    wanted.square().sum().backward()
-    for left, right in zip([out, *(t.grad for t in ours)], [wanted, *(t.grad for t in theirs)],
+    expected.square().sum().backward()
+    for left, right in zip([out, *(t.grad for t in ours)], [expected, *(t.grad for t in theirs)],
                            strict=True):  # fmt: skip
         assert (left - right).abs().max() < 2e-3
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvlab.model import GPT
 from kvlab.model.loss import summed_loss
 from kvlab.spec import ModelConfig
+from tests.support.random_model import random_model
 
 START = 40
 LENGTHS = [(3, 1, 13, 7, 16), (40,), (1, 1, 30, 8)]
@@ -18,7 +18,7 @@ SHAPES = [
 ]
 
 
-def packed():
+def packed_tokens():
     """Rows (3, 40); the first document of the second row began in the window before."""
     torch.manual_seed(2)
     tokens = torch.randint(0, START, (3, 40))
@@ -31,7 +31,7 @@ def packed():
     return tokens
 
 
-def pieces(tokens):
+def iter_documents(tokens):
     for row, lengths in enumerate(LENGTHS):
         at = 0
         for length in lengths:
@@ -39,40 +39,37 @@ def pieces(tokens):
             at += length
 
 
-def make(shape, dtype=torch.float64):
+def make_model(shape):
     sizes = {"vocab_size": 41, "block_size": 40, "n_layer": 4, "n_head": 4, "n_embd": 32}
-    model = GPT(ModelConfig(**{**sizes, **shape}), seed=1, dtype=dtype)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return random_model(ModelConfig(**{**sizes, **shape}))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_document_is_computed_as_if_alone(shape):
-    model, tokens = make(shape), packed()
-    found = model.hidden_states(tokens, document_start=START)
-    for row, place, alone in pieces(tokens):
-        assert (found[row, place] - model.hidden_states(alone)[0]).abs().max() < 1e-10
+    model, tokens = make_model(shape), packed_tokens()
+    out = model.hidden_states(tokens, document_start=START)
+    for row, columns, document in iter_documents(tokens):
+        assert (out[row, columns] - model.hidden_states(document)[0]).abs().max() < 1e-10
     if shape["position"] != "none":
-        assert (found - model.hidden_states(tokens)).abs().max() > 0.1, "the mask changes something"
+        assert (out - model.hidden_states(tokens)).abs().max() > 0.1, "the mask changes something"
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradients_are_those_of_the_documents_alone(shape):
-    packed_model, alone_model, tokens = make(shape), make(shape), packed()
+    model_packed, model_alone, tokens = make_model(shape), make_model(shape), packed_tokens()
     targets = tokens.roll(-1, 1)
-    hidden = packed_model.hidden_states(tokens, document_start=START)
-    summed_loss(hidden, packed_model.lm_head.weight, targets).backward()
-    for row, place, alone in pieces(tokens):
-        wanted = targets[row : row + 1, place]
-        summed_loss(alone_model.hidden_states(alone), alone_model.lm_head.weight, wanted).backward()
-    for ours, theirs in zip(packed_model.parameters(), alone_model.parameters(), strict=True):
+    hidden = model_packed.hidden_states(tokens, document_start=START)
+    summed_loss(hidden, model_packed.lm_head.weight, targets).backward()
+    for row, columns, document in iter_documents(tokens):
+        document_targets = targets[row : row + 1, columns]
+        summed_loss(
+            model_alone.hidden_states(document), model_alone.lm_head.weight, document_targets
+        ).backward()
+    for ours, theirs in zip(model_packed.parameters(), model_alone.parameters(), strict=True):
         assert (ours.grad - theirs.grad).abs().max() < 1e-9
 
 
 def test_a_cache_holds_one_document_a_row():
-    model = make(SHAPES[0])
+    model = make_model(SHAPES[0])
     with pytest.raises(ValueError, match="give each document its own row"):
-        model.hidden_states(packed(), model.new_cache(3, 40), document_start=START)
+        model.hidden_states(packed_tokens(), model.new_cache(3, 40), document_start=START)

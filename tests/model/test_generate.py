@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from kvlab.errors import CacheError
-from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
 from kvlab.spec import ModelConfig, ServingConfig
+from tests.support.random_model import random_model
 
 CONFIG = ModelConfig(
     vocab_size=41, block_size=64, n_layer=6, n_head=4, n_kv_head=2, n_embd=32, position="rope",
@@ -17,12 +17,7 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2]]
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(2)
-    made = GPT(CONFIG, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return made
+    return random_model(CONFIG, std=0.3)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=20, top_p=0.9)])
@@ -33,19 +28,19 @@ def test_cached_and_uncached_give_the_same_tokens(model, sampling):
 
 
 def test_rows_of_a_batch_are_what_they_are_alone(model):
-    together = generate(model, PROMPTS, 20)
-    assert together == [generate(model, [prompt], 20)[0] for prompt in PROMPTS]
+    batched = generate(model, PROMPTS, 20)
+    assert batched == [generate(model, [prompt], 20)[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("lengths", [None, [9, 4, 1]])
-def test_wanted_tokens_are_those_of_a_whole_pass(model, lengths):
+def test_selected_tokens_are_those_of_a_whole_pass(model, lengths):
     tokens = torch.randint(0, 41, (3, 9), generator=torch.Generator().manual_seed(1))
     ends = torch.tensor(lengths or [9, 9, 9])
-    wanted = torch.tensor([12, 0, 9, 18])
+    indices = torch.tensor([12, 0, 9, 18])
     caches = [model.new_cache(3, 12) for _ in range(3)]
     whole = model.hidden_states(tokens, caches[0], lengths)
-    some = model.hidden_states(tokens, caches[1], lengths, token_indices=wanted)
-    assert (some - whole.flatten(0, 1)[wanted]).abs().max() < 1e-12
+    some = model.hidden_states(tokens, caches[1], lengths, token_indices=indices)
+    assert (some - whole.flatten(0, 1)[indices]).abs().max() < 1e-12
     logits = model.compute_logits(whole[torch.arange(3), ends - 1])
     assert (prefill(model, tokens, caches[2], lengths) - logits).abs().max() < 1e-12
     assert (prefill(model, tokens, None, lengths) - logits).abs().max() < 1e-12
@@ -87,22 +82,22 @@ def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts):
 
 
 def test_sampling_follows_the_distribution():
-    chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    logits = chances.log().expand(20_000, 4)
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = probabilities.log().expand(20_000, 4)
     generator = torch.Generator().manual_seed(0)
 
     def frequencies(sampling):
         return torch.bincount(sample(logits, sampling, generator), minlength=4) / 20_000
 
-    for sampling, wanted in (
-        (Sampling(1.0), chances),
+    for sampling, expected in (
+        (Sampling(1.0), probabilities),
         (Sampling(1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0])),
         (Sampling(1.0, top_p=0.81), torch.tensor([0.5, 0.3, 0.15, 0]) / 0.95),
         (Sampling(1.0, top_p=0.3), torch.tensor([1.0, 0, 0, 0])),
-        (Sampling(0.5), chances**2 / (chances**2).sum()),
+        (Sampling(0.5), probabilities**2 / (probabilities**2).sum()),
         (Sampling(0.0), torch.tensor([1.0, 0, 0, 0])),
     ):
-        assert (frequencies(sampling) - wanted).abs().max() < 0.012  # 3.4 standard errors
+        assert (frequencies(sampling) - expected).abs().max() < 0.012  # 3.4 standard errors
 
 
 def test_draws_repeat_with_their_seed(model):
@@ -127,5 +122,5 @@ def test_what_makes_no_sense_is_refused(model):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_graphs_give_the_same_tokens_on_cuda(model):
-    wanted = generate(model, PROMPTS, 30)
-    assert generate(model.to("cuda"), PROMPTS, 30) == wanted
+    expected = generate(model, PROMPTS, 30)
+    assert generate(model.to("cuda"), PROMPTS, 30) == expected

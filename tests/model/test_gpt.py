@@ -9,6 +9,7 @@ from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
+from tests.support.random_model import random_model
 from tests.support.reference_model import ReferenceModel, read_weights
 
 SMALL = {"vocab_size": 29, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
@@ -18,16 +19,6 @@ HYBRID = {**SMALL, "n_kv_head": 2, "attention_pattern": "GLLLLL", "window": 5, "
 def tokens(rows, count, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 29, (rows, count), generator=generator)
-
-
-def lively(config, dtype=torch.float64):
-    """A model whose weights are large enough that a wrong path shows."""
-    model = GPT(config, seed=3)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.to(dtype)
 
 
 @settings(max_examples=40, deadline=None)
@@ -48,7 +39,7 @@ def test_cached_equals_one_shot_in_float32(kv_heads, position, pattern, window, 
         window=window if "L" in pattern else None,
         kv_sharing=sharing,
     )
-    model = lively(config, torch.float32)
+    model = random_model(config, dtype=torch.float32)
     text = tokens(2, 32)
     cache = model.new_cache(2, 32)
     assert cache.nbytes == KVLayout.of(config).stored_bytes(2, 32, "float32")
@@ -63,14 +54,14 @@ def test_cached_equals_one_shot_in_float32(kv_heads, position, pattern, window, 
 
 def test_one_shot_agrees_with_the_reference():
     config = ModelConfig(**HYBRID, kv_sharing="adjacent:2")
-    model, text = lively(config), tokens(1, 32)
+    model, text = random_model(config), tokens(1, 32)
     reference = ReferenceModel(config, read_weights(model), list(config.kv_owners))
-    wanted = torch.from_numpy(reference.logits(text[0].tolist()))
-    assert (model(text)[0] - wanted).abs().max() < 1e-10
+    expected = torch.from_numpy(reference.logits(text[0].tolist()))
+    assert (model(text)[0] - expected).abs().max() < 1e-10
 
 
 def test_tying_shows_only_through_the_cache():
-    model, text = lively(ModelConfig(**HYBRID)), tokens(2, 24)
+    model, text = random_model(ModelConfig(**HYBRID)), tokens(2, 24)
     one_shot = model(text)
     for rule in ("overwrite", "owner"):
         cache = model.new_cache(2, 24, ServingConfig(tie="character-ai", tie_rule=rule))
@@ -83,7 +74,7 @@ def test_tying_shows_only_through_the_cache():
 def test_tied_by_owner_equals_a_model_trained_that_way():
     config = ModelConfig(**HYBRID)
     serving = ServingConfig(tie="character-ai", tie_rule="owner")
-    model, text = lively(config), tokens(2, 24)
+    model, text = random_model(config), tokens(2, 24)
     shared = GPT(ModelConfig(**HYBRID, kv_sharing="character-ai"), dtype=torch.float64)
     state = model.state_dict()
     cut = {name: state[name][: len(p)] for name, p in shared.state_dict().items()}
@@ -96,14 +87,14 @@ def test_tied_by_owner_equals_a_model_trained_that_way():
 def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
     groups = [[0, 1, 2], [3, 4, 5]]
     config = ModelConfig(**SMALL, kv_sharing=groups)
-    shared, text = lively(config), tokens(2, 20)
+    shared, text = random_model(config), tokens(2, 20)
     assert [b.attention.kv_width > 0 for b in shared.blocks] == [True, False, False] * 2
     shared(text).square().mean().backward()
     total = shared.blocks[0].attention.qkv.weight.grad[shared.blocks[0].attention.q_width :]
     # each reader apart: a copy of the owner's K/V for it alone, whose gradients must add up
     parts = torch.zeros_like(total)
     for reader in groups[0]:
-        parts += _gradient_through(lively(config), reader, text)
+        parts += _gradient_through(random_model(config), reader, text)
     assert (parts - total).abs().max() < 1e-12
     assert parts.abs().max() > 1e-6
 
@@ -155,7 +146,7 @@ def test_learned_positions_end_at_the_block_size():
 
 def test_rope_runs_past_the_trained_length():
     config = ModelConfig(**HYBRID)
-    model, text = lively(config), tokens(1, 80)
+    model, text = random_model(config), tokens(1, 80)
     cache = model.new_cache(1, 80)
     steps = torch.cat([model(text[:, i : i + 1], cache=cache) for i in range(80)], 1)
     assert (steps - model(text)).abs().max() < 1e-10

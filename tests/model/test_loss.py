@@ -20,11 +20,11 @@ def case(count, dtype=torch.float64, width=7, vocabulary=31):
 def test_value_and_gradients_are_those_of_plain_cross_entropy(count):
     hidden, weight, targets = case(count)
     plain = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
-    wanted = torch.autograd.grad(plain / 7, [hidden, weight])
+    expected = torch.autograd.grad(plain / 7, [hidden, weight])
     ours = summed_loss(hidden, weight, targets)
-    found = torch.autograd.grad(ours / 7, [hidden, weight])
+    actual = torch.autograd.grad(ours / 7, [hidden, weight])
     assert abs(ours.item() - plain.item()) < 1e-9 * plain.item()
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert (a - b).abs().max() < 1e-11
 
 
@@ -42,10 +42,10 @@ def test_the_summed_loss_stays_exact_there_and_its_gradient_finite():
     hidden, weight, targets = case(3, torch.float32)
     with torch.no_grad():
         hidden *= 1e3
-    found = summed_loss(hidden, weight, targets)
-    wanted = F.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum")
-    assert abs(found.item() - wanted.item()) < 1e-5 * wanted.item()
-    assert torch.autograd.grad(found, hidden)[0].isfinite().all()
+    actual = summed_loss(hidden, weight, targets)
+    expected = F.cross_entropy((hidden @ weight.T).double(), targets, reduction="sum")
+    assert abs(actual.item() - expected.item()) < 1e-5 * expected.item()
+    assert torch.autograd.grad(actual, hidden)[0].isfinite().all()
 
 
 def test_a_second_backward_pass_is_refused():
@@ -68,20 +68,20 @@ def test_a_tied_weight_gets_both_gradients():
     _, weight, targets = case(40)
     ours = summed_loss(F.embedding(targets, weight), weight, targets)
     plain = F.cross_entropy(F.embedding(targets, weight) @ weight.T, targets, reduction="sum")
-    found, wanted = (torch.autograd.grad(loss, weight)[0] for loss in (ours, plain))
-    assert torch.allclose(found, wanted)
+    actual, expected = (torch.autograd.grad(loss, weight)[0] for loss in (ours, plain))
+    assert torch.allclose(actual, expected)
 
 
 def test_under_autocast_products_are_bfloat16_and_gradients_keep_the_parameters_dtype():
     hidden, weight, targets = case(2000, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         ours = summed_loss(hidden, weight, targets)
-    found = torch.autograd.grad(ours, [hidden, weight])
+    actual = torch.autograd.grad(ours, [hidden, weight])
     exact = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
-    wanted = torch.autograd.grad(exact, [hidden, weight])
+    expected = torch.autograd.grad(exact, [hidden, weight])
     assert ours.dtype == torch.float32
     assert 0 < abs(ours.item() - exact.item()) < 1e-2 * exact.item()
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert a.dtype == torch.float32
         assert (a - b).norm() < 2e-2 * b.norm()
 
@@ -102,5 +102,5 @@ def test_of_equally_likely_tokens_only_the_first_is_the_likeliest():
     targets = torch.tensor([1, 3, 2, 4, 5, 0, 1])
     losses, hits = token_scores(hidden, head, targets)
     assert hits.tolist() == [True, False, True, False, True, False, False]
-    wanted = F.cross_entropy(hidden @ head.T, targets, reduction="none")
-    assert (losses - wanted).abs().max() < 1e-6
+    expected = F.cross_entropy(hidden @ head.T, targets, reduction="none")
+    assert (losses - expected).abs().max() < 1e-6

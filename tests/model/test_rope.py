@@ -1,4 +1,4 @@
-"""The rotation against complex multiplication, and its derivative against torch's own."""
+"""Rotary positions against complex multiplication, and their derivative against autograd's."""
 
 import pytest
 import torch
@@ -24,30 +24,30 @@ def by_complex_numbers(x, positions):
 def test_pairs_turn_as_complex_numbers_do(positions):
     token_by_token = torch.randn(2, 7, 3, 8, dtype=torch.float64, requires_grad=True)
     x = token_by_token.transpose(1, 2)
-    found = apply_rope(x, rope_table(positions, 8, THETA, torch.float64))
-    wanted = by_complex_numbers(x, positions)
-    assert (found - wanted).abs().max() < 1e-12
+    actual = apply_rope(x, rope_table(positions, 8, THETA, torch.float64))
+    expected = by_complex_numbers(x, positions)
+    assert (actual - expected).abs().max() < 1e-12
     outer = torch.randn(2, 3, 7, 8, dtype=torch.float64)
-    (mine,) = torch.autograd.grad(found, token_by_token, outer)
-    (theirs,) = torch.autograd.grad(wanted, token_by_token, outer)
-    assert (mine - theirs).abs().max() < 1e-12
+    (ours,) = torch.autograd.grad(actual, token_by_token, outer)
+    (theirs,) = torch.autograd.grad(expected, token_by_token, outer)
+    assert (ours - theirs).abs().max() < 1e-12
     with torch.no_grad():
-        assert torch.equal(apply_rope(x, rope_table(positions, 8, THETA, torch.float64)), found)
+        assert torch.equal(apply_rope(x, rope_table(positions, 8, THETA, torch.float64)), actual)
 
 
 def test_a_smaller_type_is_rounded_once():
     x = torch.randn(1, 2, 7, 8).bfloat16().requires_grad_()
-    turn = rope_table(torch.arange(7), 8, THETA, torch.float32)
-    found = apply_rope(x, turn)
-    found.backward(torch.ones_like(found))
-    assert found.dtype == x.grad.dtype == torch.bfloat16
-    assert torch.equal(found, apply_rope(x.float(), turn).bfloat16())
+    table = rope_table(torch.arange(7), 8, THETA, torch.float32)
+    actual = apply_rope(x, table)
+    actual.backward(torch.ones_like(actual))
+    assert actual.dtype == x.grad.dtype == torch.bfloat16
+    assert torch.equal(actual, apply_rope(x.float(), table).bfloat16())
 
 
 def test_compiled_it_is_the_same():
     x = torch.randn(1, 2, 7, 8, dtype=torch.float64, requires_grad=True)
-    turn = rope_table(torch.arange(7), 8, THETA, torch.float64)
+    table = rope_table(torch.arange(7), 8, THETA, torch.float64)
     compiled = torch.compile(apply_rope, backend="eager", fullgraph=True)
-    (mine,) = torch.autograd.grad(apply_rope(x, turn).square().sum(), x)
-    (theirs,) = torch.autograd.grad(compiled(x, turn).square().sum(), x)
-    assert (mine - theirs).abs().max() < 1e-12
+    (ours,) = torch.autograd.grad(apply_rope(x, table).square().sum(), x)
+    (theirs,) = torch.autograd.grad(compiled(x, table).square().sum(), x)
+    assert (ours - theirs).abs().max() < 1e-12

@@ -5,6 +5,7 @@ import torch
 from kvlab.model import GPT
 from kvlab.model.uptraining import initialize_from
 from kvlab.spec import ModelConfig
+from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 23, "block_size": 16, "n_layer": 4, "n_head": 4, "n_embd": 32}
 BASE = ModelConfig(**SHAPE)
@@ -12,22 +13,17 @@ TEXT = torch.arange(12)[None]
 
 
 def source():
-    torch.manual_seed(0)
-    model = GPT(BASE, dtype=torch.float64)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return random_model(BASE)
 
 
-def started(config, model):
-    made = GPT(config, seed=9, dtype=torch.float64)
-    return made, initialize_from(made, BASE, dict(model.named_parameters()))
+def initialized(config, model):
+    target = GPT(config, seed=9, dtype=torch.float64)
+    return target, initialize_from(target, BASE, dict(model.named_parameters()))
 
 
 def test_the_same_shape_is_a_copy():
     model = source()
-    copy, report = started(BASE, model)
+    copy, report = initialized(BASE, model)
     assert torch.equal(copy(TEXT), model(TEXT))
     assert not report.fresh
     assert not report.unused
@@ -40,14 +36,14 @@ def test_pooling_equal_heads_changes_nothing():
         rows[:, :, 1] = rows[:, :, 0]
         bias = block.attention.qkv.bias.data[32:].view(2, 2, 2, 8)
         bias[:, :, 1] = bias[:, :, 0]
-    small, report = started(ModelConfig(**SHAPE, n_kv_head=2), model)
+    small, report = initialized(ModelConfig(**SHAPE, n_kv_head=2), model)
     assert (small(TEXT) - model(TEXT)).abs().max() < 1e-12
     assert len(report.pooled) == 8
 
 
 def test_pooled_heads_are_means():
     model = source()
-    small, _ = started(ModelConfig(**SHAPE, n_kv_head=1), model)
+    small, _ = initialized(ModelConfig(**SHAPE, n_kv_head=1), model)
     whole, part = model.blocks[2].attention.qkv, small.blocks[2].attention.qkv
     keys = whole.weight[32:64].view(4, 8, 32).mean(0)
     values = whole.weight[64:].view(4, 8, 32).mean(0)
@@ -57,7 +53,7 @@ def test_pooled_heads_are_means():
 
 def test_an_owner_averages_over_its_group():
     model = source()
-    shared, report = started(ModelConfig(**SHAPE, kv_sharing="adjacent:2"), model)
+    shared, report = initialized(ModelConfig(**SHAPE, kv_sharing="adjacent:2"), model)
     for owner in (0, 2):
         pair = [model.blocks[owner + i].attention.qkv.weight[32:] for i in (0, 1)]
         assert torch.allclose(shared.blocks[owner].attention.qkv.weight[32:], sum(pair) / 2)
@@ -71,10 +67,10 @@ def test_an_owner_averages_over_its_group():
 def test_what_does_not_fit_is_listed_and_stays_fresh():
     model = source()
     other = ModelConfig(**{**SHAPE, "vocab_size": 30, "position": "rope"}, ffn_dim=64)
-    made, report = started(other, model)
-    assert torch.equal(made.token_embedding.weight[:23], model.token_embedding.weight)
+    target, report = initialized(other, model)
+    assert torch.equal(target.token_embedding.weight[:23], model.token_embedding.weight)
     assert report.fresh["token_embedding.weight[23:]"] == "the source has 23 rows"
     assert report.fresh["blocks.0.mlp.up.weight"] == "the source's shape is (128, 32), not (64, 32)"
     fresh = GPT(other, seed=9, dtype=torch.float64)
-    assert torch.equal(made.blocks[0].mlp.up.weight, fresh.blocks[0].mlp.up.weight)
+    assert torch.equal(target.blocks[0].mlp.up.weight, fresh.blocks[0].mlp.up.weight)
     assert "position_embedding.weight" in report.unused

@@ -23,15 +23,15 @@ def test_value_and_gradient_equal_float64(shape):
     torch.manual_seed(0)
     x, outer = torch.randn(shape) * 3, torch.randn(shape)
     exact = x.double().requires_grad_()
-    wanted = F.gelu(exact, approximate="tanh")
-    wanted.backward(outer.double())
-    found = gelu(x.requires_grad_())
-    found.backward(outer)
-    assert found.shape == shape
-    assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=1e-6)
+    expected = F.gelu(exact, approximate="tanh")
+    expected.backward(outer.double())
+    actual = gelu(x.requires_grad_())
+    actual.backward(outer)
+    assert actual.shape == shape
+    assert torch.allclose(actual.double(), expected, rtol=1e-6, atol=1e-6)
     assert torch.allclose(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-6)
     with torch.no_grad():
-        assert torch.allclose(gelu(x).double(), wanted, rtol=1e-6, atol=1e-6)
+        assert torch.allclose(gelu(x).double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_far_from_zero_it_is_the_identity_or_nothing():
@@ -46,8 +46,8 @@ def test_far_from_zero_it_is_the_identity_or_nothing():
 
 def test_a_transposed_input_keeps_its_places():
     x = torch.randn(6, 9).T.requires_grad_()
-    found = gelu(x)
-    found.square().sum().backward()
+    actual = gelu(x)
+    actual.square().sum().backward()
     y = x.detach().double().requires_grad_()
     F.gelu(y, approximate="tanh").square().sum().backward()
     assert torch.allclose(x.grad.double(), y.grad, rtol=1e-5, atol=1e-6)

@@ -42,13 +42,13 @@ def test_equals_float64(lead, inputs, outputs, has_bias):
     torch.manual_seed(0)
     x, weight = torch.randn(*lead, inputs), torch.randn(outputs, inputs)
     bias = torch.randn(outputs) if has_bias else None
-    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     with torch.inference_mode():
-        found = linear(x, weight, bias)
-    assert found.shape == wanted.shape
-    assert found.dtype == torch.float32
-    assert found.is_contiguous()
-    assert torch.allclose(found.double(), wanted, rtol=0, atol=1e-5 * inputs**0.5 + 1e-6)
+        actual = linear(x, weight, bias)
+    assert actual.shape == expected.shape
+    assert actual.dtype == torch.float32
+    assert actual.is_contiguous()
+    assert torch.allclose(actual.double(), expected, rtol=0, atol=1e-5 * inputs**0.5 + 1e-6)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
@@ -57,23 +57,23 @@ def test_takes_parts_of_tensors(rows):
     torch.manual_seed(1)
     x, weight, bias = torch.randn(rows, 5, 64)[:, -1:], torch.randn(90, 64), torch.randn(90)
     with torch.inference_mode():
-        found = linear(x, weight[:30], bias[:30])
-    assert (found - F.linear(x, weight[:30], bias[:30])).abs().max() < 1e-5
+        actual = linear(x, weight[:30], bias[:30])
+    assert (actual - F.linear(x, weight[:30], bias[:30])).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("lead", [(1,), (8,), (300,), (3, 5), (2, 1)])
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("wants", [(True, True), (False, True), (True, False)])
-def test_value_and_gradients_equal_float64(lead, has_bias, wants):
+@pytest.mark.parametrize("needs_gradient", [(True, True), (False, True), (True, False)])
+def test_value_and_gradients_equal_float64(lead, has_bias, needs_gradient):
     torch.manual_seed(2)
     layer, x = Linear(24, 10, bias=has_bias), torch.randn(*lead, 24)
-    layer.weight.requires_grad_(wants[1])
-    exact, y = copy.deepcopy(layer).double(), x.double().requires_grad_(wants[0])
-    found = layer(x.requires_grad_(wants[0]))
-    wanted = F.linear(y, exact.weight, exact.bias)
-    assert (found - wanted).abs().max() < 1e-5
-    found.square().sum().backward()
-    wanted.square().sum().backward()
+    layer.weight.requires_grad_(needs_gradient[1])
+    exact, y = copy.deepcopy(layer).double(), x.double().requires_grad_(needs_gradient[0])
+    actual = layer(x.requires_grad_(needs_gradient[0]))
+    expected = F.linear(y, exact.weight, exact.bias)
+    assert (actual - expected).abs().max() < 1e-5
+    actual.square().sum().backward()
+    expected.square().sum().backward()
     pairs = [(x, y), *zip(layer.parameters(), exact.parameters(), strict=True)]
     for ours, theirs in pairs:
         assert (ours.grad is None) == (theirs.grad is None)
@@ -103,6 +103,6 @@ def test_the_product_of_many_rows_equals_float64():
     torch.manual_seed(4)
     x, weight = torch.randn(200, 64), torch.randn(500, 64)
     for dtype, limit in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
-        found = matmul_transposed(x.to(dtype), weight.to(dtype))
-        assert found.dtype == dtype
-        assert (found - x.double() @ weight.double().T).abs().max() < limit
+        actual = matmul_transposed(x.to(dtype), weight.to(dtype))
+        assert actual.dtype == dtype
+        assert (actual - x.double() @ weight.double().T).abs().max() < limit
