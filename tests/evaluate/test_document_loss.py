@@ -9,11 +9,11 @@ import torch
 from kvlab.evaluate.kv_precision import compare_kv_precision
 from kvlab.evaluate.validation_loss import window_losses
 from kvlab.spec import ServingConfig
-from tests.model.test_document_mask import START, make, packed
+from tests.model.test_document_mask import START, make_model, packed_tokens
 
 SHAPE = {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5}
-MODEL = make(SHAPE, torch.float32).eval()
-TEXT = np.concatenate([*packed().numpy(), [3]])
+MODEL = make_model(SHAPE, torch.float32).eval()
+TEXT = np.concatenate([*packed_tokens().numpy(), [3]])
 
 
 def by_hand():

@@ -39,9 +39,9 @@ def iter_documents(tokens):
             at += length
 
 
-def make_model(shape):
+def make_model(shape, dtype=torch.float64):
     sizes = {"vocab_size": 41, "block_size": 40, "n_layer": 4, "n_head": 4, "n_embd": 32}
-    return random_model(ModelConfig(**{**sizes, **shape}))
+    return random_model(ModelConfig(**{**sizes, **shape}), dtype=dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
