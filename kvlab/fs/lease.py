@@ -322,4 +322,4 @@ def _utc_now() -> str:
 
 
 def _cannot_lock(path: str | Path, error: OSError) -> str:
-    return f"{path} cannot be locked: {error.strerror}; check the folder's rights and the disk"
+    return f"{path} cannot be locked: {error.strerror}; check the folder's permissions and the disk"

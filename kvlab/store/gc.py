@@ -80,7 +80,7 @@ def remove_garbage(item: Garbage) -> bool:
                 _delete(item.path)
         except OSError as error:
             text = f"{item.path} cannot be removed: {error.strerror}"
-            raise StoreError(f"{text}; check its rights") from None
+            raise StoreError(f"{text}; check its permissions") from None
     return True
 
 
@@ -173,5 +173,5 @@ def _list_entries(path: Path) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        text = f"{path} cannot be read: {error.strerror}; check its rights"
+        text = f"{path} cannot be read: {error.strerror}; check its permissions"
         raise StoreError(text) from None

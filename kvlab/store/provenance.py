@@ -30,26 +30,16 @@ class Origin:
         commit: of the kvlab that runs; None outside a checkout.
         dirty: whether tracked files differ from it.
         command: as typed, without absolute paths.
-        stop_flag: path of the file that asks all trials of the sweep to stop.
-        own_stop_flag: path of the file that asks the trials of this driver to stop.
     """
 
     commit: str | None = None
     dirty: bool | None = None
     command: str = ""
-    stop_flag: str | None = None
-    own_stop_flag: str | None = None
 
 
-def capture_origin(
-    command: str = "",
-    stop_flag: str | Path | None = None,
-    own_stop_flag: str | Path | None = None,
-) -> Origin:
+def capture_origin(command: str = "") -> Origin:
     """Return the origin of trials that this process starts."""
-    commit, dirty = read_git_state(Path(kvlab.__file__).parent)
-    flags = (None if flag is None else str(flag) for flag in (stop_flag, own_stop_flag))
-    return Origin(commit, dirty, command, *flags)
+    return Origin(*read_git_state(Path(kvlab.__file__).parent), command)
 
 
 def read_git_state(package: Path) -> tuple[str | None, bool | None]:

@@ -37,8 +37,8 @@ search has paused its training, which any other sweep continues."""
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _RESULT_HEAD = re.compile(
-    rb'\{\s*"schema": 1,\s*"trial": "\w+",\s*"training": "\w+",'
-    rb'\s*"status": "(done|failed|diverged|pruned)"'
+    rb'\{\s*"schema": %d,\s*"trial": "\w+",\s*"training": "\w+",'
+    rb'\s*"status": "(done|failed|diverged|pruned)"' % SCHEMA
 )
 
 _RESULT_TAIL = b"\n}\n"  # only the outermost brace is at the start of a line
@@ -136,7 +136,9 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(f"{path} cannot be read: {error.strerror}; check its rights") from None
+            raise StoreError(
+                f"{path} cannot be read: {error.strerror}; check its permissions"
+            ) from None
         if not head or not is_complete:
             return "damaged"
         return cast(Status, head.group(1).decode())
@@ -332,5 +334,5 @@ def _list_names(directory: Path) -> list[str]:
         return []
     except OSError as error:
         raise StoreError(
-            f"{directory} cannot be read: {error.strerror}; check its rights"
+            f"{directory} cannot be read: {error.strerror}; check its permissions"
         ) from None

@@ -199,7 +199,9 @@ def read_store_id(store: Path) -> str:
                     write_atomic(path, uuid.uuid4().hex + "\n")
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}; check its rights") from None
+        raise StoreError(
+            f"{path} cannot be read: {error.strerror}; check its permissions"
+        ) from None
 
 
 @contextmanager

@@ -70,9 +70,8 @@ class StopCheck:
         fences: checked at the same time; they raise LeaseLost.
     """
 
-    def __init__(self, flags: Sequence[str | None], fences: Sequence[Fence]):
-        self._flags = [flag for flag in flags if flag is not None]
-        self._fences = fences
+    def __init__(self, flags: Sequence[str | Path], fences: Sequence[Fence]):
+        self._flags, self._fences = tuple(flags), fences
         self._checked_at = float("-inf")
         self._is_asked = False
 
@@ -91,6 +90,7 @@ def run_trial(
     on_progress: OnProgress | None = None,
     *,
     origin: Origin | None = None,
+    stop_flags: Sequence[str | Path] = (),
     make_stages: MakeStages | None = None,
     capture_output: bool = False,
     wait: bool = True,
@@ -105,7 +105,8 @@ def run_trial(
         trial: to run.
         store: path of the store.
         on_progress: receives updates of the stages, about twice a second at most.
-        origin: the driver that started the trial; its stop flags are obeyed at the next step.
+        origin: the driver that started the trial.
+        stop_flags: files whose presence asks the trial to stop at its next step.
         make_stages: makes the stages; default training and measurement with torch.
         capture_output: append what this process prints to the attempt's log.
         wait: for another process that runs this trial, instead of returning ``elsewhere``.
@@ -119,7 +120,8 @@ def run_trial(
         StoreError: nothing can be recorded, as when the disk is full.
     """
     origin = origin or Origin()
-    run = _TrialRun(trial, Store(store), origin, make_stages or _make_torch_stages, on_progress)
+    make_stages = make_stages or _make_torch_stages
+    run = _TrialRun(trial, Store(store), origin, stop_flags, make_stages, on_progress)
     try:
         return run.run(capture_output, wait)
     except Stopped:
@@ -136,6 +138,7 @@ class _TrialRun:
         trial: Trial,
         store: Store,
         origin: Origin,
+        stop_flags: Sequence[str | Path],
         make_stages: MakeStages,
         on_progress: OnProgress | None,
     ):
@@ -143,7 +146,7 @@ class _TrialRun:
         self.make_stages, self.on_progress = make_stages, on_progress
         self.fences: list[Fence] = []
         self.fence: Fence | None = None
-        self.should_stop = StopCheck((origin.stop_flag, origin.own_stop_flag), self.fences)
+        self.should_stop = StopCheck(stop_flags, self.fences)
 
     def run(self, capture_output: bool, wait: bool) -> Outcome:
         """Run the trial under its lock."""

@@ -1,5 +1,6 @@
 """The tasks that an executor runs: a trial, or the smoke test of a trial's architecture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
@@ -17,6 +18,7 @@ def run_task(
     store: str | Path,
     *,
     origin: Origin,
+    stop_flags: Sequence[str | Path] = (),
     capture_output: bool = False,
     wait: bool = True,
 ) -> Outcome:
@@ -27,7 +29,14 @@ def run_task(
     """
     match task:
         case Trial():
-            return run_trial(task, store, origin=origin, capture_output=capture_output, wait=wait)
+            return run_trial(
+                task,
+                store,
+                origin=origin,
+                stop_flags=stop_flags,
+                capture_output=capture_output,
+                wait=wait,
+            )
         case SmokeTest():
             return run_smoke_test(task)
         case _:

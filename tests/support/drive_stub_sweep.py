@@ -9,7 +9,6 @@ from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.store.provenance import Origin
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import make_executor
@@ -31,8 +30,8 @@ def main() -> None:
         (planned.trials[index].trial.id, stage, step): act
         for index, stage, step, act in json.loads(options.script)
     }
-    own_flag = str(store.new_driver_stop_flag("s"))
-    run = StubRun(store.path, own_flag=own_flag, seconds=options.seconds, script=script)
+    own_flag = store.new_driver_stop_flag("s")
+    run = StubRun(store.path, own_flag=str(own_flag), seconds=options.seconds, script=script)
     executor = make_executor(options.executor, run)
     retried = []
     mirror = MLflowCallback(store, "s", None, lambda line: print(line, file=sys.stderr))
@@ -40,7 +39,7 @@ def main() -> None:
         planned,
         store,
         executor,
-        origin=Origin(own_stop_flag=own_flag),
+        stop_flag=own_flag,
         description=describe_sweep(planned, yaml="", experiment_yaml="", command=""),
         on_event=lambda e: retried.append(1) if e.message else None,
         on_result=mirror.result if options.mlflow else None,

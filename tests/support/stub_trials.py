@@ -142,10 +142,14 @@ class StubRun:
         self.flag = str(Path(store) / "sweeps" / name / "stop")
 
     def __call__(self, trial):
-        origin = Origin(
-            command="kvlab submit s.yaml", stop_flag=self.flag, own_stop_flag=self.own_flag
+        return run_trial(
+            trial,
+            self.store,
+            origin=Origin(command="kvlab submit s.yaml"),
+            stop_flags=[flag for flag in (self.flag, self.own_flag) if flag],
+            make_stages=self.make,
+            wait=False,
         )
-        return run_trial(trial, self.store, origin=origin, make_stages=self.make, wait=False)
 
     def make(self, trial, report):
         return StubStages(trial, report, flag=self.flag, **self.stages)

@@ -39,8 +39,10 @@ def run(trial, store, stages=StubStages, **options):
     """Runs with ``stages``, a class; its flag is that of the sweep s."""
     flag = str(store.stop_flag("s"))
     make = lambda trial, report: stages(trial, report, flag=flag)  # noqa: E731
-    origin = Origin(commit="c" * 40, dirty=False, command="kvlab submit s.yaml", stop_flag=flag)
-    return run_trial(trial, store.path, origin=origin, make_stages=make, **options)
+    origin = Origin(commit="c" * 40, dirty=False, command="kvlab submit s.yaml")
+    return run_trial(
+        trial, store.path, origin=origin, stop_flags=[flag], make_stages=make, **options
+    )
 
 
 def failing(error, stage="train"):

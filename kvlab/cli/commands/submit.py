@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -154,10 +154,10 @@ def _run_driver(
         promote_trials(search, store, options.promote)
         planned = search.plan
     may_run = bool(missing) or search is not None
-    flags = store.stop_flag(sweep.name), store.new_driver_stop_flag(sweep.name)
-    origin = capture_origin(command, *flags)
+    origin, stop_flag = capture_origin(command), store.new_driver_stop_flag(sweep.name)
+    stop_flags = store.stop_flag(sweep.name), stop_flag
     display.print_line(f"{sweep.name}: {planned.format_totals()}")
-    executor = _make_executor(options, store, origin, may_run)
+    executor = _make_executor(options, store, origin, stop_flags, may_run)
     forced = True
     try:
         if options.address and may_run:
@@ -171,6 +171,7 @@ def _run_driver(
             store,
             executor,
             origin=origin,
+            stop_flag=stop_flag,
             description=describe(planned),
             prepare=_make_preflight(options, planned, store, executor, origin, display),
             on_event=display.handle_event,
@@ -242,12 +243,21 @@ def _recorded_command(options: argparse.Namespace) -> str:
 
 
 def _make_executor(
-    options: argparse.Namespace, store: Store, origin: Origin, may_run: bool
+    options: argparse.Namespace,
+    store: Store,
+    origin: Origin,
+    stop_flags: Sequence[Path],
+    may_run: bool,
 ) -> Executor:
     name = options.executor if may_run else IDLE_EXECUTOR
     capture_output = not EXECUTORS[name].runs_in_process
     run_one: RunTask = partial(
-        run_task, store=store.path, origin=origin, capture_output=capture_output, wait=False
+        run_task,
+        store=store.path,
+        origin=origin,
+        stop_flags=stop_flags,
+        capture_output=capture_output,
+        wait=False,
     )
     return make_executor(name, run_one, options.address if may_run else None)
 

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
@@ -46,6 +47,8 @@ class Driver:
         store: Where they are recorded.
         executor: Where they run. The caller closes it.
         origin: Provenance of this run, for failures that the driver records itself.
+        stop_flag: File that asks this driver's trials to stop. By default the sweep's, which asks
+            the trials of all drivers.
         description: Of the sweep, written to ``sweep.json``.
         prepare: Called with the missing trials before the first one starts.
         on_event: Called with every event, such as the start and the end of a trial.
@@ -64,6 +67,7 @@ class Driver:
         executor: Executor,
         *,
         origin: Origin | None = None,
+        stop_flag: Path | None = None,
         description: Mapping[str, Any] | None = None,
         prepare: PrepareTrials | None = None,
         on_event: Callable[[Event], None] | None = None,
@@ -83,7 +87,7 @@ class Driver:
         self.remote_trials = RemoteTrials(store, self._trainings)
         self._admission = Admission(executor, self._on_event)
         self._retry_policy = RetryPolicy(plan.sweep.failures, store, executor)
-        self._stop_request = StopRequest(store, plan.sweep.name, self._origin)
+        self._stop_request = StopRequest(store, plan.sweep.name, stop_flag)
         self._halt_reason, self._trials_run = "", 0
 
     @property

@@ -9,7 +9,6 @@ from types import FrameType
 
 from kvlab.errors import Stopped
 from kvlab.store import Store
-from kvlab.store.provenance import Origin
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,9 +20,9 @@ class StopRequest:
     its drivers obey, or this driver's own.
     """
 
-    def __init__(self, store: Store, sweep: str, origin: Origin):
+    def __init__(self, store: Store, sweep: str, own_flag: Path | None):
         shared_flag = store.stop_flag(sweep)
-        self._own_flag = Path(origin.own_stop_flag or shared_flag)
+        self._own_flag = own_flag or shared_flag
         self._flags = (shared_flag, self._own_flag)
         self.is_noticed = False
 

@@ -75,7 +75,7 @@ def create_driver_folder(store: Store, sweep: str) -> int:
             continue  # another process was faster
         except OSError as error:
             text = f"{path} cannot be made: {error.strerror}"
-            raise StoreError(f"{text}; check the store's rights and disk") from None
+            raise StoreError(f"{text}; check the store's permissions and disk") from None
         return number
 
 
