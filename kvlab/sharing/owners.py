@@ -1,6 +1,6 @@
 """Owner maps: ``owners[layer]`` is the layer whose K/V that layer reads, itself if it owns.
 
-In a valid map an owner stands at or below its consumers and owns itself, and all layers of a
+In a valid map an owner is at or below its consumers and owns itself, and all layers of a
 group are of one kind, ``"G"`` global or ``"L"`` local; so layer 0 always owns. Sharing across
 kinds would hand a global layer a cache that has dropped tokens.
 """
@@ -53,7 +53,7 @@ def _check_owner_map(owners: OwnerMap, kinds: str) -> None:
     for layer, owner in enumerate(owners):
         if not 0 <= owner <= layer:
             raise SharingError(
-                f"makes layer {layer} read layer {owner}; an owner stands at or below its consumer"
+                f"makes layer {layer} read layer {owner}; an owner is at or below its consumer"
             )
         if owners[owner] != owner:
             raise SharingError(

@@ -142,7 +142,9 @@ class BenchmarkConfig(SpecModel):
         if len(set(self.parts)) < len(self.parts):
             problems.append(("parts", "names one twice; name each once"))
         if self.memory is not None and "limit" not in self.parts:
-            problems.append(("memory", "is what limit may use; add limit to parts, or remove it"))
+            problems.append(
+                ("memory", "is read only by the part limit; add limit to parts, or remove memory")
+            )
         raise_problems(problems)
         return self
 

@@ -88,7 +88,7 @@ def select_cells(sweep: "Sweep") -> Selection:
     for name, seeds in sweep.design_seeds.items():
         design, request = _make_request(sweep, axes, name)
         if not design.can_be_filtered and (sweep.exclude or sweep.when):
-            text = f"{name} means what it says only whole; leave out exclude and when"
+            text = f"{name} is valid only as a whole; remove exclude and when"
             raise DesignError("design", text)
         for positions in _limit_positions(design, request):
             designed.add(positions)
@@ -150,7 +150,7 @@ def _find_position(axis: Axis, levels: Levels, key: str) -> int:
     for position, point in enumerate(axis.points):
         if point.items() >= levels.items():
             return position
-    text = f"has levels of {axis.name} that the zip never has together; name one of them"
+    text = f"names levels of {axis.name} that are never together in the zip; name one of them"
     raise DesignError(key, text)
 
 

@@ -111,8 +111,8 @@ class DataConfig(SpecModel):
         if not entry.reads_paths and self.paths:
             yield "paths", f"is read only by {_name_sources('reads_paths')}, {self._not_this}"
         if not entry.reads_paths and self.licence is not None:
-            text = f"is known to kvlab for {self.source}"
-            yield "licence", f"{text}; say it only for {_name_sources('reads_paths')}"
+            text = f"is known for {self.source}"
+            yield "licence", f"{text}; set it only for {_name_sources('reads_paths')}"
         if entry.needs_subset and self.subset is None:
             yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
         if self.subset is not None and not entry.needs_subset:

@@ -55,7 +55,7 @@ class DesignRequest:
         for index, (axis, position) in enumerate(zip(self.axes, self.target, strict=True)):
             if position is None:
                 others = [point[axis.factors[0]] for point in axis.points[1:]]
-                text = f"has to say which level of {axis.factors[0]} is the reduction"
+                text = f"must name the level of {axis.factors[0]} that is the reduction"
                 raise DesignError("target", f"{text}: {' or '.join(others)}")
             if position:
                 reductions.append((index, position))

@@ -68,7 +68,7 @@ def _data_problems(experiment: Experiment) -> Iterator[FieldMessage]:
         text = f"is smaller than the {data.vocab_size} tokens of data.tokenizer {data.tokenizer}"
         yield "model.vocab_size", f"{text}; use {data.vocab_size} or more"
     if data.mask_documents and experiment.evaluation.positions:
-        text = "asks for the loss by tokens seen, and data.mask_documents hides some of them"
+        text = "measures the loss by tokens seen, of which data.mask_documents hides some"
         yield "evaluation.positions", f"{text}; turn one off"
 
 
@@ -85,7 +85,7 @@ def _benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:
         text = f"names task, whose {TASK_TOKENS} tokens exceed block_size = {block_size}"
         yield "benchmark.parts", f"{text}; leave it out"
     if "limit" in bench.parts and bench.memory is None and not experiment.resources.devices:
-        text = "is not given, and on CPU limit needs to know what it may use"
+        text = "is missing, and on CPU limit needs it"
         yield "benchmark.memory", f"{text}; give bytes, such as 8e9"
 
 
@@ -101,10 +101,13 @@ def _training_problems(experiment: Experiment) -> Iterator[FieldMessage]:
     workers = experiment.resources.training_workers
     if training.batch_tokens % (block_size * workers):
         if not training.batch_tokens % block_size:
-            text = f"cannot share batch_tokens = {training.batch_tokens} in rows of"
+            rows = training.batch_tokens // block_size
+            text = (
+                f"cannot divide batch_tokens = {training.batch_tokens} into equal numbers of rows"
+            )
             field = "gpus" if experiment.resources.workers is None else "workers"
-            rule = f"{text} block_size = {block_size} evenly; use a divisor of"
-            yield f"resources.{field}", f"{rule} {training.batch_tokens // block_size}, the rows"
+            rule = f"{text} of block_size = {block_size}; use a divisor of {rows}"
+            yield f"resources.{field}", f"{rule}, the number of rows"
         return
     microbatch = experiment.resources.microbatch_tokens
     worker_tokens = training.batch_tokens // workers

@@ -65,13 +65,13 @@ def _init_from_problems(
     source = cells.get(cell_key(levels))
     if source is None:
         text = f"{written} is {name}, which is not in the design"
-        yield INIT_FROM_FIELD, f"{text}; include it, or start elsewhere"
+        yield INIT_FROM_FIELD, f"{text}; include it, or start from another cell"
     elif _is_cyclic(cell, cells):
-        text = f"in a circle for the cell {_format_levels(cell.levels)}"
-        yield INIT_FROM_FIELD, f"{written} leads {text}; let one of its cells start without"
+        text = f"is circular for the cell {_format_levels(cell.levels)}"
+        yield INIT_FROM_FIELD, f"{written} {text}; remove init_from from one of its cells"
     elif missing := sorted(set(cell.seeds) - set(source.seeds)):
         text = f"{written} is {name}, which is not planned at seed {', '.join(map(str, missing))}"
-        yield INIT_FROM_FIELD, f"{text}; give it that too"
+        yield INIT_FROM_FIELD, f"{text}; add it there"
     else:
         for reason in _incompatibilities(cell, source):
             yield INIT_FROM_FIELD, f"{written} is {name}, {reason}"
@@ -99,7 +99,7 @@ def _incompatibilities(cell: Cell, source: Cell) -> Iterator[str]:
         yield f"{text}; give both cells one tokenizer"
     if experiment.model.n_embd != other.model.n_embd:
         text = f"whose n_embd = {other.model.n_embd} is not {experiment.model.n_embd}"
-        yield f"{text}, so no weight fits; start elsewhere"
+        yield f"{text}, so no weight fits; start from another cell"
 
 
 def _format_levels(levels: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from kvlab.spec.spec_model import FieldMessage, PositiveInt, SpecModel, TupleOf,
 Fraction = Annotated[float, Field(gt=0.0, lt=1.0)]
 
 INCOMPARABLE_KEYS = ("data.", "training.evaluate_tokens")
-"""Keys under which validation losses are of other tokens, so that no rung compares them."""
+"""Keys whose values decide which tokens validation losses are of, so no rung compares them."""
 
 
 class PruningConfig(SpecModel):
@@ -78,7 +78,7 @@ class PruningConfig(SpecModel):
             if getattr(self, name) is not None and self.rule != rule:
                 yield name, f"is used by rule: {rule} alone; leave it out"
         if "rungs" in self.model_fields_set and self.first is not None:
-            yield "first", "and rungs both say where; leave one out"
+            yield "first", "and rungs both place the rungs; remove one"
         if self.rungs is not None and list(self.rungs) != sorted(set(self.rungs)):
             yield "rungs", "must ascend, each once; sort them"
         share = 1 / (self.factor or 3)
@@ -118,5 +118,5 @@ def pruning_problems(pruning: PruningConfig | None, keys: Iterable[str]) -> Iter
     """Yield a problem for each varied key under which validation losses are not comparable."""
     for key in keys if pruning is not None else ():
         if key.startswith(INCOMPARABLE_KEYS):
-            text = f"compares validation losses, and those under another {key} are of other tokens"
-            yield "pruning", f"{text}; leave one out"
+            text = f"compares validation losses, which are of other tokens for another {key}"
+            yield "pruning", f"{text}; remove one"

@@ -30,7 +30,7 @@ class ResourcesConfig(SpecModel):
             text = "is above 1 and not whole; use a fraction of one GPU or whole GPUs"
             raise_problems([("gpus", text)])
         if self.devices and self.workers not in (None, max(1, int(self.devices))):
-            text = f"is not one a GPU, of which there are {self.devices:g}; remove it"
+            text = f"is not the number of GPUs, {self.devices:g}; remove it"
             raise_problems([("workers", text)])
         return self
 

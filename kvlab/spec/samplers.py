@@ -15,7 +15,7 @@ from kvlab.spec.spec_model import FieldMessage
 
 UNSUPPORTED_SAMPLERS = {
     "CmaEsSampler": "needs the package cmaes, which kvlab does not install",
-    "PartialFixedSampler": "fixes keys, which leaving them out of the space does too",
+    "PartialFixedSampler": "fixes keys; remove them from the space instead",
 }
 
 MAX_POINTS = 10_000
@@ -66,8 +66,8 @@ class SamplerEntry:
 
     Attributes:
         class_name: in ``optuna.samplers``.
-        arguments: those that a file can hold. Functions and seeds cannot be written in one; the
-            seed is the search's.
+        arguments: those that a file can set. It cannot hold functions, and the seed is the
+            search's.
         is_exhaustive: whether it goes through every point of the space.
     """
 
@@ -169,7 +169,7 @@ def _argument_problems(entry: SamplerEntry, arguments: dict[str, Any]) -> Iterat
             near = get_close_matches(str(key), entry.arguments, 1)
             hint = f"use {', '.join(entry.arguments)}" if entry.arguments else "leave it out"
             hint = f"did you mean {near[0]}?" if near else hint
-            yield str(key), f"is no argument of {entry.class_name} that a file can hold; {hint}"
+            yield str(key), f"is not an argument of {entry.class_name} that a file can set; {hint}"
     if arguments.get("group") is True and arguments.get("multivariate") is not True:
         yield "group", "needs multivariate: true; add it"
 

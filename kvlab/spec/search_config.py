@@ -135,7 +135,7 @@ class SearchConfig(SpecModel):
             yield "choices", "and ranges are both empty; give at least one key to vary"
         for key in self.ranges:
             if key in self.choices:
-                yield f"ranges.{key}", "stands in choices too; leave one out"
+                yield f"ranges.{key}", "is in choices too; remove one"
         for name, keys in (("choices", self.choices), ("ranges", self.ranges)):
             for key in keys:
                 if "." not in key.strip(".") or key != key.strip("."):

@@ -26,7 +26,7 @@ def name_problems(sweep: "Sweep") -> Problems:
     for factor in sweep.factors:
         for other in sweep.when.get(factor, {}):
             if other in sweep.factors and other not in above:
-                text = f"does not stand above {factor} in factors; move it there"
+                text = f"is not above {factor} in factors; move it there"
                 yield f"when.{factor}.{other}", text
         above.append(factor)
     for factor, rule in sweep.when.items():
@@ -48,7 +48,7 @@ def search_problems(sweep: "Sweep", search_factor: str) -> Problems:
     if sweep.factors.keys() != {search_factor}:
         written.add("factors")
     for name in sorted("cells" if name == "listed_cells" else name for name in written):
-        yield name, "does not go with search, which chooses its own cells; leave one out"
+        yield name, "cannot be combined with search, which chooses its own cells; remove one"
     if len(sweep.seeds) > 1:
         text = "has several seeds, and a search trains each suggestion once"
         yield "seeds", f"{text}; give one, and repeat the best in a sweep of its own"
@@ -86,7 +86,7 @@ def zip_problems(sweep: "Sweep") -> Problems:
         zipped |= set(group)
         first = next(factor for factor in sweep.factors if factor in group)
         if first != group[0]:
-            yield f"zip.{number}", f"must begin with {first}, which stands first in factors"
+            yield f"zip.{number}", f"must begin with {first}, which comes first in factors"
             return
         sizes = {factor: len(sweep.factors[factor]) for factor in group}
         if len(set(sizes.values())) > 1:

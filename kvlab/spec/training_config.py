@@ -41,7 +41,7 @@ class TrainingConfig(SpecModel):
     not_identity: ClassVar[frozenset[str]] = frozenset(
         {"checkpoint_every", "keep_last", "keep_best", "init_from"}
     )
-    # init_from: its contents count, as `kvlab.trial.initial_weights` says
+    # of init_from the contents count, which `kvlab.trial.initial_weights` adds
 
     tokens: NonNegativeInt = Field(
         default=0, description="Tokens seen in training; 0 trains nothing."

@@ -163,7 +163,7 @@ def _unknown_key_message(path: Path, root: type[BaseModel]) -> str:
         return f"{_dotted_path(path)} {_MISPLACED_KEYS[path]}"
     names = sorted(_field_names_at(path[:-1], root))
     near = get_close_matches(str(path[-1]), names, 1)
-    hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(names)}"
+    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(names)}"
     return f"{_dotted_path(path)} is not a known key; {hint}"
 
 

@@ -159,7 +159,7 @@ def _convert_node(
     result: dict[str, Any] = {}
     for key, value in _mapping_items(node, doc, problems):
         if key in result:
-            message = f"key {key!r} stands twice here; keep one"
+            message = f"key {key!r} is duplicated here; keep one"
             problems.append(Problem(doc.file, *_line_column(value[0]), message))
             continue
         doc.key_places[(*path, key)] = _line_column(value[0])

@@ -106,7 +106,7 @@ def test_the_json_of_an_empty_folder(capsys, data_home):
         (
             ["prepare", "docstrings", "--licence", "x"],
             2,
-            "licence = x is known to kvlab for docstr",
+            "licence = x is known for docstr",
         ),
         (["prepare", "files", "--paths", "x", "--licence", ""], 2, "licence"),
         (["prepare", "docstrings", "--workers", "0"], 2, "0 is not"),

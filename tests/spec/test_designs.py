@@ -34,7 +34,7 @@ class TestOneFactor(DesignContract):
 
 class NeedsTarget:
     def test_a_factor_of_three_levels_needs_a_target(self):
-        with pytest.raises(DesignError, match="which level of b is the reduction: b1 or b2"):
+        with pytest.raises(DesignError, match="the level of b that is the reduction: b1 or b2"):
             cells(self.name, 2, 3)
         assert cells(self.name, 2, 3, target=(1, 2))[-1] in ("12", "10")
 

@@ -58,7 +58,7 @@ def test_a_preset_is_a_start_not_an_end():
          "3:43: data.subset = x is not a crawl; use one such as CC-MAIN-2024-10"),
         ("tokenizer: bytes", "subset: CC-MAIN-2024-10",
          "is read only by source: fineweb-edu-crawl, not docstrings"),
-        ("tokenizer: bytes", "licence: CC0", "is known to kvlab for docstrings; say it only for source: files"),
+        ("tokenizer: bytes", "licence: CC0", "is known for docstrings; set it only for source: files"),
         ("n_layer: 6", "n_layer: 6, position: rotary", "model.position = rotary is not one of learned, rope, none"),
         ("benchmark: {", "benchmark: {parts: [memory], ", "5:21: benchmark.parts.0 = memory is not one of limit, task, energy"),
         ("tokenizer: bytes", "paths: [x.txt]", "is read only by source: files, not docstrings"),

@@ -82,7 +82,7 @@ def test_written_generators_are_used():
         ((2, 3, 2), {}, "takes factors of two levels, and b has 3"),
         ((2, 2), {}, "keeps fewer than 4 of 4 cells"),
         ((2, 2, 2, 2, 2, 2), {"fraction": 16}, "cannot set 4 factors by products of 2"),
-        ((2, 2, 2), {"generators": {"z": ("a", "b")}}, "names z, which is no axis"),
+        ((2, 2, 2), {"generators": {"z": ("a", "b")}}, "names z, which is not an axis"),
         ((2, 2, 2), {"generators": {"c": ("a", "a")}}, "use two or more factors"),
         ((2, 2, 2, 2), {"fraction": 4}, "cannot set 2 factors"),
         ((2, 2, 2, 2, 2), {"fraction": 4, "generators": {"d": ("a", "b"), "e": ("b", "a")}}, "move together"),

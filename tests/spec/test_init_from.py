@@ -44,7 +44,7 @@ def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
         ("{heads: mha, start: scratch}", "{heads: mha}",
          "s.yaml:6:37: training.init_from = {heads: mha} is the cell start=uptrained heads=mha,"
          " which is not in the design; include it"),
-        ("{heads: mha, start: scratch}", "{heads: mqa}", "leads in a circle for the cell"),
+        ("{heads: mha, start: scratch}", "{heads: mqa}", "is circular for the cell"),
         ("{heads: mha, start: scratch}", "7",
          "s.yaml:6:37: training.init_from = 7 is not a folder, a repository or factor levels"),
         ("{heads: mha, start: scratch}", "{}", "is not a folder, a repository or factor levels"),
@@ -63,7 +63,7 @@ def test_a_circle_of_two_cells_is_refused(tmp_path):
     text = SWEEP.replace("scratch: {}", "scratch: {training.init_from: {start: uptrained}}")
     text = text.replace("{heads: mha, start: scratch}", "{start: scratch}")
     message = sweep_errors(tmp_path, text.split("exclude")[0])
-    assert "training.init_from = {start: uptrained} leads in a circle" in message
+    assert "training.init_from = {start: uptrained} is circular" in message
     assert "s.yaml:5:35" in message
 
 

@@ -36,9 +36,12 @@ def test_a_worker_a_whole_gpu_or_as_many_as_written(tmp_path, resources, workers
 @pytest.mark.parametrize(
     ("resources", "message"),
     [
-        ("gpus: 4, workers: 2", "resources.workers = 2 is not one a GPU, of which there are 4"),
-        ("workers: 5", "cannot share batch_tokens = 192 in rows of block_size = 16 evenly"),
-        ("gpus: 8", "resources.gpus = 8 cannot share batch_tokens = 192"),
+        ("gpus: 4, workers: 2", "resources.workers = 2 is not the number of GPUs, 4"),
+        (
+            "workers: 5",
+            "cannot divide batch_tokens = 192 into equal numbers of rows of block_size = 16",
+        ),
+        ("gpus: 8", "resources.gpus = 8 cannot divide batch_tokens = 192"),
         (
             "workers: 3, microbatch_tokens: 48",
             "must be a multiple of block_size = 16 and divide batch_tokens / workers = 64",

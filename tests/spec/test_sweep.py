@@ -118,8 +118,8 @@ def test_checking_a_sweep_changes_no_other_sweep_of_the_same_file(tmp_path):
     ("tail", "message"),
     [
         ("", ""),
-        ("factors: {heads: {mha: {}}}\n", "factors = {...} does not go with search"),
-        ("cells: [{point: base}]\n", "cells = [{'point': 'base'}] does not go with search"),
+        ("factors: {heads: {mha: {}}}\n", "factors = {...} cannot be combined with search"),
+        ("cells: [{point: base}]\n", "cells = [{'point': 'base'}] cannot be combined with search"),
         ("seeds: [0, 1]\n", "has several seeds, and a search trains each suggestion once"),
     ],
 )

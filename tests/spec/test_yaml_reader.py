@@ -43,7 +43,7 @@ def test_places_are_kept():
         ("a: &b [1]\nc: *b\n", "x.yaml:1:4: anchor &b"),
         ("a: *b\n", "x.yaml:1:4: alias *b"),
         ("a: !!python/object/apply:os.system [ls]", "x.yaml:1:4: tag"),
-        ("a: 1\na: 2\n", "x.yaml:2:1: key 'a' stands twice"),
+        ("a: 1\na: 2\n", "x.yaml:2:1: key 'a' is duplicated"),
         ("a: 1\n---\nb: 2\n", "x.yaml:2:1: is not valid YAML"),
         ("a: [1, 2\nb: 3\n", "is not valid YAML"),
         ("a:\tb\n\tc: d", "is not valid YAML"),

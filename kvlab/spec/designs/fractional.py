@@ -82,7 +82,7 @@ def _check_generators(request: DesignRequest, count: int) -> dict[int, Word]:
     for name, parents in written.items():
         for factor in (name, *parents):
             if factor not in indices:
-                text = f"names {factor}, which is no axis of this design"
+                text = f"names {factor}, which is not an axis of this design"
                 raise DesignError("generators", f"{text}; use {', '.join(indices)}")
         if set(parents) & written.keys() or len(set(parents)) < 2:
             text = f"sets {name} by {', '.join(parents)}"
@@ -90,7 +90,7 @@ def _check_generators(request: DesignRequest, count: int) -> dict[int, Word]:
             raise DesignError("generators", f"{text}; {hint}")
         generators[indices[name]] = frozenset(indices[factor] for factor in parents)
     if min(map(len, _defining_relation(generators))) < 3:
-        text = "make two factors move together, so that neither can be told; use other products"
+        text = "make two factors move together, so their effects cannot be separated; use other products"
         raise DesignError("generators", text)
     return generators
 

@@ -185,7 +185,11 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
         ("low: 1e-4", "low: 0.0", "needs low above 0"),
         ("model.n_kv_head", "n_kv_head", "names n_kv_head, which is not section.key"),
         ("model.n_kv_head", "resources.cpus", "changes where a trial runs"),
-        ("search:", "design: pairwise\nsearch:", "design = pairwise does not go with search"),
+        (
+            "search:",
+            "design: pairwise\nsearch:",
+            "design = pairwise cannot be combined with search",
+        ),
         ("search:", "seeds: [0, 1]\nsearch:", "a search trains each suggestion once"),
         ("search:", "searhc:", "did you mean search?"),
     ],
