@@ -12,7 +12,8 @@ from kvlab.fs.atomic_files import replace_file
 from kvlab.spec import load_sweep
 from kvlab.store.provenance import DataProvenance, Machine, Origin
 from kvlab.store.result import TrialMeasurements
-from kvlab.sweep import plan
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.trial.run import run_trial
 
 EXPERIMENT = """\
@@ -153,6 +154,11 @@ class StubRun:
 
     def make(self, trial, report):
         return StubStages(trial, report, flag=self.flag, **self.stages)
+
+
+def drive(planned, store, run, **options):
+    """Run a plan on the inline executor; return the driver's summary."""
+    return Driver(planned, store, InlineExecutor(run), **options).run()
 
 
 def numbers(store, planned) -> dict:

@@ -13,15 +13,12 @@ from tests.support.stub_trials import (
     EXPERIMENT,
     SWEEP,
     StubRun,
+    drive,
     identify,
     numbers,
     tiny_plan,
     write_sweep,
 )
-
-
-def drive(planned, store, run, **options):
-    return Driver(planned, store, InlineExecutor(run), **options).run()
 
 
 def ids(planned):

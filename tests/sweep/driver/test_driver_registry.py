@@ -9,9 +9,7 @@ import pytest
 
 from kvlab.errors import UsageError
 from kvlab.store import Store
-from kvlab.sweep import Driver
 from kvlab.sweep.driver.driver_registry import join_sweep
-from kvlab.sweep.executors.inline import InlineExecutor
 from tests.support.driver_process import (
     count_logged_steps,
     finish_driver,
@@ -20,11 +18,7 @@ from tests.support.driver_process import (
     start_driver,
     wait_for,
 )
-from tests.support.stub_trials import StubRun, numbers, tiny_plan
-
-
-def drive(planned, store, run, **options):
-    return Driver(planned, store, InlineExecutor(run), **options).run()
+from tests.support.stub_trials import StubRun, drive, numbers, tiny_plan
 
 
 def attempts(store, planned):

@@ -13,7 +13,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
 from kvlab.sweep.executors.executor import EndedTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
-from tests.support.stub_trials import SWEEP, StubRun, StubStages, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, StubStages, drive, tiny_plan
 
 ONE = SWEEP.replace("seeds: [0, 1]", "seeds: [0]").replace(
     '    tied: {serving.tie: "adjacent:2"}\n', ""
@@ -49,17 +49,12 @@ class HungryRun(StubRun):
         return stages
 
 
-def drive(planned, store, run, events=None):
-    on_event = None if events is None else events.append
-    return Driver(planned, store, InlineExecutor(run), on_event=on_event).run()
-
-
 def test_out_of_memory_shrinks_the_microbatch_until_it_fits(tmp_path):
     store, events = Store(tmp_path / "runs"), []
     planned = tiny_plan(
         tmp_path, text=ONE.replace("mqa: {", "mqa: {resources.microbatch_tokens: 16, ")
     )
-    summary = drive(planned, store, HungryRun(store.path, most=8), events)
+    summary = drive(planned, store, HungryRun(store.path, most=8), on_event=events.append)
     assert (summary.exit_code, summary.states["done"]) == (0, 2)
     for one in planned.trials:
         result = store.result(one.trial.id)
@@ -159,7 +154,7 @@ def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):
     store, events = Store(tmp_path / "runs"), []
     planned = tiny_plan(tmp_path)
     script = {(one.trial.id, "measure", 0): "bug" for one in planned.trials}
-    summary = drive(planned, store, StubRun(store.path, script=script), events)
+    summary = drive(planned, store, StubRun(store.path, script=script), on_event=events.append)
     assert (summary.exit_code, summary.states["failed"], summary.states["missing"]) == (1, 3, 5)
     assert summary.halt_reason.startswith(
         "3 trials failed at the same place (ValueError: no way to measure"

@@ -8,15 +8,13 @@ from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.store import Store
-from kvlab.sweep import Driver
-from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.budget import estimate_budget
-from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
 
 
 def ran(tmp_path, text=SWEEP):
     store = Store(tmp_path / "runs")
-    Driver(tiny_plan(tmp_path, text=text), store, InlineExecutor(StubRun(store.path))).run()
+    drive(tiny_plan(tmp_path, text=text), store, StubRun(store.path))
     return store
 
 

@@ -5,10 +5,8 @@ from unittest import mock
 import pytest
 
 from kvlab.store import Store
-from kvlab.sweep import Driver
-from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.explain import explain_equality, find_nearest_trial
-from tests.support.stub_trials import SWEEP, StubRun, tiny_plan
+from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
 
 TWO_WAYS = """\
 question: What does it cost?
@@ -62,7 +60,7 @@ def test_what_computes_something_else_stays_apart(tmp_path, other):
 
 def ran(tmp_path, text=SWEEP):
     store = Store(tmp_path / "runs")
-    Driver(tiny_plan(tmp_path, text=text), store, InlineExecutor(StubRun(store.path))).run()
+    drive(tiny_plan(tmp_path, text=text), store, StubRun(store.path))
     return store
 
 

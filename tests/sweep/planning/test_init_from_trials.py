@@ -11,9 +11,8 @@ from kvlab.errors import SpecError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
-from kvlab.sweep import Driver, plan
-from kvlab.sweep.executors.inline import InlineExecutor
-from tests.support.stub_trials import EXPERIMENT, StubRun, identify, tiny_plan, write_sweep
+from kvlab.sweep import plan
+from tests.support.stub_trials import EXPERIMENT, StubRun, drive, identify, tiny_plan, write_sweep
 
 # The dependent level comes first, so that waiting is needed.
 UPTRAINED = """\
@@ -28,10 +27,6 @@ factors:
     tied: {serving.tie: "adjacent:2"}
 seeds: [0, 1]
 """
-
-
-def drive(planned, store, run, **options):
-    return Driver(planned, store, InlineExecutor(run), **options).run()
 
 
 def by_cell(planned):
