@@ -27,7 +27,7 @@ class Garbage:
         path: of it.
         bytes: its size.
         why: the reason, for people.
-        lock: held by whoever uses it.
+        lock: held by the process that uses it.
     """
 
     path: Path

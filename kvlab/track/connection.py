@@ -112,7 +112,7 @@ def _probe_server(uri: str) -> None:
     except requests.Timeout:
         reason = f"no answer in {PROBE_SECONDS:g} s"
     except requests.ConnectionError:
-        reason = "nobody answers there"
+        reason = "no server answers there"
     else:
         return
     raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}")

@@ -62,8 +62,8 @@ def train_ddp(
     resources = trial.resources
     if not ray.is_initialized():
         text = f"{resources.training_workers} workers train together under Ray, and this process"
-        way_out = "use --executor ray, or one GPU and resources.workers: 1"
-        raise ResourceError(f"{text} runs without it; {way_out}")
+        hint = "use --executor ray, or one GPU and resources.workers: 1"
+        raise ResourceError(f"{text} runs without it; {hint}")
     directory = directory.absolute()
     folder = directory / "together"
     threads = max(1, int(resources.cpus) // resources.training_workers)

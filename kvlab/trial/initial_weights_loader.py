@@ -66,7 +66,7 @@ class InitialWeightsLoader:
             text = f"training.init_from = {name}: none of its weights fits ({reasons})"
             raise SourceMissing(f"{text}; start from a model of the same n_embd")
         _log_incompatibilities(name, conversion)
-        self._report({"stage": "first weights", "note": _summarize(name, conversion)})
+        self._report({"stage": "initial weights", "note": _summarize(name, conversion)})
         facts = {"source": name, "identity": self.identity}
         write_json(
             self._directory / _RECORD_FILE, {**facts, **conversion.as_dict()}, fence=self._fence

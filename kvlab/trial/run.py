@@ -188,7 +188,7 @@ class _TrialRun:
         try:
             self.record_result(attempt, self.run_stages(report))
         except Stopped:
-            attempt.log("stopped; it goes on from its last checkpoint when submitted again")
+            attempt.log("stopped; submit again to continue from the last checkpoint")
             raise
         except Paused as pause:
             attempt.log(str(pause))
@@ -202,7 +202,7 @@ class _TrialRun:
             raise
         except WorkerLost as error:
             self.check_fences()
-            attempt.log(f"{error}; whoever started the trial decides on another attempt")
+            attempt.log(f"{error}; the driver decides whether it runs again")
             raise
         except Exception as error:
             self.check_fences()
