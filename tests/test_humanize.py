@@ -22,12 +22,12 @@ from kvlab.humanize import (
         ("\u202egnp.exe", "\\u202egnp.exe"),
     ],
 )
-def test_what_cannot_be_seen_is_shown_as_its_escape(text, shown):
+def test_hidden_characters_are_escaped(text, shown):
     assert sanitize_text(text) == shown
     sanitize_text(text).encode()
 
 
-def test_one_line():
+def test_a_line_has_single_spaces_and_no_hidden_characters():
     assert sanitize_line(" a\n\n b\tc\x07 ") == "a b c\\x07"
 
 

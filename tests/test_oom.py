@@ -1,4 +1,4 @@
-"""Errors of which libraries say, each in its own words, that memory is gone."""
+"""Out-of-memory errors of libraries, each with its own message."""
 
 import errno
 import subprocess
@@ -44,11 +44,11 @@ class AcceleratorError(RuntimeError):
         (KeyError("bad_alloc"), "bug"),
     ],
 )  # fmt: skip
-def test_memory_has_two_classes_in_whatever_words(error, kind):
+def test_out_of_memory_messages_of_libraries_are_classified(error, kind):
     assert classify_error(error) == kind
 
 
-def test_what_really_happens_when_memory_is_gone_is_known():
+def test_real_out_of_memory_errors_are_classified():
     """In a process that may take no more: torch's allocator, Python's and the system's."""
     code = """
 import mmap, resource, torch

@@ -66,9 +66,12 @@ class SourceContract(ABC):
         )
         dataset = prepare_dataset(data, workers=1)
         prepared = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
-        units = source.units(data, ignore_progress)
-        available = {text for unit in units for text in source.read(unit)}
-        assert set(prepared) <= available
         assert len(prepared) == len(set(prepared))
+        missing = set(prepared)
+        for unit in source.units(data, ignore_progress):
+            missing -= set(source.read(unit))
+            if not missing:
+                break
+        assert not missing
         assert dataset.licence == source.licence
         assert dataset.identity == dataset_identity(data)

@@ -1,4 +1,4 @@
-"""Every test here has a data folder of its own."""
+"""Give every test its own data folder."""
 
 import pytest
 

@@ -21,7 +21,7 @@ def test_y_is_x_one_token_later():
     assert (np.diff(x, axis=1) == 1).all()
 
 
-def test_a_batch_does_not_depend_on_what_was_asked_before():
+def test_a_batch_does_not_depend_on_earlier_calls():
     forward = [get_training_batch(TOKENS, seed=3, step=step, **SHAPE)[0] for step in range(6)]
     backward = [
         get_training_batch(TOKENS, seed=3, step=step, **SHAPE)[0] for step in range(5, -1, -1)
@@ -76,7 +76,7 @@ def test_a_large_text_needs_no_table():
     assert abs(starts.mean() / 30e9 - 0.5) < 4 * (1 / 12 / len(starts)) ** 0.5
 
 
-def test_windows_come_in_no_order():
+def test_the_order_of_windows_looks_random():
     """Where the windows of an epoch stand says nothing of when they come, nor of the next one."""
     size = 999
     orders = np.array(
@@ -94,7 +94,7 @@ def test_windows_come_in_no_order():
     assert followed == pytest.approx(1 / size, rel=0.2), "as often as by chance"
 
 
-def test_seeds_and_epochs_have_orders_and_cuts_of_their_own():
+def test_seeds_and_epochs_have_different_orders_and_offsets():
     text = {"tokens": 1000 * 8, "block_size": 8}
     orders = [
         window_starts(np.arange(e * 999, e * 999 + 999), seed=s, **text)
@@ -127,7 +127,7 @@ def test_validation_rounds_up_to_whole_windows():
     assert sum(x.size for x, _ in batches) == 64
 
 
-def test_validation_wants_enough_tokens():
+def test_too_few_validation_tokens_are_refused():
     assert len(
         list(iter_validation_batches(TOKENS[:65], target_tokens=64, block_size=32, batch_size=1))
     )

@@ -1,4 +1,4 @@
-"""Prepared tokens depend on the text and the settings alone: not on processes, kills or places."""
+"""Prepared tokens depend on text and settings alone, not on processes, kills or locations."""
 
 import hashlib
 import json
@@ -44,7 +44,7 @@ paths, home, workers, stride = json.loads(sys.argv[1])
 data = DataConfig(source="files", tokenizer="bytes", paths=tuple(paths), validation_fraction=0.3)
 
 def killed_at(moment):
-    # Dies just before or just after the moment-th time that something is made durable.
+    # Kill just before or just after the moment-th durable step.
     count = 0
     def wrap(function):
         def call(*words):
@@ -98,7 +98,7 @@ def script(text, *words, **options):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2:300", "bytes"])
-def test_every_document_is_there_once_after_an_end_of_text(tmp_path, name):
+def test_every_document_occurs_once_after_an_end_of_text(tmp_path, name):
     texts = [*stories(50), "<|endoftext|>", "  leading", "猫"]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts, texts[0], "", " \n "])
     dataset = prepare_dataset(config(path, tokenizer=name), workers=1)
@@ -120,7 +120,7 @@ def test_documents_come_in_the_order_of_their_hash(tmp_path):
 
 
 @pytest.mark.parametrize("fraction", [0.02, 0.2, 0.7])
-def test_the_held_out_share_is_as_asked(tmp_path, fraction):
+def test_the_held_out_share_matches_its_fraction(tmp_path, fraction):
     path = write_jsonl(tmp_path / "a.jsonl", stories(3000, words=3))
     dataset = prepare_dataset(config(path, validation_fraction=fraction), workers=1)
     spread = (fraction * (1 - fraction) / 3000) ** 0.5
@@ -182,7 +182,7 @@ def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):
     assert set(texts) < {*stories(300), *stories(300, seed=1)}
 
 
-def test_a_second_call_finds_the_first(tmp_path):
+def test_a_second_call_reuses_the_dataset(tmp_path):
     data = config(write_jsonl(tmp_path / "a.jsonl", stories(100)))
     first = prepare_dataset(data, workers=1)
     stamp = (first.folder / "train.bin").stat()
@@ -206,11 +206,11 @@ def test_the_digest_is_over_both_files(tmp_path):
     [
         (write_jsonl, ".jsonl", 1, 1),
         (write_parquet, ".parquet", 1, 2),
-        # two processes write the pieces, and live on for a moment when the one that asks is killed
+        # two processes write the pieces, and live on for a moment when their parent is killed
         (write_parquet, ".parquet", 2, 5),
     ],
 )
-def test_killed_at_any_durable_step_nothing_half_made_is_taken_for_whole(
+def test_a_kill_at_any_durable_step_leaves_no_incomplete_dataset(
     tmp_path, write, suffix, workers, stride
 ):
     paths = [
@@ -229,7 +229,7 @@ def pieces(home):
 
 
 def kill_after_pieces(child, home, count):
-    """SIGKILLs ``child`` when there are ``count`` pieces; False if it ended before."""
+    """Kill ``child`` when there are ``count`` pieces; return False if it ended before."""
     deadline = time.monotonic() + 60
     while len(pieces(home)) < count:
         assert time.monotonic() < deadline
@@ -241,7 +241,7 @@ def kill_after_pieces(child, home, count):
     return True
 
 
-def test_killed_again_and_again_it_goes_on_to_the_same_result(tmp_path, data_home, monkeypatch):
+def test_repeated_kills_do_not_change_the_result(tmp_path, data_home, monkeypatch):
     paths = [
         str(write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(600, seed=number)))
         for number in range(12)
@@ -257,10 +257,10 @@ def test_killed_again_and_again_it_goes_on_to_the_same_result(tmp_path, data_hom
     assert out.split()[0] == prepare_dataset(data, workers=1).digest
 
 
-def test_pieces_made_before_a_kill_are_not_made_again(tmp_path, data_home):
+def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(6)]
     assert kill_after_pieces(script(PREPARE, paths, 1), data_home, 2)
-    # Marked, so that they can be told from pieces made again.
+    # Marked, to recognize them in the dataset.
     made = pieces(data_home)[0].with_suffix(".tokens")
     marks = np.full(made.stat().st_size // 2, 1234, np.uint16)
     made.write_bytes(marks.tobytes())
@@ -270,7 +270,7 @@ def test_pieces_made_before_a_kill_are_not_made_again(tmp_path, data_home):
     assert not list(data_home.glob("datasets/.*.work"))
 
 
-def test_processes_that_prepare_at_once_get_one_dataset(tmp_path, data_home):
+def test_processes_that_prepare_concurrently_get_one_dataset(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(500, seed=n))) for n in range(3)]
     children = [script(PREPARE, paths, 1) for _ in range(3)]
     answers = {child.communicate(timeout=60)[0] for child in children}
@@ -279,7 +279,7 @@ def test_processes_that_prepare_at_once_get_one_dataset(tmp_path, data_home):
     assert len(list(data_home.glob("datasets/*/manifest.json"))) == 1
 
 
-def test_a_tokenizing_process_that_dies_is_a_refusal(tmp_path):
+def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
     for number in range(8):
         write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(2000, seed=number))
     with ThreadPoolExecutor(1) as thread:
@@ -296,7 +296,7 @@ def test_a_tokenizing_process_that_dies_is_a_refusal(tmp_path):
 
 
 @pytest.mark.parametrize("main", ["if True:", "if __name__ == '__main__':"])
-def test_tokenizing_processes_do_not_run_the_main_module_and_end_with_it(tmp_path, main):
+def test_tokenizing_processes_do_not_run_the_main_module(tmp_path, main):
     path = write_jsonl(tmp_path / "a.jsonl", stories(30))
     write_jsonl(tmp_path / "b.jsonl", stories(30, seed=1))
     code = f"""
@@ -339,7 +339,7 @@ def tokenizing_processes(parent=None):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_damaged_file_is_a_refusal_and_leaves_no_dataset(tmp_path, workers):
+def test_a_damaged_file_is_refused_and_leaves_no_dataset(tmp_path, workers):
     write_jsonl(tmp_path / "text" / "a.jsonl", stories(20))
     bad = write_jsonl(tmp_path / "text" / "b.jsonl", stories(20, seed=1))
     bad.write_bytes(bad.read_bytes()[:-20])
@@ -358,7 +358,7 @@ def test_too_little_text_is_refused(tmp_path, texts):
 
 
 @pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
-def test_damage_is_found(tmp_path, name):
+def test_damaged_shards_are_detected(tmp_path, name):
     data = config(write_jsonl(tmp_path / "a.jsonl", stories(100)))
     folder = prepare_dataset(data, workers=1).folder
     assert verify_dataset(folder) == []
@@ -382,7 +382,7 @@ def test_a_manifest_of_another_schema_is_refused(tmp_path):
         open_dataset(folder)
 
 
-def test_a_crawl_smaller_than_what_is_asked_of_it_says_so(data_home):
+def test_a_crawl_smaller_than_its_limit_gives_a_warning(data_home):
     folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
     write_parquet(folder / "1.parquet", stories(50))
     said = []
@@ -395,12 +395,12 @@ def test_a_crawl_smaller_than_what_is_asked_of_it_says_so(data_home):
 
 
 @pytest.mark.parametrize(("vocabulary", "size"), [(2**16, 2), (2**16 + 1, 4)])
-def test_tokens_are_as_small_as_the_largest_id_allows(vocabulary, size):
+def test_the_token_dtype_is_the_smallest_that_fits(vocabulary, size):
     dtype = np.dtype(token_dtype(vocabulary))
     assert (dtype.itemsize, np.iinfo(dtype).max >= vocabulary - 1) == (size, True)
 
 
-def test_docstrings_make_a_dataset():
+def test_a_dataset_of_docstrings():
     data = DataConfig(tokenizer="gpt2:2048", max_bytes=300_000, validation_fraction=0.1)
     dataset = prepare_dataset(data, workers=1)
     held_out, train = held_out_and_train(dataset)

@@ -1,4 +1,4 @@
-"""What will not fit on the disk is refused before anything is downloaded or tokenised."""
+"""A dataset that does not fit on the disk is refused before any download or tokenization."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def config(*paths, **more):
 
 
 def free(monkeypatch, count):
-    """The disk has so many bytes free, as far as Python's library can tell."""
+    """Let the disk have ``count`` bytes free."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**15, 10**15 - count, count))
 
 
@@ -48,7 +48,7 @@ def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkey
     "more", [{}, {"max_bytes": 30_000}, {"max_tokens": 30_000}, {"max_tokens": 10**9}]
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_the_estimate_is_what_is_written_and_a_little_more(tmp_path, monkeypatch, more, name):
+def test_the_estimate_is_slightly_above_what_is_written(tmp_path, monkeypatch, more, name):
     texts = [text.encode("ascii", "replace").decode() for text in stories(300)]
     path = tmp_path / name
     (write_jsonl if name.endswith("l") else write_parquet)(path, texts)
@@ -66,7 +66,7 @@ def test_the_estimate_is_what_is_written_and_a_little_more(tmp_path, monkeypatch
     assert 0.97 * pieces < wanted.pieces < 1.15 * pieces
 
 
-def test_what_is_there_from_an_earlier_run_is_not_asked_for_again(tmp_path, monkeypatch):
+def test_pieces_of_an_earlier_run_are_subtracted(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
     pieces = tmp_path / "pieces"
     pieces.mkdir()
@@ -80,7 +80,7 @@ def test_what_is_there_from_an_earlier_run_is_not_asked_for_again(tmp_path, monk
 
 
 @pytest.mark.parametrize(("tokens", "files"), [(None, 3), (300_000_000, 1), (1_100_000_000, 2)])
-def test_downloads_that_are_needed_are_counted(data_home, monkeypatch, tokens, files):
+def test_only_missing_downloads_are_counted(data_home, monkeypatch, tokens, files):
     folder = data_home / "fineweb-edu" / "sample" / "10BT"
     folder.mkdir(parents=True)
     listed = [[f"{n}.parquet", 2_000_000_000] for n in range(3)]
@@ -93,7 +93,7 @@ def test_downloads_that_are_needed_are_counted(data_home, monkeypatch, tokens, f
     assert [path.name for path in folder.iterdir()] == ["listing.json"]
 
 
-def test_a_crawl_is_read_whole_whatever_is_asked_of_it(data_home):
+def test_a_crawl_is_downloaded_whole_whatever_the_limit(data_home):
     folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
     folder.mkdir(parents=True)
     listed = [[f"{n}.parquet", 10**9] for n in range(3)]
@@ -107,6 +107,6 @@ def test_a_crawl_is_read_whole_whatever_is_asked_of_it(data_home):
     assert estimate_disk_use(data, Path("none")).pieces < 2000
 
 
-def test_a_source_of_unknown_size_is_asked_by_its_limit():
+def test_a_source_of_unknown_size_is_estimated_by_its_limit():
     assert estimate_disk_use(DataConfig(), Path("none")) is None
     assert estimate_disk_use(DataConfig(max_tokens=1000), Path("none")).shards == 2000

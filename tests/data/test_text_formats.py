@@ -1,4 +1,4 @@
-"""Documents out of files, whatever wrote them; damaged files are refused with the place."""
+"""Documents are read from files of other programs; errors in damaged files name the location."""
 
 import pyarrow as pa
 import pytest
@@ -35,7 +35,7 @@ def test_parquet(tmp_path, row_group_size):
     assert read(path) == [*TEXTS, "last"]
 
 
-def test_blank_lines_between_jsonl_records_are_no_records(tmp_path):
+def test_blank_lines_between_jsonl_records_are_skipped(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n\n  \n{"text": "b"}')
     assert read(path) == ["a", "b"]
@@ -54,7 +54,7 @@ def test_parts_of_a_file_hold_every_document_once(tmp_path, monkeypatch, unit):
 
 @pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("kept", [0.5, 0.99])
-def test_a_cut_off_file_is_refused(tmp_path, packing, kept):
+def test_a_truncated_file_is_refused(tmp_path, packing, kept):
     path = write_jsonl(tmp_path / f"a.jsonl{packing}", stories(500), packing)
     raw = path.read_bytes()
     path.write_bytes(raw[: int(len(raw) * kept)])
@@ -63,14 +63,14 @@ def test_a_cut_off_file_is_refused(tmp_path, packing, kept):
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
-def test_two_compressed_streams_in_a_row_are_one_file(tmp_path, packing):
+def test_concatenated_compressed_streams_are_one_file(tmp_path, packing):
     path = write_jsonl(tmp_path / f"a.jsonl{packing}", TEXTS, packing)
     path.write_bytes(path.read_bytes() * 2)
     assert read(path) == TEXTS * 2
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.xz", "a.jsonl.zst", "a.parquet"])
-def test_other_bytes_under_a_known_name_are_refused(tmp_path, name):
+def test_other_bytes_with_a_known_suffix_are_refused(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(b"not at all what the name says" * 10)
     with pytest.raises(DataError, match="a\\."):
@@ -87,21 +87,21 @@ def test_other_bytes_under_a_known_name_are_refused(tmp_path, name):
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_bad_jsonl_names_the_line(tmp_path, line, rule):
+def test_errors_in_jsonl_name_the_line(tmp_path, line, rule):
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "good"}}\n{line}\n')
     with pytest.raises(DataError, match=rf"line 2: .*{rule}"):
         read(path)
 
 
-def test_text_that_is_not_utf8_names_the_byte(tmp_path):
+def test_errors_in_utf8_name_the_byte(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"caf\xe9 au lait")
     with pytest.raises(DataError, match="not UTF-8 at byte 3"):
         read(path)
 
 
-def test_parquet_without_a_text_column_says_which_it_has(tmp_path):
+def test_parquet_without_a_text_column_names_its_columns(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"body": ["x"], "n": [1]}), path)
     with pytest.raises(DataError, match="body, n"):

@@ -1,4 +1,4 @@
-"""Progress of a preparation: an honest rate and time left, after an interruption too."""
+"""Progress of a preparation: rate and time left, also after an interruption."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_rate_and_time_left(clock):
     assert "left" not in lines[-1]
 
 
-def test_what_an_earlier_run_left_is_done_but_no_speed_of_this_one(clock):
+def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock):
     lines = []
     of = ThroughputMeter("tokenizing", 100, lines.append)
     clock[0] += 2
@@ -39,7 +39,7 @@ def test_what_an_earlier_run_left_is_done_but_no_speed_of_this_one(clock):
 
 
 @pytest.mark.parametrize(("left", "text"), [(119, "1m59s"), (600, "10m00s"), (9000, "2h30m")])
-def test_long_times_in_long_units(clock, left, text):
+def test_time_left_is_given_in_suitable_units(clock, left, text):
     lines = []
     of = ThroughputMeter("reading", 1 + left / 10, lines.append)
     clock[0] += 10
@@ -47,7 +47,7 @@ def test_long_times_in_long_units(clock, left, text):
     assert lines[0].endswith(f"about {text} left")
 
 
-def test_an_unknown_total_promises_nothing(clock):
+def test_an_unknown_total_gives_no_time_left(clock):
     lines = []
     of = ThroughputMeter("reading", None, lines.append)
     clock[0] += 2

@@ -1,4 +1,4 @@
-"""Tokenizers: GPT-2's ids exactly, prefixes against a plain byte-pair encoder, bytes."""
+"""GPT-2's ids, prefixes compared with a plain byte-pair encoder, and bytes."""
 
 import json
 from functools import lru_cache
@@ -113,7 +113,7 @@ def test_prefixes_equal_plain_byte_pair_encoding(ranks):
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(text=TEXT)
-def test_any_text_survives(name, text):
+def test_any_text_survives_a_round_trip(name, text):
     words = load_tokenizer(name)
     ids = words.encode(text)
     assert words.decode(ids) == text
@@ -122,7 +122,7 @@ def test_any_text_survives(name, text):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_characters_of_end_of_text_are_ordinary(name):
+def test_the_characters_of_end_of_text_are_encoded_as_text(name):
     words = load_tokenizer(name)
     ids = words.encode("one<|endoftext|>two")
     assert words.end_of_text not in ids
@@ -140,7 +140,7 @@ def test_batches_equal_single_texts():
     assert words.encode_batch(TEXTS) == [words.encode(text) for text in TEXTS]
 
 
-def test_bytes_are_their_own_ids():
+def test_the_byte_tokenizer_maps_bytes_to_equal_ids():
     words = load_tokenizer("bytes")
     assert words.encode("é!") == [0xC3, 0xA9, 0x21]
     assert (words.vocab_size, words.end_of_text) == (257, 256)

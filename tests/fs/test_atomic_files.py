@@ -34,7 +34,7 @@ while True:
 """
 
 
-def test_without_room_the_old_file_stays_and_nothing_else(tmp_path):
+def test_a_full_disk_leaves_only_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
     done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True)
@@ -42,7 +42,7 @@ def test_without_room_the_old_file_stays_and_nothing_else(tmp_path):
     assert (os.listdir(tmp_path), path.read_text()) == (["file"], "old")
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
+def test_a_kill_at_any_moment_leaves_a_complete_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("b" * 200_000)
     chance = random.Random(5)
@@ -58,7 +58,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         assert path.read_text() in ("a" * 200_000, "b" * 200_000)
 
 
-def test_json_comes_back_and_what_json_cannot_hold_is_refused(tmp_path):
+def test_json_round_trip_and_refusal_of_nan(tmp_path):
     write_json(tmp_path / "deep" / "x.json", {"a": [1, 2.5, None, "é"]})
     assert read_json(tmp_path / "deep" / "x.json") == {"a": [1, 2.5, None, "é"]}
     with pytest.raises(ValueError, match="[Oo]ut of range"):
@@ -67,7 +67,7 @@ def test_json_comes_back_and_what_json_cannot_hold_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": 1', "\x00\x00", "not json"])
-def test_a_damaged_file_is_named(tmp_path, text):
+def test_an_error_names_the_damaged_file(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(StoreError, match=r"x\.json cannot be read"):
         read_json(tmp_path / "x.json")

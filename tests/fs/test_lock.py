@@ -1,4 +1,4 @@
-"""Locks, between processes."""
+"""Locks and leases between processes."""
 
 import json
 import os
@@ -72,14 +72,16 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_another_process_is_kept_out_and_told_who_holds_it(tmp_path, holder, watcher):
+def test_another_process_cannot_acquire_a_held_lock_and_learns_its_holder(
+    tmp_path, holder, watcher
+):
     lock = Lock(tmp_path / "deep" / "lock")
     assert watcher.is_held(lock.path)
     assert lock.acquire(timeout=0.0) is None
     assert lock.describe_holder().startswith(f"process {holder.pid} since 2")
 
 
-def test_a_holder_that_is_killed_lets_go(tmp_path, holder, watcher):
+def test_the_lock_of_a_killed_process_can_be_acquired(tmp_path, holder, watcher):
     lock = Lock(tmp_path / "deep" / "lock")
     os.kill(holder.pid, signal.SIGKILL)
     with lock.hold(timeout=60.0) as ours:
@@ -88,7 +90,7 @@ def test_a_holder_that_is_killed_lets_go(tmp_path, holder, watcher):
     assert not watcher.is_held(lock.path)
 
 
-def test_what_a_waiter_raises_ends_its_waiting(tmp_path, holder):  # noqa: ARG001
+def test_an_exception_of_on_wait_ends_the_waiting(tmp_path, holder):  # noqa: ARG001
     tries = []
 
     def give_up():
@@ -104,7 +106,7 @@ def test_what_a_waiter_raises_ends_its_waiting(tmp_path, holder):  # noqa: ARG00
     assert len(tries) == 3
 
 
-def test_one_at_a_time(tmp_path):
+def test_critical_sections_of_processes_do_not_overlap(tmp_path):
     count = tmp_path / "count"
     count.write_text("0")
     for process in [python(COUNT, tmp_path / "lock", count) for _ in range(3)]:
@@ -113,7 +115,7 @@ def test_one_at_a_time(tmp_path):
     assert count.read_text() == "600"
 
 
-def test_a_number_long_passed_is_none_even_if_a_later_holder_removes_it_first(
+def test_an_outdated_number_is_not_acquired_even_if_a_later_holder_removes_it(
     tmp_path, monkeypatch
 ):
     path, listed = tmp_path / "lock", lease._list_numbers
@@ -139,12 +141,12 @@ def test_two_locks_of_one_process_exclude_each_other(tmp_path):
         assert other is None
 
 
-def test_asking_makes_nothing(tmp_path, watcher):
+def test_a_query_creates_no_files(tmp_path, watcher):
     assert not watcher.is_held(tmp_path / "deep" / "lock")
     assert not (tmp_path / "deep").exists()
 
 
-def test_a_place_that_cannot_be_is_refused_in_one_line(tmp_path):
+def test_an_impossible_path_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be locked") as caught:
         Lock(tmp_path / "file" / "lock").acquire()
@@ -153,7 +155,7 @@ def test_a_place_that_cannot_be_is_refused_in_one_line(tmp_path):
 
 @pytest.fixture
 def suspended(tmp_path, monkeypatch):
-    """A process that holds a folder for a second at a time, stopped in the midst of it."""
+    """A process with leases of one second, suspended while it holds a lock."""
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
     process = python(WRITE, tmp_path)
     assert process.stdout.readline() == b"written\n"
@@ -163,7 +165,7 @@ def suspended(tmp_path, monkeypatch):
     process.communicate()
 
 
-def test_who_wakes_up_after_a_takeover_writes_nothing_more(tmp_path, suspended):
+def test_a_process_that_wakes_up_after_a_takeover_writes_nothing(tmp_path, suspended):
     with Lock(tmp_path / "lock").hold(timeout=60.0) as fence:
         assert fence
         write_atomic(tmp_path / "deep" / "result", "second", fence=fence)
@@ -177,7 +179,7 @@ def test_who_wakes_up_after_a_takeover_writes_nothing_more(tmp_path, suspended):
 
 
 def foreign(path: Path, *, beat: int = 0, **facts) -> str:
-    """A lease as a process on another machine writes it; returns its file."""
+    """Write a lease as a process on another machine does; return its path."""
     facts = {"token": "t", "seconds": 1.0, "since": "then", "host": "far", "boot": "b",
              "space": "s", "pid": 1, "born": "0", **facts}  # fmt: skip
     place = f"{path}.7"
@@ -198,28 +200,30 @@ def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher):
         assert time.monotonic() - silent < 60
         time.sleep(0.05)
     assert time.monotonic() - silent >= 0.9
-    assert not Lock(path).acquire(timeout=0.0), "who looks for the first time cannot tell"
+    assert not Lock(path).acquire(timeout=0.0), "a first look cannot tell"
     assert watcher.free_if_abandoned(path)
     assert Lock(path).acquire(timeout=0.0)
     assert not os.path.exists(place)
 
 
-def test_one_long_gap_is_no_silence_that_this_process_has_watched(tmp_path, watcher):
+def test_one_long_gap_between_looks_does_not_count_as_silence(tmp_path, watcher):
     foreign(tmp_path / "lock")
     assert watcher.is_held(tmp_path / "lock")
     time.sleep(1.2)
-    assert watcher.is_held(tmp_path / "lock"), "it may have been suspended with the holder"
+    assert watcher.is_held(tmp_path / "lock"), (
+        "this process may have been suspended with the holder"
+    )
 
 
-def test_clocks_do_not_matter(tmp_path, watcher):
+def test_clocks_of_machines_are_not_compared(tmp_path, watcher):
     place = foreign(tmp_path / "lock")
     os.utime(place, (0, 0))
     assert watcher.is_held(tmp_path / "lock")
     assert not Lock(tmp_path / "lock").acquire(timeout=0.0)
-    assert not seems_held(tmp_path / "lock"), "but people need not be told of a lost machine"
+    assert not seems_held(tmp_path / "lock"), "the age of its file says that it is lost"
 
 
-def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path, watcher):
+def test_a_dead_process_is_recognized_only_on_its_own_machine(tmp_path, watcher):
     process = python("")
     process.wait()
     ours = {**lease.process_identity(), "pid": process.pid}
@@ -231,10 +235,10 @@ def test_a_dead_process_is_known_on_its_own_machine_alone(tmp_path, watcher):
     foreign(tmp_path / "lock", **lease.process_identity())
     assert watcher.is_held(tmp_path / "lock")
     foreign(tmp_path / "lock", **{**lease.process_identity(), "born": "1"})
-    assert not watcher.is_held(tmp_path / "lock"), "its number was given to another process"
+    assert not watcher.is_held(tmp_path / "lock"), "its process id was reused"
 
 
-def test_who_looked_long_ago_takes_nothing(tmp_path):
+def test_an_outdated_look_acquires_nothing(tmp_path):
     path = tmp_path / "lock"
     place = foreign(path)
     assert lease.create_lease(path, 7) is None
@@ -242,20 +246,20 @@ def test_who_looked_long_ago_takes_nothing(tmp_path):
     assert os.listdir(tmp_path) == [os.path.basename(place)]
 
 
-def test_a_lease_that_was_never_written_is_held_until_it_has_been_silent(tmp_path, watcher):
+def test_an_empty_lease_file_counts_as_held(tmp_path, watcher):
     (tmp_path / "lock.1").write_text("")
     assert watcher.is_held(tmp_path / "lock")
 
 
 @pytest.mark.parametrize("text", ["", "soon", "0.5", "nan", "1e9"])
-def test_how_long_a_lease_lasts_is_checked(tmp_path, monkeypatch, text):
+def test_an_invalid_lease_duration_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", text)
     with pytest.raises(UsageError, match="KVLAB_LEASE_SECONDS"):
         Lock(tmp_path / "lock").acquire()
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_in_a_folder_that_was_lost_is_left_alone(tmp_path):
+def test_a_lost_lock_protects_its_files(tmp_path):
     with Lock(tmp_path / "lock").hold() as fence:
         write_atomic(tmp_path / "file", "ours", fence=fence)
         os.unlink(tmp_path / "lock.1")

@@ -1,4 +1,4 @@
-"""`docstrings`: found exactly, in an order that is fair from the start."""
+"""`docstrings`: exact extraction, in an order of which every prefix is a fair sample."""
 
 import ast
 from pathlib import Path
@@ -21,7 +21,7 @@ class TestDocstringsContract(SourceContract):
         return DataConfig(source="docstrings")
 
 
-def test_modules_classes_functions_and_what_is_inside_them():
+def test_docstrings_of_modules_classes_functions_and_nested_definitions():
     names = ["module", "class", "method", "async", "nested", "in if", "in else", "in except"]
     docs = {name: f'"""{name}. {PROSE}"""' for name in names}
     source = f"""{docs["module"]}
@@ -49,17 +49,17 @@ else:
     assert found == set(names)
 
 
-def test_short_ones_tables_and_other_strings_are_left_out():
+def test_short_docstrings_tables_and_other_strings_are_excluded():
     source = f'def f():\n    """Short."""\n    x = """{PROSE}"""\ndef g():\n    """{TABLE}"""\n'
     assert list(extract_docstrings(source.encode())) == []
 
 
-def test_indentation_is_taken_off():
+def test_indentation_is_removed():
     source = f'def f():\n    """\n    {PROSE}\n\n        deeper\n    """\n'
     assert list(extract_docstrings(source.encode())) == [f"{PROSE}\n\n    deeper"]
 
 
-def test_what_this_python_cannot_parse_has_none():
+def test_a_file_that_does_not_parse_has_no_documents():
     assert list(extract_docstrings(f'def f(:\n    """{PROSE}"""'.encode())) == []
     assert list(extract_docstrings(b'\x00"""' + PROSE.encode() + b'"""')) == []
 

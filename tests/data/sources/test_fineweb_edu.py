@@ -1,4 +1,4 @@
-"""`fineweb-edu-*`: from a local folder, and from a hub that this test plays."""
+"""`fineweb-edu-*`: from a local folder, and from a simulated hub."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class TestFineWebEduContract(SourceContract):
         return DATA
 
 
-def test_a_local_folder_serves_in_the_order_of_the_repository(data_home):
+def test_local_files_are_read_in_the_order_of_the_repository(data_home):
     local_sample(data_home)
     dataset = prepare_dataset(DATA, workers=1)
     published = [*stories(60), *stories(60, seed=1)]
@@ -77,13 +77,13 @@ def test_max_tokens_takes_the_beginning(data_home):
         assert sorted(found) == sorted(published[:documents_taken])
 
 
-def test_the_samples_are_apart(data_home):
+def test_samples_have_separate_folders(data_home):
     local_sample(data_home, "100BT")
     other = DataConfig(source="fineweb-edu-100b", tokenizer="bytes")
     assert dataset_identity(other)
 
 
-def test_a_crawl_is_read_whole_and_a_fair_mixture_of_it_taken(data_home):
+def test_a_crawl_is_read_whole_and_sampled_fairly(data_home):
     folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
     write_parquet(folder / "train-00000-of-00001.parquet", stories(60), row_group_size=10)
     facts = {"source": "fineweb-edu-crawl", "tokenizer": "bytes", "validation_fraction": 0.3}
@@ -184,7 +184,7 @@ def in_a_process(endpoint, max_bytes="null"):
     return json.loads(done.stdout)
 
 
-def test_the_hub_is_listed_downloaded_and_remembered(hub, data_home):
+def test_hub_files_are_listed_downloaded_and_kept(hub, data_home):
     endpoint, served = hub
     first = in_a_process(endpoint)
     assert served == ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"]
@@ -201,7 +201,7 @@ def test_only_the_files_that_max_bytes_needs_are_downloaded(hub):
     assert served == ["sample/10BT/000_00000.parquet"]
 
 
-def test_without_hub_or_files_the_refusal_says_what_to_do():
+def test_without_hub_or_files_the_error_gives_a_hint():
     answer = in_a_process("http://127.0.0.1:9")
     assert "HuggingFaceFW/fineweb-edu cannot be reached" in answer["error"]
     assert "sample/10BT/*.parquet" in answer["error"]

@@ -1,4 +1,4 @@
-"""`files`: found in folders, known by content."""
+"""`files`: found in folders, identified by contents."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def texts(data):
     return [text for unit in source.units(data, ignore_progress) for text in source.read(unit)]
 
 
-class TestFilesContract(SourceContract):
+class TestLocalFilesContract(SourceContract):
     @pytest.fixture
     def data(self, tmp_path):
         write_jsonl(tmp_path / "text" / "b.jsonl.zst", stories(5), ".zst")
@@ -31,7 +31,7 @@ class TestFilesContract(SourceContract):
         return config(tmp_path / "text")
 
 
-def test_folders_are_walked_and_other_files_are_named(tmp_path):
+def test_folders_are_walked_and_ignored_files_are_reported(tmp_path):
     write_jsonl(tmp_path / "in" / "b" / "x.jsonl", ["two"])
     write_jsonl(tmp_path / "in" / "a" / "x.jsonl.gz", ["one"], ".gz")
     write_jsonl(tmp_path / "in" / ".hidden" / "x.jsonl", ["never"])
@@ -43,7 +43,7 @@ def test_folders_are_walked_and_other_files_are_named(tmp_path):
     assert ".md" in said[0]
 
 
-def test_identity_is_of_the_content_not_of_names_places_or_order(tmp_path):
+def test_identity_depends_on_contents_not_on_names_locations_or_order(tmp_path):
     one = write_jsonl(tmp_path / "one.jsonl", stories(3))
     two = write_jsonl(tmp_path / "two.jsonl", stories(3, seed=1))
     shutil.copytree(tmp_path, tmp_path / "copy", ignore=shutil.ignore_patterns("kvlab-data"))
@@ -66,7 +66,7 @@ def test_identity_follows_every_setting_that_changes_the_tokens(tmp_path):
     assert len({dataset_identity(data) for data in [base, *changed]}) == 4
 
 
-def test_identity_sees_a_change_of_one_byte_though_size_and_time_stay(tmp_path):
+def test_a_changed_byte_changes_the_identity_even_if_size_and_time_stay(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("hello")
     before = dataset_identity(config(path))
@@ -76,7 +76,7 @@ def test_identity_sees_a_change_of_one_byte_though_size_and_time_stay(tmp_path):
     assert dataset_identity(config(path)) != before
 
 
-def test_digests_of_settled_files_are_remembered(tmp_path, data_home):
+def test_hashes_of_files_that_are_not_recent_are_cached(tmp_path, data_home):
     path = tmp_path / "a.txt"
     path.write_text("hello")
     os.utime(path, (1e9, 1e9))
@@ -91,7 +91,7 @@ def test_digests_of_settled_files_are_remembered(tmp_path, data_home):
     assert dataset_identity(config(path)) != before
 
 
-def test_a_damaged_memory_of_digests_is_made_again(tmp_path, data_home):
+def test_a_damaged_hash_cache_is_rebuilt(tmp_path, data_home):
     path = tmp_path / "a.txt"
     path.write_text("hello")
     before = dataset_identity(config(path))
@@ -122,7 +122,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     ("name", "rule"),
     [("none.txt", "does not exist"), ("empty", "without text files"), ("a.pdf", "is not one of")],
 )
-def test_what_cannot_be_text_is_refused(tmp_path, name, rule):
+def test_paths_that_are_not_text_are_refused(tmp_path, name, rule):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.pdf").write_bytes(b"%PDF")
     with pytest.raises(DataError, match=rule):
