@@ -1,4 +1,4 @@
-"""Lines redrawn in place on a terminal. The only module that imports rich, which takes 0.2 s."""
+"""Lines redrawn in place on a terminal. Only this module imports rich, which is slow to import."""
 
 import threading
 from typing import TextIO

@@ -170,8 +170,8 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
     try:
         return DataConfig.model_validate(values)
     except ValidationError as error:
-        found = list_field_errors(error, DataConfig, values)
-    raise UsageError("\n".join(message for _, message, _ in found))
+        problems = list_field_errors(error, DataConfig, values)
+    raise UsageError("\n".join(message for _, message, _ in problems))
 
 
 def _dataset_facts(folder: Path) -> dict[str, Any]:

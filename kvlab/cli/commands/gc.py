@@ -33,23 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    found = find_garbage(
+    garbage = find_garbage(
         Store(options.store),
         weights=options.weights,
         unused=options.unused,
         pruned=options.pruned,
     )
-    busy = [item for item in found if options.apply and not remove_garbage(item)]
-    gone = [item for item in found if item not in busy]
+    busy = [item for item in garbage if options.apply and not remove_garbage(item)]
+    removable = [item for item in garbage if item not in busy]
     if options.json:
-        print(json.dumps(_facts(options, gone, busy), indent=1))
+        print(json.dumps(_facts(options, removable, busy), indent=1))
         return 0
-    if not found:
+    if not garbage:
         print(f"{options.store} holds nothing that could go")
         return 0
-    rows = [[format_bytes(item.bytes), _relative_path(options, item), item.why] for item in gone]
+    rows = [
+        [format_bytes(item.bytes), _relative_path(options, item), item.why] for item in removable
+    ]
     print(format_table([["size", "what", "why"], *rows], right="r"))
-    total = format_bytes(sum(item.bytes for item in gone))
+    total = format_bytes(sum(item.bytes for item in removable))
     verb = "removed" if options.apply else "could go; add --apply to remove it"
     print(f"\n{total} {verb}")
     if busy:
@@ -58,14 +60,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _facts(
-    options: argparse.Namespace, gone: list[Garbage], busy: list[Garbage]
+    options: argparse.Namespace, removable: list[Garbage], busy: list[Garbage]
 ) -> dict[str, object]:
     return {
         "applied": options.apply,
-        "bytes": sum(item.bytes for item in gone),
+        "bytes": sum(item.bytes for item in removable),
         "items": [
             {"path": _relative_path(options, item), "bytes": item.bytes, "why": item.why}
-            for item in gone
+            for item in removable
         ],
         "in_use": [_relative_path(options, item) for item in busy],
     }

@@ -70,20 +70,20 @@ def run(options: argparse.Namespace) -> int:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    conversation = _Conversation(opened.tokenizer, options)
+    text_interface = _TextInterface(opened.tokenizer, options)
     serving = _override_serving(opened, options.serving)
     model = opened.model.to(device).eval()
     on_tokens = (
-        conversation.stream() if len(conversation.prompts) == 1 and not options.json else None
+        text_interface.stream() if len(text_interface.prompts) == 1 and not options.json else None
     )
     start = time.perf_counter()
     try:
         rows = generate(
             model,
-            conversation.prompts,
+            text_interface.prompts,
             options.new_tokens,
             sampling=sampling,
-            stop=conversation.stop,
+            stop=text_interface.stop,
             seed=options.seed,
             serving=serving,
             cached=not options.uncached,
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - start
-    conversation.finish(rows, seconds, streamed=on_tokens is not None)
+    text_interface.finish(rows, seconds, streamed=on_tokens is not None)
     return 0
 
 
@@ -117,7 +117,7 @@ def _override_serving(opened: Any, changes: list[str]) -> Any:
         raise UsageError(f"--serving: {message}") from None
 
 
-class _Conversation:
+class _TextInterface:
     """Prompts, stop tokens and output as text, or as token ids if the tokenizer is unknown."""
 
     def __init__(self, name: str | None, options: argparse.Namespace):

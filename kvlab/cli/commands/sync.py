@@ -50,9 +50,9 @@ def sync_sweeps(
 
     tracker = Tracker(store.path, uri)
     tracker.close_zombies()
-    found = []
+    summaries = []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             made = write_report(store, name, Path(folder)) if report else None
-            found.append(tracker.mirror(name, made))
-    return found
+            summaries.append(tracker.mirror(name, made))
+    return summaries
