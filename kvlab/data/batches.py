@@ -97,7 +97,7 @@ def _too_few_tokens(split: str, available: int, required: int) -> str:
     text = f"the text has {available:,} {split} tokens, too few for {required:,} and their next"
     if split == "training":
         return f"{text}; give more text, or a smaller model.block_size"
-    return f"{text}; raise data.validation_fraction, give more text, or lower the tokens asked for"
+    return f"{text}; raise data.validation_fraction, give more text, or lower the number of tokens"
 
 
 def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: int) -> IndexArray:

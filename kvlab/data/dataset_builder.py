@@ -89,7 +89,7 @@ def write_dataset(
 
     Args:
         folder: The folder.
-        data: What was asked for.
+        data: Text source, tokenizer, limits and split.
         identity: `kvlab.data.dataset_identity` of ``data``.
         jobs: The jobs whose pieces hold the tokens.
         table: The selected documents, in order, from `locate_documents`.

@@ -29,7 +29,7 @@ class Lock:
     Args:
         path: Path of the lock.
         remove_on_release: Remove its file on release. Only for a path that no other process
-            acquires, such as one that says that a process is there.
+            acquires, such as one that marks a process as alive.
     """
 
     def __init__(self, path: str | Path, *, remove_on_release: bool = False):

@@ -5,6 +5,7 @@ of libraries, which no allocator counts and no fraction limits.
 """
 
 from kvlab.errors import ResourceError
+from kvlab.humanize import format_bytes
 
 CONTEXT_BYTES = 768 * 2**20
 """Bytes of one process outside the allocator. CUDA's context and cuBLAS take 0.3 to 0.6 GB."""
@@ -39,6 +40,7 @@ def allocator_share(gpus: float, device_bytes: int) -> float:
     share = gpus - CONTEXT_BYTES / device_bytes
     if share <= 0:
         least = CONTEXT_BYTES / device_bytes
-        text = f"resources.gpus = {gpus:g} of {device_bytes / 1e9:.3g} GB is less than a process"
+        memory = format_bytes(device_bytes)
+        text = f"resources.gpus = {gpus:g} of {memory} is less than a process"
         raise ResourceError(f"{text} takes before it trains; use more than {least:.2g}")
     return share

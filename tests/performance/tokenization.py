@@ -1,4 +1,4 @@
-"""A tokenising process of `prepare` against tiktoken's own loop over the same documents.
+"""A tokenizing process of `prepare_dataset` against tiktoken's own loop over the same documents.
 
 Processor seconds of this process, its threads included: what others do meanwhile does not count.
 """
