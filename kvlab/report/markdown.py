@@ -1,4 +1,4 @@
-"""A report as Markdown that reads well on a code host. Every character of a value is literal."""
+"""Render a report as Markdown for code hosts. Every character of a value is literal."""
 
 import html
 import re
@@ -22,7 +22,7 @@ from kvlab.report.document import (
 )
 
 MAX_TABLE_ROWS = 60
-"""Rows of a table in Markdown; the CSV and the page have all of them."""
+"""Rows of a table in Markdown; the CSV and the HTML page have all of them."""
 
 _FORMS = (
     "[The interactive page](report.html) has the same content with sortable tables and hover"
@@ -47,32 +47,32 @@ def render_markdown(document: Document) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` as Markdown that shows it literally, on one line."""
+    """Return Markdown that shows ``text`` literally, on one line."""
     return _escape_line_start(_escape_inline(text.strip()))
 
 
 def _escape_inline(text: str) -> str:
-    """As `escape`, for the middle of a line: white space at the ends stays."""
+    """Escape text inside a line; white space at its ends stays."""
     text = sanitize_text(re.sub(r"\s+", " ", text)).replace("&", "&amp;")
     # Code hosts make links of bare addresses, unless told not to.
     return _LINK.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
 
 
 def _escape_line_start(line: str) -> str:
-    """A line that cannot be taken for the start of a list or heading."""
+    """Escape the start of a line that would begin a list or a heading."""
     return _START.sub(r"\1\\\2", line)
 
 
 def code_span(text: str, in_table: bool = False) -> str:
-    """``text`` as a code span, whatever backticks it holds."""
+    """Return ``text`` as a code span, whatever backticks it contains."""
     text = sanitize_line(text)
     if not text:
         return ""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     pad = " " if text[0] in "` " or text[-1] in "` " else ""
-    shown = f"{fence}{pad}{text}{pad}{fence}"
-    return shown.replace("|", "\\|") if in_table else shown
+    span = f"{fence}{pad}{text}{pad}{fence}"
+    return span.replace("|", "\\|") if in_table else span
 
 
 def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
@@ -92,16 +92,16 @@ def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
 
 
 def _spans(spans: Iterable[Span]) -> str:
-    found = []
+    parts = []
     for span in spans:
         match span:
             case Code(text):
-                found.append(code_span(text))
+                parts.append(code_span(text))
             case Strong(text):
-                found.append(f"**{escape_markdown(text)}**")
+                parts.append(f"**{escape_markdown(text)}**")
             case _:
-                found.append(_escape_inline(span))
-    return _escape_line_start(re.sub(r" +", " ", "".join(found)).strip())
+                parts.append(_escape_inline(span))
+    return _escape_line_start(re.sub(r" +", " ", "".join(parts)).strip())
 
 
 def _block(block: Block) -> str:
@@ -120,17 +120,17 @@ def _table(table: Table, number: str) -> str:
     rule = "|" + "|".join(" --: " if column.numeric else " :-- " for column in table.columns) + "|"
     rows = [_row(row) for row in table.rows[:MAX_TABLE_ROWS]]
     where = f"[CSV](tables/{table.name}.csv) [LaTeX](tables/{table.name}.tex)"
-    hidden = len(table.rows) - len(rows)
-    more = f" {hidden:,} more rows are in the CSV." if hidden else ""
+    n_hidden = len(table.rows) - len(rows)
+    more = f" {n_hidden:,} more rows are in the CSV." if n_hidden else ""
     caption = f"*{number}. {_escape_inline(table.caption)}*{more} {where}"
     legend = ["", _legend(table)] if table.legend else []
     return "\n".join([caption, "", head, rule, *rows, *legend])
 
 
 def _legend(table: Table) -> str:
-    """What the heads mean: such notes have no other place in Markdown."""
-    noted = (f"*{_escape_inline(one.title)}*: {_escape_inline(one.hint)}" for one in table.legend)
-    return "Columns: " + "; ".join(noted) + "."
+    """Return the hints of the columns."""
+    hints = (f"*{_escape_inline(one.title)}*: {_escape_inline(one.hint)}" for one in table.legend)
+    return "Columns: " + "; ".join(hints) + "."
 
 
 def _row(row: Row) -> str:

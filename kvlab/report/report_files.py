@@ -10,7 +10,7 @@ from kvlab.report.document import Document
 from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
-from kvlab.report.sections import QUALITY_SECTIONS, SECTIONS, explain_unknown_section
+from kvlab.report.sections import SECTIONS, explain_unknown_section
 from kvlab.report.study import Study
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.report.trial_rows import flatten_row
@@ -75,9 +75,12 @@ def make_document(study: Study) -> Document:
         if name not in SECTIONS:
             text = f"report.sections = {name} {explain_unknown_section(name)}"
             raise UsageError(f"{text}; or choose others with --sections")
-    skipped = QUALITY_SECTIONS if study.is_untrained else frozenset()
-    names = study.sections or [name for name in SECTIONS if name not in skipped]
-    sections = {name: SECTIONS[name](study) for name in names}
+    default = (
+        name
+        for name, entry in SECTIONS.items()
+        if not (study.is_untrained and entry.compares_quality)
+    )
+    sections = {name: SECTIONS[name].make(study) for name in study.sections or default}
     return Document(study.name, {name: made for name, made in sections.items() if made})
 
 

@@ -1,4 +1,4 @@
-"""Two sweeps, or two records of one sweep, side by side: joined by cell, conclusions compared."""
+"""Compare two sweeps, or two records of one sweep: their cells and their conclusions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,14 +15,22 @@ NOT_ASKED = "not asked"
 NO_CONCLUSION = frozenset(
     {NOT_ASKED, "no matched pair", UNTESTED["one seed"], UNTESTED["unvaried"]}
 )
-"""Verdicts that say nothing about a level."""
+"""Verdicts that conclude nothing about a level."""
 
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both have: its means and their difference, over the seeds that both have.
+    """A cell that both sweeps have, over the seeds that both have.
 
-    ``verdict``: whether it differs, Holm-corrected for all cells.
+    Attributes:
+        levels: Factor -> level.
+        before: Mean in the first sweep.
+        after: Mean in the second sweep.
+        difference: ``after`` minus ``before``.
+        low: Lower end of the 95% interval of the difference.
+        high: Upper end of the interval.
+        seeds: Number of seeds.
+        verdict: Whether the cell differs, Holm-corrected for all cells.
     """
 
     levels: dict[str, str]
@@ -37,9 +45,15 @@ class CellChange:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What each says about one level, two levels together, a cell on the front or a budget.
+    """What each sweep concludes about a level, two levels, a cell on the front, or a budget.
 
-    ``by_means``: it ranks means, of which neighbours change places by noise alone.
+    Attributes:
+        about: The subject.
+        before: The first sweep's conclusion.
+        after: The second sweep's conclusion.
+        difference_before: The difference behind it, if there is one.
+        difference_after: The same of the second sweep.
+        by_means: Whether it ranks means, whose neighbours change places by noise alone.
     """
 
     about: str
@@ -51,7 +65,7 @@ class Conclusion:
 
     @property
     def changed(self) -> bool:
-        """Whether both conclude something, and not the same."""
+        """Whether both conclude something, and they disagree."""
         return self.concluded and self.before != self.after
 
     @property
@@ -60,14 +74,14 @@ class Conclusion:
 
     @property
     def moved(self) -> bool:
-        """Whether both rank means, and not alike."""
-        said = {self.before, self.after}
-        return self.by_means and len(said) > 1 and NOT_ASKED not in said
+        """Whether both rank means, and the rankings differ."""
+        rankings = {self.before, self.after}
+        return self.by_means and len(rankings) > 1 and NOT_ASKED not in rankings
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """B against A. ``warnings`` say what else differs, and may be the reason."""
+    """The second sweep against the first. ``warnings`` name other differences, possible causes."""
 
     metric: str
     cells: tuple[CellChange, ...]
@@ -84,9 +98,9 @@ class Comparison:
 
 
 def compare_sweeps(before: Study, after: Study) -> Comparison:
-    """Joins the cells of two studies by the levels of the factors that either has.
+    """Compare two studies, whose cells are joined by their levels.
 
-    A factor that only one of them has counts as being at its baseline level in the other.
+    A factor that only one of them has is at its baseline level in the other.
     """
     metric = before.primary_metric
     one, other = _cells_by_key(before), _cells_by_key(after)
@@ -110,7 +124,7 @@ Key = frozenset[tuple[str, str]]
 
 
 def _cells_by_key(study: Study) -> dict[Key, Levels]:
-    """Cells by the levels that differ from the baseline, whatever the factors' order."""
+    """Return the cells by the levels that differ from the baseline, independent of their order."""
     return {_cell_key(study, cell): cell for cell in study.cells}
 
 
@@ -123,18 +137,18 @@ def _compare_cells(
     before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
 ) -> Iterator[CellChange]:
     changes: dict[Levels, Estimate] = {}
-    common: dict[Levels, list[int]] = {}
+    shared_seeds: dict[Levels, list[int]] = {}
     for one, other in shared.items():
-        mine, theirs = before.values(one, metric), after.values(other, metric)
-        common[one] = sorted(mine.keys() & theirs.keys())
-        if common[one]:
-            differences = [theirs[seed] - mine[seed] for seed in common[one]]
-            scale = max(map(abs, mine.values()))
+        first, second = before.values(one, metric), after.values(other, metric)
+        shared_seeds[one] = sorted(first.keys() & second.keys())
+        if shared_seeds[one]:
+            differences = [second[seed] - first[seed] for seed in shared_seeds[one]]
+            scale = max(map(abs, first.values()))
             changes[one] = estimate(differences, scale, in_steps=METRICS[metric].is_share)
-    called = select_significant(changes)
+    significant = select_significant(changes)
     for one, change in changes.items():
-        mine, seeds = before.values(one, metric), common[one]
-        mean = sum(mine[seed] for seed in seeds) / len(seeds)
+        first, seeds = before.values(one, metric), shared_seeds[one]
+        mean = sum(first[seed] for seed in seeds) / len(seeds)
         yield CellChange(
             dict(zip(before.factors, one, strict=True)),
             mean,
@@ -143,7 +157,7 @@ def _compare_cells(
             change.low,
             change.high,
             len(seeds),
-            "differs" if one in called else UNTESTED.get(change.kind, "within noise"),
+            "differs" if one in significant else UNTESTED.get(change.kind, "within noise"),
         )
 
 
@@ -151,39 +165,39 @@ def _compare_effects(before: Iterable[Effect], after: Iterable[Effect]) -> Itera
     one = {effect.name: effect for effect in before}
     other = {effect.name: effect for effect in after}
     for name in dict.fromkeys([*one, *other]):
-        mine, theirs = one.get(name), other.get(name)
-        yield Conclusion(name, _verdict(mine), _verdict(theirs), _value(mine), _value(theirs))
+        first, second = one.get(name), other.get(name)
+        yield Conclusion(name, _verdict(first), _verdict(second), _value(first), _value(second))
 
 
 def _compare_fronts(before: Study, after: Study) -> Iterator[Conclusion]:
-    """Cells that are on the front of stored bytes against quality in either."""
-    found = [
+    """Compare the cells that are on the front of stored bytes against quality in either."""
+    by_study = [
         {_cell_name(study, point.levels): point.is_on_front for point in memory_front(study)}
         for study in (before, after)
     ]
-    words = {True: "on the front", False: "beaten", None: NOT_ASKED}
-    for name in dict.fromkeys([*found[0], *found[1]]):
-        if found[0].get(name) or found[1].get(name):
-            one, other = (words[each.get(name)] for each in found)
+    verdicts = {True: "on the front", False: "beaten", None: NOT_ASKED}
+    for name in dict.fromkeys([*by_study[0], *by_study[1]]):
+        if by_study[0].get(name) or by_study[1].get(name):
+            one, other = (verdicts[each.get(name)] for each in by_study)
             yield Conclusion(f"front: {name}", one, other, by_means=True)
 
 
 def _compare_budgets(before: Study, after: Study) -> Iterator[Conclusion]:
-    """The best cell in every budget that either has."""
-    found = [
+    """Compare the best cell of every budget that either has."""
+    by_study = [
         {
             best.condition: _cell_name(study, best.best.levels)
             for best in best_cells_by_budget(study)
         }
         for study in (before, after)
     ]
-    for condition in dict.fromkeys([*found[0], *found[1]]):
-        one, other = (each.get(condition, NOT_ASKED) for each in found)
+    for condition in dict.fromkeys([*by_study[0], *by_study[1]]):
+        one, other = (each.get(condition, NOT_ASKED) for each in by_study)
         yield Conclusion(f"best {condition}", one, other, by_means=True)
 
 
 def _cell_name(study: Study, levels: Levels) -> str:
-    """A cell by the same levels, in an order that both studies share."""
+    """Return a name of a cell that does not depend on the order of the factors."""
     return (
         "+".join(sorted(f"{f}={level}" for f, level in _cell_key(study, levels))) or BASELINE_LABEL
     )
@@ -198,7 +212,7 @@ def _value(effect: Effect | None) -> float | None:
 
 
 def _warnings(before: Study, after: Study) -> Iterator[str]:
-    for what, path in (
+    for name, path in (
         ("code (commit)", ("commit",)),
         ("uncommitted changes", ("dirty",)),
         ("kvlab version", ("kvlab",)),
@@ -209,26 +223,26 @@ def _warnings(before: Study, after: Study) -> Iterator[str]:
     ):
         one, other = _provenance_values(before, path), _provenance_values(after, path)
         if one != other:
-            yield f"{what} differ: {_join_sorted(one)} against {_join_sorted(other)}"
+            yield f"{name} differ: {_join_sorted(one)} against {_join_sorted(other)}"
     yield from _patch_warnings(before, after)
     if before.seeds != after.seeds:
-        mine, theirs = (", ".join(map(str, study.seeds)) for study in (before, after))
-        yield f"seeds differ: {mine} against {theirs}"
-    bases = before.sweep.get("experiment_yaml"), after.sweep.get("experiment_yaml")
-    if bases[0] != bases[1]:
+        first, second = (", ".join(map(str, study.seeds)) for study in (before, after))
+        yield f"seeds differ: {first} against {second}"
+    base_experiments = before.sweep.get("experiment_yaml"), after.sweep.get("experiment_yaml")
+    if base_experiments[0] != base_experiments[1]:
         yield "base experiments differ"
     if before.primary_metric != after.primary_metric:
         yield f"quality is measured by {before.primary_metric} against {after.primary_metric}"
 
 
 def _patch_warnings(before: Study, after: Study) -> Iterator[str]:
-    """Levels of one name that set unlike things, and so are not the same level."""
+    """Warn of levels of one name that set different values."""
     one, other = before.sweep.get("patches", {}), after.sweep.get("patches", {})
     for factor in sorted(one.keys() & other.keys()):
         for level in sorted(one[factor].keys() & other[factor].keys()):
-            mine, theirs = one[factor][level], other[factor][level]
-            if mine != theirs:
-                yield f"{factor}={level} sets {_format_patch(mine)} against {_format_patch(theirs)}"
+            first, second = one[factor][level], other[factor][level]
+            if first != second:
+                yield f"{factor}={level} sets {_format_patch(first)} against {_format_patch(second)}"
 
 
 def _format_patch(patch: Mapping[str, Any]) -> str:
@@ -236,13 +250,13 @@ def _format_patch(patch: Mapping[str, Any]) -> str:
 
 
 def _provenance_values(study: Study, path: tuple[str, ...]) -> set[str]:
-    found = set()
+    values = set()
     for row in study.done_rows:
         value: Any = row.record["provenance"]
         for key in path:
             value = (value or {}).get(key)
-        found.add(_format_fact(value))
-    return found
+        values.add(_format_fact(value))
+    return values
 
 
 def _format_fact(value: object) -> str:

@@ -1,4 +1,9 @@
-"""Tables as CSV: the numbers themselves, unrounded."""
+"""Export tables as CSV (unrounded numbers) and as LaTeX (for ``\\input`` into a paper).
+
+LaTeX tables have a caption and a label and need the packages booktabs, graphicx (wide tables) and
+longtable (long tables). Every character of a value is literal: nothing in it can be a command. A
+character that pdfLaTeX cannot set is shown as its code point.
+"""
 
 import csv
 import io
@@ -12,9 +17,10 @@ from kvlab.report.document import Cell, Column, Row, Scalar, Table
 
 
 def table_to_csv(table: Table) -> str:
-    """RFC 4180 with ``\\n``; text that a spreadsheet would run as a formula gets a quote first.
+    """Return a table as CSV (RFC 4180, with ``\\n``).
 
-    A column whose cells hold several numbers, such as a mean and its spread, becomes several.
+    A column whose cells hold several numbers, such as a mean and its spread, becomes several. Text
+    that a spreadsheet would run as a formula is prefixed by a quote.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -41,7 +47,7 @@ def _csv_values(column: Column, cell: Cell) -> tuple[Scalar, ...]:
 
 
 def rows_to_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Flat objects as CSV with these columns; a missing or null value is empty."""
+    """Return flat objects as CSV; missing and null values are empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_guard_formula(name) for name in names])
@@ -61,19 +67,12 @@ def _guard_formula(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
-# Tables as LaTeX, for ``\input`` into a paper, with caption and label. Needs booktabs; a wide
-# one graphicx too, and one of several pages longtable.
-#
-# Every character of a value is literal: nothing in it can be a command. What pdfLaTeX has no
-# letter for is shown as its code point.
-
-
 _LATEX_ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%",
     "#": r"\#", "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
     "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"{\char34}",
     "'": r"\textquotesingle{}", "`": r"\textasciigrave{}",
-    # Two dashes or commas would join; a line's end would take a star or bracket for its own.
+    # Two dashes or commas form a ligature; a line break takes a star or bracket as its argument.
     "-": "{-}", ",": "{,}", "[": "{[}", "]": "{]}", "*": "{*}",
     "\N{MINUS SIGN}": "$-$", "\N{PLUS-MINUS SIGN}": r"$\pm$",
     "\N{MULTIPLICATION SIGN}": r"$\times$", "\N{EN DASH}": r"\textendash{}",
@@ -83,35 +82,34 @@ _LATEX_ESCAPES = {
 
 _LATEX_SPECIAL = re.compile("-(?=-)|,(?=,)|[^-, 0-9A-Za-z.:;()=+/@?!]")
 _LATEX_LETTERS = re.compile("(?![\u00d7\u00f7\u017fÐÞðþĄąĐđĘęĦħĮįĸĿŀŉŊŋŦŧŲų])[\u00c0-\u017f]")
-"""Latin letters with accents that LaTeX sets in its default encoding."""
+"""Accented Latin letters that LaTeX sets in its default encoding."""
 
 MAX_PAGE_COLUMNS = 7
-"""That fit the width of a page as they are."""
+"""Columns that fit the width of a page without scaling."""
 
 MAX_PAGE_ROWS = 40
-"""That fit a page."""
+"""Rows that fit a page."""
 
 
 def table_to_latex(table: Table) -> str:
-    """One floating ``table``; one longer than a page is a ``longtable``.
+    """Return a table as a ``table`` float, or as a ``longtable`` if it is longer than a page.
 
-    Rows and columns are as in the other forms, whatever their number. Bold is what the report
-    calls better or worse. Its label is ``tab:`` and the table's name; what the heads mean stands
-    under it.
+    Cells that the report calls better or worse are bold. The label is ``tab:`` and the table's
+    name; the hints of the columns stand under the table.
     """
-    long, wide = len(table.rows) > MAX_PAGE_ROWS, len(table.columns) > MAX_PAGE_COLUMNS
-    packages = ["booktabs", *(["longtable"] if long else ["graphicx"] if wide else [])]
+    is_long, is_wide = len(table.rows) > MAX_PAGE_ROWS, len(table.columns) > MAX_PAGE_COLUMNS
+    packages = ["booktabs", *(["longtable"] if is_long else ["graphicx"] if is_wide else [])]
     uses = f"% Needs \\usepackage{{{','.join(packages)}}}. \\input{{{table.name}.tex}}"
-    lines = [uses, *(_longtable(table, wide) if long else _table_float(table, wide))]
+    lines = [uses, *(_longtable(table, is_wide) if is_long else _table_float(table, is_wide))]
     return "\n".join(lines) + "\n"
 
 
-def _table_float(table: Table, wide: bool) -> Iterator[str]:
+def _table_float(table: Table, is_wide: bool) -> Iterator[str]:
     yield r"\begin{table}[tbp]"
     yield r"\centering"
     yield f"\\caption{{{escape_latex(table.caption)}}}"
     yield f"\\label{{tab:{table.name}}}"
-    if wide:
+    if is_wide:
         yield r"\resizebox{\textwidth}{!}{%"
     yield f"\\begin{{tabular}}{{{_column_alignment(table)}}}"
     yield r"\toprule"
@@ -120,16 +118,16 @@ def _table_float(table: Table, wide: bool) -> Iterator[str]:
     yield from map(_latex_row, table.rows)
     yield r"\bottomrule"
     yield r"\end{tabular}"
-    if wide:
+    if is_wide:
         yield "}"
     yield from _latex_legend(table)
     yield r"\end{table}"
 
 
-def _longtable(table: Table, wide: bool) -> Iterator[str]:
-    """The head again on every page; a wide one in small print, since it cannot be scaled."""
+def _longtable(table: Table, is_wide: bool) -> Iterator[str]:
+    """Yield a table that repeats its head on every page; a wide one is small, not scaled."""
     yield r"\begingroup"
-    if wide:
+    if is_wide:
         yield r"\tiny\setlength{\tabcolsep}{2pt}"
     yield f"\\begin{{longtable}}{{{_column_alignment(table)}}}"
     yield f"\\caption{{{escape_latex(table.caption)}}}\\label{{tab:{table.name}}}\\tabularnewline"
@@ -162,7 +160,7 @@ def _latex_legend(table: Table) -> Iterator[str]:
 
 
 def escape_latex(text: str) -> str:
-    """``text`` as LaTeX that shows it literally, on one line."""
+    """Return LaTeX that shows ``text`` literally, on one line."""
     return _LATEX_SPECIAL.sub(_escape_character, sanitize_line(text))
 
 

@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import kvlab.report
 from kvlab.cli.main import main
+from kvlab.cli.shared_arguments import read_sweep
 from kvlab.errors import UsageError
 from kvlab.report import write_report
+from kvlab.report.sections import SECTIONS, SectionEntry
+from kvlab.store.metrics import METRICS
 from tests.support.record_factory import Record
 
 
@@ -73,7 +77,6 @@ def test_wrong_sections_are_refused_with_their_place(tmp_path, capsys, report, s
 
 
 def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
-    from kvlab.cli.shared_arguments import read_sweep
     from kvlab.sweep.planning.planner import describe_sweep, plan
 
     plain = plan(read_sweep(sweep_file(tmp_path, "seeds: [0]")), provisional=True)
@@ -84,25 +87,30 @@ def test_sections_enter_the_record_and_no_fingerprint(tmp_path):
     assert frozen["report"] == {"sections": ["answer", "cells"]}
 
 
-def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch):
-    import kvlab.report
-    from kvlab.report.sections import SECTIONS
-
+def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch, capsys):
+    """A function and a table line: sweeps, the command line and every format know it by its name."""
     guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
     names: dict[str, object] = {}
     exec(re.findall(r"```python\n(.*?)```", guide, re.S)[0], names)
-    monkeypatch.setitem(SECTIONS, "training-time", names["training_time"])
-    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
+    store = Record().write(tmp_path / "store")
+    command = ["report", "made", "--store", str(store.path), "--out", str(tmp_path)]
+    command += ["--sections", "answer,training-time"]
+    assert main(command) == 2, "without its table line it is unknown"
+    with monkeypatch.context() as patch:
+        patch.setitem(SECTIONS, "training-time", SectionEntry(names["report_training_time"]))
+        assert read_sweep(sweep_file(tmp_path, "report: {sections: [training-time]}"))
+        assert main(command) == 0
+    folder = tmp_path / "made"
     assert "## Training time\n\n24 cells." in (folder / "report.md").read_text()
     rows = list(csv.reader((folder / "tables" / "training-time.csv").open()))
     assert rows[1] == ["baseline", "10.0"]
     assert 'id="training-time"' in (folder / "report.html").read_text()
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "training-time is not a section of reports" in capsys.readouterr().err
 
 
 def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
-    import kvlab.report
-    from kvlab.store.metrics import METRICS
-
     guide = (Path(kvlab.report.__file__).parent / "README.md").read_text()
     names: dict[str, object] = {}
     exec(re.findall(r"```python\n(.*?)```", guide, re.S)[1], names)

@@ -10,7 +10,7 @@ import pytest
 from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
 from kvlab.track import Tracker
-from tests.report.test_hostile import HOSTILE
+from tests.report.test_escaping import HOSTILE
 from tests.support.mlflow_contents import contents as mlflow_contents
 from tests.support.mlflow_contents import store_client, store_runs
 from tests.support.record_factory import Record

@@ -1,6 +1,7 @@
-"""The sections of a report, in order: name -> function. A new one is a file and a line here."""
+"""The sections of a report: one table. A new section is a function in a file and a line here."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from kvlab.report.document import Section
@@ -24,43 +25,47 @@ from kvlab.report.sections.serving_speed import report_benchmark_curves, report_
 from kvlab.report.sections.starting_weights import report_starting_weights
 from kvlab.report.study import Study
 
-SectionFunction = Callable[[Study], Section | None]
-"""Returns the section's content; None if the study has nothing for it."""
 
-SECTIONS: dict[str, SectionFunction] = {
-    "answer": report_answer,
-    "design": report_factors,
-    "cells": report_cells,
-    "effects": report_effects,
-    "interactions": report_interactions,
-    "pareto": report_pareto,
-    "equal-memory": report_equal_memory,
-    "serving-gap": report_serving_gap,
-    "hellaswag": report_hellaswag,
-    "probes": report_probes,
-    "curves": report_loss_curves,
-    "memory": report_memory,
-    "speed": report_speed,
-    "benchmark-curves": report_benchmark_curves,
-    "roofline": report_roofline,
-    "projection": report_projection,
-    "starts": report_starting_weights,
-    "failures": report_failures,
-    "provenance": report_provenance,
+@dataclass(frozen=True)
+class SectionEntry:
+    """A member of the table of sections.
+
+    Attributes:
+        make: Returns the section's content; None if the study has nothing for it.
+        compares_quality: Whether the section compares what models have learned. Such sections are
+            left out by default if no weights are trained.
+    """
+
+    make: Callable[[Study], Section | None]
+    compares_quality: bool = False
+
+
+SECTIONS: dict[str, SectionEntry] = {
+    "answer": SectionEntry(report_answer),
+    "design": SectionEntry(report_factors),
+    "cells": SectionEntry(report_cells, compares_quality=True),
+    "effects": SectionEntry(report_effects, compares_quality=True),
+    "interactions": SectionEntry(report_interactions, compares_quality=True),
+    "pareto": SectionEntry(report_pareto, compares_quality=True),
+    "equal-memory": SectionEntry(report_equal_memory, compares_quality=True),
+    "serving-gap": SectionEntry(report_serving_gap, compares_quality=True),
+    "hellaswag": SectionEntry(report_hellaswag, compares_quality=True),
+    "probes": SectionEntry(report_probes, compares_quality=True),
+    "curves": SectionEntry(report_loss_curves, compares_quality=True),
+    "memory": SectionEntry(report_memory),
+    "speed": SectionEntry(report_speed),
+    "benchmark-curves": SectionEntry(report_benchmark_curves),
+    "roofline": SectionEntry(report_roofline),
+    "projection": SectionEntry(report_projection),
+    "starts": SectionEntry(report_starting_weights),
+    "failures": SectionEntry(report_failures),
+    "provenance": SectionEntry(report_provenance),
 }
-
-
-QUALITY_SECTIONS = frozenset(
-    (
-        *("cells", "effects", "interactions", "pareto", "equal-memory"),
-        *("serving-gap", "hellaswag", "probes", "curves"),
-    )
-)
-"""Those that compare what models have learned."""
+"""The sections of a report by name, in order."""
 
 
 def explain_unknown_section(name: str) -> str:
-    """What to say of a name that the table does not have: the rule and the way out."""
-    near = get_close_matches(name, SECTIONS, 1)
-    way = f"did you mean {near[0]}?" if near else f"use {', '.join(SECTIONS)}"
-    return f"is not a section of reports; {way}"
+    """Return what is wrong with a name that is not in the table, and a hint."""
+    matches = get_close_matches(name, SECTIONS, 1)
+    hint = f"did you mean {matches[0]}?" if matches else f"use {', '.join(SECTIONS)}"
+    return f"is not a section of reports; {hint}"

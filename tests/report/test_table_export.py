@@ -9,7 +9,7 @@ import pytest
 from kvlab.report import write_report
 from kvlab.report.document import Cell, Column, Row, Table, cell
 from kvlab.report.table_export import MAX_PAGE_ROWS, escape_latex, table_to_latex
-from tests.report.test_hostile import hostile_record
+from tests.report.test_escaping import hostile_record
 from tests.support.record_factory import Record
 
 PDFLATEX = shutil.which("pdflatex")

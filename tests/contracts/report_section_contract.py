@@ -1,0 +1,54 @@
+"""The contract of report sections: what every renderer relies on, whatever the section."""
+
+import re
+
+from kvlab.report.document import Document, Figure, Section, Table
+from kvlab.report.html_page import render_html
+from kvlab.report.markdown import render_markdown
+from kvlab.report.sections import SECTIONS
+from kvlab.report.table_export import table_to_csv, table_to_latex
+
+
+class ReportSectionContract:
+    """Holds for one entry of `SECTIONS`.
+
+    Give the fixtures ``name``; ``study``, which has everything that the section reports; and
+    ``empty_study``, none of whose trials has ended.
+    """
+
+    def test_its_name_is_an_html_id(self, name):
+        assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
+
+    def test_it_reports_what_the_study_has(self, name, study):
+        section = SECTIONS[name].make(study)
+        assert isinstance(section, Section)
+        assert section.title
+        assert section.contents
+        assert SECTIONS[name].make(study) == section, "it depends on the study alone"
+
+    def test_its_tables_are_rectangular_and_named_once(self, name, study):
+        tables = [c for c in SECTIONS[name].make(study).contents if isinstance(c, Table)]
+        assert len({table.name for table in tables}) == len(tables)
+        for table in tables:
+            assert table.caption
+            assert table.rows
+            assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+            lines = table_to_csv(table).splitlines()
+            assert len(lines) == 1 + len(table.rows)
+            assert f"\\label{{tab:{table.name}}}" in table_to_latex(table)
+
+    def test_its_figures_are_described(self, name, study):
+        for content in SECTIONS[name].make(study).contents:
+            if isinstance(content, Figure):
+                assert content.caption in content.alt or len(content.alt) > len(content.caption)
+                assert any(layer.points for layer in content.plot.layers)
+
+    def test_every_format_shows_it(self, name, study):
+        section = SECTIONS[name].make(study)
+        document = Document("made", {name: section})
+        assert f"## {section.title}\n" in render_markdown(document)
+        assert f'<section id="{name}"' in render_html(document)
+
+    def test_a_study_without_results_is_no_error(self, name, empty_study):
+        section = SECTIONS[name].make(empty_study)
+        assert section is None or section.contents

@@ -1,0 +1,29 @@
+"""Every section of the table holds to the contract of report sections."""
+
+import pytest
+
+from kvlab.report.sections import SECTIONS
+from kvlab.report.study import Study
+from tests.contracts.report_section_contract import ReportSectionContract
+from tests.report.full_record import RECORD
+from tests.support.record_factory import Record
+
+
+@pytest.fixture(scope="module", params=list(SECTIONS))
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return Study.load(RECORD.write(tmp_path_factory.mktemp("store")), "made")
+
+
+@pytest.fixture(scope="module")
+def empty_study(tmp_path_factory):
+    record = Record(status=lambda _levels, _seed: "missing")
+    return Study.load(record.write(tmp_path_factory.mktemp("empty")), "made")
+
+
+class TestSections(ReportSectionContract):
+    pass
