@@ -14,7 +14,7 @@ def stored(batch, context, dtype, serving=None, **model):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "batch", "context", "dtype", "serving", "model"),
+    ("expected", "batch", "context", "dtype", "serving", "model"),
     [
         (75_497_472, 1, 1024, "float32", None, {"preset": "gpt2"}),
         (6_291_456, 1, 1024, "float32", None, {"preset": "gpt2", "n_kv_head": 1}),
@@ -30,15 +30,15 @@ def stored(batch, context, dtype, serving=None, **model):
         (614_400 * 512, 1, 512, "float32", None, {"preset": "gpt2-xl"}),
     ],
 )
-def test_kv_bytes(wanted, batch, context, dtype, serving, model):
-    assert stored(batch, context, dtype, serving, **model) == wanted
+def test_kv_bytes(expected, batch, context, dtype, serving, model):
+    assert stored(batch, context, dtype, serving, **model) == expected
 
 
 KEEP_ENDS = [[2 * i + 1, 2 * i + 2] for i in range(9)]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "kv_heads", "head_dim", "sharing"),
+    ("expected", "kv_heads", "head_dim", "sharing"),
     [
         (163_840, 16, 128, "none"),
         (40_960, 4, 128, "none"),
@@ -52,12 +52,12 @@ KEEP_ENDS = [[2 * i + 1, 2 * i + 2] for i in range(9)]
         (5_632, 1, 128, KEEP_ENDS),
     ],
 )
-def test_bytes_per_token_of_cross_layer_attention_table_1(wanted, kv_heads, head_dim, sharing):
+def test_bytes_per_token_of_cross_layer_attention_table_1(expected, kv_heads, head_dim, sharing):
     model = ModelConfig(
         n_layer=20, n_head=16, n_kv_head=kv_heads, n_embd=2048, head_dim=head_dim,
         position="rope", kv_sharing=sharing,
     )  # fmt: skip
-    assert KVLayout.of(model).bytes_per_token("float16") == wanted
+    assert KVLayout.of(model).bytes_per_token("float16") == expected
 
 
 def test_gpt2_xl_flops():

@@ -48,13 +48,13 @@ def test_at_the_roofline_all_bandwidth_is_used():
     assert cost.mfu(1.0, DEVICE) == cost.flops / 1e14
 
 
-def brute(shape, base, fixed):
+def search_break_even(shape, base, batch_size):
     """The first context at which a tenth is saved, by trying all."""
     for context in range(1, 3000):
-        mine, theirs = (
-            decode_step_cost(*each, fixed, context, "float32").bytes for each in (shape, base)
+        shape_bytes, base_bytes = (
+            decode_step_cost(*each, batch_size, context, "float32").bytes for each in (shape, base)
         )
-        if mine <= 0.9 * theirs:
+        if shape_bytes <= 0.9 * base_bytes:
             return context
     return None
 
@@ -62,8 +62,8 @@ def brute(shape, base, fixed):
 def test_the_break_even_context_is_the_first_that_pays():
     gpt2 = ModelConfig(preset="gpt2")
     shape, base = (gpt2, ServingConfig(kv_dtype="int8")), (gpt2, PLAIN)
-    found = find_break_even(shape, base, DEVICE, batch_size=1)
-    assert found == brute(shape, base, 1) > 1
+    context = find_break_even(shape, base, DEVICE, batch_size=1)
+    assert context == search_break_even(shape, base, 1) > 1
 
 
 def test_sharing_saves_storage_and_no_reads_so_it_never_pays_in_time():

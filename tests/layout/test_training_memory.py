@@ -13,7 +13,7 @@ from kvlab.train import train
 from kvlab.train.mfu import find_peak_flops
 
 
-def experiment(model=None, precision="float32", **resources):
+def make_experiment(model=None, precision="float32", **resources):
     shape = {"vocab_size": 2304, "block_size": 128, "n_layer": 4, "n_head": 4, "n_embd": 64}
     return Experiment.model_validate(
         {
@@ -51,22 +51,22 @@ class Tokens:
     ],
 )  # fmt: skip
 def test_peak_is_near_a_profile(tmp_path, model, precision, micro):
-    asked = experiment(model, precision, **({"microbatch_tokens": micro} if micro else {}))
-    gpt = GPT(asked.model, seed=0)
+    config = make_experiment(model, precision, **({"microbatch_tokens": micro} if micro else {}))
+    gpt = GPT(config.model, seed=0)
     find_peak_flops(torch.device("cpu"), precision)  # once in a process, by large matrices
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        train(gpt, Tokens(), asked, seed=0, directory=tmp_path, device="cpu")
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        train(gpt, Tokens(), config, seed=0, directory=tmp_path, device="cpu")
+    allocated = peak = 0
+    for event in profiled.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    most += 4 * sum(weight.numel() for weight in gpt.parameters())  # made before the profile
-    assert 0.9 < training_peak_bytes(asked) / most < 1.3
+            allocated += event.nbytes()
+            peak = max(peak, allocated)
+    peak += 4 * sum(weight.numel() for weight in gpt.parameters())  # made before the profile
+    assert 0.9 < training_peak_bytes(config) / peak < 1.3
 
 
 def test_a_gpu_without_known_memory_is_taken_at_one_row():
-    asked = experiment(gpus=1.0)
-    assert training_peak_bytes(asked) < training_peak_bytes(asked, memory=80 * 10**9)
-    assert microbatch_rows(asked, memory=1) == 1
-    assert microbatch_rows(asked, memory=80 * 10**9) == 16
+    config = make_experiment(gpus=1.0)
+    assert training_peak_bytes(config) < training_peak_bytes(config, memory=80 * 10**9)
+    assert microbatch_rows(config, memory=1) == 1
+    assert microbatch_rows(config, memory=80 * 10**9) == 16

@@ -107,7 +107,7 @@ def test_cumulative_takes_the_target(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tail", "wanted"),
+    ("tail", "message"),
     [
         ("design: half\n", "s.yaml:14:9: design = half is not one of full, one_factor"),
         ("design: fractional:3\n", "design = fractional:3 is not one of"),
@@ -134,8 +134,8 @@ def test_cumulative_takes_the_target(tmp_path):
         ("zip: [[horizon, window]]\ninclude: [{horizon: hybrid, window: w8}]\n", "are never together in the zip"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path, tail, wanted):
-    assert wanted in sweep_errors(tmp_path, FACTORS + tail)
+def test_refusals(tmp_path, tail, message):
+    assert message in sweep_errors(tmp_path, FACTORS + tail)
 
 
 def test_a_design_that_is_too_large_is_refused_before_it_is_made(tmp_path):

@@ -91,8 +91,10 @@ def test_a_new_design_is_a_function_and_a_table_line(monkeypatch, tmp_path):
     text = f"{FACTORS}design: corners:7\n"
     with monkeypatch.context() as patched:
         patched.setitem(DESIGNS, "corners", Design("corners", corners, arguments=(7, 9)))
-        found = [" ".join(cell.levels.values()) for cell in load_sweep_text(tmp_path, text).cells()]
-        assert found == ["mha global learned", "mqa hybrid rope"]
+        labels = [
+            " ".join(cell.levels.values()) for cell in load_sweep_text(tmp_path, text).cells()
+        ]
+        assert labels == ["mha global learned", "mqa hybrid rope"]
         assert "corners:7 (9, ...)" in sweep_errors(tmp_path, text.replace("corners:7", "half"))
         pattern = json_schema("sweep")["properties"]["design"]["pattern"]
         assert re.match(pattern, "corners:9")

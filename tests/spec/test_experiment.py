@@ -1,4 +1,4 @@
-"""Experiments: defaults, presets, and errors with place, value, rule and way out."""
+"""Experiments: defaults, presets, and errors with place, value, rule and hint."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_preset_is_a_start_not_an_end():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "message"),
     [
         ("n_layer: 6", "n_layers: 6", "2:9: model.n_layers is not a known key; did you mean n_layer?"),
         ("n_layer: 6", "n_layer: six", "2:18: model.n_layer = six is not a whole number"),
@@ -78,9 +78,9 @@ def test_a_preset_is_a_start_not_an_end():
         ("data:", "serving: {tie: zigzag}\ndata:", "3:16: serving.tie = zigzag is not a known pattern"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path, old, new, wanted):
-    found = experiment_errors(tmp_path, EXPERIMENT.replace(old, new, 1))
-    assert any(wanted in line and line.startswith("e.yaml:") for line in found), found
+def test_refusals(tmp_path, old, new, message):
+    errors = experiment_errors(tmp_path, EXPERIMENT.replace(old, new, 1))
+    assert any(message in line and line.startswith("e.yaml:") for line in errors), errors
 
 
 def test_a_default_that_follows_a_wrong_value_is_no_second_problem(tmp_path):

@@ -77,7 +77,7 @@ def test_written_generators_are_used():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options", "wanted"),
+    ("sizes", "options", "message"),
     [
         ((2, 3, 2), {}, "takes factors of two levels, and b has 3"),
         ((2, 2), {}, "keeps fewer than 4 of 4 cells"),
@@ -89,8 +89,8 @@ def test_written_generators_are_used():
         ((2, 2, 2), {"generators": {"b": ("a", "c"), "c": ("a", "b")}}, "has 2 of the 1 generators"),
     ],
 )  # fmt: skip
-def test_refusals(sizes, options, wanted):
-    with pytest.raises(DesignError, match=wanted):
+def test_refusals(sizes, options, message):
+    with pytest.raises(DesignError, match=message):
         list(FRACTIONAL.positions(make_request(*sizes, **{"fraction": 2, **options})))
 
 

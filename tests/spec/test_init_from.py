@@ -35,7 +35,7 @@ def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "message"),
     [
         ("{heads: mha, start: scratch}", "{haeds: mha}",
          "s.yaml:6:45: training.init_from.haeds = mha is not a factor; did you mean heads?"),
@@ -54,9 +54,9 @@ def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
          "give both cells one tokenizer"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path, old, new, wanted):
+def test_refusals(tmp_path, old, new, message):
     text = SWEEP if old not in SWEEP else SWEEP.replace(old, new, 1)
-    assert wanted in sweep_errors(tmp_path, text)
+    assert message in sweep_errors(tmp_path, text)
 
 
 def test_a_circle_of_two_cells_is_refused(tmp_path):
@@ -69,14 +69,13 @@ def test_a_circle_of_two_cells_is_refused(tmp_path):
 
 def test_a_folder_is_found_beside_the_yaml_and_a_repository_stays(tmp_path):
     (tmp_path / "weights").mkdir()
-    for written, wanted in {
+    for written, resolved in {
         "weights": str(tmp_path / "weights"),
         "./missing": str(tmp_path / "missing"),
         "openai-community/gpt2": "openai-community/gpt2",
     }.items():
         write_spec(tmp_path, EXPERIMENT.replace("{tokens", f"{{init_from: {written}, tokens"))
-        found = load_experiment(tmp_path / "e.yaml").training.init_from
-        assert found == wanted
+        assert load_experiment(tmp_path / "e.yaml").training.init_from == resolved
 
 
 def test_a_level_finds_its_folder_from_another_working_folder(tmp_path, monkeypatch):

@@ -45,5 +45,5 @@ def test_held_out_text_suffices_however_the_documents_fall(name):
     of = load_experiment(FOLDER / f"{name}.yaml")
     mean = (of.data.max_tokens or 9.9e9) * of.data.validation_fraction
     least = mean - 5 * 2000 * math.sqrt(mean / 1000)
-    asked = (of.evaluation.loss_tokens, of.evaluation.served_tokens, of.training.evaluate_tokens)
-    assert least > max(asked) + of.model.block_size
+    needed = (of.evaluation.loss_tokens, of.evaluation.served_tokens, of.training.evaluate_tokens)
+    assert least > max(needed) + of.model.block_size

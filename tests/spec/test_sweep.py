@@ -51,7 +51,7 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "message"),
     [
         ("model.n_kv_head: 1", "model.n_kv_head: 3",
          "s.yaml:6:28: model.n_kv_head = 3 does not divide n_head = 4; use 1, 2 or 4"),
@@ -77,8 +77,8 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
         ("  heads:", "  ../heads:", "is not a usable name"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path, old, new, wanted):
-    assert wanted in sweep_errors(tmp_path, SWEEP.replace(old, new, 1))
+def test_refusals(tmp_path, old, new, message):
+    assert message in sweep_errors(tmp_path, SWEEP.replace(old, new, 1))
 
 
 def test_problems_of_the_base_experiment_stand_in_its_file(tmp_path):

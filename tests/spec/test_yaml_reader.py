@@ -34,7 +34,7 @@ def test_places_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
         ("", "x.yaml:1:1: is empty"),
         ("# only a comment\n", "is empty"),
@@ -54,8 +54,8 @@ def test_places_are_kept():
         ("a: \x07", "#x0007"),
     ],
 )
-def test_refusals_name_the_place(text, wanted):
-    assert wanted in problem_of(text)
+def test_refusals_name_the_place(text, message):
+    assert message in problem_of(text)
 
 
 def test_a_bomb_is_refused_before_it_grows():
@@ -65,11 +65,11 @@ def test_a_bomb_is_refused_before_it_grows():
 
 
 def test_unreadable_files(tmp_path):
-    for path, wanted in (
+    for path, message in (
         (tmp_path / "missing.yaml", "cannot be read: No such file"),
         (tmp_path, "cannot be read: Is a directory"),
     ):
-        with pytest.raises(SpecError, match=wanted):
+        with pytest.raises(SpecError, match=message):
             read_yaml(path)
     (tmp_path / "latin.yaml").write_bytes(b"a: 1\nb: \xe9\n")
     with pytest.raises(SpecError, match=r"latin.yaml:2:1: is not UTF-8"):
