@@ -34,8 +34,8 @@ GPT2_XL_LAYER = ((4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400))
 
 _MAX_RUNS = 200
 _COLUMNS = 4096
-_BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
-_MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
+BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
+MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
 
 
 def load_device_peaks(device: torch.device, dtype: str, *, remeasure: bool = False) -> DevicePeaks:
@@ -111,7 +111,7 @@ def _peaks_path(name: str, dtype: str, threads: int) -> Path:
 @torch.inference_mode()
 def measure_bandwidth(device: torch.device) -> float:
     """Return the peak memory bandwidth in bytes per second."""
-    rows = _BUFFER_BYTES[device.type] // _COLUMNS // 4
+    rows = BUFFER_BYTES[device.type] // _COLUMNS // 4
     matrix = torch.rand(rows, _COLUMNS, device=device)
     vector, out = torch.rand(_COLUMNS, device=device), torch.empty(rows, device=device)
     product = matrix.nbytes / _fastest_seconds(device, lambda: torch.mv(matrix, vector, out=out))
@@ -125,7 +125,7 @@ def measure_product_bandwidth(device: torch.device, dtype: str) -> float:
     """Return the peak rate, in bytes per second, at which one-row products read weights."""
     weight_dtype = getattr(torch, dtype)
     layer = sum(rows * columns for rows, columns in GPT2_XL_LAYER) * weight_dtype.itemsize
-    shapes = GPT2_XL_LAYER * max(1, _BUFFER_BYTES[device.type] // layer)
+    shapes = GPT2_XL_LAYER * max(1, BUFFER_BYTES[device.type] // layer)
     weights = [torch.rand(shape, device=device).to(weight_dtype) for shape in shapes]
     rows = {n: torch.rand(1, 1, n, device=device).to(weight_dtype) for _, n in GPT2_XL_LAYER}
     size = sum(weight.nbytes for weight in weights)
@@ -137,7 +137,7 @@ def measure_product_bandwidth(device: torch.device, dtype: str) -> float:
 @torch.inference_mode()
 def measure_matrix_rate(device: torch.device, dtype: str) -> float:
     """Return the peak FLOPs per second of a matrix product. A multiply-add is two FLOPs."""
-    side = _MATRIX_SIDE[device.type]
+    side = MATRIX_SIDE[device.type]
     matrix = torch.rand(side, side, device=device).to(getattr(torch, dtype))
     return 2 * side**3 / _fastest_seconds(device, lambda: matrix @ matrix)
 

@@ -35,7 +35,7 @@ DATASHEET_FLOPS = {
 """Dense bfloat16 FLOPs per second by the makers' data sheets, by exact device name. A laptop's
 card, or a part of a card (MIG), has the name of a larger one within its own, and is measured."""
 
-_MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
+MATRIX_SIDE = {"cpu": 1024, "cuda": 8192}
 _REPEATS = 5
 
 
@@ -69,7 +69,7 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype, threads: int)
         threads: the current number of threads, for which the result is cached.
     """
     assert threads == torch.get_num_threads()
-    size = _MATRIX_SIDE.get(device.type, _MATRIX_SIDE["cuda"])
+    size = MATRIX_SIDE.get(device.type, MATRIX_SIDE["cuda"])
     generator = torch.Generator(device).manual_seed(0)
     a, b = (
         torch.randn(size, size, generator=generator, device=device, dtype=dtype) for _ in range(2)

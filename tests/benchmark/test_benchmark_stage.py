@@ -158,7 +158,7 @@ def test_a_trial_may_measure_the_task_by_batch_and_energy():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"parts": ["limit"]}, "on CPU limit needs to know"),
+        ({"parts": ["limit"]}, "on CPU limit needs it; give bytes"),
         ({"memory": 10**9}, "add limit to parts"),
         ({"parts": ["energy", "energy"]}, "names one twice"),
         ({"parts": ["speed"]}, "limit, task, energy"),

@@ -156,8 +156,8 @@ def test_weights_that_do_not_fit_leave_room_for_no_batch():
 
 def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(device_peaks, "_BUFFER_BYTES", {"cpu": 2**22})
-    monkeypatch.setattr(device_peaks, "_MATRIX_SIDE", {"cpu": 64})
+    monkeypatch.setattr(device_peaks, "BUFFER_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(device_peaks, "MATRIX_SIDE", {"cpu": 64})
     monkeypatch.setattr(device_peaks, "SECONDS_PER_PEAK", 0.01)
     first = load_device_peaks(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8

@@ -1,6 +1,6 @@
-"""What a token costs after how many: windows against global layers, a cache against none.
+"""Time per token by context length: windows against global layers, a cache against none.
 
-Writes the plot ``runs/benchmarks/context-length.png`` and ``.svg``, and prints what it shows.
+Writes the plot ``runs/benchmarks/context-length.png`` and ``.svg``, and prints its numbers.
 """
 
 import time

@@ -1,5 +1,5 @@
 """HellaSwag in lm-eval's own convention: lm-eval with `transformers`, lm-eval with kvlab's model,
-and kvlab's own evaluation. Same weights, items, machine and run; predictions item by item."""
+and kvlab's own evaluation, on the same weights and items in one run. Compares predictions too."""
 
 import tempfile
 import time

@@ -1,8 +1,8 @@
-"""How a benchmark says that a limit it holds was not met."""
+"""The error of a benchmark that misses its limit."""
 
 
 class LimitMissed(Exception):
-    """Raised by a benchmark whose figure is outside its limit: which figure, which limit.
+    """A figure is outside its limit; the message names both.
 
-    Raise it after the last line, so that everything measured is printed.
+    Raise it after the last line, so that all measurements are printed.
     """

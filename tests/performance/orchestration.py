@@ -1,9 +1,9 @@
-"""What orchestration costs: planning, opening a store, the driver beside bare Ray tasks and
-beside Ray Tune on the same function, and the driver's memory.
+"""Overhead of orchestration: planning, opening a store, the driver beside bare Ray tasks and
+Ray Tune on the same function, and the driver's memory.
 
-The function does nothing but record a trial, so what is left is the orchestrator: queues, and in
-the driver the locks and states of the record. The driver's figures have limits, for a machine
-that does nothing else.
+The function only records a trial, so the rest of the time is the orchestrator's: queues, and in
+the driver the locks and states of the record. The driver's figures have limits, for an otherwise
+idle machine.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Seconds to report sweeps of 1,000 and 10,000 trials, and how that grows."""
+"""Time to report sweeps of 1,000 and 10,000 trials, and its growth."""
 
 import tempfile
 import time

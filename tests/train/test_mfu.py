@@ -59,7 +59,7 @@ def test_a_device_whose_name_only_resembles_one_is_measured(monkeypatch, name):
 
 def test_the_rate_is_measured_on_random_numbers_and_changes_nobody_elses(monkeypatch):
     seen = []
-    monkeypatch.setitem(mfu._MATRIX_SIDE, "cpu", 64)
+    monkeypatch.setitem(mfu.MATRIX_SIDE, "cpu", 64)
     real = torch.mm
     monkeypatch.setattr(torch, "mm", lambda a, b, out: (seen.append((a, b)), real(a, b, out=out)))
     before = torch.get_rng_state()
