@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.report.sections import SECTIONS
 from kvlab.report.study import Study
-from tests.contracts.report_section_contract import ReportSectionContract
+from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
 from tests.support.record_factory import Record
 

@@ -130,9 +130,9 @@ def _parameter_shares(study: Study, factor: str, level: str) -> list[float]:
     shares = []
     for levels in study.cells:
         partner = (*levels[:index], study.factors[factor][0], *levels[index + 1 :])
-        mine, theirs = study.parameters(levels), study.parameters(partner)
-        if levels[index] == level and mine and theirs:
-            shares.append(mine / theirs - 1)
+        count, partner_count = study.parameters(levels), study.parameters(partner)
+        if levels[index] == level and count and partner_count:
+            shares.append(count / partner_count - 1)
     return shares
 
 

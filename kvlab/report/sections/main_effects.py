@@ -213,10 +213,10 @@ def _savings_cell(study: Study, effect: Effect) -> Cell:
     factor, level = effect.change[0]
     index = list(study.factors).index(factor)
     ratios = []
-    for other_table, _ in effect.by_setting:
-        mine = (*other_table[:index], level, *other_table[index:])
-        base = (*other_table[:index], study.factors[factor][0], *other_table[index:])
-        small, large = study.kv_bytes(mine), study.kv_bytes(base)
+    for others, _ in effect.by_setting:
+        levels = (*others[:index], level, *others[index:])
+        base = (*others[:index], study.factors[factor][0], *others[index:])
+        small, large = study.kv_bytes(levels), study.kv_bytes(base)
         if small and large:
             ratios.append(large / small)
     if not ratios:

@@ -80,8 +80,8 @@ def _other_fronts(study: Study) -> Fronts:
     accuracy = served if served in study.measured_metrics else "hellaswag_acc_norm"
     pairs = [(study.primary_metric, name) for name in COSTS if name != "stored"]
     pairs += [(accuracy, name) for name in COSTS]
-    found = {(m, name): cost_front(study, m, COSTS[name]) for m, name in pairs}
-    return {pair: cell_points for pair, cell_points in found.items() if cell_points}
+    fronts = {(m, name): cost_front(study, m, COSTS[name]) for m, name in pairs}
+    return {pair: cell_points for pair, cell_points in fronts.items() if cell_points}
 
 
 def _is_drawn(study: Study, metric: str, name: str) -> bool:
@@ -95,8 +95,8 @@ def _figure(study: Study, metric: str, name: str, cell_points: list[CellPoint]) 
     base = [point for point in cell_points if point.levels == study.baseline]
     dominated = [p for p in cell_points if not p.is_on_front and p.levels != study.baseline]
 
-    def marks(chosen: list[CellPoint], named: bool = False) -> tuple[Point, ...]:
-        return tuple(_point(study, metric, cost, point, named) for point in chosen)
+    def marks(shown: list[CellPoint], named: bool = False) -> tuple[Point, ...]:
+        return tuple(_point(study, metric, cost, point, named) for point in shown)
 
     plot = Plot(
         Axis(cost.title, cost.scale),
