@@ -64,8 +64,8 @@ def make_recall_rows(count: int, block_size: int, vocabulary: int) -> RecallRows
         vocabulary: ids below it may be drawn: the tokenizer's words without its end of text.
     """
     pairs = max(1, min(block_size // 4, vocabulary // 2))
-    drawn = [_draw_row(number, pairs, vocabulary) for number in range(count)]
-    tokens, values, answers = (np.stack(part) for part in zip(*drawn, strict=True))
+    rows = [_draw_row(number, pairs, vocabulary) for number in range(count)]
+    tokens, values, answers = (np.stack(part) for part in zip(*rows, strict=True))
     return RecallRows(tokens, values, answers)
 
 
@@ -75,9 +75,9 @@ def _draw_row(number: int, pairs: int, vocabulary: int) -> tuple[Array, Array, A
     words = np.argsort(philox.random_raw(vocabulary), kind="stable")[: 2 * pairs]
     order = np.argsort(philox.random_raw(pairs), kind="stable")
     keys, values = words[:pairs], words[pairs:]
-    first = np.stack([keys, values], 1).ravel()
-    again = np.stack([keys[order], values[order]], 1).ravel()
-    return np.concatenate([first, again]), values, order
+    pairs_shown = np.stack([keys, values], 1).ravel()
+    pairs_repeated = np.stack([keys[order], values[order]], 1).ravel()
+    return np.concatenate([pairs_shown, pairs_repeated]), values, order
 
 
 @torch.inference_mode()

@@ -37,26 +37,26 @@ class ContinuationScore:
 def fit_to_block(
     context: list[int], ending: list[int], block_size: int
 ) -> tuple[list[int], list[int]]:
-    """Return the last ``block_size + 1`` tokens of both.
+    """Return the last ``block_size + 1`` tokens of a context and its ending, still in two parts.
 
     The last token is predicted and never fed, so this is what fits in the model.
     """
-    kept = (context + ending)[-(block_size + 1) :]
-    scored = min(len(ending), len(kept) - 1)
-    return kept[:-scored], kept[-scored:]
+    tokens = (context + ending)[-(block_size + 1) :]
+    scored = min(len(ending), len(tokens) - 1)
+    return tokens[:-scored], tokens[-scored:]
 
 
 def sum_scores(
-    model: GPT, hidden: Tensor, endings: Sequence[Sequence[int]]
+    model: GPT, hidden_states: Tensor, endings: Sequence[Sequence[int]]
 ) -> list[ContinuationScore]:
     """Return one score per ending.
 
     Args:
-        hidden: (P, E), the residual stream that predicts the endings' tokens, concatenated.
+        hidden_states: (P, E), the residual stream that predicts the endings' tokens, concatenated.
     """
     counts = torch.tensor([len(ending) for ending in endings])
     targets = torch.tensor([token for ending in endings for token in ending])
-    losses, hits = token_scores(hidden, model.lm_head.weight, targets.to(model.device))
+    losses, hits = token_scores(hidden_states, model.lm_head.weight, targets.to(model.device))
     sums = torch.zeros(2, len(endings), dtype=torch.float64)
     owner = torch.repeat_interleave(torch.arange(len(endings)), counts)
     sums.index_add_(1, owner, torch.stack([losses.double(), hits.double()]).cpu())

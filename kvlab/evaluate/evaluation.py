@@ -33,7 +33,7 @@ WINDOW_MULTIPLE = 2
 OnProgress = Callable[[dict[str, Any]], None]
 
 StartProgress = Callable[[str, int], OnCount]
-"""Begins a part from a note and its total count; returns what counts what is done of it."""
+"""Announce a part by its note and total count; return the function that advances it."""
 
 Measurements = dict[str, float | int]
 """Values by the names of `kvlab.store.metrics`."""
@@ -94,7 +94,7 @@ def evaluate(
     with keep_freed_memory(model.device.type):
         measurements = _measure_losses(model, dataset, experiment, start_progress)
         measurements |= measure_probes(model, dataset.validation, experiment, start_progress)
-        items = _score_items(model, experiment, start_progress)
+        items = _score_hellaswag_items(model, experiment, start_progress)
         if items:
             measurements |= hellaswag_measurements(items)
     return Evaluation(measurements, items)
@@ -124,8 +124,8 @@ def _measure_losses(
     passes = 2 if has_other_dtype else 1
     on_progress = start_progress("served loss", passes * served_windows * block_size)
     if has_other_dtype:
-        both = compare_kv_precision(model, text, served_tokens, serving, on_progress, start)
-        served, measurements = both.served, measurements | both.measurements
+        comparison = compare_kv_precision(model, text, served_tokens, serving, on_progress, start)
+        served, measurements = comparison.served, measurements | comparison.measurements
     else:
         served = window_losses(model, text, served_tokens, serving, on_progress, start)
     served_loss = float(served.mean())
@@ -149,22 +149,22 @@ def measure_probes(
         DataError: there are too few validation tokens.
     """
     config, block_size = experiment.evaluation, model.config.block_size
-    ways: list[tuple[str, ServingConfig | None]] = [("", None)]
+    modes: list[tuple[str, ServingConfig | None]] = [("", None)]  # suffix of the metrics, cache
     if config.served:
-        ways.append(("_served", experiment.serving))
+        modes.append(("_served", experiment.serving))
     measurements: Measurements = {}
     if config.recall:
         rows = make_recall_rows(config.recall, block_size, experiment.data.vocab_size - 1)
-        on_progress = start_progress("associative recall", rows.tokens.size * len(ways))
+        on_progress = start_progress("associative recall", rows.tokens.size * len(modes))
         measurements |= {"recall_rows": config.recall, "recall_pairs": rows.pairs}
-        for suffix, serving in ways:
+        for suffix, serving in modes:
             is_correct = score_recall(model, rows, serving, on_progress)
             measurements |= recall_measurements(rows, is_correct, suffix)
     if config.positions:
         count, length = position_loss_windows(experiment)
-        total = -(-count // length) * length * len(ways)
+        total = -(-count // length) * length * len(modes)
         on_progress = start_progress("loss by position", total)
-        for suffix, serving in ways:
+        for suffix, serving in modes:
             losses = position_losses(model, validation, count, length, serving, on_progress)
             measurements |= position_measurements(losses, block_size, suffix)
     return measurements
@@ -179,7 +179,7 @@ def position_loss_windows(experiment: Experiment) -> tuple[int, int]:
     return tokens, multiple * model.block_size
 
 
-def _score_items(
+def _score_hellaswag_items(
     model: GPT, experiment: Experiment, start_progress: StartProgress
 ) -> list[dict[str, Any]]:
     config = experiment.evaluation
@@ -187,13 +187,13 @@ def _score_items(
         return []
     items = load_hellaswag(config.hellaswag_items)
     endings = sum(len(item.endings) for item in items)
-    ways = 2 if config.served else 1
+    modes = 2 if config.served else 1
     return score_hellaswag(
         model,
         items,
         load_tokenizer(experiment.data.tokenizer),
         experiment.serving if config.served else None,
-        start_progress("HellaSwag", endings * len(CONVENTIONS) * ways),
+        start_progress("HellaSwag", endings * len(CONVENTIONS) * modes),
     )
 
 

@@ -36,9 +36,9 @@ def pass_rows(model: GPT, length: int) -> int:
 
 def decode_rows(model: GPT, length: int, serving: ServingConfig | None) -> int:
     """Return the rows of up to ``length`` tokens that are decoded side by side."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    row = KVLayout.of(model.config, serving).stored_bytes(1, length, dtype)
-    return max(1, min(_for_device(DECODE_ROWS, model), _for_device(CACHE_BYTES, model) // row))
+    row_bytes = KVLayout.of(model.config, serving).stored_bytes(1, length, model.dtype_name)
+    fitting = _for_device(CACHE_BYTES, model) // row_bytes
+    return max(1, min(_for_device(DECODE_ROWS, model), fitting))
 
 
 def batch_rows(model: GPT, length: int, serving: ServingConfig | None) -> int:

@@ -92,12 +92,12 @@ def make_question(
     prompt = convention.make_prompt(item)
     context, endings = _encode_prompt(prompt, tokenizer)
     fitted = [fit_to_block(context, ending, block_size) for ending in endings]
-    is_shortened = any(kept != context for kept, _ in fitted)
+    is_shortened = any(fitted_context != context for fitted_context, _ in fitted)
     groups = [Continuations(context, endings)]
     if is_shortened:
-        groups = [Continuations(kept, [ending]) for kept, ending in fitted]
-    divided = endings if convention.divisor == "tokens" else prompt.endings
-    return Question(groups, [len(ending) for ending in divided], is_shortened)
+        groups = [Continuations(shortened, [ending]) for shortened, ending in fitted]
+    divisors = map(len, endings if convention.divisor == "tokens" else prompt.endings)
+    return Question(groups, list(divisors), is_shortened)
 
 
 def _encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> tuple[list[int], list[list[int]]]:

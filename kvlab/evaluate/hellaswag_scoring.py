@@ -30,7 +30,7 @@ def score_hellaswag(
     Args:
         serving: score a second time, token by token through this cache. None: do not.
         on_progress: called with the number of endings that are newly scored. In total there are
-            items x 4 endings x conventions x ways of scoring.
+            items x 4 endings x conventions x scoring modes.
         conventions: names of the `CONVENTIONS` to score.
 
     Returns:
@@ -40,22 +40,19 @@ def score_hellaswag(
         summed log-likelihoods in nats), ``prediction`` (the largest) and ``prediction_norm``
         (the largest after division).
     """
-    ways: dict[str, ServingConfig | None] = {"one_shot": None}
-    if serving is not None:
-        ways["served"] = serving
     block_size = model.config.block_size
     questions = [
         make_question(item, CONVENTIONS[name], tokenizer, block_size)
         for name in conventions
         for item in items
     ]
-    scores = {
-        way: _score_questions(model, questions, each, on_progress) for way, each in ways.items()
-    }
+    scores = {"one_shot": _score_questions(model, questions, None, on_progress)}
+    if serving is not None:
+        scores["served"] = _score_questions(model, questions, serving, on_progress)
     records: list[dict[str, Any]] = [{"ind": item.ind, "label": item.label} for item in items]
     keys = [(record, name) for name in conventions for record in records]
     for i, ((record, name), question) in enumerate(zip(keys, questions, strict=True)):
-        predictions = {way: _predict(scores[way][i], question.divisors) for way in ways}
+        predictions = {mode: _predict(scores[mode][i], question.divisors) for mode in scores}
         shortened = {"shortened": question.is_shortened, "divisors": question.divisors}
         record[name] = shortened | predictions
     return records
@@ -94,11 +91,11 @@ def hellaswag_measurements(records: Sequence[dict[str, Any]]) -> dict[str, float
         "hellaswag_shortened": shortened,
     }
     for name, convention in CONVENTIONS.items():
-        for way, suffix in (("one_shot", ""), ("served", "_served")):
-            if way not in records[0][name]:
+        for mode, suffix in (("one_shot", ""), ("served", "_served")):
+            if mode not in records[0][name]:
                 continue
             for key, accuracy in (("prediction", "acc"), ("prediction_norm", "acc_norm")):
-                correct = sum(record[name][way][key] == record["label"] for record in records)
+                correct = sum(record[name][mode][key] == record["label"] for record in records)
                 measurements[f"{convention.metric_prefix}_{accuracy}{suffix}"] = correct / count
     if count > 1:
         for metric in ("hellaswag_acc", "hellaswag_acc_norm"):

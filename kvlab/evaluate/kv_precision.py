@@ -49,8 +49,8 @@ class PrecisionComparison:
 
 def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
     """Return whether the cache stores K and V in another dtype than the model's."""
-    dtype = str(model.dtype).removeprefix("torch.")
-    return KVLayout.of(model.config, serving).storage_dtype(dtype) != dtype
+    storage_dtype = KVLayout.of(model.config, serving).storage_dtype(model.dtype_name)
+    return storage_dtype != model.dtype_name
 
 
 @torch.inference_mode()
@@ -85,8 +85,8 @@ def compare_kv_precision(
     for x, y in batches:
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
         served, exact = (
-            hidden_states(model, inputs, each, on_progress, document_start)
-            for each in (serving, exact_serving)
+            hidden_states(model, inputs, cache, on_progress, document_start)
+            for cache in (serving, exact_serving)
         )
         for states, means in zip((served, exact), losses, strict=True):
             means.append(token_losses(states, model.lm_head.weight, targets).double().mean(1))

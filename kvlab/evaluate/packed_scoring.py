@@ -116,8 +116,8 @@ def _score_pass(
             predicting += [last_of_prefix, r * length + torch.arange(start, end)]
             targets.append(ending)
             start = end
-    hidden = _tree_hidden_states(model, tokens, positions, branches, torch.cat(predicting))
-    scores = iter(sum_scores(model, hidden, targets))
+    hidden_states = _tree_hidden_states(model, tokens, positions, branches, torch.cat(predicting))
+    scores = iter(sum_scores(model, hidden_states, targets))
     return [(row.group, i, next(scores)) for row in rows for i in row.endings]
 
 

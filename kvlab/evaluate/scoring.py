@@ -136,7 +136,7 @@ def _score_batch(
         tokens, cache, lengths, token_indices=last_token_indices(tokens, lengths)
     )
     rows = [(row, n) for row, i in enumerate(batch) for n in range(len(groups[i].endings))]
-    rows.sort(key=lambda each: len(groups[batch[each[0]]].endings[each[1]]))
+    rows.sort(key=lambda pair: len(groups[batch[pair[0]]].endings[pair[1]]))
     size = _max_rows(model, length, serving)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]

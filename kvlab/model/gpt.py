@@ -130,6 +130,11 @@ class GPT(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.token_embedding.weight.dtype
 
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as specs name it, such as ``bfloat16``."""
+        return str(self.dtype).removeprefix("torch.")
+
     def forward(
         self,
         tokens: Tensor,

@@ -14,7 +14,6 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,13 @@ class TrainingState:
     resumed_from: list[int] = field(default_factory=list)
 
 
-def resume_identity(experiment: Experiment, seed: int, train_tokens: int, start: Any = None) -> str:
+def resume_identity(
+    experiment: Experiment, seed: int, train_tokens: int, initial_weights: Any = None
+) -> str:
     """Return a hash of what two runs must have in common for one to resume the other.
 
     Args:
-        start: identity of the initial weights; None if they are freshly drawn.
+        initial_weights: identity of the initial weights; None if they are freshly drawn.
     """
     facts = {
         "model": experiment.model.computation(),
@@ -72,8 +73,8 @@ def resume_identity(experiment: Experiment, seed: int, train_tokens: int, start:
     }
     if experiment.data.mask_documents:
         facts["mask_documents"] = True
-    if start is not None:
-        facts["start"] = start
+    if initial_weights is not None:
+        facts["start"] = initial_weights
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -81,7 +82,6 @@ class Checkpoints:
     """The checkpoints of one training directory, which no other training uses meanwhile.
 
     Args:
-        directory: of the training.
         identity: see `resume_identity`.
         keep_last: number of newest checkpoints to keep.
         keep_best: number of checkpoints with the lowest validation loss to keep as well.
@@ -125,7 +125,7 @@ class Checkpoints:
         finally:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
-        self._remove_others(list(self._newest_first())[: self._keep_last])
+        self._remove_all_but(self._list_newest_first()[: self._keep_last])
 
     def _write_files(
         self, folder: Path, model: nn.Module, optimizer: Optimizer, state: TrainingState
@@ -148,7 +148,7 @@ class Checkpoints:
             StoreError: a checkpoint belongs to another training.
         """
         self._remove_leftovers()
-        for folder in self._newest_first():
+        for folder in self._list_newest_first():
             try:
                 identity, state = self._read_state(folder)
                 tensors = [read_tensors(folder / name) for name in _FILES]
@@ -168,18 +168,18 @@ class Checkpoints:
         """Remove what a finished training does not keep."""
         if self._keep_best:
             self._remove_leftovers()
-            self._remove_others([])
+            self._remove_all_but([])
         else:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _remove_others(self, kept: list[Path]) -> None:
-        """Remove all checkpoints but ``kept`` and the best."""
-        folders = list(self._newest_first())
+    def _remove_all_but(self, recent: list[Path]) -> None:
+        """Remove all checkpoints but ``recent`` and the best."""
+        folders = self._list_newest_first()
         losses = {folder: _validation_loss(folder) for folder in folders if self._keep_best}
         ranked = sorted((loss, folder) for folder, loss in losses.items() if loss is not None)
         best = [folder for _, folder in ranked[: self._keep_best]]
         for folder in folders:
-            if folder not in kept and folder not in best:
+            if folder not in recent and folder not in best:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _read_state(self, folder: Path) -> tuple[str, TrainingState]:
@@ -190,8 +190,8 @@ class Checkpoints:
                 raise ValueError(f"{name} is not what was written")
         return content["identity"], TrainingState(**content["state"])
 
-    def _newest_first(self) -> Iterator[Path]:
-        yield from sorted(self._folder.glob("step-*"), reverse=True)
+    def _list_newest_first(self) -> list[Path]:
+        return sorted(self._folder.glob("step-*"), reverse=True)
 
     def _remove_leftovers(self) -> None:
         for folder in self._folder.glob(".step-*"):  # left by a kill during a write
@@ -224,5 +224,5 @@ def _restore_optimizer(
     for qualified_name, tensor in tensors.items():
         key, _, name = qualified_name.partition(".")
         parameter = parameters[name]
-        # cloned: the tensor that was read maps the file
+        # cloned, since the tensor that was read maps the file
         optimizer.state[parameter][key] = tensor.clone().to(parameter.device)

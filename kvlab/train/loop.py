@@ -82,9 +82,6 @@ def train(
             training that resumes is bitwise equal to one that never paused.
         fence: of the lock on ``directory``, checked before each file is put in place.
 
-    Returns:
-        The record of the finished training.
-
     Raises:
         Paused: ``until`` is reached; a checkpoint and the validation loss are written.
         Stopped: ``should_stop()`` was true; a checkpoint is written.
@@ -156,8 +153,8 @@ class _Run:
             if self.is_save_due(state, is_last):
                 self.save(state)
             now = time.monotonic()
-            is_second = state.step == first_step + 1
-            if is_last or is_second or now - reported_at >= REPORT_SECONDS:
+            is_first = state.step == first_step + 1
+            if is_last or is_first or now - reported_at >= REPORT_SECONDS:
                 reported_at = now
                 if self.workers.is_rank_zero:
                     report(self.progress(state, (now - start) / (state.step - first_step)))
@@ -170,7 +167,7 @@ class _Run:
             state = TrainingState()
             if self.initial_weights is not None and self.workers.is_rank_zero:
                 self.initial_weights.load(self.stepper.model)
-        self.stepper.join()
+        self.stepper.connect_workers()
         return state
 
     def take_step(self, state: TrainingState, *, is_first: bool) -> None:

@@ -37,11 +37,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], fence: Fence | None
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(f".{path.name}.*"):  # left by a kill during a write
             shutil.rmtree(leftover)
-        plain = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
-        # in a folder, because the library makes temporary files of its own beside its output
+        on_cpu = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
+        # in a folder, because the library makes temporary files of its parameters beside its output
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=folder) as temporary:
             written = Path(temporary) / path.name
-            save_file(plain, written, metadata={"format": "pt"})
+            save_file(on_cpu, written, metadata={"format": "pt"})
             fsync_path(written)
             os.chmod(written, 0o644)
             replace_file(written, path, fence)
@@ -81,15 +81,17 @@ def copy_weights(model: nn.Module, tensors: Mapping[str, Tensor], source: Path) 
     Raises:
         StoreError: names or shapes are not the model's; nothing is copied.
     """
-    own = dict(model.named_parameters())
-    differing = sorted(set(own) ^ set(tensors))
-    differing += [n for n in own if n in tensors and tensors[n].shape != own[n].shape]
-    if differing:
-        count = f"{len(differing)} tensors differ, such as {differing[0]}"
+    parameters = dict(model.named_parameters())
+    mismatched = sorted(set(parameters) ^ set(tensors))
+    mismatched += [
+        n for n in parameters if n in tensors and tensors[n].shape != parameters[n].shape
+    ]
+    if mismatched:
+        count = f"{len(mismatched)} tensors differ, such as {mismatched[0]}"
         text = f"{source} does not fit the model: {count}"
         raise StoreError(f"{text}; it was trained as another configuration")
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
 
 

@@ -75,16 +75,14 @@ class TrainStepper:
         self.rows = self.training.batch_tokens // self.block_size
         self.microbatch_rows = device_microbatch_rows(experiment, self.device)
         self.optimizer = make_optimizer(model, self.training)
+        document_start = experiment.data.document_start
         self.loss = SummedLoss(
-            model,
-            self.training.precision,
-            self.training.compile,
-            experiment.data.document_start,
+            model, self.training.precision, self.training.compile, document_start
         )
         self.wrapped_loss: nn.Module = self.loss
 
-    def join(self) -> None:
-        """Connect the workers. All start from the weights of rank zero."""
+    def connect_workers(self) -> None:
+        """Average gradients over the workers. All start from the weights of rank zero."""
         self.wrapped_loss = self.workers.wrap_module(self.loss, self.device)
 
     def step(self, step: int) -> float:

@@ -172,7 +172,7 @@ def _train(model: "GPT", experiment: Experiment, seed: int) -> None:
     from kvlab.train.train_step import TrainStepper
 
     stepper = TrainStepper(model, _draw_tokens(experiment, seed), experiment, seed)
-    stepper.join()
+    stepper.connect_workers()
     for step in range(STEPS):
         stepper.step(step)
     check_finite("validation loss", stepper.validation_loss(), experiment.training, STEPS)
