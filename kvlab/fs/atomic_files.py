@@ -52,7 +52,7 @@ def _link_new(source: Path, target: Path, fence: Fence | None) -> None:
 def atomic_file(
     path: str | Path, *, fence: Fence | None = None, once: bool = False
 ) -> Iterator[Path]:
-    """Give an empty temporary file that is moved to ``path`` when the block ends without error.
+    """Yield an empty temporary file that is moved to ``path`` when the block ends without error.
 
     Args:
         path: Path of the file.

@@ -35,7 +35,8 @@ DEFAULT_SECONDS = 60.0
 LEASE_SECONDS_VARIABLE = "KVLAB_LEASE_SECONDS"
 
 _LEASE_LINE = re.compile(r"(held|free) (\d{12}) (\{.*\})\s*\Z")
-_ProcessFacts = dict[str, Any]
+ProcessIdentity = dict[str, Any]
+"""As `process_identity` returns it; in a lease also its token, duration and start."""
 
 
 def lease_seconds() -> float:
@@ -69,7 +70,7 @@ class Fence:
     def holds(self) -> bool:
         """Return whether the lease is still held. Reopens the file, so caches are bypassed."""
         state = read_lease(self.path)
-        return state is not None and state.held and state.facts.get("token") == self.token
+        return state is not None and state.is_held and state.holder.get("token") == self.token
 
     def check(self) -> None:
         """Raise LeaseLost if another process has taken over."""
@@ -80,11 +81,11 @@ class Fence:
 
 @dataclass(frozen=True)
 class LeaseState:
-    """The contents of a lease file; ``facts`` is empty if its holder has not written it yet."""
+    """The contents of a lease file; ``holder`` is empty if the process has not written it yet."""
 
     text: str
-    held: bool
-    facts: _ProcessFacts
+    is_held: bool
+    holder: ProcessIdentity
 
 
 def read_lease(path: str) -> LeaseState | None:
@@ -98,13 +99,13 @@ def read_lease(path: str) -> LeaseState | None:
         raise StoreError(_cannot_lock(path, error)) from None
     match = _LEASE_LINE.match(text)
     try:
-        facts = json.loads(match.group(3)) if match else {}
+        holder = json.loads(match.group(3)) if match else {}
     except ValueError:
-        facts = {}
-    return LeaseState(text, match is None or match.group(1) == "held", facts)
+        holder = {}
+    return LeaseState(text, match is None or match.group(1) == "held", holder)
 
 
-def highest_number(path: Path) -> int:
+def current_number(path: Path) -> int:
     """Return the number of the lock's current lease file, 0 if there is none."""
     return max(_list_numbers(path), default=0)
 
@@ -125,7 +126,7 @@ def create_lease(path: Path, number: int) -> Fence | None:
         StoreError: The file cannot be written.
     """
     file_path, token = lease_path(path, number), secrets.token_hex(8)
-    facts = {"token": token, "seconds": lease_seconds(), "since": _utc_now(), **process_identity()}
+    holder = {"token": token, "seconds": lease_seconds(), "since": _utc_now(), **process_identity()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -138,7 +139,7 @@ def create_lease(path: Path, number: int) -> Fence | None:
         raise StoreError(_cannot_lock(file_path, error)) from None
     try:
         try:
-            os.write(handle, f"held {0:012d} {json.dumps(facts)}\n".encode())
+            os.write(handle, f"held {0:012d} {json.dumps(holder)}\n".encode())
         finally:
             os.close(handle)
         numbers = _list_numbers(path)
@@ -181,7 +182,7 @@ class _Observation:
 
 
 class LeaseWatcher:
-    """Tell whether locks are held, and remember how long their heartbeats have been silent.
+    """Decide whether locks are held, from how long their heartbeats have been silent.
 
     A holder on another machine counts as gone only after one watcher has looked repeatedly for as
     long as that holder declared.
@@ -197,31 +198,31 @@ class LeaseWatcher:
             path: Path of the lock.
             number: Number of its current lease file, if the caller has just listed it.
         """
-        number = highest_number(path) if number is None else number
+        number = current_number(path) if number is None else number
         state = read_lease(lease_path(path, number)) if number else None
         if state is None:  # never taken; or removed since it was listed, by its next holder
             return number > 0
-        if not state.held or is_process_dead(state.facts):
+        if not state.is_held or is_process_dead(state.holder):
             self._observations.pop(path, None)
             return False
         return not self._is_silent(path, state)
 
     def free_if_abandoned(self, path: Path) -> bool:
-        """Free the lock if nobody holds it but its file still says so; return whether it is free.
+        """Free the lock if its holder is gone; return whether it is free.
 
         Other processes then need not watch it as long as this watcher did.
         """
-        number = highest_number(path)
+        number = current_number(path)
         if self.is_held(path, number):
             return False
         state = read_lease(lease_path(path, number)) if number else None
-        if state is None or not state.held:
+        if state is None or not state.is_held:
             return True
         fence = create_lease(path, number + 1)
         return fence is not None and write_heartbeat(fence, "free", 0)
 
     def _is_silent(self, path: Path, state: LeaseState) -> bool:
-        limit, now = float(state.facts.get("seconds", DEFAULT_SECONDS)), time.monotonic()
+        limit, now = float(state.holder.get("seconds", DEFAULT_SECONDS)), time.monotonic()
         last = self._observations.get(path)
         if last is None or last.text != state.text:
             self._observations[path] = _Observation(state.text, now)
@@ -234,26 +235,26 @@ class LeaseWatcher:
 
 def describe_holder(path: Path) -> str:
     """Return who holds the lock, as text for people."""
-    number = highest_number(path)
+    number = current_number(path)
     state = read_lease(lease_path(path, number)) if number else None
-    if state is None or "pid" not in state.facts:
+    if state is None or "pid" not in state.holder:
         return "another process"
-    facts = state.facts
-    host = "" if facts["host"] == process_identity()["host"] else f" on {facts['host']}"
-    return f"process {facts['pid']}{host} since {facts['since']}"
+    holder = state.holder
+    host = "" if holder["host"] == process_identity()["host"] else f" on {holder['host']}"
+    return f"process {holder['pid']}{host} since {holder['since']}"
 
 
-def process_identity() -> _ProcessFacts:
-    """Return what tells this process from all processes of all machines.
+def process_identity() -> ProcessIdentity:
+    """Return data that no other process on any machine has.
 
-    Host name, boot id and process-id namespace tell whether two processes see the same process
-    table: containers of one machine need not.
+    Two processes see the same process table if host name, boot id and process-id namespace are
+    equal; containers of one machine may differ.
     """
     return _process_identity(os.getpid())
 
 
 @cache
-def _process_identity(pid: int) -> _ProcessFacts:
+def _process_identity(pid: int) -> ProcessIdentity:
     return {
         "host": socket.gethostname(),
         "boot": _read_text("/proc/sys/kernel/random/boot_id") or f"{uuid.getnode():x}",
@@ -263,22 +264,20 @@ def _process_identity(pid: int) -> _ProcessFacts:
     }
 
 
-def is_process_dead(facts: _ProcessFacts) -> bool:
-    """Return whether a process is known to be dead, from its `process_identity`.
-
-    False for every process that does not share this one's process table.
-    """
+def is_process_dead(identity: ProcessIdentity) -> bool:
+    """Return whether a process is known to be dead; False if it has another process table."""
     own = process_identity()
-    if any(facts.get(name) != own[name] for name in ("host", "boot", "space")):
+    if any(identity.get(name) != own[name] for name in ("host", "boot", "space")):
         return False
     try:
-        os.kill(int(facts["pid"]), 0)
+        os.kill(int(identity["pid"]), 0)
     except ProcessLookupError:
         return True
     except PermissionError:  # another user's process, alive
         return False
-    state, born = _process_state(int(facts["pid"]))
-    return state in ("Z", "X") or (born != "" and facts["born"] != "" and born != facts["born"])
+    state, born = _process_state(int(identity["pid"]))
+    is_pid_reused = "" not in (born, identity["born"]) and born != identity["born"]
+    return state in ("Z", "X") or is_pid_reused
 
 
 def _process_state(pid: int) -> tuple[str, str]:

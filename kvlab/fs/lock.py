@@ -65,7 +65,7 @@ class Lock:
 
     def _try_acquire(self) -> Fence | None:
         # List first: a number that is taken meanwhile must not be skipped.
-        number = lease.highest_number(self.path)
+        number = lease.current_number(self.path)
         if self._watcher.is_held(self.path, number):
             return None
         return lease.create_lease(self.path, number + 1)
@@ -101,13 +101,13 @@ def seems_held(path: str | Path) -> bool:
     path = Path(path)
     if not LeaseWatcher().is_held(path):
         return False
-    file_path = lease.lease_path(path, lease.highest_number(path))
+    file_path = lease.lease_path(path, lease.current_number(path))
     state = lease.read_lease(file_path)
     try:
         age = time.time() - os.stat(file_path).st_mtime
     except OSError:
         return True  # taken over since
-    limit = float(state.facts.get("seconds", 0.0)) if state else 0.0
+    limit = float(state.holder.get("seconds", 0.0)) if state else 0.0
     return age < limit + GRACE_SECONDS
 
 

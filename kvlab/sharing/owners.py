@@ -8,7 +8,7 @@ kinds would hand a global layer a cache that has dropped tokens.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from kvlab.sharing.patterns import PATTERNS, Sharing, SharingError, SharingPattern
+from kvlab.sharing.patterns import KIND_NAMES, PATTERNS, Sharing, SharingError, SharingPattern
 
 OwnerMap = tuple[int, ...]
 
@@ -62,7 +62,7 @@ def _check_owner_map(owners: OwnerMap, kinds: str) -> None:
             )
         if kinds[owner] != kinds[layer]:
             raise SharingError(
-                f"joins {_kind_name(kinds, owner)} layer {owner} and {_kind_name(kinds, layer)}"
+                f"joins {KIND_NAMES[kinds[owner]]} layer {owner} and {KIND_NAMES[kinds[layer]]}"
                 f" layer {layer}; a group is all global or all local"
             )
 
@@ -121,7 +121,3 @@ def _group_owners(groups: Sequence[Sequence[int]], kinds: str) -> OwnerMap:
             grouped.add(layer)
             owners[layer] = min(group)
     return tuple(owners)
-
-
-def _kind_name(kinds: str, layer: int) -> str:
-    return {"G": "global", "L": "local"}[kinds[layer]]

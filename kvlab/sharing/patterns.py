@@ -13,6 +13,9 @@ LayerGroups = list[list[int]]
 Sharing = str | list[list[int]] | list[int] | tuple[tuple[int, ...], ...] | tuple[int, ...]
 
 
+KIND_NAMES = {"G": "global", "L": "local"}
+
+
 class SharingError(ValueError):
     """A sharing is unknown or impossible; the text follows ``kv_sharing = x``."""
 
@@ -86,7 +89,7 @@ def trailing_groups(argument: str, kinds: str) -> LayerGroups:
         owners = [layer for layer in layers if layer < first_consumer]
         consumers = [layer for layer in layers if layer >= first_consumer]
         if consumers and not owners:
-            kind = "global" if kinds[consumers[0]] == "G" else "local"
+            kind = KIND_NAMES[kinds[consumers[0]]]
             raise SharingError(
                 f"leaves no {kind} owner below the last {count} of {len(kinds)} layers;"
                 f" use a number up to {len(kinds) - 1 - layers[0]}"
@@ -107,7 +110,7 @@ def sandwich_groups(argument: str, kinds: str) -> LayerGroups:
 
 
 def _layers_by_kind(kinds: str) -> LayerGroups:
-    """The layers of each kind that occurs, in depth order."""
+    """Return the layers of each kind that occurs, in depth order."""
     return [[i for i, kind in enumerate(kinds) if kind == k] for k in "GL" if k in kinds]
 
 

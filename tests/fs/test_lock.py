@@ -121,7 +121,7 @@ def test_an_outdated_number_is_not_acquired_even_if_a_later_holder_removes_it(
     path, listed = tmp_path / "lock", lease._list_numbers
 
     def meanwhile(path):
-        assert lease.read_lease(lease.lease_path(path, 3)).held, "ours is there"
+        assert lease.read_lease(lease.lease_path(path, 3)).is_held, "ours is there"
         monkeypatch.setattr(lease, "_list_numbers", listed)
         assert lease.create_lease(path, 9)
         assert lease.read_lease(lease.lease_path(path, 3)) is None
@@ -129,7 +129,7 @@ def test_an_outdated_number_is_not_acquired_even_if_a_later_holder_removes_it(
 
     monkeypatch.setattr(lease, "_list_numbers", meanwhile)
     assert lease.create_lease(path, 3) is None
-    assert lease.highest_number(path) == 9
+    assert lease.current_number(path) == 9
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
