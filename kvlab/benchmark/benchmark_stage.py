@@ -10,7 +10,7 @@ import torch
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.session import BenchmarkSettings, Measure, Session, Variant
 from kvlab.model import GPT
-from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, measure_names
+from kvlab.spec.benchmark_config import MEASURES, BenchmarkConfig, list_measures
 from kvlab.spec.experiment import Experiment
 
 MAX_REPEATS_FACTOR = 5
@@ -86,8 +86,8 @@ def _settings(config: BenchmarkConfig, tokens: Sequence[int]) -> BenchmarkSettin
 
 def _measures(config: BenchmarkConfig) -> list[Measure]:
     """Return the measures of every trial, those that `parts` names, and the roofline."""
-    names = [*measure_names("always"), *(n for n in measure_names("parts") if n in config.parts)]
-    names += measure_names("roofline") if config.roofline else ()
+    names = [*list_measures("always"), *(n for n in list_measures("parts") if n in config.parts)]
+    names += list_measures("roofline") if config.roofline else ()
     return [import_module(MEASURES[name].module).measure for name in names]
 
 

@@ -1,14 +1,15 @@
 """`benchmark` of an experiment, and the table of measures that it and `kvlab bench` choose from."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
 
 TASK_TOKENS = 512
-"""Of the task: 256 are read and 256 sampled."""
+"""Tokens of one task: 256 of the prompt, and 256 sampled."""
 
 DEFAULT_SECONDS = 0.5
 
@@ -23,7 +24,7 @@ class MeasureEntry:
         summary: one line of `kvlab bench --help`.
         in_trials: whether a trial always takes it, takes it if `benchmark.parts` names it, takes
             it if `benchmark.roofline` is on, or never.
-        by_default: whether `kvlab bench` takes it without being asked; the others need more time
+        is_default: whether `kvlab bench` takes it when none is named; the others need more time
             or more input.
         added_by: the option of `kvlab bench` that adds it, if there is one.
         per_batch: whether it decodes with every batch size, whose caches must fit at once.
@@ -32,7 +33,7 @@ class MeasureEntry:
     module: str
     summary: str
     in_trials: Literal["always", "parts", "roofline", "never"] = "never"
-    by_default: bool = False
+    is_default: bool = False
     added_by: str | None = None
     per_batch: bool = False
 
@@ -42,19 +43,19 @@ MEASURES: dict[str, MeasureEntry] = {
         "kvlab.benchmark.measures.decode_memory",
         "KV bytes in every way, and the peak by what it is",
         "always",
-        by_default=True,
+        is_default=True,
     ),
     "latency": MeasureEntry(
         "kvlab.benchmark.measures.decode_latency",
         "first token by prompt, each token by context",
         "always",
-        by_default=True,
+        is_default=True,
     ),
     "throughput": MeasureEntry(
         "kvlab.benchmark.measures.decode_throughput",
         "tokens each second by batch",
         "always",
-        by_default=True,
+        is_default=True,
         per_batch=True,
     ),
     "limit": MeasureEntry(
@@ -74,14 +75,14 @@ MEASURES: dict[str, MeasureEntry] = {
         "kvlab.benchmark.measures.decode_roofline",
         "measured times beside the device's ceilings",
         "roofline",
-        by_default=True,
+        is_default=True,
         per_batch=True,
     ),
     "energy": MeasureEntry(
         "kvlab.benchmark.measures.decode_energy",
         "joules a token, where the device tells",
         "parts",
-        by_default=True,
+        is_default=True,
         per_batch=True,
     ),
     "projection": MeasureEntry(
@@ -99,13 +100,19 @@ MEASURES: dict[str, MeasureEntry] = {
 """Name -> measure, in the order of `kvlab bench`: the one table of measures."""
 
 
-def measure_names(in_trials: str) -> tuple[str, ...]:
+def list_measures(in_trials: str) -> tuple[str, ...]:
     """Return the measures that trials take always, by `parts`, by `roofline` or never."""
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
+
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {
+        "parts": [],
+        "memory": None,
+        "seconds": DEFAULT_SECONDS,
+    }
 
     prompt_tokens: PositiveInt = 64
     new_tokens: PositiveInt = 32
@@ -126,7 +133,7 @@ class BenchmarkConfig(SpecModel):
     roofline: bool = Field(
         default=False, description="Compare with this device's ceilings, measured once for it."
     )
-    parts: TupleOf[Annotated[str, OneOf(lambda: measure_names("parts"))]] = Field(
+    parts: TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]] = Field(
         default=(),
         description="Further parts: limit, the largest batch that fits, by trying; task, 256"
         " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
@@ -149,11 +156,6 @@ class BenchmarkConfig(SpecModel):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return the identity without fields that were added later and stand at their default,
-        so that earlier fingerprints keep their value."""
+        """Return the fields that say what is computed; the order of ``parts`` does not."""
         data = super().identity()
-        data["parts"] = sorted(self.parts)
-        for name, default in (("parts", []), ("memory", None), ("seconds", DEFAULT_SECONDS)):
-            if data[name] == default:
-                del data[name]
-        return data
+        return {**data, "parts": sorted(self.parts)} if self.parts else data

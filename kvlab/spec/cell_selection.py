@@ -1,7 +1,7 @@
-"""The cells of a sweep: its design, then its conditions, exclusions and inclusions, with counts.
+"""Select the cells of a sweep, and count what each rule did.
 
-The order: the design gives cells; ``when`` switches factors off, and cells that are then alike
-become one; ``exclude`` drops cells; ``include`` adds cells.
+The design gives cells; then ``when`` switches factors off, and cells that are then alike become
+one; then ``exclude`` drops cells; then ``include`` adds cells.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class RuleEffect:
     """What one rule did.
 
     Attributes:
-        name: ``exclude 3``: its kind and its place in the list, from 1; or ``when window``.
+        name: ``exclude 3``, its kind and its number in the list, from 1; or ``when window``.
         text: the rule as written.
         changed: cells that it removed, merged into others, or added.
         matched: cells that it fits, also those that an earlier rule had removed.
@@ -101,7 +101,7 @@ def select_cells(sweep: "Sweep") -> Selection:
 
 
 def _make_axes(sweep: "Sweep") -> tuple[Axis, ...]:
-    """Factors as axes: zipped ones together, at the place of the first."""
+    """Return the factors as axes: zipped ones as one, in the order of their first."""
     groups = {factor: tuple(group) for group in sweep.zip for factor in group}
     axes = []
     for factor in sweep.factors:
@@ -132,7 +132,7 @@ def _make_request(
 
 
 def _target_position(axis: Axis, target: Levels) -> int | None:
-    """The position of the axis's reduction; None where several levels could be meant."""
+    """Return the position of the axis's reduction; None if several levels could be meant."""
     named = {factor: target[factor] for factor in axis.factors if factor in target}
     if named:
         return _find_position(axis, named, "target")
@@ -140,13 +140,13 @@ def _target_position(axis: Axis, target: Levels) -> int | None:
 
 
 def _positions_of_levels(axes: Sequence[Axis], levels: Levels, key: str) -> Positions:
-    """The positions of a cell that is written as levels; what is left out is at the baseline."""
+    """Return the positions of a cell written as levels; factors left out are at their baseline."""
     named = ({f: levels[f] for f in axis.factors if f in levels} for axis in axes)
     return tuple(_find_position(axis, part, key) for axis, part in zip(axes, named, strict=True))
 
 
 def _find_position(axis: Axis, levels: Levels, key: str) -> int:
-    """The first position of an axis that has all these levels."""
+    """Return the first position of an axis that has all these levels."""
     for position, point in enumerate(axis.points):
         if point.items() >= levels.items():
             return position
@@ -165,7 +165,7 @@ def _limit_positions(design: Design, request: DesignRequest) -> Iterator[Positio
 def _make_cell(
     sweep: "Sweep", axes: Sequence[Axis], positions: Positions, seeds: tuple[int, ...]
 ) -> SelectedCell:
-    """The cell at these positions, with factors switched off where their `when` does not hold."""
+    """Return the cell at these positions, with factors off where their `when` does not hold."""
     by_factor: dict[str, str] = {}
     for axis, position in zip(axes, positions, strict=True):
         by_factor |= axis.points[position]
@@ -191,8 +191,8 @@ def _add_cell(cells: CellsByLevels, cell: SelectedCell) -> bool:
 def _count_when(
     sweep: "Sweep", axes: Sequence[Axis], designed: set[Positions]
 ) -> Iterator[RuleEffect]:
-    """Yield for each condition how many cells it merged: those in which it put its factor back
-    from another level."""
+    """Yield for each condition how many cells it merged: those whose factor it moved to its
+    baseline from another level."""
     merged = dict.fromkeys(sweep.when, 0)
     for positions in designed if sweep.when else ():
         for axis, position in zip(axes, positions, strict=True):
@@ -235,7 +235,7 @@ def _include_cells(
 
 
 def _expand_rule(rule: LevelRule) -> list[dict[str, str]]:
-    """One cell for every combination of a rule's levels."""
+    """Return the levels of a cell for every combination of a rule's levels."""
     cells: list[dict[str, str]] = [{}]
     for factor, levels in rule.items():
         cells = [{**cell, factor: level} for cell in cells for level in levels]
@@ -245,7 +245,7 @@ def _expand_rule(rule: LevelRule) -> list[dict[str, str]]:
 
 
 def _matches_rule(rule: LevelRule, cell: SelectedCell) -> bool:
-    """Whether a cell has one of the rule's levels of each factor that it names."""
+    """Return whether a cell has one of the rule's levels of each factor that it names."""
     return all(f not in cell.off and cell.levels[f] in levels for f, levels in rule.items())
 
 

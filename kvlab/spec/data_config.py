@@ -1,6 +1,6 @@
 """`data` of an experiment: which text, and how it becomes tokens. Also the table of sources."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -56,7 +56,8 @@ _CRAWL = TextRule(r"^CC-MAIN-[0-9]{4}-[0-9]{2}$", "is not a crawl; use one such 
 class DataConfig(SpecModel):
     """`data`: which text, and how it becomes tokens."""
 
-    not_identity: ClassVar[frozenset[str]] = frozenset({"paths", "licence"})  # the contents count
+    excluded_from_identity: ClassVar[frozenset[str]] = frozenset({"paths", "licence"})
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False, "subset": None}
 
     source: Annotated[str, OneOf(lambda: SOURCES)] = Field(
         default="docstrings", description="Where the text comes from."
@@ -106,21 +107,18 @@ class DataConfig(SpecModel):
     def _source_problems(self) -> Iterator[FieldMessage]:
         """Yield the keys that this source needs and lacks, or has and does not read."""
         entry = SOURCES[self.source]
+        hint = f"not {self.source}; remove one"
         if entry.reads_paths and not self.paths:
             yield "source", "needs data.paths; name at least one file or folder"
         if not entry.reads_paths and self.paths:
-            yield "paths", f"is read only by {_name_sources('reads_paths')}, {self._not_this}"
+            yield "paths", f"is read only by {_list_sources('reads_paths')}, {hint}"
         if not entry.reads_paths and self.licence is not None:
-            text = f"is known for {self.source}"
-            yield "licence", f"{text}; set it only for {_name_sources('reads_paths')}"
+            text = f"is known for {self.source}; set it only for {_list_sources('reads_paths')}"
+            yield "licence", text
         if entry.needs_subset and self.subset is None:
             yield "source", "needs data.subset; name a crawl, such as CC-MAIN-2024-10"
         if self.subset is not None and not entry.needs_subset:
-            yield "subset", f"is read only by {_name_sources('needs_subset')}, {self._not_this}"
-
-    @property
-    def _not_this(self) -> str:
-        return f"not {self.source}; remove one"
+            yield "subset", f"is read only by {_list_sources('needs_subset')}, {hint}"
 
     @property
     def ranks(self) -> int:
@@ -135,17 +133,10 @@ class DataConfig(SpecModel):
 
     @property
     def document_start(self) -> int | None:
-        """The token at which attention ends and positions start anew; None: there is none."""
+        """The token at which attention and positions start anew; None without masks."""
         return self.ranks if self.mask_documents else None
 
-    def identity(self) -> dict[str, Any]:
-        """Return the identity without fields that were added later and stand at their default,
-        so that earlier fingerprints keep their value."""
-        unset = {"mask_documents": False, "subset": None}
-        data = super().identity()
-        return {key: value for key, value in data.items() if unset.get(key, ...) != value}
 
-
-def _name_sources(need: str) -> str:
-    """``source: files``: the sources whose entry has ``need``."""
+def _list_sources(need: str) -> str:
+    """Return the sources whose entry has ``need``, as in ``source: files``."""
     return "source: " + " or ".join(n for n, entry in SOURCES.items() if getattr(entry, need))

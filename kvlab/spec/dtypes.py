@@ -49,6 +49,6 @@ DTYPES: dict[str, DType] = {
 }
 
 
-def kv_dtype_names() -> tuple[str, ...]:
-    """Return what `serving.kv_dtype` may be. float64 is for models in exactness tests alone."""
+def list_kv_dtypes() -> tuple[str, ...]:
+    """Return the values of `serving.kv_dtype`; float64 serves exactness tests alone."""
     return ("model", *(name for name in DTYPES if name != "float64"))

@@ -1,4 +1,4 @@
-"""`training.init_from` that names another cell: which cell it is, and whether it can be.
+"""`training.init_from` that names another cell: which cell that is, and whether it fits.
 
 `kvlab.trial.initial_weights` turns what is checked here into the weights of a trial.
 """
@@ -20,7 +20,7 @@ def cell_key(levels: Mapping[str, str]) -> CellKey:
     return tuple(sorted(levels.items()))
 
 
-def source_cell_levels(cell: Cell) -> dict[str, str] | None:
+def get_source_levels(cell: Cell) -> dict[str, str] | None:
     """Return the levels of the cell that this one starts from; None if it starts from no cell.
 
     They are the cell's own levels except for those that ``init_from`` names.
@@ -30,7 +30,7 @@ def source_cell_levels(cell: Cell) -> dict[str, str] | None:
 
 
 def check_init_from(sweep: Sweep) -> None:
-    """Check that every cell that starts from another finds it, and that none starts from itself.
+    """Check that the cells that others start from exist, and that none starts from itself.
 
     Raises:
         SpecError: each problem is placed at the level that sets ``training.init_from``.
@@ -78,7 +78,7 @@ def _init_from_problems(
 
 
 def _is_cyclic(cell: Cell, cells: Mapping[CellKey, Cell]) -> bool:
-    """Whether following the sources from ``cell`` never ends."""
+    """Return whether following the sources from ``cell`` leads back to a cell."""
     visited: set[CellKey] = set()
     current: Cell | None = cell
     while current is not None:
@@ -86,13 +86,13 @@ def _is_cyclic(cell: Cell, cells: Mapping[CellKey, Cell]) -> bool:
         if key in visited:
             return True
         visited.add(key)
-        levels = source_cell_levels(current)
+        levels = get_source_levels(current)
         current = None if levels is None else cells.get(cell_key(levels))
     return False
 
 
 def _incompatibilities(cell: Cell, source: Cell) -> Iterator[str]:
-    """Why the source's weights would mean nothing in this cell."""
+    """Yield why the source's weights would mean nothing in this cell."""
     experiment, other = cell.experiment, source.experiment
     if experiment.data.tokenizer != other.data.tokenizer:
         text = f"whose tokens are those of {other.data.tokenizer}, not {experiment.data.tokenizer}"

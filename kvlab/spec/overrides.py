@@ -1,4 +1,4 @@
-"""Values put over a spec by dotted key, and the paths in it, which are relative to its file."""
+"""Override values of a spec by dotted key, and resolve its paths, relative to its file."""
 
 import os
 from collections.abc import Mapping

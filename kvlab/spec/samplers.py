@@ -19,7 +19,7 @@ UNSUPPORTED_SAMPLERS = {
 }
 
 MAX_POINTS = 10_000
-"""Of a space that an exhaustive sampler goes through."""
+"""The largest space that an exhaustive sampler goes through."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SamplerArgument:
     choices: tuple[str, ...] = ()
 
     def find_problem(self, value: Any) -> str | None:
-        """Return the rule that a value breaks, with what to do about it."""
+        """Return the rule that a value breaks, with a hint; None if it breaks none."""
         if self.choices:
             if value in self.choices:
                 return None

@@ -68,7 +68,7 @@ class Range(SpecModel):
 
 
 class Limit(SpecModel):
-    """What a number may be; one bound or both."""
+    """Bounds of a number; one or both."""
 
     at_most: FiniteFloat | None = None
     at_least: FiniteFloat | None = None
@@ -152,7 +152,7 @@ class SearchConfig(SpecModel):
             yield "trials", "is missing, as are flops and hours; give one of them"
 
     def _size_problems(self) -> Iterator[FieldMessage]:
-        """Yield why a sampler that goes through every point of the space cannot."""
+        """Yield why an exhaustive sampler cannot go through every point of the space."""
         name, _ = split_sampler(self.sampler)
         if not SAMPLERS[name].is_exhaustive:
             return

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from kvlab.spec.dtypes import kv_dtype_names
+from kvlab.spec.dtypes import list_kv_dtypes
 from kvlab.spec.model_config import SharingField
 from kvlab.spec.spec_model import OneOf, SpecModel
 
@@ -17,7 +17,7 @@ class ServingConfig(SpecModel):
     code of the Character.AI article; with ``owner`` only the first layer of a group writes.
     """
 
-    kv_dtype: Annotated[str, OneOf(kv_dtype_names)] = Field(
+    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
         default="model", description="How K/V are stored; model keeps the model's dtype."
     )
     tie: SharingField = Field(default="none", description="Patterns as in model.kv_sharing.")

@@ -1,4 +1,4 @@
-"""Experiments and sweeps from files."""
+"""Load experiments and sweeps from files."""
 
 import os
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def _level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
-    """The problems of single levels, so that a sweep with other problems shows all at once."""
+    """Return the problems of single levels, so that a sweep with other problems shows all."""
     factor_keys = ("experiment", "factors", "baseline", "when", "zip")
     written = {key: document.data[key] for key in factor_keys if key in document.data}
     data = {"question": "?", "design": "one_factor", **written}
@@ -89,7 +89,7 @@ def _level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
 
 
 def _attach_source(sweep: Sweep, document: YamlDocument, path: str | Path) -> Sweep:
-    """The sweep with its base experiment, and every cell checked."""
+    """Return the sweep with its base experiment, after checking every cell."""
     folder = Path(path).parent
     base_path = os.path.normpath(folder / sweep.experiment)
     try:

@@ -1,7 +1,7 @@
 """The base class of every spec section, and the field types that the sections share."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -25,17 +25,25 @@ FieldMessage = tuple[str, str]
 class SpecModel(BaseModel):
     """A frozen section of a spec. Unknown keys and wrong types are errors, never converted.
 
-    ``not_identity`` names the fields that never enter a fingerprint: they change where, when
-    or how often something is done, not what comes out.
+    Attributes:
+        excluded_from_identity: fields that never enter a fingerprint: they change where, when or
+            how often something is done, not what comes out.
+        omitted_defaults: fields that are newer than the first fingerprints, with their defaults.
+            At its default such a field is left out, so that earlier fingerprints keep their value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    not_identity: ClassVar[frozenset[str]] = frozenset()
+    excluded_from_identity: ClassVar[frozenset[str]] = frozenset()
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that say what is computed, as plain data."""
-        data = self.model_dump(mode="json")
-        return {key: value for key, value in data.items() if key not in self.not_identity}
+        return {
+            key: value
+            for key, value in self.model_dump(mode="json").items()
+            if key not in self.excluded_from_identity
+            and (key not in self.omitted_defaults or value != self.omitted_defaults[key])
+        }
 
 
 def raise_problems(problems: Iterable[FieldMessage]) -> None:

@@ -128,7 +128,7 @@ class SweepSource:
 
     Attributes:
         base: the data of the base experiment, with paths resolved.
-        folder: of the sweep's file, which its paths are relative to.
+        folder: the folder of the sweep's file, which its paths are relative to.
     """
 
     document: YamlDocument = field(repr=False)
@@ -185,6 +185,7 @@ class Sweep(SpecModel):
     report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
+    _cells: tuple[Cell, ...] = PrivateAttr(default=())
 
     @model_validator(mode="before")
     @classmethod
@@ -217,13 +218,13 @@ class Sweep(SpecModel):
         """Return a copy that knows where it was read from, with every cell checked.
 
         Raises:
-            SpecError: a level patches an unknown key, or a cell is impossible.
+            SpecError: a level patches an unknown key, or cells are impossible; each problem is
+                placed at the level that causes it.
         """
         sweep = self.model_copy()
-        sweep.__dict__.pop("_cells", None)  # they are cached, and of the other source
         sweep._source = source
         sweep._check_patch_keys()
-        sweep.cells()
+        sweep._cells = sweep._make_cells()
         return sweep
 
     @property
@@ -253,16 +254,11 @@ class Sweep(SpecModel):
         return Experiment.model_validate(self.source.base)
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return every cell of the design as a checked experiment, the baseline first.
-
-        Raises:
-            SpecError: some cells are impossible; each problem is placed at the level that
-                causes it.
-        """
+        """Return every cell of the design as a checked experiment, the baseline first."""
+        assert self._source is not None, "a Sweep comes from load_sweep"
         return self._cells
 
-    @cached_property
-    def _cells(self) -> tuple[Cell, ...]:
+    def _make_cells(self) -> tuple[Cell, ...]:
         cells: list[Cell] = []
         problems: dict[tuple[str, int, int], Problem] = {}
         patches = {
@@ -305,9 +301,9 @@ class Sweep(SpecModel):
         return {key: resolve_path_value(key, value, folder) for key, value in patch.items()}
 
     def locate(self, error: FieldError, levels: Mapping[str, str]) -> Problem:
-        """Return an error of a cell as a problem with its place in a file.
+        """Return an error of a cell as a problem with its location in a file.
 
-        The place is the level whose patch sets the key; else a level that sets another key of
+        The location is the level whose patch sets the key; else a level that sets another key of
         the same section, with the cell named; else the base experiment.
         """
         path, message, at_key = error
@@ -318,16 +314,15 @@ class Sweep(SpecModel):
                 is_unknown_section = at_key and key.startswith(dotted + ".")
                 if dotted == key or dotted.startswith(key + ".") or is_unknown_section:
                     inner = path[key.count(".") + 1 :]
-                    where: tuple[Key, ...] = ("factors", factor, level, key, *inner)
-                    return document.problem(where, message, at_key=at_key)
+                    keys: tuple[Key, ...] = ("factors", factor, level, key, *inner)
+                    return document.problem(keys, message, at_key=at_key)
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
         section = str(path[0]) + "." if path else ""
         for factor, level in reversed(list(levels.items())):
             for key in self.factors[factor][level]:
                 if key.startswith(section):
-                    where = ("factors", factor, level, key)
                     text = f"{message} (in the cell {label}; exclude it or change a level)"
-                    return document.problem(where, text)
+                    return document.problem(("factors", factor, level, key), text)
         return self.source.base_document.problem(path, message, at_key=at_key)
 
 

@@ -1,4 +1,4 @@
-"""Rules across the keys of a sweep: names that exist, keys that have an effect."""
+"""Check a sweep across its keys: that names exist, and that keys have an effect."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -36,7 +36,7 @@ def name_problems(sweep: "Sweep") -> Problems:
 
 
 def search_problems(sweep: "Sweep", search_factor: str) -> Problems:
-    """Yield what a sweep with a search has and must not have: a search chooses its own cells."""
+    """Yield the keys that a search excludes, as it chooses its own cells; or missing factors."""
     if sweep.search is None:
         if not sweep.factors:
             yield "factors", "is missing or empty; give at least one factor, or a search"

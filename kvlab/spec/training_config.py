@@ -38,10 +38,10 @@ class TrainingConfig(SpecModel):
     another cell of the sweep, as the levels in which it differs (uptraining).
     """
 
-    not_identity: ClassVar[frozenset[str]] = frozenset(
+    excluded_from_identity: ClassVar[frozenset[str]] = frozenset(
         {"checkpoint_every", "keep_last", "keep_best", "init_from"}
     )
-    # of init_from the contents count, which `kvlab.trial.initial_weights` adds
+    # `kvlab.trial.initial_weights` adds the contents of init_from
 
     tokens: NonNegativeInt = Field(
         default=0, description="Tokens seen in training; 0 trains nothing."

@@ -1,4 +1,4 @@
-"""pydantic's errors as problems: the field, its value, the rule and what to do about it."""
+"""Convert pydantic's errors to messages: the field, its value, the rule and a hint."""
 
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -49,7 +49,7 @@ _MISPLACED_KEYS: dict[Path, str] = {
     ("pruning",): "belongs under search; a design's cells are all trained to the end, as"
     " differences between them are paired by seed",
 }
-"""Keys that a person might well write at a place where they mean nothing."""
+"""Keys that are easily written in a section that does not have them."""
 
 
 def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) -> list[FieldError]:
@@ -93,13 +93,13 @@ def _rule_errors(path: Path, rules: list[tuple[str, str]], data: Any) -> Iterato
 
 
 def _error_message(item: Any, context: dict[str, Any]) -> str:
-    """The rule, and what to do about it."""
+    """Return the rule, and what to do about it."""
     text = _MESSAGES.get(item["type"])
     return text.format(**context) if text else f"{item['msg'][:1].lower()}{item['msg'][1:]}"
 
 
 def _describe_choice(kind: str, context: dict[str, Any]) -> str:
-    """What one branch of a union accepts."""
+    """Return what one branch of a union accepts."""
     if kind == "literal_error":
         return str(context["expected"]).replace("'", "").replace(" or ", ", ")
     if kind == "none_required":
@@ -112,7 +112,7 @@ def _describe_choice(kind: str, context: dict[str, Any]) -> str:
 
 
 def _existing_prefix(path: Path, data: Any) -> Path:
-    """The part of a pydantic location that is in the data; unions append branch names."""
+    """Return the part of a pydantic location that is in the data; unions append branch names."""
     for depth, key in enumerate(path):
         is_key = isinstance(data, dict) and key in data
         is_index = isinstance(data, list | tuple) and isinstance(key, int) and key < len(data)
@@ -136,7 +136,7 @@ def _dotted_path(path: Path) -> str:
 
 
 def _format_field(path: Path, data: Any) -> str:
-    """``model.n_head = 5``; without a value if the data have none."""
+    """Return ``model.n_head = 5``; without a value if the data have none."""
     value = _value_at(path, data)
     if value is None and _existing_prefix(path, data) != path:
         return _dotted_path(path)
@@ -168,7 +168,7 @@ def _unknown_key_message(path: Path, root: type[BaseModel]) -> str:
 
 
 def _field_names_at(path: Path, root: type[BaseModel]) -> Iterator[str]:
-    """The keys that the section at ``path`` of ``root`` may have."""
+    """Yield the keys that the section at ``path`` of ``root`` may have."""
     model: Any = root
     for key in path:
         field = getattr(model, "model_fields", {}).get(key)

@@ -29,23 +29,23 @@ _CONSTANTS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 @dataclass(frozen=True)
 class YamlDocument:
-    """A file's data, and the place of each part of it.
+    """A file's data, and the location of each part of it.
 
-    ``places`` maps a key path such as ``("model", "n_head")`` to the (line, column) of its
-    value, ``key_places`` to that of the key itself; both are 1-based.
+    ``locations`` maps a key path such as ``("model", "n_head")`` to the (line, column) of its
+    value, ``key_locations`` to that of the key itself; both are 1-based.
     """
 
     file: str
     data: dict[str, Any]
-    places: dict[tuple[Key, ...], LineColumn] = field(repr=False)
-    key_places: dict[tuple[Key, ...], LineColumn] = field(repr=False)
+    locations: dict[tuple[Key, ...], LineColumn] = field(repr=False)
+    key_locations: dict[tuple[Key, ...], LineColumn] = field(repr=False)
     text: str = field(default="", repr=False)
 
     def problem(self, path: tuple[Key, ...], message: str, *, at_key: bool = False) -> Problem:
         """Return a problem at ``path``, or at its nearest ancestor that is in the file."""
-        table = self.key_places if at_key else self.places
+        table = self.key_locations if at_key else self.locations
         while path and path not in table:
-            path, table = path[:-1], self.places
+            path, table = path[:-1], self.locations
         line, column = table.get(path, (1, 1))
         return Problem(self.file, line, column, message)
 
@@ -106,7 +106,7 @@ def read_yaml(path: str | Path) -> YamlDocument:
 
 
 def parse_yaml(text: str, file: str) -> YamlDocument:
-    """Do what `read_yaml` does for a text; ``file`` is the name shown in problems."""
+    """Parse a text as `read_yaml` parses a file; ``file`` is the name shown in problems."""
     node = _compose(text, file)
     if node is None:
         raise SpecError([Problem(file, 1, 1, "is empty; write at least the required keys")])
@@ -126,18 +126,17 @@ def _compose(text: str, file: str) -> Any:
     try:
         loader = _Loader(text)
         return loader.get_single_node()
-    except _UnsupportedYaml as refused:
-        mark = refused.mark
-        problem = Problem(file, mark.line + 1, mark.column + 1, refused.message)
+    except _UnsupportedYaml as error:
+        problem = Problem(file, error.mark.line + 1, error.mark.column + 1, error.message)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"has the character #x{ord(text[error.position]):04x}, which YAML forbids"
         problem = Problem(file, line, 1, f"{message}; remove it")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-        what = " ".join(str(error.problem or error.context).split())
-        problem = Problem(file, *place, f"is not valid YAML: {what}; check indentation and quotes")
+        location = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        message = f"is not valid YAML: {' '.join(str(error.problem or error.context).split())}"
+        problem = Problem(file, *location, f"{message}; check indentation and quotes")
     finally:
         if loader is not None:
             loader.dispose()
@@ -151,7 +150,7 @@ def _line_column(node: Any) -> LineColumn:
 def _convert_node(
     node: Any, path: tuple[Key, ...], doc: YamlDocument, problems: list[Problem]
 ) -> Any:
-    doc.places[path] = _line_column(node)
+    doc.locations[path] = _line_column(node)
     if isinstance(node, yaml.ScalarNode):
         return _convert_scalar(node, path, doc, problems)
     if isinstance(node, yaml.SequenceNode):
@@ -162,7 +161,7 @@ def _convert_node(
             message = f"key {key!r} is duplicated here; keep one"
             problems.append(Problem(doc.file, *_line_column(value[0]), message))
             continue
-        doc.key_places[(*path, key)] = _line_column(value[0])
+        doc.key_locations[(*path, key)] = _line_column(value[0])
         result[key] = _convert_node(value[1], (*path, key), doc, problems)
     return result
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kvlab.data.file_hashes import cached_sha256
 from kvlab.errors import DataError, PretrainedError, SpecError
 from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
-from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, source_cell_levels
+from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, get_source_levels
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.validation_errors import FieldError
@@ -94,7 +94,7 @@ class InitialWeightsResolver:
         Raises:
             SpecError: a checkpoint is unavailable.
         """
-        init_from, levels = cell.experiment.training.init_from, source_cell_levels(cell)
+        init_from, levels = cell.experiment.training.init_from, get_source_levels(cell)
         if isinstance(init_from, dict) and levels is not None:
             # `check_init_from` has made sure that this cell exists.
             source = self._cells[cell_key(levels)]

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kvlab.spec import load_experiment, load_sweep
-from kvlab.spec.init_from import source_cell_levels
+from kvlab.spec.init_from import get_source_levels
 from tests.support.spec_files import EXPERIMENT, load_sweep_text, sweep_errors, write_spec
 
 SWEEP = """\
@@ -25,7 +25,7 @@ exclude:
 
 def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
     sources = {
-        cell.label: source_cell_levels(cell) for cell in load_sweep_text(tmp_path, SWEEP).cells()
+        cell.label: get_source_levels(cell) for cell in load_sweep_text(tmp_path, SWEEP).cells()
     }
     assert sources == {
         "start=scratch heads=mha": None,

@@ -1,4 +1,4 @@
-"""YAML as plain data: numbers, places, and everything that is refused."""
+"""YAML as plain data: numbers, locations, and everything that is refused."""
 
 import pytest
 from hypothesis import given
@@ -27,10 +27,10 @@ def test_scalars_follow_yaml_1_2(text, value):
     assert type(data["key"]) is type(value)
 
 
-def test_places_are_kept():
+def test_locations_are_kept():
     document = parse_yaml("a: 1\nb:\n  c: [1, {d: 2}]\n", "x.yaml")
-    assert document.places[("b", "c", 1, "d")] == (3, 14)
-    assert document.key_places[("b", "c")] == (3, 3)
+    assert document.locations[("b", "c", 1, "d")] == (3, 14)
+    assert document.key_locations[("b", "c")] == (3, 3)
 
 
 @pytest.mark.parametrize(

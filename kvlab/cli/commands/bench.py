@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
         help="a variant of the first target, measured in turns with it; may be repeated",
     )  # fmt: skip
-    defaults = " ".join(name for name, entry in MEASURES.items() if entry.by_default)
+    defaults = " ".join(name for name, entry in MEASURES.items() if entry.is_default)
     parser.add_argument(
         "--only", nargs="+", choices=list(MEASURES), metavar="PART",
         help=f"parts to measure (default: {defaults}; and task, limit with their options)",
@@ -129,7 +129,7 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
     Raises:
         UsageError: an option is given whose only reader `--only` leaves out.
     """
-    defaults = [name for name, entry in MEASURES.items() if entry.by_default]
+    defaults = [name for name, entry in MEASURES.items() if entry.is_default]
     selected = set(options.only or defaults)
     for name, entry in MEASURES.items():
         value = getattr(options, entry.added_by) if entry.added_by else None

@@ -17,10 +17,10 @@ Word = frozenset[int]
 """Axes whose product is constant over the fraction; its sign is `_sign`."""
 
 MAX_SEARCHED = 20_000
-"""Fractions among which the best is searched."""
+"""The most fractions among which the best is searched."""
 
 MAX_FREE = 16
-"""Axes that are not generated, so at most 2^16 cells."""
+"""The most axes that are not generated: a fraction has at most 2^16 cells."""
 
 
 def fractional_factorial(request: DesignRequest) -> Iterator[Positions]:
@@ -54,7 +54,7 @@ def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
 
 
 def _get_generators(request: DesignRequest) -> dict[int, Word]:
-    """Generated axis -> the free axes whose product sets it."""
+    """Return for each generated axis the free axes whose product sets it."""
     count, generated = len(request.axes), request.fraction.bit_length() - 1
     for axis in request.axes:
         if len(axis.points) != 2:
@@ -72,7 +72,7 @@ def _get_generators(request: DesignRequest) -> dict[int, Word]:
 
 
 def _check_generators(request: DesignRequest, count: int) -> dict[int, Word]:
-    """The generators that the sweep writes, ``count`` of them."""
+    """Return the ``count`` generators that the sweep writes, by index."""
     indices = {axis.name: index for index, axis in enumerate(request.axes)}
     written = request.generators or {}
     if len(written) != count:
@@ -90,13 +90,13 @@ def _check_generators(request: DesignRequest, count: int) -> dict[int, Word]:
             raise DesignError("generators", f"{text}; {hint}")
         generators[indices[name]] = frozenset(indices[factor] for factor in parents)
     if min(map(len, _defining_relation(generators))) < 3:
-        text = "make two factors move together, so their effects cannot be separated; use other products"
-        raise DesignError("generators", text)
+        text = "make two factors move together, so their effects cannot be separated"
+        raise DesignError("generators", f"{text}; use other products")
     return generators
 
 
 def _choose_generators(count: int, generated: int) -> dict[int, Word]:
-    """The last of ``count`` axes as products of the first ones, of minimum aberration."""
+    """Return the last of ``count`` axes as products of the first, with minimum aberration."""
     free = range(count - generated)
     sizes = range(len(free), 1, -1)
     products = [frozenset(parents) for size in sizes for parents in combinations(free, size)]
@@ -114,13 +114,13 @@ def _choose_generators(count: int, generated: int) -> dict[int, Word]:
 
 
 def _aberration(generators: dict[int, Word]) -> list[int]:
-    """The number of words of each length, shortest first: less is better."""
+    """Return the number of words of each length, shortest first: less is better."""
     lengths = [len(word) for word in _defining_relation(generators)]
     return [lengths.count(length) for length in range(1, max(lengths) + 1)]
 
 
 def _defining_relation(generators: dict[int, Word]) -> list[Word]:
-    """All products of the generating words."""
+    """Return all products of the generating words, shortest first."""
     words: list[Word] = []
     for axis, parents in generators.items():
         word = parents | {axis}
@@ -129,7 +129,7 @@ def _defining_relation(generators: dict[int, Word]) -> list[Word]:
 
 
 def _sign(word: Word) -> str:
-    """The baseline is in the fraction with every axis at -1, so its product is the word's sign."""
+    """Return the sign of a word: the baseline, with every axis at -1, is in the fraction."""
     return "-" if len(word) % 2 else "+"
 
 
