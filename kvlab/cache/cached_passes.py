@@ -1,4 +1,4 @@
-"""The forward passes through a cache: rows of equal length, of any lengths, and static shapes.
+"""Forward passes through a cache: rows of equal lengths, of any lengths, and static shapes.
 
 Shapes: B rows, H K/V heads, C tokens of this pass, S entries of a buffer, D head_dim.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KeysValues
-from kvlab.cache.kv_buffer import EncodedKV, KVBuffer
+from kvlab.cache.kv_buffer import EncodedKV, KVBuffer, index_kv
 
 if TYPE_CHECKING:
     from kvlab.cache.kv_cache import KVCache
@@ -32,7 +32,7 @@ class CachedPass(AttentionPass):
         return self._cache.layout.writers[layer]
 
     def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        owner, buffer = self._buffer(layer)
+        owner, buffer = self._find_buffer(layer)
         encoded = buffer.encode(k, v)
         if buffer.is_ring and self._count > 1:
             self._pending[owner] = encoded
@@ -40,11 +40,11 @@ class CachedPass(AttentionPass):
             self._store(buffer, encoded)
 
     def end_layer(self, layer: int) -> None:
-        owner, buffer = self._buffer(layer)
+        owner, buffer = self._find_buffer(layer)
         if owner in self._pending and self._cache.layout.last_readers[owner] == layer:
             self._store(buffer, self._pending.pop(owner))
 
-    def _buffer(self, layer: int) -> tuple[int, KVBuffer]:
+    def _find_buffer(self, layer: int) -> tuple[int, KVBuffer]:
         owner = self._cache.layout.owners[layer]
         return owner, self._cache.buffers[owner]
 
@@ -69,7 +69,7 @@ class UniformPass(CachedPass):
         return self._start + self._count
 
     def read_kv(self, layer: int) -> KeysValues:
-        owner, buffer = self._buffer(layer)
+        owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
             return self._read_with_pending(buffer, self._pending[owner])
         k, v = buffer.read(slice(0, min(self.end, buffer.size)))
@@ -112,15 +112,15 @@ class StaticPass(CachedPass):
         return self._cache.length + 1
 
     def read_kv(self, layer: int) -> KeysValues:
-        _, buffer = self._buffer(layer)
+        _, buffer = self._find_buffer(layer)
         k, v = buffer.read(slice(None))
         entries = torch.arange(buffer.size, device=self._cache.device)
         visible = entries <= self._row_positions[:, None]
         return KeysValues(k, v, visible[:, None, None])
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
-        k, v = (tuple(tensor[:, :, 0] for tensor in side) for side in encoded)
-        buffer.write((self._rows, slice(None), self._row_positions % buffer.size), (k, v))
+        index = (self._rows, slice(None), self._row_positions % buffer.size)
+        buffer.write(index, index_kv(encoded, (slice(None), slice(None), 0)))
 
     def check_capacity(self) -> None:
         """Raise CacheError unless every row has space for one more token."""
@@ -165,13 +165,13 @@ class RaggedPass(CachedPass):
         return self._end
 
     def read_kv(self, layer: int) -> KeysValues:
-        owner, buffer = self._buffer(layer)
+        owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
             return self._read_with_pending(buffer, self._pending[owner])
         used = min(self._cache.length + self._count, buffer.size)
         k, v = buffer.read(slice(0, used))
         lengths = self._past_lengths + self._is_real.sum(1)
-        mask = self._visible(buffer.stored_positions(lengths)[:, :used], None)
+        mask = self._make_mask(buffer.stored_positions(lengths)[:, :used], None)
         # padding of a row that is still empty sees one key instead of none, which would be NaN
         mask[..., 0] |= ~mask.any(-1)
         return KeysValues(k, v, mask)
@@ -180,11 +180,11 @@ class RaggedPass(CachedPass):
         k, v = buffer.decode(pending)
         past_k, past_v = buffer.read(slice(0, min(self._cache.length, buffer.size)))
         past_positions = buffer.stored_positions(self._past_lengths)[:, : past_k.shape[2]]
-        past_mask = self._visible(past_positions, buffer.size)
-        mask = torch.cat([past_mask, self._visible(self._positions, buffer.size)], -1)
+        past_mask = self._make_mask(past_positions, buffer.size)
+        mask = torch.cat([past_mask, self._make_mask(self._positions, buffer.size)], -1)
         return KeysValues(torch.cat([past_k, k], 2), torch.cat([past_v, v], 2), mask)
 
-    def _visible(self, key_positions: Tensor, window: int | None) -> Tensor:
+    def _make_mask(self, key_positions: Tensor, window: int | None) -> Tensor:
         """Return (B, 1, C, keys) of bool: the keys at ``key_positions`` (B, keys) that each query
         of this pass sees."""
         keys, queries = key_positions[:, None, :], self._positions[:, :, None]
@@ -199,8 +199,7 @@ class RaggedPass(CachedPass):
         is_kept = self._is_real & (index >= lengths - buffer.size)
         rows, tokens = is_kept.nonzero(as_tuple=True)
         entries = self._positions[rows, tokens] % buffer.size
-        k, v = (tuple(tensor[rows, :, tokens] for tensor in side) for side in encoded)
-        buffer.write((rows, slice(None), entries), (k, v))
+        buffer.write((rows, slice(None), entries), index_kv(encoded, (rows, slice(None), tokens)))
 
     def finish(self) -> None:
         self._cache.advance_rows(self._added)

@@ -36,7 +36,7 @@ class KVFormat(ABC):
 
     @abstractmethod
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        """Decode to values (..., D) of ``dtype``, as close to the originals as the format allows."""
+        """Decode to values (..., D) of ``dtype``, as near to the originals as the format allows."""
 
 
 class Dense(KVFormat):

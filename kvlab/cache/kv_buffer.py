@@ -21,6 +21,12 @@ Index = tuple[Any, ...]
 """An index into (B, H, S): slices, or tensors of rows and entries."""
 
 
+def index_kv(encoded: EncodedKV, index: Index) -> EncodedKV:
+    """Return ``encoded`` with every tensor of K and V indexed."""
+    k, v = encoded
+    return tuple(tensor[index] for tensor in k), tuple(tensor[index] for tensor in v)
+
+
 class KVBuffer:
     """K and V (B, H, S, D) of one slot.
 
@@ -73,8 +79,7 @@ class KVBuffer:
 
     def read(self, entries: slice) -> tuple[Tensor, Tensor]:
         """Return K and V (B, H, entries, D) in storage order; a ring's is not the tokens' order."""
-        k, v = (tuple(tensor[:, :, entries] for tensor in side) for side in (self.k, self.v))
-        return self.decode((k, v))
+        return self.decode(index_kv((self.k, self.v), (slice(None), slice(None), entries)))
 
     def write(self, index: Index, encoded: EncodedKV) -> None:
         """Store encoded K and V at ``index``."""
@@ -102,9 +107,9 @@ class KVBuffer:
             self._write_range(0, encoded, slice(wrap, count))
 
     def _write_range(self, entry: int, encoded: EncodedKV, tokens: slice) -> None:
-        k, v = (tuple(tensor[:, :, tokens] for tensor in side) for side in encoded)
         entries = slice(entry, entry + tokens.stop - tokens.start)
-        self.write((slice(None), slice(None), entries), (k, v))
+        selected = index_kv(encoded, (slice(None), slice(None), tokens))
+        self.write((slice(None), slice(None), entries), selected)
 
     def stored_positions(self, lengths: Tensor) -> Tensor:
         """Return the token position that each entry holds, (B, S), or -1 where it is empty.
@@ -119,5 +124,5 @@ class KVBuffer:
 
     def select_rows(self, index: Tensor) -> "KVBuffer":
         """Return a copy of the rows ``index``."""
-        k, v = (tuple(t.index_select(0, index) for t in side) for side in (self.k, self.v))
+        k, v = (tuple(t.index_select(0, index) for t in tensors) for tensors in (self.k, self.v))
         return KVBuffer(k, v, self.kv_format, self.dtype, is_ring=self.is_ring)

@@ -66,7 +66,7 @@ class KVCache:
     @property
     def row_lengths(self) -> Tensor:
         """Tokens held by each row, (B,)."""
-        return torch.tensor(self._lengths(), device=self.device)
+        return torch.tensor(self._list_lengths(), device=self.device)
 
     def begin_pass(
         self, count: int, lengths: Tensor | Sequence[int] | None = None
@@ -80,8 +80,8 @@ class KVCache:
         Raises:
             CacheError: the tokens do not fit, or ``lengths`` is not B numbers from 0 to C.
         """
-        added = self._added_tokens(count, lengths)
-        longest = max(new + held for new, held in zip(added, self._lengths(), strict=True))
+        added = self._check_lengths(count, lengths)
+        longest = max(new + held for new, held in zip(added, self._list_lengths(), strict=True))
         if longest > self.max_length:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
             raise CacheError(f"{text}; make a longer cache, or crop this one")
@@ -93,10 +93,10 @@ class KVCache:
         """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
         return StaticPass(self)
 
-    def _lengths(self) -> list[int]:
+    def _list_lengths(self) -> list[int]:
         return self._ragged_lengths or [self.length] * self.batch_size
 
-    def _added_tokens(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
+    def _check_lengths(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
         if lengths is None:
             return [count] * self.batch_size
         added = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
@@ -114,7 +114,7 @@ class KVCache:
     def advance_rows(self, added: Sequence[int]) -> None:
         """Advance each row by its number of tokens in ``added``; from then on rows may differ."""
         self._ragged_lengths = [
-            new + held for new, held in zip(added, self._lengths(), strict=True)
+            new + held for new, held in zip(added, self._list_lengths(), strict=True)
         ]
         self.length = max(self._ragged_lengths)
 
@@ -129,7 +129,7 @@ class KVCache:
             CacheError: a row is shorter, or a ring has dropped tokens that the next token
                 would see.
         """
-        shortest, longest = min(self._lengths()), max(self._lengths())
+        shortest, longest = min(self._list_lengths()), max(self._list_lengths())
         if not 0 <= length <= shortest:
             text = f"length = {length}: rows hold {shortest} tokens"
             raise CacheError(f"{text}; use 0 to {shortest}")

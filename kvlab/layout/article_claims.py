@@ -43,36 +43,37 @@ class Claim:
 def _kv_bytes(
     size: tuple[str, int, str], serving: ServingConfig, changes: Mapping[str, Any]
 ) -> int:
-    """Bytes of one sequence; ``size`` is a preset, the tokens, and the dtype."""
+    """Return the bytes of one sequence; ``size`` is a preset, the tokens, and the dtype."""
     preset, context, dtype = size
     model = ModelConfig.model_validate({**PRESETS[preset], **changes})
     return KVLayout.of(model, serving).stored_bytes(1, context, dtype)
 
 
 def article_claims() -> list[Claim]:
-    """Return every claim: the Character.AI article's, then the RTX 4090 article's, then the note's."""
-    return [*_character_ai(), *_rtx_4090(), _llama()]
+    """Return all claims: of the Character.AI article, the RTX 4090 article, and the Llama note."""
+    return [*_character_ai_claims(), *_rtx_4090_claims(), _llama_claim()]
 
 
-def _character_ai() -> list[Claim]:
-    plain, mib = ServingConfig(), 2**20
+def _character_ai_claims() -> list[Claim]:
+    untied, mib = ServingConfig(), 2**20
     small = ("gpt2", 1024, "float32")
     large = ("gpt3-175b", 1024, "float16")
     return [
         Claim(
             "GPT-2 124M, + KV cache", "bytes", "80 MB (1359 - 1279 MiB)", 80 * mib,
-            _kv_bytes(small, plain, {}),
+            _kv_bytes(small, untied, {}),
             "The article subtracts two peaks of the allocator, which round and also hold other"
             " tensors; the cache itself is 72 MiB.",
         ),
         Claim(
-            "GPT-2 124M, + MQA", "bytes", "6.6 MB", 6.6e6, _kv_bytes(small, plain, {"n_kv_head": 1}),
+            "GPT-2 124M, + MQA", "bytes", "6.6 MB", 6.6e6,
+            _kv_bytes(small, untied, {"n_kv_head": 1}),
             "One K/V head of twelve is exactly a twelfth: 6.29 MB, which is 6.0 MiB; 6.6 is"
             " neither.",
         ),
         Claim(
             "GPT-2 124M, + windows, one cache a layer", "bytes", "6 MiB (1196 - 1190 MiB)",
-            6 * mib, _kv_bytes(small, plain, HYBRID),
+            6 * mib, _kv_bytes(small, untied, HYBRID),
             "The article's code keeps full-length buffers for local layers, so its windows save"
             " nothing; rings of 256 tokens bring 2.25 MiB.",
         ),
@@ -89,7 +90,7 @@ def _character_ai() -> list[Claim]:
         ),
         Claim(
             "GPT-3 175B at 1,024 tokens, baseline", "bytes", "4.5 GB", 4.5e9,
-            _kv_bytes(large, plain, {}),
+            _kv_bytes(large, untied, {}),
             "Right in GiB: 4.5 GiB is 4.83 GB.",
         ),
         Claim(
@@ -101,10 +102,10 @@ def _character_ai() -> list[Claim]:
     ]  # fmt: skip
 
 
-def _rtx_4090() -> list[Claim]:
+def _rtx_4090_claims() -> list[Claim]:
     model = ModelConfig.model_validate(PRESETS["gpt2-xl"])
     layout, weights = KVLayout.of(model), parameter_count(model)
-    card, screen = 24 * 2**30, 7 * 2**28
+    available = 24 * 2**30 - 7 * 2**28
     single, half = (layout.stored_bytes(1, 512, dtype) for dtype in ("float32", "float16"))
     return [
         Claim(
@@ -113,13 +114,13 @@ def _rtx_4090() -> list[Claim]:
         ),
         Claim(
             "GPT-2 XL, largest batch in float32", "sequences", "32", 32,
-            (card - screen - 4 * weights) // single,
+            (available - 4 * weights) // single,
             "24 GiB less 1.75 GiB of the screen and 5.8 GiB of weights hold 56 caches of 512"
             " tokens; a limit of 32 comes from memory beside the cache, not from it.",
         ),
         Claim(
             "GPT-2 XL, largest batch in float16", "sequences", "81", 81,
-            (card - screen - 2 * weights) // half,
+            (available - 2 * weights) // half,
             "The same card has room for 132 caches in float16; the article's 81 are what its"
             " logits, activations and copied buffers left of that.",
         ),
@@ -132,7 +133,7 @@ def _rtx_4090() -> list[Claim]:
     ]  # fmt: skip
 
 
-def _llama() -> Claim:
+def _llama_claim() -> Claim:
     return Claim(
         "Llama 7B at 10,000 tokens", "bytes", "5,24,28,80,000", 5_242_880_000,
         _kv_bytes(("llama-7b", 10_000, "float16"), ServingConfig(), {}),

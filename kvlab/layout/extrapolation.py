@@ -1,7 +1,7 @@
 """The same K/V reductions on models of other sizes: exact bytes, and the least time of a step.
 
-The roofline says what is impossible. How near to it a device comes is measured; whoever prints
-extrapolated times puts the range of that over them.
+The roofline is a lower bound. Reports print extrapolated times together with the measured ratio
+of real times to it.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ BATCH_SIZES = (1, 64)
 
 
 class RescaleError(ValueError):
-    """The reductions mean nothing at that size; the text says why."""
+    """The reductions cannot be applied at that size; the text says why."""
 
 
 def rescale(served: ServedModel, preset: str) -> ServedModel:
@@ -83,11 +83,12 @@ class Extrapolation:
 
 
 def extrapolate(served: ServedModel, preset: str, peaks: DevicePeaks) -> Iterator[Extrapolation]:
-    """Yield the reductions of ``served`` on a preset, at all `CONTEXT_LENGTHS` and `BATCH_SIZES`,
-    in the dtype of ``peaks``.
+    """Yield the costs of ``served`` rescaled to a preset, in the dtype of ``peaks``.
+
+    One for each of `CONTEXT_LENGTHS` and `BATCH_SIZES`.
 
     Raises:
-        RescaleError: the reductions mean nothing at that size.
+        RescaleError: the reductions cannot be applied at that size.
     """
     target, dtype = rescale(served, preset), peaks.dtype
     layout = KVLayout.of(target.model, target.serving)

@@ -41,8 +41,7 @@ def training_flops(experiment: Experiment) -> int:
 
 
 def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
-    """Return the bytes of weights that one decode step reads: every matrix, and one row of each
-    embedding."""
+    """Return the bytes of weights that a decode step reads: matrices, one row of each embedding."""
     rows = 1 + model.position_scheme.has_embedding
     return item_bytes * (_matrix_weights(model) + rows * model.n_embd)
 
@@ -60,7 +59,7 @@ def _mlp_parameters(model: ModelConfig) -> int:
 
 
 def _matrix_weights(model: ModelConfig) -> int:
-    """Weights that every token is multiplied with: projections, MLPs and the head."""
+    """Return the number of weights that multiply every token: projections, MLPs and the head."""
     total = model.vocab_size * model.n_embd
     for layer, owner in enumerate(model.kv_owners):
         total += model.n_embd * _qkv_width(model, owner == layer)

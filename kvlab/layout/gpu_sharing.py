@@ -11,7 +11,7 @@ CONTEXT_BYTES = 768 * 2**20
 """Bytes of one process outside the allocator. CUDA's context and cuBLAS take 0.3 to 0.6 GB."""
 
 PEAK_MARGIN = 1.1
-"""Later steps may fragment the allocator's memory more than the first few did."""
+"""Factor on the measured peak: later steps may fragment the allocator's memory more."""
 
 MAX_TRIALS_PER_DEVICE = 16
 """With more, the steps of one trial wait for those of the others."""
@@ -24,7 +24,10 @@ def trials_per_device(peak_bytes: int, device_bytes: int) -> int:
 
 
 def device_share(count: int) -> float:
-    """Return the fraction of a device that each of ``count`` trials requests; Ray counts to 1e-4."""
+    """Return the fraction of a device that each of ``count`` trials requests.
+
+    Rounded down to the four digits that Ray counts.
+    """
     return 10_000 // count / 10_000
 
 
@@ -39,8 +42,7 @@ def allocator_share(gpus: float, device_bytes: int) -> float:
         return 1.0
     share = gpus - CONTEXT_BYTES / device_bytes
     if share <= 0:
+        text = f"resources.gpus = {gpus:g} of {format_bytes(device_bytes)} is less than a process"
         least = CONTEXT_BYTES / device_bytes
-        memory = format_bytes(device_bytes)
-        text = f"resources.gpus = {gpus:g} of {memory} is less than a process"
         raise ResourceError(f"{text} takes before it trains; use more than {least:.2g}")
     return share

@@ -8,7 +8,8 @@ All sizes are exact integers; ``dtype`` is the model's, used where ``kv_dtype`` 
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvlab.sharing import owner_map, tied_slots
+from kvlab.humanize import format_count
+from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.model_config import ModelConfig
@@ -86,7 +87,7 @@ class KVLayout:
         return 2 * self.n_kv_head * head
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
-        """Return the bytes of the cache of ``batch_size`` sequences of ``context_length`` tokens."""
+        """Return the bytes that ``batch_size`` sequences of ``context_length`` tokens take."""
         tokens = sum(self.slot_length(slot, context_length) for slot in self.slots)
         return batch_size * tokens * self.token_bytes(dtype)
 
@@ -104,12 +105,11 @@ class KVLayout:
         return batch_size * sum(self.writers) * self.token_bytes(dtype)
 
     def bytes_per_token(self, dtype: str = "float32") -> int:
-        """Return the bytes of a token in all slots together, while it is in every window."""
+        """Return the bytes of one token in all slots together, while it is in every window."""
         return len(self.slots) * self.token_bytes(dtype)
 
     def bytes_per_token_at_limit(self, dtype: str = "float32") -> int:
-        """Return the bytes by which each token of a long context extends the cache: only those of
-        global slots."""
+        """Return the bytes that each further token of a long context adds: to global slots."""
         return sum(self.kinds[slot] == "G" for slot in self.slots) * self.token_bytes(dtype)
 
     def largest_batch(self, memory: int, context_length: int, dtype: str = "float32") -> int:
@@ -120,20 +120,17 @@ class KVLayout:
         """Return the arithmetic of `stored_bytes` as text."""
         stored = DTYPES[self.storage_dtype(dtype)]
         terms = []
-        for kind, name in (("G", "global"), ("L", "local")):
-            count = sum(self.kinds[slot] == kind for slot in self.slots)
-            if count:
-                slot = next(s for s in self.slots if self.kinds[s] == kind)
-                length = self.slot_length(slot, context_length)
-                terms.append(
-                    f"{count} {name} {'slot' if count == 1 else 'slots'} x {length} tokens"
-                )
+        for kind, name in KIND_NAMES.items():
+            slots = [slot for slot in self.slots if self.kinds[slot] == kind]
+            if slots:
+                length = self.slot_length(slots[0], context_length)
+                terms.append(f"{format_count(len(slots), f'{name} slot')} x {length} tokens")
         head = f"{self.head_dim} x {stored.item_bytes} bytes"
         if stored.is_quantized:
             head = f"({head} + {stored.scale_bytes} for the scale)"
         total = self.stored_bytes(batch_size, context_length, dtype)
-        inside = " + ".join(terms)
+        tokens = " + ".join(terms)
         return (
-            f"batch {batch_size} x ({inside}) x 2 (K, V) x {self.n_kv_head} heads x {head}"
+            f"batch {batch_size} x ({tokens}) x 2 (K, V) x {self.n_kv_head} heads x {head}"
             f" = {total:,} bytes"
         )

@@ -1,18 +1,19 @@
-"""The roofline of one decode step: how fast a device could do it at best (Williams et al., 2009).
+"""The roofline of one decode step: its least time on a device (Williams et al., 2009).
 
 A step moves bytes and does arithmetic; both can overlap, so it takes the longer of the two.
 Counted are every weight matrix read once, one row of each embedding, the K/V that every layer
 reads, the K/V that are written, and FLOPs as in `kvlab.layout.flops`. Activations and logits are
 left out: they are small beside those at the batches of interest.
 
-Weights are read as fast as one-row matrix products of a large layer read them, which is near the
-memory's bandwidth and not always at it; all else at the bandwidth.
+Weights are read at the rate of one-row matrix products of a large layer, which may be below the
+memory's bandwidth; all else is moved at the bandwidth.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from kvlab.humanize import format_count
 from kvlab.layout.flops import decode_flops, weight_bytes_read
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec import ServingConfig
@@ -25,12 +26,12 @@ PAYOFF_RATIO = 0.9
 """A layout pays off where its step takes at most this share of the other layout's time."""
 
 MAX_BREAK_EVEN = 2**20
-"""The largest context or batch at which a break-even is looked for."""
+"""The largest context or batch that is searched for a break-even."""
 
 
 @dataclass(frozen=True)
 class DevicePeaks:
-    """What a device reaches at most.
+    """The highest rates that a device reaches.
 
     Attributes:
         dtype: of the matrix products.
@@ -50,9 +51,8 @@ class DevicePeaks:
 
     @property
     def name(self) -> str:
-        threads = f", {self.threads} threads" if self.threads > 1 else ""
-        one = ", 1 thread" if self.threads == 1 else ""
-        return f"{self.device}{threads}{one}, {self.dtype}"
+        threads = f", {format_count(self.threads, 'thread')}" if self.threads else ""
+        return f"{self.device}{threads}, {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -138,18 +138,18 @@ def find_break_even(
         )
         return seconds <= PAYOFF_RATIO * base_seconds
 
-    return _smallest_true(pays_off, MAX_BREAK_EVEN)
+    return _bisect_first(pays_off, MAX_BREAK_EVEN)
 
 
-def _smallest_true(holds: Callable[[int], bool], last: int) -> int | None:
-    """The smallest of 1 to ``last`` that holds, of a condition that holds from somewhere on."""
+def _bisect_first(is_true: Callable[[int], bool], last: int) -> int | None:
+    """Return the first of 1 to ``last`` for which ``is_true``, which stays true above it."""
     high = 1
-    while not holds(high):
+    while not is_true(high):
         if high >= last:
             return None
         high = min(2 * high, last)
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (low, middle) if is_true(middle) else (middle, high)
     return high

@@ -1,7 +1,6 @@
 """What one model costs to serve: the exact numbers that `kvlab estimate` prints."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from kvlab.layout.flops import decode_flops, forward_flops, parameter_count
 from kvlab.layout.kv_layout import KVLayout
@@ -34,9 +33,6 @@ class ServingEstimate:
     forward_flops: int
     decode_flops: int
     largest_batch: int | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def estimate_serving(

@@ -1,8 +1,8 @@
-"""The device memory of a training: an estimate, where the KV layout is exact.
+"""Estimate the device memory of a training; the KV layout, in contrast, is exact.
 
-Counted are weights, gradients and AdamW's two moments, what the backward pass keeps, on CPU the
-probabilities of attention among it, and one chunk of logits with its softmax. Not counted are
-what the allocator wastes, and the process itself.
+Counted are weights, gradients, AdamW's two moments, what is saved for the backward pass (on CPU
+with the probabilities of attention), and one chunk of logits with its softmax. Not counted are
+the allocator's waste and the process itself.
 """
 
 from kvlab.layout.cpu_attention_memory import saved_probability_bytes
@@ -64,7 +64,7 @@ def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
 
 
 def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> int:
-    """Return about the most bytes that a training holds at once.
+    """Estimate the most bytes that a training holds at once.
 
     Args:
         memory: bytes of the GPU, which an unset microbatch is chosen for; None assumes the least
@@ -83,7 +83,7 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
 
 
 def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:
-    """One chunk of logits with what its loss and gradient need."""
+    """Return the bytes of one chunk of logits with what its loss and gradient need."""
     chunk = min(tokens, LOSS_CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
     item, float32 = DTYPES[experiment.training.precision].item_bytes, DTYPES["float32"].item_bytes
     bytes_per_logit = item + float32  # logits and their softmax
@@ -95,7 +95,7 @@ def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:
 
 
 def _probability_bytes(experiment: Experiment, rows: int) -> int:
-    """The attention probabilities of all layers, which a compiled model does not keep."""
+    """Return the bytes of all layers' attention probabilities; a compiled model keeps none."""
     model, training = experiment.model, experiment.training
     if training.compile:
         return 0

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import Any
 
 from kvlab.cli.shared_arguments import add_variants, list_variants, memory_size, positive_int
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     scaled = [_scale_rows(shape, options.dtype) for shape in shapes] if options.scale else []
     if options.json:
-        rows = [item.as_dict() for item in estimates]
+        rows = [asdict(item) for item in estimates]
         for row, scale in zip(rows, scaled, strict=False):
             row["scale"] = scale
         print(json.dumps(rows, indent=1))
