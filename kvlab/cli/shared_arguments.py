@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import Problem, SpecError
+from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
 
 _BYTES = {
@@ -36,6 +36,26 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="of a Ray cluster with a job server; for a store that only the cluster can read",
     )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def resolve_device(name: str) -> str:
+    """Return the torch name of a ``--device``; ``auto`` is CUDA where there is a CUDA device.
+
+    Raises:
+        UsageError: If there is no CUDA device.
+    """
+    import torch
+
+    has_cuda = torch.cuda.is_available()
+    if name == "cuda" and not has_cuda:
+        raise UsageError("--device cuda: there is no CUDA device here; use cpu")
+    if name == "auto":
+        return "cuda" if has_cuda else "cpu"
+    return name
 
 
 def add_variants(parser: argparse.ArgumentParser) -> None:

@@ -87,6 +87,14 @@ def test_names_are_listed_from_the_top_with_their_marks():
         assert float(by_key[key].get("data-y")) == pytest.approx(heights[name], abs=8)
 
 
+def test_an_axis_that_reaches_ten_thousand_separates_thousands():
+    line = Line("", (Point(-20_000, 0.0), Point(20_000, 9_000.0)))
+    _, root = elements(Plot(Axis("x"), Axis("y"), (line,)))
+    labels = {element.text for element in root if element.tag == "text"}
+    assert {"\N{MINUS SIGN}20,000", "5,000", "20,000"} <= labels
+    assert {"2000", "8000"} <= labels
+
+
 def test_labels_meet_neither_each_other_nor_marks():
     crowd = tuple(point(x / 10, (x % 3) / 50, f"cell number {x}", label=f"cell number {x}")
                   for x in range(24))  # fmt: skip

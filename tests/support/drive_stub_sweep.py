@@ -42,7 +42,7 @@ def main() -> None:
         stop_flag=own_flag,
         description=describe_sweep(planned, yaml="", experiment_yaml="", command=""),
         on_event=lambda e: retried.append(1) if e.message else None,
-        on_result=mirror.result if options.mlflow else None,
+        on_result=mirror.on_result if options.mlflow else None,
     )
     try:
         with stop_on_signal(driver.stop):

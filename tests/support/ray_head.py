@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kvlab.sweep.executors.reaper import reap
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING
 
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.cli.bench_tables import format_tables
-from kvlab.cli.shared_arguments import add_store, memory_size, positive_int
+from kvlab.cli.shared_arguments import (
+    add_device,
+    add_store,
+    add_variants,
+    list_variants,
+    memory_size,
+    positive_int,
+    resolve_device,
+)
 from kvlab.errors import UsageError
-from kvlab.spec import parse_override
 from kvlab.spec.benchmark_config import MEASURES
 
 if TYPE_CHECKING:
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-RULE = StopRule()
+DEFAULTS = StopRule()
 
 EXAMPLES = """
 examples:
@@ -39,13 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target", nargs="+",
         help="a preset, a spec file (both with random weights), a trial id, or a checkpoint",
     )  # fmt: skip
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change every target"
-    )
-    parser.add_argument(
-        "--compare", action="append", nargs="+", default=[], metavar="KEY=VALUE",
-        help="a variant of the first target, measured in turns with it; may be repeated",
-    )  # fmt: skip
+    add_variants(parser)
     defaults = " ".join(name for name, entry in MEASURES.items() if entry.is_default)
     parser.add_argument(
         "--only", nargs="+", choices=list(MEASURES), metavar="PART",
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", nargs="+", choices=DTYPES, default=["float32"], metavar="DTYPE",
         help=f"of the weights: {', '.join(DTYPES)}; several are variants",
     )  # fmt: skip
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_device(parser)
     parser.add_argument(
         "--prompt-tokens", type=positive_int, help="default half the smallest block size"
     )
@@ -67,18 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batches", type=positive_int, nargs="+", default=[1, 4], metavar="N")
     parser.add_argument(
-        "--relative-error", type=_share, default=RULE.relative_error, metavar="X",
+        "--relative-error", type=_fraction, default=DEFAULTS.relative_error, metavar="X",
         help="measure until every median is known to this, and every ratio of variants to 0.02"
-        f" (default {RULE.relative_error})",
+        f" (default {DEFAULTS.relative_error})",
     )  # fmt: skip
     parser.add_argument(
-        "--rounds", type=positive_int, nargs=2, default=[RULE.min_rounds, RULE.max_rounds],
+        "--rounds", type=positive_int, nargs=2, default=[DEFAULTS.min_rounds, DEFAULTS.max_rounds],
         metavar=("LEAST", "MOST"),
-        help=f"turns of every variant (default {RULE.min_rounds} {RULE.max_rounds})",
+        help=f"turns of every variant (default {DEFAULTS.min_rounds} {DEFAULTS.max_rounds})",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=positive_int, default=RULE.seconds,
-        help=f"start no round after this time, per context or batch (default {RULE.seconds:.0f})",
+        "--seconds", type=positive_int, default=DEFAULTS.seconds,
+        help=f"start no round after this time, per context or batch (default {DEFAULTS.seconds:.0f})",
     )  # fmt: skip
     parser.add_argument("--memory", type=memory_size, help="what the part limit may use")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")
@@ -104,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
                 print(f"\n{text}", flush=True)
         lines += measured
     if options.plots:
-        _draw(options.plots, lines)
+        _write_plots(options.plots, lines)
     return 0 if lines else 1  # everything was left out, and the reason was printed
 
 
@@ -144,20 +145,14 @@ def _select_measures(options: argparse.Namespace) -> list[str]:
 
 
 def _make_session(options: argparse.Namespace) -> "Session":
-    import torch
-
     from kvlab.benchmark.session import Session
 
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: there is no CUDA device here; use cpu")
-    variants = _open_variants(options, device)
+    variants = _open_variants(options, resolve_device(options.device))
+    block_size = min(variant.model.config.block_size for variant in variants)
     return Session(
         variants,
-        _settings(options, min(each.model.config.block_size for each in variants)),
-        on_turn=_print_progress(options),
+        _make_settings(options, block_size),
+        on_turn=_make_progress_printer(options),
         on_notice=lambda text: print(text, file=sys.stderr, flush=True),
         remeasure_peaks=options.remeasure,
     )
@@ -167,38 +162,33 @@ def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
     from kvlab.store import Store
     from kvlab.trial.model_targets import VariantFactory
 
-    common = [parse_override(text) for text in options.set]
-    named = [(target, common, target) for target in options.target]
-    for patch in options.compare:
-        changes = [*common, *map(parse_override, patch)]
-        named.append((options.target[0], changes, f"{options.target[0]} {' '.join(patch)}"))
-    targets = VariantFactory(Store(options.store), device)
+    factory = VariantFactory(Store(options.store), device)
     has_several_dtypes = len(options.dtype) > 1
-    variants = [
-        targets.make_variant(
-            target, dict(changes), f"{name} {dtype}" if has_several_dtypes else name, dtype
-        )
-        for target, changes, name in named
-        for dtype in options.dtype
-    ]
-    names = [each.name for each in variants]
+    variants = []
+    for variant in list_variants(options):
+        for dtype in options.dtype:
+            name = f"{variant.name} {dtype}" if has_several_dtypes else variant.name
+            variants.append(factory.make_variant(variant.target, variant.changes, name, dtype))
+    names = [variant.name for variant in variants]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"{repeated} is named twice; name every variant once")
     return variants
 
 
-def _settings(options: argparse.Namespace, block: int) -> "BenchmarkSettings":
+def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSettings":
     from kvlab.benchmark.session import BenchmarkSettings
 
     new = options.new_tokens
-    if new >= block:
-        raise UsageError(f"--new-tokens {new} leaves no prompt in block_size = {block}; use fewer")
-    prompt = options.prompt_tokens or min(block // 2, block - new)
-    contexts = options.contexts or sorted({max(1, block // 8), prompt, block - new})
+    longest = block_size - new
+    if longest <= 0:
+        text = f"--new-tokens {new} leaves no prompt in block_size = {block_size}"
+        raise UsageError(f"{text}; use fewer")
+    prompt = options.prompt_tokens or min(block_size // 2, longest)
+    contexts = options.contexts or sorted({max(1, block_size // 8), prompt, longest})
     for flag, length in [("--prompt-tokens", prompt), *(("--contexts", n) for n in contexts)]:
-        if length + new > block:
-            text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block}"
+        if length > longest:
+            text = f"{flag} {length} and --new-tokens {new} exceed block_size = {block_size}"
             raise UsageError(f"{text}; shorten one")
     return BenchmarkSettings(
         prompt_tokens=prompt,
@@ -219,13 +209,13 @@ def stop_rule(options: argparse.Namespace) -> StopRule:
     return StopRule(options.relative_error, least, most, options.seconds)
 
 
-def _print_progress(options: argparse.Namespace) -> Callable[[str], None]:
+def _make_progress_printer(options: argparse.Namespace) -> Callable[[str], None]:
     if options.json or not sys.stderr.isatty():
         return lambda _note: None
     return lambda note: print(f"\r\033[K{note}\r", end="", file=sys.stderr, flush=True)
 
 
-def _draw(folder: Path, lines: list[Measurement]) -> None:
+def _write_plots(folder: Path, lines: list[Measurement]) -> None:
     from kvlab.fs.atomic_files import write_atomic
     from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
     from kvlab.report.figures.axes import render_files
@@ -238,7 +228,7 @@ def _draw(folder: Path, lines: list[Measurement]) -> None:
             print(f"wrote {folder / figure.name}.{kind}", file=sys.stderr)
 
 
-def _share(text: str) -> float:
+def _fraction(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

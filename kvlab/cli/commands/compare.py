@@ -60,16 +60,17 @@ def _format_cells(comparison: Comparison, before: Study) -> str:
 def _format_conclusions(comparison: Comparison) -> str:
     conclusions, metric = comparison.conclusions, comparison.metric
     rows = [["about", "A", "B", "A says", "B says", ""]]
-    for one in conclusions:
-        values = [one.difference_before, one.difference_after]
+    for conclusion in conclusions:
+        values = [conclusion.difference_before, conclusion.difference_after]
         texts = ["" if value is None else format_difference(metric, value) for value in values]
-        mark = "CHANGED" if one.changed else "moved" if one.moved else ""
-        rows.append([one.about, *texts, one.before, one.after, mark])
-    changed = sum(one.changed for one in conclusions)
-    concluded = sum(one.concluded for one in conclusions)
-    moved, ranked = sum(one.moved for one in conclusions), sum(one.by_means for one in conclusions)
+        mark = "CHANGED" if conclusion.changed else "moved" if conclusion.moved else ""
+        rows.append([conclusion.about, *texts, conclusion.before, conclusion.after, mark])
+    changed = sum(conclusion.changed for conclusion in conclusions)
+    concluded = sum(conclusion.concluded for conclusion in conclusions)
+    moved = sum(conclusion.moved for conclusion in conclusions)
+    ranked = sum(conclusion.by_means for conclusion in conclusions)
     return (
         f"{format_table(rows, 'lrr')}\n\n"
-        f"{changed} of {concluded} conclusions that both draw differ; {moved} of {ranked} rankings of"
-        " means moved, as they may by noise alone"
+        f"{changed} of {concluded} conclusions that both draw differ;"
+        f" {moved} of {ranked} rankings of means moved, as they may by noise alone"
     )

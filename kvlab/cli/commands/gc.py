@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weights",
         action="store_true",
-        help="also final weights that every sweep has measured; `generate` cannot use them any more",
+        help="also final weights that every sweep has measured, which `generate` needs",
     )
     parser.add_argument(
         "--unused", action="store_true", help="also trials and trainings that no sweep contains"
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     busy = [item for item in garbage if options.apply and not remove_garbage(item)]
     removable = [item for item in garbage if item not in busy]
     if options.json:
-        print(json.dumps(_facts(options, removable, busy), indent=1))
+        print(json.dumps(_collect_facts(options, removable, busy), indent=1))
         return 0
     if not garbage:
         print(f"{options.store} holds nothing that could go")
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(
+def _collect_facts(
     options: argparse.Namespace, removable: list[Garbage], busy: list[Garbage]
 ) -> dict[str, object]:
     return {

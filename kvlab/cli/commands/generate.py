@@ -4,9 +4,10 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
-from kvlab.cli.shared_arguments import add_json, add_store
+from kvlab.cli.shared_arguments import add_device, add_json, add_store, resolve_device
 from kvlab.errors import UsageError
 from kvlab.spec import parse_override
 
@@ -50,14 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="draw the weights of a preset at random",
     )
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    add_device(parser)
     add_store(parser)
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    import torch
-
     from kvlab.model.generate import Sampling, generate
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_model
@@ -67,15 +66,12 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = resolve_device(options.device)
     text_interface = _TextInterface(opened.tokenizer, options)
     serving = _override_serving(opened, options.serving)
     model = opened.model.to(device).eval()
-    on_tokens = (
-        text_interface.stream() if len(text_interface.prompts) == 1 and not options.json else None
-    )
+    is_streamed = len(text_interface.prompts) == 1 and not options.json
+    on_tokens = text_interface.make_token_printer() if is_streamed else None
     start = time.perf_counter()
     try:
         rows = generate(
@@ -92,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - start
-    text_interface.finish(rows, seconds, streamed=on_tokens is not None)
+    text_interface.print_rows(rows, seconds, streamed=is_streamed)
     return 0
 
 
@@ -141,39 +137,39 @@ class _TextInterface:
         self._pending: list[int] = []
         self._has_begun = False
 
-    def text(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids) if self.tokenizer else ",".join(map(str, ids))
 
-    def stream(self) -> Any:
-        """Return a callback that prints the tokens of one row, every character once it is complete."""
+    def make_token_printer(self) -> Callable[[list[int]], None]:
+        """Return a callback that prints the tokens of one row as complete characters."""
 
-        def show(tokens: list[int]) -> None:
+        def print_tokens(tokens: list[int]) -> None:
             if not self._has_begun:  # not earlier, because the prompt may be refused
                 self._has_begun = True
-                print(self.text(self.prompts[0]), end="", flush=True)
+                print(self.decode(self.prompts[0]), end="", flush=True)
             self._pending.append(tokens[0])
-            text = self.text(self._pending)
+            text = self.decode(self._pending)
             if tokens[0] in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
                 print(text if self.tokenizer else f",{text}", end="", flush=True)
                 self._pending.clear()
 
-        return show
+        return print_tokens
 
-    def finish(self, rows: list[list[int]], seconds: float, *, streamed: bool) -> None:
+    def print_rows(self, rows: list[list[int]], seconds: float, *, streamed: bool) -> None:
         count = sum(map(len, rows))
         if self.options.json:
             facts = [
-                {"prompt_ids": p, "new_ids": r, "text": self.text(r) if self.tokenizer else None}
+                {"prompt_ids": p, "new_ids": r, "text": self.decode(r) if self.tokenizer else None}
                 for p, r in zip(self.prompts, rows, strict=True)
             ]
             print(json.dumps({"rows": facts, "new_tokens": count, "seconds": seconds}, indent=1))
             return
         if streamed:
             rest = self._pending if self._has_begun else self.prompts[0]
-            print(self.text(rest) if rest else "")
+            print(self.decode(rest) if rest else "")
         else:
             for index, (prompt, row) in enumerate(zip(self.prompts, rows, strict=True)):
-                print(f"--- {index}\n{self.text([*prompt, *row])}")
+                print(f"--- {index}\n{self.decode([*prompt, *row])}")
         rate = f"{count} tokens in {seconds:.2f} s, {count / max(seconds, 1e-9):.1f} tokens/s"
         print(rate, file=sys.stderr)
 

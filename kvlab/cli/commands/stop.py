@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="end its detached driver and its trials now; submitted again, they go on from their last"
-        " checkpoints",
+        help="end its detached driver and its trials now; submitted again, they go on from their"
+        " last checkpoints",
     )
     add_store(parser)
     add_cluster(parser)
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 def _force_stop(store: Store, name: str, *, as_json: bool) -> int:
     last = read_last_driver(store, name)
     if last is None or last[1] != "running":
-        raise UsageError(_explain_no_detached(store, name))
+        raise UsageError(_explain_no_detached_driver(store, name))
     end_detached_driver(store, name, last[0])
     if as_json:
         print(json.dumps({"sweep": name, "ended": True}))
@@ -55,7 +55,7 @@ def _force_stop(store: Store, name: str, *, as_json: bool) -> int:
     return 0
 
 
-def _explain_no_detached(store: Store, name: str) -> str:
+def _explain_no_detached_driver(store: Store, name: str) -> str:
     """Explain why ``--force`` ends nothing, and how to end the drivers that run."""
     holders = [lock.describe_holder() for lock in store.driver_locks(name) if seems_held(lock.path)]
     if not holders:

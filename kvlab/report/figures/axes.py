@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import sanitize_line
 from kvlab.report.figures.plot import Line, Plot, Point, Points
-from kvlab.report.formatting import format_mebibytes, format_megabytes
+from kvlab.report.formatting import format_fixed, format_mebibytes, format_megabytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,8 +176,18 @@ def _set_scales(drawn: DrawnPlot, width: float) -> None:
 def _set_linear_ticks(axis: Any, n_ticks: int) -> None:
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
+    class ThousandsFormatter(ScalarFormatter):
+        """Separate thousands on an axis that reaches 10,000."""
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            label = super().__call__(x, pos)
+            if max(map(abs, axis.get_view_interval())) < 10_000:
+                return label
+            decimals = len(label.partition(".")[2])
+            return format_fixed(x, decimals)
+
     axis.set_major_locator(MaxNLocator(n_ticks, steps=[1, 2, 5, 10]))
-    formatter = ScalarFormatter(useOffset=False)
+    formatter = ThousandsFormatter(useOffset=False)
     formatter.set_scientific(False)
     axis.set_major_formatter(formatter)
 
