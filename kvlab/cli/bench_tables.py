@@ -39,7 +39,7 @@ def format_tables(name: str, lines: Sequence[Measurement]) -> Iterator[str]:
 def _format_layout(layout: TableLayout, lines: Iterable[Measurement]) -> str:
     rows: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
-        for name, text in _line_cells(line):
+        for name, text in _format_line(line):
             if name in layout.columns:
                 keys = tuple(_format_field(getattr(line, field)) for field in layout.keys)
                 rows.setdefault((line.variant, *keys), {})[name] = text
@@ -55,7 +55,7 @@ def _format_layout(layout: TableLayout, lines: Iterable[Measurement]) -> str:
     return f"{layout.title}\n{format_table([[*header, 'what'], *body], 'r' * len(header))}"
 
 
-def _line_cells(line: Measurement) -> Iterator[tuple[str, str]]:
+def _format_line(line: Measurement) -> Iterator[tuple[str, str]]:
     name = line.metric
     if line.metric == "tpot" and not line.cached:
         name = "tpot:again"

@@ -43,8 +43,8 @@ def submit_detached(options: argparse.Namespace) -> int:
     else:
         flags = "" if options.store == "runs" else f" --store {options.store}"
     print(f"{sweep.name}: {facts['totals']}")
-    where = f"job {facts['job']} at {options.address}" if options.address else facts["place"]
-    print(f"its driver runs detached: {where}")
+    location = f"job {facts['job']} at {options.address}" if options.address else facts["place"]
+    print(f"its driver runs detached: {location}")
     for command in (f"status {sweep.name}", f"logs {sweep.name} -f", f"stop {sweep.name}"):
         print(f"  kvlab {command}{flags}")
     return 0
@@ -58,7 +58,7 @@ def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     command = [sys.executable, "-m", _DRIVER_MODULE, str(store.path), sweep.name]
     with open(log, "ab") as file:
         process = subprocess.Popen(
-            [*command, f"--number={number}", "--", *_driver_arguments(options)],
+            [*command, f"--number={number}", "--", *_strip_detach_option(options)],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -86,12 +86,12 @@ def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     planned = plan(sweep, Store(store), provisional=True)  # the text may be on the cluster alone
     folder, path = _copy_spec_files(sweep)
     reports = options.reports if os.path.isabs(options.reports) else f"{store}/{options.reports}"
-    words = [path if word == options.sweep else word for word in _driver_arguments(options)]
-    words += ["--address", "auto", "--store", store, "--reports", reports]
+    arguments = [path if word == options.sweep else word for word in _strip_detach_option(options)]
+    arguments += ["--address", "auto", "--store", store, "--reports", reports]
     try:
         jobs = RayJobs(options.address)
         job = jobs.start(
-            lambda name: [_DRIVER_MODULE, store, sweep.name, "--job", name, "--", *words],
+            lambda name: [_DRIVER_MODULE, store, sweep.name, "--job", name, "--", *arguments],
             files=folder,
             metadata={SWEEP_KEY: sweep.name, STORE_KEY: store},
         )
@@ -118,7 +118,7 @@ def _check_shared_options(options: argparse.Namespace) -> None:
         raise UsageError(f"--executor = {options.executor} runs no cluster; leave it out")
 
 
-def _driver_arguments(options: argparse.Namespace) -> list[str]:
+def _strip_detach_option(options: argparse.Namespace) -> list[str]:
     """Return the arguments as typed without ``--detach``, which argparse lets users shorten."""
     words: list[str] = options.words
     return [word for word in words if len(word) < 3 or not "--detach".startswith(word)]

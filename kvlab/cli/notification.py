@@ -53,7 +53,7 @@ def notify_at_end(
     run_notify_command(command, facts, warn)
 
 
-def outcome_facts(summary: Summary) -> dict[str, Any]:
+def collect_outcome(summary: Summary) -> dict[str, Any]:
     """Return the facts about the end of a sweep.
 
     The outcome is ``done``, ``failed``, ``stopped``, or ``halted`` if the driver gave up because

@@ -183,10 +183,10 @@ def format_outcome(store: Store, trial_id: str) -> str:
         message = (str(error["message"]).splitlines() or [""])[0]
         hint = f"kvlab logs {trial_id[:ID_DIGITS]}"
         return f"{error['class']}: {error['type']}: {message} ({hint})"
-    return "  ".join(_main_numbers(result))
+    return "  ".join(_format_measurements(result))
 
 
-def _main_numbers(result: dict[str, Any]) -> Iterator[str]:
+def _format_measurements(result: dict[str, Any]) -> Iterator[str]:
     measurements = result["measurements"]
     if "loss" in measurements:
         yield f"loss {measurements['loss']:.4f}"

@@ -18,17 +18,17 @@ def remote_status(address: str, sweep: str | None, *, as_json: bool) -> int:
     jobs = RayJobs(address)
     if sweep is None:
         drivers = jobs.list_drivers()
-        facts = [_job_facts(job) for job in drivers]
-        print(json.dumps(facts, indent=1) if as_json else _jobs_table(drivers))
+        facts = [_collect_job_facts(job) for job in drivers]
+        print(json.dumps(facts, indent=1) if as_json else _format_jobs(drivers))
         return 0
     job = find_driver_job(jobs, sweep)
     words = ["status", sweep, "--store", job.store]
     code, text = _collect_answer(jobs, [*words, "--json"] if as_json else words)
     if as_json and code == 0:
-        print(json.dumps({**json.loads(text), "job": _job_facts(job)}, indent=1))
+        print(json.dumps({**json.loads(text), "job": _collect_job_facts(job)}, indent=1))
         return 0
     if not as_json:
-        print(_job_line(job))
+        print(_format_job(job))
     sys.stdout.write(text)
     return code
 
@@ -66,7 +66,7 @@ def remote_stop(address: str, sweep: str, *, force: bool, as_json: bool) -> int:
     job = find_driver_job(jobs, sweep)
     if not job.is_running:
         text = f"sweep = {sweep} is not running at {address}"
-        raise UsageError(f"{text}: its last driver {_job_state(job)}")
+        raise UsageError(f"{text}: its last driver {_describe_job_state(job)}")
     if not force:
         words = ["stop", sweep, "--store", job.store]
         return _stream_answer(jobs, [*words, "--json"] if as_json else words)
@@ -98,18 +98,22 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _jobs_table(jobs: list[DriverJob]) -> str:
+def _format_jobs(jobs: list[DriverJob]) -> str:
     if not jobs:
         return "no driver was submitted there yet; do it with `kvlab submit SWEEP --detach`"
-    rows = [[job.sweep, job.name, _start_time(job), _job_state(job), job.store] for job in jobs]
+    rows = [
+        [job.sweep, job.name, _start_time(job), _describe_job_state(job), job.store] for job in jobs
+    ]
     return format_table([["sweep", "job", "started", "state", "store"], *rows], right="lllll")
 
 
-def _job_line(job: DriverJob) -> str:
-    return f"job {job.name}: started {_start_time(job)}, {_job_state(job)}; store {job.store}"
+def _format_job(job: DriverJob) -> str:
+    return (
+        f"job {job.name}: started {_start_time(job)}, {_describe_job_state(job)}; store {job.store}"
+    )
 
 
-def _job_state(job: DriverJob) -> str:
+def _describe_job_state(job: DriverJob) -> str:
     if job.is_running:
         return job.status
     if job.exit_code is None:
@@ -121,7 +125,7 @@ def _start_time(job: DriverJob) -> str:
     return datetime.fromtimestamp(job.started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _job_facts(job: DriverJob) -> dict[str, object]:
+def _collect_job_facts(job: DriverJob) -> dict[str, object]:
     return {
         "job": job.name,
         "sweep": job.sweep,

@@ -11,7 +11,7 @@ from kvlab.sweep.search.objectives import check_objectives, objective_direction
 from kvlab.sweep.search.searcher import Searcher
 
 
-def space_lines(sweep: Sweep) -> Iterator[str]:
+def format_search_space(sweep: Sweep) -> Iterator[str]:
     """Yield the space, the objectives and the budget of a search.
 
     Raises:
@@ -40,7 +40,7 @@ def space_lines(sweep: Sweep) -> Iterator[str]:
     yield f"{sampler}: {objectives}; until {' or '.join(budget)}, {search.parallel} at once."
 
 
-def search_lines(search: Searcher) -> Iterator[str]:
+def format_search(search: Searcher) -> Iterator[str]:
     """Yield the state of a search and its best trials."""
     with_trials = [suggestion for suggestion in search.suggestions if suggestion.has_trial]
     count = f"{len(with_trials)} trials of {len(search.suggestions)} suggestions"

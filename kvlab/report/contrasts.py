@@ -97,7 +97,7 @@ class Contrasts:
         ]
 
     def _column(self, term: Change) -> Any:
-        """Return a term's column of the model matrix: 1 at its level, -1 at the baseline, else 0."""
+        """Return a term's column of the model matrix: 1 at its level, -1 at the baseline."""
         import numpy as np
 
         column = np.ones(len(self._cells))

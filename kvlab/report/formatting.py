@@ -1,4 +1,4 @@
-"""Format numbers for readers: a true minus sign, fixed digits, bytes in MB (10^6) and MiB (2^20)."""
+"""Format numbers: a true minus sign, fixed digits, bytes in MB (10^6) and MiB (2^20)."""
 
 import math
 

@@ -242,7 +242,8 @@ def _patch_warnings(before: Study, after: Study) -> Iterator[str]:
         for level in sorted(one[factor].keys() & other[factor].keys()):
             first, second = one[factor][level], other[factor][level]
             if first != second:
-                yield f"{factor}={level} sets {_format_patch(first)} against {_format_patch(second)}"
+                patches = f"{_format_patch(first)} against {_format_patch(second)}"
+                yield f"{factor}={level} sets {patches}"
 
 
 def _format_patch(patch: Mapping[str, Any]) -> str:

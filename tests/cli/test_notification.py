@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kvlab.cli.notification import notify_at_end, outcome_facts, run_notify_command
+from kvlab.cli.notification import collect_outcome, notify_at_end, run_notify_command
 from kvlab.errors import StoreError, UsageError
 from kvlab.sweep import Summary
 
@@ -38,7 +38,7 @@ def read_notice(tmp_path):
 )
 def test_every_outcome_is_reported_with_its_counts(tmp_path, summary, outcome, code):
     with notify_at_end(SAVE, "s", tmp_path / "runs", print) as notice:
-        notice |= outcome_facts(summary)
+        notice |= collect_outcome(summary)
     facts, environment = read_notice(tmp_path)
     assert (facts["outcome"], facts["exit_code"]) == (outcome, code)
     assert facts["states"] == dict(summary.states)

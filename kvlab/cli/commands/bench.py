@@ -79,7 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--seconds", type=positive_int, default=DEFAULTS.seconds,
-        help=f"start no round after this time, per context or batch (default {DEFAULTS.seconds:.0f})",
+        help="start no round after this time, per context or batch"
+        f" (default {DEFAULTS.seconds:.0f})",
     )  # fmt: skip
     parser.add_argument("--memory", type=memory_size, help="what the part limit may use")
     parser.add_argument("--text", type=Path, help="Moby Dick as plain text, for the part task")

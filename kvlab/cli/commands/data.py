@@ -101,14 +101,14 @@ def _run_get(options: argparse.Namespace) -> int:
 
 
 def _run_prepare(options: argparse.Namespace) -> int:
-    dataset = prepare_dataset(_data_config(options), _print_progress, workers=options.workers)
-    facts = _dataset_facts(dataset.folder)
-    _print_result(options, facts, _prepared_text(dataset))
+    dataset = prepare_dataset(_make_data_config(options), _print_progress, workers=options.workers)
+    facts = _collect_dataset_facts(dataset.folder)
+    _print_result(options, facts, _format_dataset(dataset))
     return 0
 
 
 def _run_list(options: argparse.Namespace) -> int:
-    datasets = [_dataset_facts(folder) for folder in list_prepared_datasets()]
+    datasets = [_collect_dataset_facts(folder) for folder in list_prepared_datasets()]
     hellaswag = find_hellaswag_file()
     facts = {
         "folder": str(get_data_dir()),
@@ -116,7 +116,7 @@ def _run_list(options: argparse.Namespace) -> int:
         "hellaswag": str(hellaswag) if hellaswag else None,
     }
     rows = [["train", "held out", "documents", "on disk", "tokenizer", "identity", "source"]]
-    rows += [_dataset_row(item) for item in datasets]
+    rows += [_make_dataset_row(item) for item in datasets]
     lines = [f"data folder: {get_data_dir()}", f"HellaSwag: {hellaswag or 'not here'}"]
     _print_result(
         options, facts, "\n".join([*lines, *([format_table(rows, "rrrr")] if datasets else [])])
@@ -143,7 +143,7 @@ def _run_verify(options: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _data_config(options: argparse.Namespace) -> DataConfig:
+def _make_data_config(options: argparse.Namespace) -> DataConfig:
     values: dict[str, Any] = {}
     if options.tokenizer is not None:
         values["tokenizer"] = options.tokenizer
@@ -174,11 +174,11 @@ def _data_config(options: argparse.Namespace) -> DataConfig:
     raise UsageError("\n".join(message for _, message, _ in problems))
 
 
-def _dataset_facts(folder: Path) -> dict[str, Any]:
+def _collect_dataset_facts(folder: Path) -> dict[str, Any]:
     return {"folder": str(folder), **read_manifest(folder)}
 
 
-def _prepared_text(dataset: Dataset) -> str:
+def _format_dataset(dataset: Dataset) -> str:
     return "\n".join([
         f"{dataset.folder}",
         f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",
@@ -190,7 +190,7 @@ def _prepared_text(dataset: Dataset) -> str:
     ])  # fmt: skip
 
 
-def _dataset_row(facts: dict[str, Any]) -> list[str]:
+def _make_dataset_row(facts: dict[str, Any]) -> list[str]:
     train, validation = facts["splits"]["train"], facts["splits"]["validation"]
     tokens = train["tokens"] + validation["tokens"]
     size = tokens * int(facts["dtype"][-1])

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         )
         for shape in shapes
     ]
-    scaled = [_scale_rows(shape, options.dtype) for shape in shapes] if options.scale else []
+    scaled = [_estimate_scaled(shape, options.dtype) for shape in shapes] if options.scale else []
     if options.json:
         rows = [asdict(item) for item in estimates]
         for row, scale in zip(rows, scaled, strict=False):
@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _scale_rows(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
+def _estimate_scaled(shape: ServedModel, dtype: str) -> list[dict[str, Any]]:
     """Return KV bytes of a layout at other sizes, contexts and batches, or why it does not fit."""
     rows: list[dict[str, Any]] = []
     for size in dict.fromkeys((shape.name, *RESCALE_PRESETS)):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from kvlab.cli.search_summary import space_lines
+from kvlab.cli.search_summary import format_search_space
 from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positive_float, read_sweep
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
@@ -44,25 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
     planned = plan(read_sweep(options.sweep), store, provisional=True)
-    memory = options.memory or _local_memory(planned)
+    memory = options.memory or _measure_local_memory(planned)
     costs = estimate_budget(
-        planned, store, suggestions=count_remaining_suggestions(planned, store),
-        rate=options.rate, price=options.price, memory=memory, at_once=_concurrent_trials(planned),
-    )  # fmt: skip
+        planned,
+        store,
+        suggestions=count_remaining_suggestions(planned, store),
+        rate=options.rate,
+        price=options.price,
+        memory=memory,
+        at_once=_count_concurrent_trials(planned),
+    )
     why = None if options.why is None else _explain_missing(planned, store, options.why)
     if options.json:
-        facts = {**_plan_facts(planned), "budget": None if costs is None else asdict(costs)}
+        facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
         if why is not None:
             facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
         print(json.dumps(facts, indent=1))
         return 0
-    print("\n".join([*_plan_lines(planned), *(_budget_lines(costs) if costs else [])]))
+    print("\n".join([*_format_plan(planned), *(_format_budget(costs) if costs else [])]))
     if why is not None:
-        print("\n".join(_why_lines(*why)))
+        print("\n".join(_format_difference(*why)))
     return 0
 
 
-def _local_memory(planned: Plan) -> int | None:
+def _measure_local_memory(planned: Plan) -> int | None:
     """Return the memory of this machine, or None if trials need GPUs, which may be elsewhere."""
     if any(one.trial.experiment.resources.devices for one in planned.trials):
         return None
@@ -71,7 +76,7 @@ def _local_memory(planned: Plan) -> int | None:
     return host_memory()
 
 
-def _concurrent_trials(planned: Plan) -> int:
+def _count_concurrent_trials(planned: Plan) -> int:
     """Return how many trials share the memory of this machine or of one GPU if Ray runs them."""
     from kvlab.sweep.executors.capacity import cpu_count
     from kvlab.sweep.planning.memory_check import MachineMemory
@@ -95,18 +100,18 @@ def _explain_missing(
     return matches[0], find_nearest_trial(matches[0].trial, store)
 
 
-def _plan_lines(planned: Plan) -> list[str]:
+def _format_plan(planned: Plan) -> list[str]:
     factors = list(planned.sweep.factors)
     head = [*factors, "seed", "trial", "parameters", "KV/token", "KV/block", "FLOPs", "state"]
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells if cell.off}
-    rows = [[*_level_names(one.levels, off), *_trial_columns(one)] for one in planned.trials]
+    rows = [[*_format_levels(one.levels, off), *_format_trial(one)] for one in planned.trials]
     lines = [format_table([head, *rows], right="l" * len(factors) + "rlrrrrl"), ""]
     lines += [
-        f"{_cell_label(cell)} computes the same as {_cell_label(first)} ({reason})."
-        for cell, first, reason in _equal_cells(planned)
+        f"{_format_label(cell)} computes the same as {_format_label(first)} ({reason})."
+        for cell, first, reason in _find_equal_cells(planned)
     ]
     if planned.sweep.search is not None:
-        lines += space_lines(planned.sweep)
+        lines += format_search_space(planned.sweep)
     selection = planned.sweep.selection
     lines += [f"{rule}." for rule in selection.rules]
     lines += [f"Aliasing: {note}." for note in selection.notes]
@@ -117,13 +122,13 @@ def _plan_lines(planned: Plan) -> list[str]:
     return lines
 
 
-def _level_names(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]) -> list[str]:
+def _format_levels(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]) -> list[str]:
     """Return the levels of a cell, with ``-`` for a factor that does not apply."""
     inapplicable = off.get(tuple(levels.values()), frozenset())
     return ["-" if factor in inapplicable else level for factor, level in levels.items()]
 
 
-def _trial_columns(one: PlannedTrial) -> list[str]:
+def _format_trial(one: PlannedTrial) -> list[str]:
     return [
         str(one.trial.seed),
         one.trial.id[:8],
@@ -146,7 +151,7 @@ def _describe_state(one: PlannedTrial) -> str:
     return f"shares training of {one.shares_with[:8]}" if one.shares_with else "training exists"
 
 
-def _equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
+def _find_equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
     """Yield cells that compute the same as an earlier one, the earlier one, and the reason."""
     experiments = {tuple(c.levels.values()): c.experiment for c in planned.sweep.cells()}
     seen = set()
@@ -160,11 +165,11 @@ def _equal_cells(planned: Plan) -> Iterator[tuple[Levels, Levels, str]]:
                 yield cell, first, reason
 
 
-def _cell_label(levels: Levels) -> str:
+def _format_label(levels: Levels) -> str:
     return " ".join(f"{factor}={level}" for factor, level in levels.items())
 
 
-def _plan_facts(planned: Plan) -> dict[str, Any]:
+def _collect_facts(planned: Plan) -> dict[str, Any]:
     return {
         "sweep": planned.sweep.name,
         "text_absent": list(planned.absent),
@@ -176,7 +181,7 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
         },
         "same": [
             {"cell": dict(cell), "as": dict(first), "why": reason}
-            for cell, first, reason in _equal_cells(planned)
+            for cell, first, reason in _find_equal_cells(planned)
         ],
         "trials": [
             {
@@ -206,7 +211,7 @@ def _plan_facts(planned: Plan) -> dict[str, Any]:
     }
 
 
-def _budget_lines(costs: Budget) -> Iterator[str]:
+def _format_budget(costs: Budget) -> Iterator[str]:
     """Yield the totals of what is still to run."""
     low, high = costs.parameters
     sizes = f"{low:,}" if low == high else f"{low:,} to {high:,}"
@@ -216,14 +221,15 @@ def _budget_lines(costs: Budget) -> Iterator[str]:
     yield f"Still to run: {at_most}{counts} of {sizes} parameters; training takes {work}."
     if costs.suggestions:
         verb = "is a suggestion" if costs.suggestions == 1 else "are suggestions"
-        yield f"{costs.suggestions:,} of them {verb} to come, each taken to cost what the base does."
-    yield _memory_line(costs)
-    yield _time_line(costs)
+        text = f"{costs.suggestions:,} of them {verb} to come"
+        yield f"{text}, each taken to cost what the base does."
+    yield _format_memory(costs)
+    yield _format_time(costs)
     if costs.money is not None:
         yield f"Money: {costs.money:,.2f}."
 
 
-def _why_lines(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[str]:
+def _format_difference(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[str]:
     """Yield the fields in which a trial differs from the nearest finished one."""
     name = f"{planned.trial.id[:8]} ({planned.label} seed={planned.trial.seed})"
     if nearest is None:
@@ -238,7 +244,7 @@ def _why_lines(planned: PlannedTrial, nearest: NearestTrial | None) -> Iterator[
         yield f"  {key}: {format_value(here)} here, {format_value(there)} there"
 
 
-def _memory_line(costs: Budget) -> str:
+def _format_memory(costs: Budget) -> str:
     text = f"Predicted peak memory of a training: {format_bytes(costs.peak_bytes)}"
     text += f" ({costs.peak_trial[:8]})"
     if costs.memory is None:
@@ -255,7 +261,7 @@ def _memory_line(costs: Budget) -> str:
     return f"{text}{verb} more than the {memory} there are; {hint}."
 
 
-def _time_line(costs: Budget) -> str:
+def _format_time(costs: Budget) -> str:
     rate = costs.rate
     if rate is None:
         return "Time: not known; state a rate with --rate, or run a trial first."

@@ -34,18 +34,18 @@ def run(options: argparse.Namespace) -> int:
         return remote_status(options.address, name, as_json=options.json)
     store = Store(options.store)
     if options.sweep is None:
-        sweeps = [sweep_facts(store, name) for name in store.sweep_names()]
+        sweeps = [collect_sweep_facts(store, name) for name in store.sweep_names()]
         overview = _format_overview(sweeps, options.store)
         print(json.dumps(sweeps, indent=1) if options.json else overview)
         return 0
-    facts = sweep_facts(store, sweep_name(options.sweep))
+    facts = collect_sweep_facts(store, sweep_name(options.sweep))
     print(json.dumps(facts, indent=1) if options.json else _format_sweep(facts))
     return 0
 
 
-def sweep_facts(store: Store, name: str) -> dict[str, Any]:
+def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
     """Return the counts by state, and every trial with its cell, state and details."""
-    driver = _driver_facts(store, name)
+    driver = _collect_driver_facts(store, name)
     if driver is not None and name not in store.sweep_names():  # ended before it recorded the sweep
         return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
                 "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
@@ -55,7 +55,7 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
         for seed, trial in cell["trials"].items():
             if trial not in trials:
                 facts = {"trial": trial, "levels": cell["levels"], "seed": int(seed)}
-                trials[trial] = {**facts, **_trial_facts(store, trial)}
+                trials[trial] = {**facts, **_collect_trial_facts(store, trial)}
     counts = Counter(facts["state"] for facts in trials.values())
     by_state = {state: [t for t, f in trials.items() if f["state"] == state] for state in STATES}
     pace = estimate_pace(store, by_state["done"], by_state["running"], counts["missing"])
@@ -70,7 +70,7 @@ def sweep_facts(store: Store, name: str) -> dict[str, Any]:
     }
 
 
-def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
+def _collect_driver_facts(store: Store, name: str) -> dict[str, Any] | None:
     """Return the newest detached driver, with the last line of its log if it failed."""
     last = read_last_driver(store, name)
     if last is None:
@@ -84,7 +84,7 @@ def _driver_facts(store: Store, name: str) -> dict[str, Any] | None:
     return facts
 
 
-def _trial_facts(store: Store, trial: str) -> dict[str, Any]:
+def _collect_trial_facts(store: Store, trial: str) -> dict[str, Any]:
     status = store.status(trial)
     if status in ("failed", "diverged", "pruned"):
         return {"state": status, "detail": format_outcome(store, trial)}
@@ -113,7 +113,7 @@ def _format_sweep(facts: dict[str, Any]) -> str:
     driver = "a driver is running" if is_driven else "no driver is running"
     total = len(facts["trials"])
     lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
-    lines += [*_driver_lines(detached), *_rate_lines(facts["pace"])]
+    lines += [*_format_driver(detached), *_format_pace(facts["pace"])]
     for trial in facts["trials"]:
         if trial["detail"]:
             cell = " ".join(f"{factor}={level}" for factor, level in trial["levels"].items())
@@ -122,7 +122,7 @@ def _format_sweep(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _driver_lines(driver: dict[str, Any] | None) -> Iterator[str]:
+def _format_driver(driver: dict[str, Any] | None) -> Iterator[str]:
     if driver is None:
         return
     line = f"driver {driver['number']}: {driver['place']}, started {driver['started']}"
@@ -135,7 +135,7 @@ def _driver_lines(driver: dict[str, Any] | None) -> Iterator[str]:
         yield f"  last line of its log: {driver['last_line']}"
 
 
-def _rate_lines(pace: dict[str, float | None]) -> Iterator[str]:
+def _format_pace(pace: dict[str, float | None]) -> Iterator[str]:
     parts = []
     if pace["trials_per_hour"]:
         parts.append(f"{pace['trials_per_hour']:,.3g} trials an hour")

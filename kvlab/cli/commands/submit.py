@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from kvlab.cli.detach import submit_detached
-from kvlab.cli.notification import NOTIFY_VARIABLE, notify_at_end, outcome_facts
+from kvlab.cli.notification import NOTIFY_VARIABLE, collect_outcome, notify_at_end
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.search_summary import promote_trials, search_lines
+from kvlab.cli.search_summary import format_search, promote_trials
 from kvlab.cli.shared_arguments import add_json, add_store, read_sweep
 from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCallback
 from kvlab.cli.terminal import tolerate_broken_output
@@ -68,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TRIAL",
         help="train a trial to its end that the search has pruned; may be repeated",
     )
+    _add_publishing(parser)
+    add_json(parser)
+
+
+def _add_publishing(parser: argparse.ArgumentParser) -> None:
+    """Add the options about what happens with the results: report, MLflow, copies, notification."""
     parser.add_argument("--no-report", action="store_true", help="write no report at the end")
     parser.add_argument(
         "--reports", default="reports", metavar="DIR", help="folder of reports (default: reports)"
@@ -87,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shell command to run at the end, with the summary as JSON on its standard input"
         f" (default: {NOTIFY_VARIABLE}, else none)",
     )
-    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -126,7 +131,7 @@ def _submit(options: argparse.Namespace) -> int:
             report = _write_report(options, sweep.name, store)
             facts["report"] = str(report)
         facts["mlflow"], facts["copy"] = mlflow.finish(report), backup.finish()
-        notice |= {**facts, **outcome_facts(summary)}
+        notice |= {**facts, **collect_outcome(summary)}
     if report is not None:
         print(report, file=stream)
     if options.json:
@@ -142,13 +147,10 @@ def _run_driver(
     on_result: Callable[[str], None],
 ) -> Summary:
     sweep, missing = planned.sweep, trials_to_run(planned, options.retry_failed)
-    command = _recorded_command(options)
-    describe = partial(
-        describe_sweep,
-        yaml=sweep.source.document.text,
-        experiment_yaml=sweep.source.base_document.text,
-        command=command,
-    )
+    command = _redact_command(options)
+    specs = {"yaml": sweep.source.document, "experiment_yaml": sweep.source.base_document}
+    texts = {key: document.text for key, document in specs.items()}
+    describe = partial(describe_sweep, **texts, command=command)
     search = None if sweep.search is None else Searcher(planned, store, describe)
     if search is not None:
         promote_trials(search, store, options.promote)
@@ -158,14 +160,14 @@ def _run_driver(
     stop_flags = store.stop_flag(sweep.name), stop_flag
     display.print_line(f"{sweep.name}: {planned.format_totals()}")
     executor = _make_executor(options, store, origin, stop_flags, may_run)
-    forced = True
+    is_forced = True
     try:
         if options.address and may_run:
             folder = store.sweep_directory(sweep.name)
             check_store_is_shared(store.path, folder, executor.run_on_all_machines)
-        where = f" on {executor.describe()}" if may_run else ""
+        location = f" on {executor.describe()}" if may_run else ""
         trials = _describe_missing(planned, len(missing))
-        display.print_line(f"{trials}{where}; record in {options.store}")
+        display.print_line(f"{trials}{location}; record in {options.store}")
         driver = Driver(
             planned,
             store,
@@ -182,11 +184,11 @@ def _run_driver(
         with stop_on_signal(driver.stop), display.watch(driver):
             summary = driver.run()
         if search is not None:
-            display.print_line("\n".join(search_lines(search)))
-        forced = False
+            display.print_line("\n".join(format_search(search)))
+        is_forced = False
         return summary
     finally:
-        executor.close(force=forced)
+        executor.close(force=is_forced)
 
 
 def _make_preflight(
@@ -206,13 +208,13 @@ def _make_preflight(
     if shares_gpus and planned.sweep.search is not None:
         text = "resources.gpus = auto is measured before trials start, and a search finds its"
         raise UsageError(f"{text} trials as it goes; write a number, such as 0.5")
-    say = display.print_line
-    smoke_tests = SmokeTests(store, planned.sweep.name, executor, origin, say, options.smoke)
+    warn = display.print_line
+    smoke_tests = SmokeTests(store, planned.sweep.name, executor, origin, warn, options.smoke)
     one_at_a_time = EXECUTORS[options.executor].runs_in_process or planned.sweep.search is not None
 
     def prepare(missing: list[PlannedTrial], check_stop: Callable[[], None]) -> list[PlannedTrial]:
-        for line in check_memory(missing, _machine_memories(options, executor), one_at_a_time):
-            say(line)
+        for line in check_memory(missing, _measure_memories(options, executor), one_at_a_time):
+            warn(line)
         if not options.address:  # the machines of a cluster have data folders of their own
             prefetch_data(missing, display.report_preparation, check_stop)
         display.end_preparation()
@@ -226,7 +228,7 @@ def _make_preflight(
     return prepare
 
 
-def _machine_memories(options: argparse.Namespace, executor: Executor) -> list[MachineMemory]:
+def _measure_memories(options: argparse.Namespace, executor: Executor) -> list[MachineMemory]:
     """Return the memory of the machines that trials may run on, if they answer."""
     answers = [measure_machine_memory()]
     if options.address:
@@ -235,7 +237,7 @@ def _machine_memories(options: argparse.Namespace, executor: Executor) -> list[M
     return [MachineMemory(**json.loads(answer)) for answer in answers]
 
 
-def _recorded_command(options: argparse.Namespace) -> str:
+def _redact_command(options: argparse.Namespace) -> str:
     """Return the command that computes the same again, without paths of this machine."""
     is_default = options.executor == DEFAULT_EXECUTOR
     executor = [] if is_default else ["--executor", options.executor]

@@ -109,8 +109,8 @@ def _describe_savings(study: Study) -> Paragraph:
         return paragraph("No cell has both its KV bytes and its quality recorded yet.")
     smallest = front[0]
     if smallest.levels == study.baseline:
-        text = f"No measured cell stores less than the baseline's {format_exact_bytes(base)} and is on the"
-        return paragraph(f"{text} front of memory against quality.")
+        text = f"No measured cell stores less than the baseline's {format_exact_bytes(base)}"
+        return paragraph(f"{text} and is on the front of memory against quality.")
     spans: list[Span] = [
         "The smallest cache that no other cell beats is that of ",
         Strong(study.label(smallest.levels)),
@@ -120,11 +120,10 @@ def _describe_savings(study: Study) -> Paragraph:
     ]
     bests = [best for best in best_cells_by_budget(study) if best.best.levels != smallest.levels]
     if bests:
-        best = bests[0]
-        spans += [f"; {best.condition} the best cell is ", Strong(study.label(best.best.levels))]
-        spans.append(
-            f" at {format_metric(metric, best.best.mean)}{_baseline_clause(study, best.best.levels)}"
-        )
+        best = bests[0].best
+        spans += [f"; {bests[0].condition} the best cell is ", Strong(study.label(best.levels))]
+        clause = _baseline_clause(study, best.levels)
+        spans.append(f" at {format_metric(metric, best.mean)}{clause}")
     return Paragraph((*spans, "."))
 
 
@@ -153,13 +152,15 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
 
 
 def _interval_clause(metric: str, estimate: Estimate) -> str:
-    return f"95% CI {format_difference(metric, estimate.low)} to {format_difference(metric, estimate.high)}"
+    low, high = (format_difference(metric, bound) for bound in (estimate.low, estimate.high))
+    return f"95% CI {low} to {high}"
 
 
-def _noise_clause(estimate: Estimate, significant: bool) -> str:
-    if significant:
+def _noise_clause(estimate: Estimate, is_significant: bool) -> str:
+    if is_significant:
         return ""
-    return f", within noise{'' if estimate.low <= 0 <= estimate.high else ' once corrected for all cells'}"
+    contains_zero = estimate.low <= 0 <= estimate.high
+    return ", within noise" if contains_zero else ", within noise once corrected for all cells"
 
 
 def _describe_confidence(study: Study) -> Paragraph:
@@ -200,8 +201,8 @@ def _gap_spans(study: Study) -> list[Span]:
         return ["Scoring through the serving cache agrees with one-shot scoring; "]
     text = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
     if gap.kind == "tested":
-        significant = worst in study.significant_gaps
-        text += f" ({_interval_clause('serving_gap', gap)}{_noise_clause(gap, significant)})"
+        noise = _noise_clause(gap, worst in study.significant_gaps)
+        text += f" ({_interval_clause('serving_gap', gap)}{noise})"
     hides = "One-shot scoring hides what serving does: the largest serving gap is "
     return [hides, text, " at ", Strong(study.label(worst)), "; "]
 

@@ -49,10 +49,11 @@ def report_equal_memory(study: Study) -> Section | None:
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
     sizes = " or ".join(f"{block:,}" for block in blocks)
     note = paragraph(
-        f"Cells that fit in the same memory, ranked by the mean {METRICS[study.primary_metric].title}."
-        f" Budgets are KV bytes per {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size"
-        f" ({sizes} tokens); the baseline takes {format_mebibytes(base)} MiB of them. The best of many is"
-        " in part the luckiest: intervals between the two best do not allow for that.",
+        "Cells that fit in the same memory, ranked by the mean"
+        f" {METRICS[study.primary_metric].title}. Budgets are KV bytes per {BUDGET_CONTEXT:,}"
+        f" tokens of a sequence as long as the block size ({sizes} tokens); the baseline takes"
+        f" {format_mebibytes(base)} MiB of them. The best of many is in part the luckiest:"
+        " intervals between the two best do not allow for that.",
     )
     sentences = Bullets(tuple(_describe_best(study, best) for best in bests))
     return Section("At equal memory", (note, sentences, _table(study, bests)))

@@ -43,8 +43,8 @@ def report_failures(study: Study) -> Section:
         )
     if pruned:
         parts.append(
-            f"The search pruned {format_count(len(pruned), 'trial')}: their validation loss was behind"
-            " that of others at the same fraction of the steps. They are left out of every"
+            f"The search pruned {format_count(len(pruned), 'trial')}: their validation loss was"
+            " behind that of others at the same fraction of the steps. They are left out of every"
             " comparison and of the front."
         )
     contents: list[Content] = [paragraph(" ".join(parts))]
@@ -104,11 +104,9 @@ def _row(study: Study, row: TrialRow) -> Row:
     error = row.record.get("error") or {}
     kind, message = error.get("type") or "", error.get("message") or ""
     full_error = f"{kind}: {message}" if kind else str(message)
-    shown_error = (
-        full_error
-        if len(full_error) <= MAX_ERROR_LENGTH
-        else full_error[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
-    )
+    shown_error = full_error
+    if len(full_error) > MAX_ERROR_LENGTH:
+        shown_error = full_error[:MAX_ERROR_LENGTH] + "\N{HORIZONTAL ELLIPSIS}"
     attempts = (row.record.get("provenance") or {}).get("attempts")
     traceback = error.get("traceback")
     return Row(

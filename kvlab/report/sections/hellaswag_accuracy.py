@@ -107,8 +107,8 @@ def _describe_task(study: Study, metrics: list[str]) -> str:
     if largest is not None:
         largest_points = 100 * largest
         text += (
-            f" One accuracy has a standard error of up to {format_fixed(largest_points, 2)} points over"
-            f" items, so two cells that are not compared item by item must differ by about"
+            f" One accuracy has a standard error of up to {format_fixed(largest_points, 2)} points"
+            f" over items, so two cells that are not compared item by item must differ by about"
             f" {format_fixed(2 * 2**0.5 * largest_points, 1)} points before that means anything."
         )
     if all_at_chance(study, metrics):

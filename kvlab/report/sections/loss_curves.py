@@ -28,8 +28,8 @@ def report_loss_curves(study: Study) -> Section | None:
     note = paragraph(
         "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
         " baseline, the cells that differ from it in one factor, then those on the front:"
-        f" {format_count(len(curves), 'curve')} of {format_count(n_curved, 'cell')}. Cells that share a"
-        f" training share a curve.{_token_note(study)}",
+        f" {format_count(len(curves), 'curve')} of {format_count(n_curved, 'cell')}. Cells that"
+        f" share a training share a curve.{_token_note(study)}",
     )
     caption = "Validation loss against training tokens."
     return Section(
@@ -58,7 +58,6 @@ def _token_note(study: Study) -> str:
 
 def _select_curves(study: Study) -> dict[Levels, tuple[Point, ...]]:
     """Select the cells to draw, each training once, and return their curves."""
-
     front = [point.levels for point in memory_front(study) if point.is_on_front]
     n_changed = study.n_changed_factors
     simple = sorted((c for c in study.cells if n_changed(c) <= 1), key=n_changed)

@@ -174,15 +174,8 @@ def _row(study: Study, effect: Effect) -> Row:
     pairs, key = pairs_cell(effect), study.change_key(effect.change)
     if effect.estimate is None:
         verdict = cell(effect.verdict, tone="muted")
-        cells = (
-            *names,
-            EMPTY_CELL,
-            EMPTY_CELL,
-            verdict,
-            *(EMPTY_CELL,) * 3,
-            pairs,
-            *(EMPTY_CELL,) * 4,
-        )
+        before, after = (EMPTY_CELL,) * 3, (EMPTY_CELL,) * 4
+        cells = (*names, EMPTY_CELL, EMPTY_CELL, verdict, *before, pairs, *after)
         return Row(cells, key, tone="muted")
     return Row(
         (
@@ -260,9 +253,8 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
         zero=True,
     )
     alt = "; ".join(
-        f"{effect.name}: {format_difference(metric, effect.estimate.value)} {unit}, {effect.verdict}"
+        f"{effect.name}: {format_difference(metric, effect.value)} {unit}, {effect.verdict}"
         for effect in estimated
-        if effect.estimate
     )
     caption = "Difference of each level from its factor's baseline level, with 95% intervals."
     return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)

@@ -49,9 +49,9 @@ def report_pareto(study: Study) -> Section | None:
     title = METRICS[study.primary_metric].title
     note = paragraph(
         f"A cell is on the front if no other cell stores as few bytes with a better {title};"
-        f" {len(front)} of {format_count(len(cell_points), 'cell')} are. The front is drawn through means"
-        " over seeds: neighbours whose difference is within noise could change places. Bars of"
-        " standard deviations over seeds contain what all cells share at a seed, which paired"
+        f" {len(front)} of {format_count(len(cell_points), 'cell')} are. The front is drawn"
+        " through means over seeds: neighbours whose difference is within noise could change places."
+        " Bars of standard deviations over seeds contain what all cells share at a seed, which paired"
         " differences do not.",
     )
     figure = _figure(study, study.primary_metric, "stored", cell_points)
@@ -59,11 +59,10 @@ def report_pareto(study: Study) -> Section | None:
     others = _other_fronts(study)
     if others:
         contents += [Heading("Other costs and qualities"), paragraph(_OTHERS)]
-        drawn = {pair: found for pair, found in others.items() if _is_drawn(study, *pair)}
-        contents += [_figure(study, *pair, found) for pair, found in drawn.items()]
-        contents.append(
-            _membership_table(study, {(study.primary_metric, "stored"): cell_points, **others})
-        )
+        drawn = {pair: points for pair, points in others.items() if _is_drawn(study, *pair)}
+        contents += [_figure(study, *pair, points) for pair, points in drawn.items()]
+        fronts = {(study.primary_metric, "stored"): cell_points, **others}
+        contents.append(_membership_table(study, fronts))
     return Section("Memory and time against quality", tuple(contents))
 
 
@@ -85,7 +84,7 @@ def _other_fronts(study: Study) -> Fronts:
 
 
 def _is_drawn(study: Study, metric: str, name: str) -> bool:
-    """Whether a front is drawn: of HellaSwag only that of stored bytes, the table has the others."""
+    """Whether a front is drawn: of HellaSwag's only that of stored bytes."""
     return metric == study.primary_metric or name == "stored"
 
 
@@ -109,8 +108,8 @@ def _figure(study: Study, metric: str, name: str, cell_points: list[CellPoint]) 
         ),
     )
     front_text = "; ".join(
-        f"{study.label(point.levels)}: {cost.format(point.cost)}, {format_metric(metric, point.mean)}"
-        for point in front
+        f"{study.label(p.levels)}: {cost.format(p.cost)}, {format_metric(metric, p.mean)}"
+        for p in front
     )
     has_spread = any(len(study.values(p.levels, metric)) > 1 for p in [*front, *base])
     bar_note = " Bars are standard deviations over seeds, of the front and the baseline alone."
@@ -142,10 +141,11 @@ def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool)
     values = list(study.values(point.levels, metric).values())
     _, spread = mean_and_spread(values)
     deviation = "" if spread is None else f" {PLUS_MINUS} {format_metric(metric, spread)}"
+    quality = f"{format_metric(metric, point.mean)}{deviation} {display_unit(metric)}"
     tip = (
         study.label(point.levels),
         cost.format(point.cost),
-        f"{format_metric(metric, point.mean)}{deviation} {display_unit(metric)} (n = {len(values)})",
+        f"{quality} (n = {len(values)})",
         "on the front" if point.is_on_front else "dominated",
     )
     mean = in_display_unit(metric, point.mean)
@@ -161,22 +161,17 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
     base = study.kv_bytes(study.baseline)
     rows = []
     for point in front:
-        rows.append(
-            Row(
-                (
-                    cell(study.label(point.levels)),
-                    cell(f"{point.cost:,.0f}", point.cost),
-                    cell(format_megabytes(point.cost), point.cost / 10**6),
-                    cell(format_mebibytes(point.cost), point.cost / 2**20),
-                    cell(format_ratio(base / point.cost), base / point.cost)
-                    if base
-                    else EMPTY_CELL,
-                    value_cell(metric, point.mean),
-                    baseline_difference_cell(study, point.levels),
-                ),
-                study.cell_key(point.levels),
-            )
+        ratio = base / point.cost if base else None
+        entries = (
+            cell(study.label(point.levels)),
+            cell(f"{point.cost:,.0f}", point.cost),
+            cell(format_megabytes(point.cost), point.cost / 10**6),
+            cell(format_mebibytes(point.cost), point.cost / 2**20),
+            EMPTY_CELL if ratio is None else cell(format_ratio(ratio), ratio),
+            value_cell(metric, point.mean),
+            baseline_difference_cell(study, point.levels),
         )
+        rows.append(Row(entries, study.cell_key(point.levels)))
     columns = (
         Column("cell"),
         Column("KV bytes", True),
@@ -195,21 +190,14 @@ def _membership_table(study: Study, fronts: Fronts) -> Table:
         {point.levels for point in cell_points if point.is_on_front}
         for cell_points in fronts.values()
     ]
-    rows = tuple(
-        Row(
-            (
-                cell(study.label(levels)),
-                *(cell("on the front" if levels in front else "") for front in fronts_levels),
-                cell(
-                    str(sum(levels in front for front in fronts_levels)),
-                    sum(levels in front for front in fronts_levels),
-                ),
-            ),
-            study.cell_key(levels),
-        )
-        for levels in study.cells
-        if any(levels in front for front in fronts_levels)
-    )
+    rows = []
+    for levels in study.cells:
+        is_member = [levels in front for front in fronts_levels]
+        if any(is_member):
+            marks = (cell("on the front" if member else "") for member in is_member)
+            count = cell(str(sum(is_member)), sum(is_member))
+            entries = (cell(study.label(levels)), *marks, count)
+            rows.append(Row(entries, study.cell_key(levels)))
     columns = tuple(Column(f"{short_title(m)} by {COSTS[name].short_title}") for m, name in fronts)
     caption = "The cells that are on a front; every other cell is beaten everywhere."
-    return Table("fronts", caption, (Column("cell"), *columns, Column("fronts", True)), rows)
+    return Table("fronts", caption, (Column("cell"), *columns, Column("fronts", True)), tuple(rows))

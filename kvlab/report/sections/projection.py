@@ -1,5 +1,7 @@
 """Projection: the cells' layouts at other model sizes, with exact bytes and roofline times."""
 
+from contextlib import suppress
+
 from kvlab.layout import RescaleError
 from kvlab.layout.extrapolation import (
     BATCH_SIZES,
@@ -27,7 +29,7 @@ def report_projection(study: Study) -> Section | None:
     if peaks is None or not efficiencies:
         return None
     by_cell = {
-        levels: _projected(study, levels, peaks)
+        levels: _extrapolate_cell(study, levels, peaks)
         for levels in study.cells
         if study.cell_key(levels) in keys.values()
     }
@@ -38,11 +40,11 @@ def report_projection(study: Study) -> Section | None:
     ]
     if not rows:
         return None
+    lowest, highest = (format_percent(f(efficiencies), 0) for f in (min, max))
     note = paragraph(
         f"The layouts in {peaks.dtype} on other models, exact in bytes. Times are what"
-        f" {peaks.name} would take if it had the memory, at {format_percent(min(efficiencies), 0)} to"
-        f" {format_percent(max(efficiencies), 0)} of the roofline, the efficiencies measured in this sweep."
-        " Quality at those sizes is not projected.",
+        f" {peaks.name} would take if it had the memory, at {lowest} to {highest} of the roofline,"
+        " the efficiencies measured in this sweep. Quality at those sizes is not projected.",
     )
     columns = (
         Column("cell"),
@@ -92,9 +94,10 @@ def _figure(study: Study, by_cell: dict[Levels, list[Extrapolation]]) -> Figure:
         (Points("weights of the first layout", weight_points, "muted", "ring"), *layers),
     )
     caption = f"Stored K/V at {batch} sequences of {context:,} tokens, against the weights."
+    largest_points = ((layer.name, layer.points[-1]) for layer in layers)
     largest_sizes = "; ".join(
-        f"{layer.name}: {_gigabytes(layer.points[-1].x)} at {EXTRAPOLATION_PRESETS[round(layer.points[-1].y)]}"
-        for layer in layers
+        f"{name}: {_gigabytes(point.x)} at {EXTRAPOLATION_PRESETS[round(point.y)]}"
+        for name, point in largest_points
     )
     return Figure("projection", caption, f"{caption} {largest_sizes}.", plot)
 
@@ -103,7 +106,7 @@ def _gigabytes(count: float) -> str:
     return f"{format_significant(count / 1e9)} GB"
 
 
-def _projected(study: Study, levels: Levels, peaks: DevicePeaks) -> list[Extrapolation]:
+def _extrapolate_cell(study: Study, levels: Levels, peaks: DevicePeaks) -> list[Extrapolation]:
     """Extrapolate a cell's layout to every size that it is defined for.
 
     Sharing owners that name layers by number, for example, have no meaning at another depth.
@@ -112,13 +115,11 @@ def _projected(study: Study, levels: Levels, peaks: DevicePeaks) -> list[Extrapo
     if experiment is None:
         return []
     shape = ServedModel(name=experiment.name, model=experiment.model, serving=experiment.serving)
-    found: list[Extrapolation] = []
+    extrapolations: list[Extrapolation] = []
     for size in EXTRAPOLATION_PRESETS:
-        try:
-            found += extrapolate(shape, size, peaks)
-        except RescaleError:
-            continue
-    return found
+        with suppress(RescaleError):
+            extrapolations += extrapolate(shape, size, peaks)
+    return extrapolations
 
 
 def _row(
@@ -127,10 +128,8 @@ def _row(
     def giga(count: float) -> Cell:
         return cell(format_significant(count / 1e9), count / 1e9)
 
-    fastest, slowest = (
-        extrapolated.seconds / max(efficiencies),
-        extrapolated.seconds / min(efficiencies),
-    )
+    fastest = extrapolated.seconds / max(efficiencies)
+    slowest = extrapolated.seconds / min(efficiencies)
     return Row(
         (
             cell(study.label(levels)),

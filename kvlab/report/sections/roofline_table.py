@@ -65,20 +65,17 @@ def _describe_peaks(lines: list[dict[str, Any]]) -> str:
         if line["metric"] in ("bandwidth", "product_bandwidth", "matrix_rate"):
             peaks.setdefault(line["metric"], line)
     name = peaks["bandwidth"].get("note", "").removeprefix("measured on ")
+    rates = {metric: format_significant(line["value"] / 1e9) for metric, line in peaks.items()}
+    products = ""
+    if "product_bandwidth" in rates:
+        rate = rates["product_bandwidth"]
+        products = f" {rate} GB/s as one-row products read a large layer's weights,"
     return (
-        f"Ceilings of {name}: {format_significant(peaks['bandwidth']['value'] / 1e9)} GB/s from memory,"
-        f"{_product_clause(peaks)}"
-        f" {format_significant(peaks['matrix_rate']['value'] / 1e9)} GFLOP/s in matrix products. A step"
-        " takes the longer of moving its bytes and doing its arithmetic; a model that fits the"
-        " processor's caches may beat the first."
+        f"Ceilings of {name}: {rates['bandwidth']} GB/s from memory,{products}"
+        f" {rates['matrix_rate']} GFLOP/s in matrix products. A step takes the longer of moving its"
+        " bytes and doing its arithmetic; a model that fits the processor's caches may beat the"
+        " first."
     )
-
-
-def _product_clause(peaks: dict[str, dict[str, Any]]) -> str:
-    if "product_bandwidth" not in peaks:
-        return ""
-    rate = format_significant(peaks["product_bandwidth"]["value"] / 1e9)
-    return f" {rate} GB/s as one-row products read a large layer's weights,"
 
 
 def _row(step: Step, lines: dict[str, dict[str, Any]], keys: dict[str, str]) -> Row:

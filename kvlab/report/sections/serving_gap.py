@@ -20,7 +20,7 @@ from kvlab.report.document import (
 from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_significant
 from kvlab.report.study import GAP_ROUNDING, Study
 from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
-from kvlab.report.trial_rows import Levels, TrialRow
+from kvlab.report.trial_rows import Levels
 
 
 def report_serving_gap(study: Study) -> Section | None:
@@ -66,8 +66,8 @@ def _token_note(study: Study) -> list[Content]:
         return []
     pairs_text = "; ".join(f"{one:,.0f} and {served:,.0f}" for one, served in sorted(scored))
     text = (
-        f"The one-shot loss is over more text than the served loss ({pairs_text} tokens), so the two"
-        " columns do not subtract to the gap: that compares both on the served text alone."
+        f"The one-shot loss is over more text than the served loss ({pairs_text} tokens), so the"
+        " two columns do not subtract to the gap: that compares both on the served text alone."
     )
     return [paragraph(text)]
 
@@ -84,11 +84,9 @@ def _table(study: Study, with_gap: list[Levels], n_without: int) -> Table:
         mean_column("gap (nats/token)"),
         Column("smallest and largest", True, "gap over seeds", _ENDS),
     )
-    left_out = (
-        f"; the other {format_count(n_without, 'cell')} have none beyond rounding"
-        if n_without
-        else ""
-    )
+    left_out = ""
+    if n_without:
+        left_out = f"; the other {format_count(n_without, 'cell')} have none beyond rounding"
     caption = f"Cells whose serving cache changes the loss{left_out}."
     return Table("serving-gap", caption, columns, tuple(_row(study, levels) for levels in with_gap))
 
@@ -137,17 +135,14 @@ def _kv_dtype_contents(study: Study) -> list[Content]:
 
 
 def _kv_dtype_row(study: Study, levels: Levels) -> Row:
-    dtypes = {row.record["experiment"]["serving"]["kv_dtype"] for row in _rows(study, levels)}
+    rows = (row for row in study.cells[levels].values() if row.is_done)
+    dtypes = {row.record["experiment"]["serving"]["kv_dtype"] for row in rows}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
     mean_and_sd = mean_and_spread(changes)
     change = Cell(_format_small(changes), mean_and_sd[0], csv=mean_and_sd)
     errors = (_mean_cell(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
     name, dtype = cell(study.label(levels)), cell(", ".join(sorted(dtypes)))
     return Row((name, dtype, *errors, change), study.cell_key(levels))
-
-
-def _rows(study: Study, levels: Levels) -> list[TrialRow]:
-    return [row for row in study.cells[levels].values() if row.is_done]
 
 
 def _format_small(values: list[float]) -> str:

@@ -39,8 +39,9 @@ def report_speed(study: Study) -> Section | None:
         " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
     )
     note = paragraph(
-        f"Measured on {'; '.join(devices)}.{device_note}{_describe_timings(study)} On a small model the work"
-        " beside attention dominates, so saved K/V reads need not show in the time per token.",
+        f"Measured on {'; '.join(devices)}.{device_note}{_describe_timings(study)}"
+        " On a small model the work beside attention dominates, so saved K/V reads need not show in"
+        " the time per token.",
     )
     columns = (Column("cell"), *(mean_column(_TITLES[metric]) for metric in metrics))
     rows = []
@@ -67,7 +68,8 @@ def _describe_timings(study: Study) -> str:
 
 
 def _figure(study: Study) -> Figure:
-    read, times = study.means("kv_bytes_read"), study.means("tpot_ms_p50")
+    metric = "tpot_ms_p50"
+    read, times = study.means("kv_bytes_read"), study.means(metric)
     points: list[Point] = []
     baseline_points: list[Point] = []
     for levels, count in read.items():
@@ -76,10 +78,10 @@ def _figure(study: Study) -> Figure:
         tip = (
             study.label(levels),
             f"reads {format_exact_bytes(round(count))} per token",
-            f"{format_metric('tpot_ms_p50', times[levels])} {display_unit('tpot_ms_p50')} per token",
+            f"{format_metric(metric, times[levels])} {display_unit(metric)} per token",
         )
         label = study.label(levels) if levels == study.baseline else ""
-        seed_times = study.values(levels, "tpot_ms_p50").values()
+        seed_times = study.values(levels, metric).values()
         ends = (min(seed_times), max(seed_times))
         point = Point(count, times[levels], tip, study.cell_key(levels), label, y_range=ends)
         (baseline_points if label else points).append(point)
@@ -91,8 +93,8 @@ def _figure(study: Study) -> Figure:
             Points("baseline", tuple(baseline_points), "c1", "diamond"),
         ),
     )
-    lows = f"from {format_metric('tpot_ms_p50', min(times.values()))}" if times else ""
-    highs = f"to {format_metric('tpot_ms_p50', max(times.values()))} ms" if times else ""
+    lows = f"from {format_metric(metric, min(times.values()))}" if times else ""
+    highs = f"to {format_metric(metric, max(times.values()))} ms" if times else ""
     caption = (
         "Time per token against the K/V bytes that it reads: mean, smallest and largest over"
         " seeds. The vertical axis does not start at zero."
@@ -107,16 +109,10 @@ def report_benchmark_curves(study: Study) -> Section | None:
     if not figures:
         return None
     n_noisy = len({line["variant"] for line in lines if line["noisy"]})
-    noisy = (
-        f" In {format_count(n_noisy, 'cell')} of {len(keys)} something else used the machine, or the"
-        " times did not settle: see the lines of the trials' results."
-        if n_noisy
-        else ""
-    )
-    contents: list[Content] = [
-        paragraph(
-            "The baseline and the cells that differ from it in one factor; means over seeds."
-            f"{noisy}",
+    text = "The baseline and the cells that differ from it in one factor; means over seeds."
+    if n_noisy:
+        text += (
+            f" In {format_count(n_noisy, 'cell')} of {len(keys)} something else used the"
+            " machine, or the times did not settle: see the lines of the trials' results."
         )
-    ]
-    return Section("Latency and throughput curves", (*contents, *figures))
+    return Section("Latency and throughput curves", (paragraph(text), *figures))
