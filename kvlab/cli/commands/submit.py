@@ -148,9 +148,8 @@ def _run_driver(
 ) -> Summary:
     sweep, missing = planned.sweep, trials_to_run(planned, options.retry_failed)
     command = _redact_command(options)
-    specs = {"yaml": sweep.source.document, "experiment_yaml": sweep.source.base_document}
-    texts = {key: document.text for key, document in specs.items()}
-    describe = partial(describe_sweep, **texts, command=command)
+    yaml, experiment_yaml = sweep.source.document.text, sweep.source.base_document.text
+    describe = partial(describe_sweep, yaml=yaml, experiment_yaml=experiment_yaml, command=command)
     search = None if sweep.search is None else Searcher(planned, store, describe)
     if search is not None:
         promote_trials(search, store, options.promote)
