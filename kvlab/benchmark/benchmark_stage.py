@@ -96,11 +96,11 @@ def _main_measurements(lines: list[Measurement], config: BenchmarkConfig) -> dic
 
     def line(metric: str, **fields: object) -> Measurement:
         return next(
-            each
-            for each in lines
-            if each.metric == metric
-            and each.value is not None
-            and all(getattr(each, name) == value for name, value in fields.items())
+            candidate
+            for candidate in lines
+            if candidate.metric == metric
+            and candidate.value is not None
+            and all(getattr(candidate, name) == value for name, value in fields.items())
         )
 
     def value(metric: str, **fields: object) -> float | int:

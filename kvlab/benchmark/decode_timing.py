@@ -98,7 +98,7 @@ class TimedDecoder:
 
     @torch.inference_mode()
     def decode_uncached(self, length: int) -> float:
-        """Return the seconds of one uncached step of one sequence: a pass over ``length`` tokens."""
+        """Return the seconds of an uncached step of one sequence: a pass over ``length`` tokens."""
         tokens = self._draw_tokens(1, length)
         clock = DeviceClock(self.model.device)
         clock.mark()

@@ -166,5 +166,5 @@ def _comparisons_settled(rounds: _Rounds[Key], base: Key, compared: Collection[s
 
 
 def _medians_precise(rounds: _Rounds[Key], max_error: float) -> bool:
-    samples = map(TimingSamples.from_lists, rounds.values())
-    return all(each.relative_error <= max_error for each in samples)
+    all_samples = map(TimingSamples.from_lists, rounds.values())
+    return all(samples.relative_error <= max_error for samples in all_samples)

@@ -100,7 +100,7 @@ class TableLayout:
     Attributes:
         title: printed above the table.
         keys: the fields of a `Measurement` that identify a row, besides the variant.
-        columns: metric -> header. The suffix ``:again`` selects times without a cache and
+        columns: metric -> header. The suffix ``:uncached`` selects times without a cache and
             ``:p95`` a quantile.
     """
 

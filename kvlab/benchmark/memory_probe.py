@@ -3,11 +3,11 @@
 import ctypes
 import resource
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.peak_memory import read_status_bytes
 from kvlab.model import GPT
 from kvlab.model.generate import decode_step, prefill
 from kvlab.oom import classify_oom
@@ -86,22 +86,14 @@ def limit_private_memory(extra: int) -> None:
     Memory that the process freed but kept (compiling imports leaves megabytes) would serve the
     attempt without being counted, so it is allocated first.
     """
-    _set_data_limit(_private_bytes())
+    _set_data_limit(read_status_bytes("VmData"))
     _exhaust_free_memory()
-    _set_data_limit(_private_bytes() + extra)
+    _set_data_limit(read_status_bytes("VmData") + extra)
 
 
 def _set_data_limit(limit: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _private_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == "VmData":
-            return int(value.split()[0]) * 1024
-    raise OSError("this system does not report how much memory a process has")
 
 
 def _exhaust_free_memory() -> None:

@@ -61,4 +61,4 @@ class Nvml:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, since)
         except pynvml.NVMLError:
             return []
-        return [GpuUtilization(each.pid, each.timeStamp, each.smUtil / 100) for each in samples]
+        return [GpuUtilization(s.pid, s.timeStamp, s.smUtil / 100) for s in samples]

@@ -40,11 +40,9 @@ class MemoryUse:
 def measure_peak_memory(
     device: torch.device, work: Callable[[], object], *, reserved: bool = False
 ) -> MemoryUse:
-    """Run ``work`` and return the memory that it needed at most.
+    """Run ``work`` once on ``device`` and return the memory that it needed at most.
 
     Args:
-        device: where ``work`` computes.
-        work: called once.
         reserved: on CUDA count what the allocator reserved of the device, not what tensors use,
             and give unused blocks back before and after.
     """
@@ -71,9 +69,9 @@ def _measure_resident(work: Callable[[], object]) -> MemoryUse:
     _return_free_memory()
     if not _reset_resident_peak():
         return _sample_resident(work)
-    before = _read_status_bytes("VmRSS")
+    before = read_status_bytes("VmRSS")
     work()
-    return MemoryUse(before, _read_status_bytes("VmHWM"))
+    return MemoryUse(before, read_status_bytes("VmHWM"))
 
 
 def _return_free_memory() -> None:
@@ -91,12 +89,17 @@ def _reset_resident_peak() -> bool:
     return True
 
 
-def _read_status_bytes(key: str) -> int:
+def read_status_bytes(key: str) -> int:
+    """Return a size of this process as Linux states it, such as ``VmRSS``.
+
+    Raises:
+        OSError: the system does not state it.
+    """
     for line in _STATUS.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024
-    raise OSError(f"{_STATUS} has no {key}")
+    raise OSError(f"this system does not report how much memory a process has ({key})")
 
 
 def _sample_resident(work: Callable[[], object]) -> MemoryUse:

@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def dtype(self) -> str:
-        return str(self.model.dtype).removeprefix("torch.")
+        return self.model.dtype_name
 
     @property
     def layout(self) -> KVLayout:
@@ -146,9 +146,9 @@ class Session:
 
     @cached_property
     def latencies(self) -> dict[int, InterleavedTimings[str]]:
-        """Prompt length -> series ``first``, ``steps`` and ``again`` of every variant at batch 1.
+        """Prompt length -> series ``first``, ``steps``, ``uncached`` of every variant at batch 1.
 
-        ``again`` is one step without a cache in the middle of the new tokens. Its time grows
+        ``uncached`` is one step without a cache in the middle of the new tokens. Its time grows
         with the context, so the middle one represents all.
         """
         return {length: self._time_latency(length) for length in self.settings.contexts}
@@ -159,12 +159,10 @@ class Session:
 
         def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
             timing = variant.decoder.decode(cache, count)
-            again = variant.decoder.decode_uncached(length + (count + 1) // 2)
-            return {"first": [timing.first], "steps": timing.steps, "again": [again]}
+            uncached = variant.decoder.decode_uncached(length + (count + 1) // 2)
+            return {"first": [timing.first], "steps": timing.steps, "uncached": [uncached]}
 
-        works = {v.name: partial(turn, v, v.decoder.new_cache(1, length + count))
-                 for v in self.variants}  # fmt: skip
-        return self.time_interleaved(works, compared=("steps",))
+        return self.time_decoding(turn, 1, length + count, compared=("steps",))
 
     @cached_property
     def throughputs(self) -> dict[int, InterleavedTimings[str]]:
@@ -180,9 +178,20 @@ class Session:
         def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
             return {"steps": variant.decoder.decode(cache, count).steps}
 
-        works = {v.name: partial(turn, v, v.decoder.new_cache(batch, prompt + count))
-                 for v in self.variants}  # fmt: skip
-        return self.time_interleaved(works)
+        return self.time_decoding(turn, batch, prompt + count)
+
+    def time_decoding(
+        self,
+        turn: Callable[[Variant, KVCache], Mapping[str, list[float]]],
+        batch: int,
+        length: int,
+        compared: Collection[str] | None = None,
+    ) -> InterleavedTimings[str]:
+        """Run ``turn`` of every variant by turns, each with its own cache of ``length`` tokens."""
+        works = {
+            v.name: partial(turn, v, v.decoder.new_cache(batch, length)) for v in self.variants
+        }
+        return self.time_interleaved(works, compared)
 
     def time_interleaved(
         self, works: Mapping[str, Work], compared: Collection[str] | None = None
@@ -255,8 +264,8 @@ class Session:
             series: the series of ``timings`` to compare.
             fields: fields of the lines, such as the batch size.
         """
-        base, *others = (v for v in self.variants if (v.name, series) in timings.samples)
-        for variant in others:
+        base, *variants = (v for v in self.variants if (v.name, series) in timings.samples)
+        for variant in variants:
             comparison = compare_timings(
                 timings.samples[variant.name, series], timings.samples[base.name, series]
             )

@@ -79,9 +79,9 @@ class TimingSamples:
         """Return the 95% interval of a quantile. It is deterministic."""
         count, size = self.rounds.shape
         resamples = max(50, min(1000, _MAX_RESAMPLED // (count * size)))
-        picked = np.random.default_rng(0).integers(count, size=(resamples, count))
-        drawn = np.quantile(self.rounds[picked], q, axis=(1, 2))
-        low, high = np.quantile(drawn, [0.025, 0.975])
+        round_indices = np.random.default_rng(0).integers(count, size=(resamples, count))
+        resampled = np.quantile(self.rounds[round_indices], q, axis=(1, 2))
+        low, high = np.quantile(resampled, [0.025, 0.975])
         return float(low), float(high)
 
 
@@ -134,14 +134,14 @@ def compare_timings(samples: TimingSamples, base: TimingSamples) -> Comparison |
         return None
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
-    medians, base_medians = (np.median(each.rounds[:count], axis=1) for each in (samples, base))
+    medians, base_medians = (np.median(s.rounds[:count], axis=1) for s in (samples, base))
     ratios = np.sort(np.log(medians) - np.log(base_medians))
     cut = int(TRIMMED_SHARE * count)
-    kept = count - 2 * cut
+    untrimmed = count - 2 * cut
     mean = float(ratios[cut : count - cut].mean())
     spread = float(np.clip(ratios, ratios[cut], ratios[-1 - cut]).std(ddof=1))
-    error = spread / (kept / count * math.sqrt(count))
-    confidence_t, power_t = stdtrit(kept - 1, [(1 + CONFIDENCE) / 2, POWER])
+    error = spread / (untrimmed / count * math.sqrt(count))
+    confidence_t, power_t = stdtrit(untrimmed - 1, [(1 + CONFIDENCE) / 2, POWER])
     half_width = float(confidence_t) * error
     return Comparison(
         math.exp(mean),

@@ -58,7 +58,7 @@ def _format_layout(layout: TableLayout, lines: Iterable[Measurement]) -> str:
 def _format_line(line: Measurement) -> Iterator[tuple[str, str]]:
     name = line.metric
     if line.metric == "tpot" and not line.cached:
-        name = "tpot:again"
+        name = "tpot:uncached"
     yield name, _format_value(line)
     for quantile in line.quantiles:
         yield f"{name}:p{quantile.q * 100:.0f}", _format_quantity(quantile.value, line.unit)

@@ -17,11 +17,6 @@ from kvlab.store.store import Store
 class Attempt:
     """Create and write ``attempts/<number>/`` of a trial. Requires the trial's lock.
 
-    Args:
-        store: of the trial.
-        trial_id: of the trial.
-        fence: of the trial's lock.
-
     Attributes:
         number: counts the attempts from 1.
         started: when it was created, see `utc_now`.

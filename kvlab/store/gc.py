@@ -24,15 +24,13 @@ class Garbage:
     """A file or folder to remove.
 
     Attributes:
-        path: of it.
-        bytes: its size.
-        why: the reason, for people.
+        reason: why it is not needed, for people.
         lock: held by the process that uses it.
     """
 
     path: Path
     bytes: int
-    why: str
+    reason: str
     lock: Path = field(repr=False)
 
 
@@ -44,7 +42,6 @@ def find_garbage(
     Unfinished files and the checkpoints of trainings that have ended are always included.
 
     Args:
-        store: to search.
         weights: include final weights where every sweep that uses them has ended.
         unused: include trials and trainings that no sweep of the store contains.
         pruned: include checkpoints of trainings whose trials are all pruned. A trial that is
@@ -97,19 +94,19 @@ def _find_temporary_files(store: Store) -> Iterator[Garbage]:
             for folder in _TEMPORARY_FILE_FOLDERS:
                 for path in _list_entries(directory / folder):
                     if path.name.startswith("."):
-                        why = "half written when something was killed"
-                        yield from _make_garbage(path, why, directory / "lock")
+                        reason = "half written when something was killed"
+                        yield from _make_garbage(path, reason, directory / "lock")
 
 
 def _find_checkpoints(store: Store) -> Iterator[Garbage]:
     for directory in _list_folders(store.path / "trainings"):
         if store.is_trained(directory.name):
-            why = "checkpoints of a finished training"
+            reason = "checkpoints of a finished training"
         elif (directory / "diverged.json").exists():
-            why = "checkpoints of a training that diverged"
+            reason = "checkpoints of a training that diverged"
         else:
             continue
-        yield from _make_garbage(directory / "checkpoints", why, directory / "lock")
+        yield from _make_garbage(directory / "checkpoints", reason, directory / "lock")
 
 
 def _find_measured_weights(store: Store) -> Iterator[Garbage]:
@@ -121,8 +118,8 @@ def _find_measured_weights(store: Store) -> Iterator[Garbage]:
             needed |= {store.read_training_id(trial) for trial in trials}
     for directory in _list_folders(store.path / "trainings"):
         if directory.name not in needed:
-            why = "weights that every sweep has measured"
-            yield from _make_garbage(directory / "final", why, directory / "lock")
+            reason = "weights that every sweep has measured"
+            yield from _make_garbage(directory / "final", reason, directory / "lock")
 
 
 def _find_pruned_checkpoints(store: Store) -> Iterator[Garbage]:
@@ -131,8 +128,8 @@ def _find_pruned_checkpoints(store: Store) -> Iterator[Garbage]:
         statuses.setdefault(store.read_training_id(trial), set()).add(store.status(trial))
     for directory in _list_folders(store.path / "trainings"):
         if statuses.get(directory.name) == {"pruned"}:
-            why = "checkpoints of a training that a search has pruned"
-            yield from _make_garbage(directory / "checkpoints", why, directory / "lock")
+            reason = "checkpoints of a training that a search has pruned"
+            yield from _make_garbage(directory / "checkpoints", reason, directory / "lock")
 
 
 def _find_unused(store: Store) -> Iterator[Garbage]:
@@ -140,21 +137,21 @@ def _find_unused(store: Store) -> Iterator[Garbage]:
     trainings = {store.read_training_id(trial) for trial in trials}
     for directory in _list_folders(store.path / "trials"):
         if directory.name not in trials:
-            why = "a trial that no sweep asks for"
-            yield from _make_garbage(directory, why, directory / "lock")
+            reason = "a trial that no sweep asks for"
+            yield from _make_garbage(directory, reason, directory / "lock")
     for directory in _list_folders(store.path / "trainings"):
         if directory.name not in trainings:
-            why = "a training that no sweep asks for"
-            yield from _make_garbage(directory, why, directory / "lock")
+            reason = "a training that no sweep asks for"
+            yield from _make_garbage(directory, reason, directory / "lock")
 
 
-def _make_garbage(path: Path, why: str, lock: Path) -> Iterator[Garbage]:
+def _make_garbage(path: Path, reason: str, lock: Path) -> Iterator[Garbage]:
     """Yield an item, unless ``path`` is empty or in use."""
     names = [entry for entry in _list_entries(path) if not is_lease_file(lock, entry.name)]
     if path.is_symlink() or not path.exists() or (path.is_dir() and not names):
         return
     if not seems_held(lock):
-        yield Garbage(path, _count_bytes(path), why, lock)
+        yield Garbage(path, _count_bytes(path), reason, lock)
 
 
 def _count_bytes(path: Path) -> int:

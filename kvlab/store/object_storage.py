@@ -54,7 +54,7 @@ class ObjectStorage:
         protocols = self._fs.protocol if isinstance(self._fs.protocol, tuple) else ()
         return Path(self._root) if "file" in protocols else None
 
-    def names(self, kind: str) -> list[str]:
+    def list_names(self, kind: str) -> list[str]:
         """Return the directories under ``trials``, ``trainings`` or ``sweeps``, whole or not.
 
         Raises:
@@ -72,8 +72,7 @@ class ObjectStorage:
         """Copy what is new in a directory and return how many files that were.
 
         Args:
-            local: the directory.
-            remote: its path under the URL, such as ``trials/<id>``.
+            remote: path under the URL, such as ``trials/<id>``.
             names: files and folders in it; the one that completes it comes last.
 
         Raises:
@@ -106,7 +105,6 @@ class ObjectStorage:
 
         Args:
             remote: path under the URL, such as ``trials/<id>``.
-            local: the directory.
             fence: of the lock on ``local``.
 
         Returns:

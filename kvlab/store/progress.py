@@ -27,10 +27,8 @@ class ProgressReporter:
     ``seconds_left`` and ``note``.
 
     Args:
-        path: of the progress file.
         log: writes a line to the trial's log.
         listener: receives each update that is written.
-        fence: of the trial's lock.
     """
 
     def __init__(

@@ -106,7 +106,6 @@ def build_provenance(
     """Return the ``provenance`` of a result.
 
     Args:
-        origin: the driver that started the trial.
         started: time of the last attempt's start, see `utc_now`.
         attempts: how often the trial was started.
         pauses: attempts that ended at a rung of a search; the key is left out if there are none.

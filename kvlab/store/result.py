@@ -78,8 +78,6 @@ def build_result(
     """Return the contents of `result.json`.
 
     Args:
-        trial: that has ended.
-        status: how it ended.
         provenance: see `build_provenance`.
         measured: of a ``done`` trial.
         failure: of a ``failed`` or ``diverged`` trial.

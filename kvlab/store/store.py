@@ -78,12 +78,10 @@ class Store:
     # Locks
 
     def trial_lock(self, trial_id: str) -> Lock:
-        directory = self.trial_directory(trial_id)
-        return Lock(directory / "lock")
+        return Lock(self.trial_directory(trial_id) / "lock")
 
     def training_lock(self, training_id: str) -> Lock:
-        directory = self.training_directory(training_id)
-        return Lock(directory / "lock")
+        return Lock(self.training_directory(training_id) / "lock")
 
     def report_lock(self, name: str) -> Lock:
         return Lock(self.sweep_directory(name) / "report")
@@ -169,7 +167,7 @@ class Store:
             raise LeaseLost(f"{path} exists already: another process has ended the trial") from None
 
     def archive_result(self, trial_id: str) -> None:
-        """Move a result into its last attempt, so that the trial can run again. Requires the lock."""
+        """Move a result into its last attempt, so that the trial runs again. Requires the lock."""
         directory = self.trial_directory(trial_id)
         target = directory / "attempts" / str(max(self.attempts(trial_id), default=0))
         target.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,10 @@ class BackupSummary:
 
     Attributes:
         sweep: its name.
-        trials: that were copied.
-        files: that were copied.
-        unchanged: trials that were there already.
-        missing: trials that have not ended.
-        in_use: trials that a process works on now.
+        trials, files: numbers of those that were copied.
+        unchanged: number of trials that were there already.
+        missing: number of trials that have not ended.
+        in_use: number of trials that a process works on now.
         damaged: why trials were left out, one line each.
     """
 
@@ -54,9 +53,6 @@ def copy_sweep(
     """Copy a sweep's description, the trials that have ended, and their trainings.
 
     Args:
-        store: to copy from.
-        storage: to copy to.
-        name: of the sweep.
         skip: ids of trials that are known to be copied.
 
     Raises:
@@ -94,7 +90,7 @@ def copy_description(store: Store, storage: ObjectStorage, name: str) -> int:
 
 def list_copied_sweeps(storage: ObjectStorage) -> list[str]:
     """Return the names of the sweeps that were copied."""
-    return [name for name in storage.names("sweeps") if re.match(NAME_PATTERN, name)]
+    return [name for name in storage.list_names("sweeps") if re.match(NAME_PATTERN, name)]
 
 
 def restore_sweep(store: Store, storage: ObjectStorage, name: str) -> BackupSummary:

@@ -38,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], fence: Fence | None
         for leftover in folder.glob(f".{path.name}.*"):  # left by a kill during a write
             shutil.rmtree(leftover)
         on_cpu = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
-        # in a folder, because the library makes temporary files of its parameters beside its output
+        # in a folder, because the library makes temporary files of its own beside its output
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=folder) as temporary:
             written = Path(temporary) / path.name
             save_file(on_cpu, written, metadata={"format": "pt"})

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.nvml import Nvml
-from kvlab.benchmark.session import Session
+from kvlab.benchmark.session import Session, Variant
 from kvlab.cache import KVCache
 
 TABLES = (
@@ -39,13 +38,11 @@ def _energy_lines(session: Session, batch: int, nvml: Nvml) -> Iterator[Measurem
     settings = session.settings
     length = settings.prompt_tokens + settings.new_tokens
     session.activity = f"energy, batch {batch}"
-    works = {
-        v.name: partial(
-            _measure_turn, v.decoder, v.decoder.new_cache(batch, length), settings.new_tokens, nvml
-        )
-        for v in session.variants
-    }
-    timings = session.time_interleaved(works)
+
+    def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
+        return _measure_turn(variant.decoder, cache, settings.new_tokens, nvml)
+
+    timings = session.time_decoding(turn, batch, length)
     fields = settings.run_fields(batch)
     for variant in session.variants:
         samples = timings.samples[variant.name, "joules"]

@@ -9,11 +9,12 @@ from kvlab.benchmark.session import Session, Variant
 TABLES = (
     TableLayout("latency at batch 1", ("prompt_tokens",), {
         "ttft": "first token", "ttft:p95": "p95", "tpot": "a token", "tpot:p95": "p95",
-        "tpot:p99": "p99", "tpot:again": "no cache", "tpot_ratio": "of the first",
+        "tpot:p99": "p99", "tpot:uncached": "no cache",
+        "tpot_ratio": "of the first",
     }),
 )  # fmt: skip
 
-METRICS = {"first": "ttft", "steps": "tpot", "again": "tpot"}
+METRICS = {"first": "ttft", "steps": "tpot", "uncached": "tpot"}
 """Series of `Session.latencies` -> metric."""
 
 
@@ -33,7 +34,7 @@ def _latency_lines(
     session: Session, variant: Variant, length: int, timings: InterleavedTimings[str]
 ) -> Iterator[Measurement]:
     new = session.settings.new_tokens
-    contexts = {"first": length, "steps": length + new, "again": length + (new + 1) // 2}
+    contexts = {"first": length, "steps": length + new, "uncached": length + (new + 1) // 2}
     for series, metric in METRICS.items():
         samples = timings.samples[variant.name, series]
         yield session.make_line(
@@ -46,7 +47,7 @@ def _latency_lines(
             prompt_tokens=length,
             new_tokens=new,
             context_length=contexts[series],
-            cached=series != "again",
+            cached=series != "uncached",
             quantiles=samples.quantiles(),
             **session.reliability(timings, samples),
         )

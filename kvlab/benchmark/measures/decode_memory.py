@@ -101,12 +101,11 @@ def count_kv_bytes(decoder: TimedDecoder, batch_size: int, length: int) -> KVByt
     """
     model = decoder.model
     layout = KVLayout.of(model.config, decoder.serving)
-    dtype = str(model.dtype).removeprefix("torch.")
-    formula = layout.stored_bytes(batch_size, length, dtype)
+    formula = layout.stored_bytes(batch_size, length, model.dtype_name)
     before = _allocator_bytes(model.device)
     cache = decoder.new_cache(batch_size, length)
     require_equal_bytes("KV bytes by unique storage", cache.nbytes, formula)
-    read = layout.read_bytes(batch_size, length, dtype)
+    read = layout.read_bytes(batch_size, length, model.dtype_name)
     after = _allocator_bytes(model.device)
     if before is None or after is None:
         return KVBytes(formula, read, None, None)
@@ -205,9 +204,8 @@ def _measure_peak(
     for _ in range(PEAK_RUNS):
         growths.append(measure_peak_memory(model.device, work).growth)
         on_run()
-    dtype = str(model.dtype).removeprefix("torch.")
     layout = KVLayout.of(model.config, decoder.serving)
-    cache = layout.stored_bytes(1, length, dtype) if cached else 0
+    cache = layout.stored_bytes(1, length, model.dtype_name) if cached else 0
     logits = model.config.vocab_size * model.dtype.itemsize
     weights = sum(parameter.nbytes for parameter in model.parameters())
     return PeakMemory(weights, cache, logits, max(0, min(growths) - cache - logits))

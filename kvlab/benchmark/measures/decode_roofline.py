@@ -52,7 +52,7 @@ class RooflinePoint:
 def measure(session: Session) -> Iterator[Measurement]:
     """Yield the peaks, each step's cost and times, and where a variant breaks even."""
     points = roofline_points(session)
-    for variant in {each.dtype: each for each in session.variants}.values():
+    for variant in {v.dtype: v for v in session.variants}.values():
         peaks = session.peaks(variant.dtype)
         for metric, value, unit in (
             ("bandwidth", peaks.bandwidth, "bytes/s"),
@@ -123,14 +123,16 @@ def _point_lines(session: Session, point: RooflinePoint) -> Iterator[Measurement
         notes = filter(None, [FASTER_THAN_PEAKS, reliability["note"]])
         reliability |= {"noisy": True, "note": "; ".join(notes)}
     bound = {"verdict": cost.bound(peaks)}
-    for metric, value, unit, more in (
+    for metric, value, unit, extra_fields in (
         ("step_predicted", point.predicted, "s", bound),
         ("step_measured", point.seconds, "s", reliability),
         ("efficiency", point.efficiency, "", reliability),
         ("mbu", cost.mbu(point.seconds, peaks), "", reliability),
         ("mfu", cost.mfu(point.seconds, peaks), "", reliability),
     ):
-        yield session.make_line("roofline", metric, point.variant, value, unit, **fields, **more)
+        yield session.make_line(
+            "roofline", metric, point.variant, value, unit, **fields, **extra_fields
+        )
 
 
 def _break_even_lines(session: Session, variant: Variant) -> Iterator[Measurement]:

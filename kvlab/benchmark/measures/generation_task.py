@@ -144,7 +144,9 @@ def read_book(path: Path | None, tokenizer: str) -> list[int]:
         raise DataError(f"--text {path} cannot be read ({error}); name a UTF-8 file") from None
     framed = GUTENBERG_FRAME.search(text)
     paragraphs = (framed[1] if framed else text).replace("\r\n", "\n").split("\n\n")
-    lines = (" ".join(line.strip() for line in one.split("\n")).strip() for one in paragraphs)
+    lines = (
+        " ".join(line.strip() for line in paragraph.split("\n")).strip() for paragraph in paragraphs
+    )
     ids = load_tokenizer(tokenizer).encode("\n".join(filter(None, lines)))
     if len(ids) <= PROMPT_TOKENS:
         raise DataError(f"--text {path} has {len(ids)} tokens; the task needs over {PROMPT_TOKENS}")

@@ -29,8 +29,8 @@ def measure(session: Session) -> Iterator[Measurement]:
             except RescaleError as error:
                 session.on_notice(f"projection of {variant.name} to {size} is left out: {error}")
                 continue
-            for each in extrapolations:
-                yield from _projection_lines(session, variant, each, worst, best)
+            for extrapolation in extrapolations:
+                yield from _projection_lines(session, variant, extrapolation, worst, best)
 
 
 def _projection_lines(

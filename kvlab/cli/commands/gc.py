@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{options.store} holds nothing that could go")
         return 0
     rows = [
-        [format_bytes(item.bytes), _relative_path(options, item), item.why] for item in removable
+        [format_bytes(item.bytes), _relative_path(options, item), item.reason] for item in removable
     ]
     print(format_table([["size", "what", "why"], *rows], right="r"))
     total = format_bytes(sum(item.bytes for item in removable))
@@ -66,7 +66,7 @@ def _collect_facts(
         "applied": options.apply,
         "bytes": sum(item.bytes for item in removable),
         "items": [
-            {"path": _relative_path(options, item), "bytes": item.bytes, "why": item.why}
+            {"path": _relative_path(options, item), "bytes": item.bytes, "why": item.reason}
             for item in removable
         ],
         "in_use": [_relative_path(options, item) for item in busy],
