@@ -50,9 +50,8 @@ class Store:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         if self.path.exists() and not self.path.is_dir():
-            raise StoreError(
-                f"{path} is a file, and a store is a folder; name another with --store"
-            )
+            text = f"{path} is a file, and a store is a folder"
+            raise StoreError(f"{text}; name another with --store")
 
     # Paths
 
@@ -134,9 +133,8 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(
-                f"{path} cannot be read: {error.strerror}; check its permissions"
-            ) from None
+            text = f"{path} cannot be read: {error.strerror}"
+            raise StoreError(f"{text}; check its permissions") from None
         if not head or not is_complete:
             return "damaged"
         return cast(Status, head.group(1).decode())
@@ -331,6 +329,5 @@ def _list_names(directory: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise StoreError(
-            f"{directory} cannot be read: {error.strerror}; check its permissions"
-        ) from None
+        text = f"{directory} cannot be read: {error.strerror}"
+        raise StoreError(f"{text}; check its permissions") from None

@@ -72,10 +72,6 @@ def silence_mlflow() -> None:
 def connect(store: Path, uri: str) -> "MlflowClient":
     """Return a client of MLflow; one process creates a missing database while others wait.
 
-    Args:
-        store: folder of the store.
-        uri: of MLflow.
-
     Raises:
         TrackingError: MLflow cannot be reached, or its database cannot be opened.
         UsageError: ``uri`` is a folder.
@@ -199,9 +195,8 @@ def read_store_id(store: Path) -> str:
                     write_atomic(path, uuid.uuid4().hex + "\n")
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise StoreError(
-            f"{path} cannot be read: {error.strerror}; check its permissions"
-        ) from None
+        text = f"{path} cannot be read: {error.strerror}"
+        raise StoreError(f"{text}; check its permissions") from None
 
 
 @contextmanager
@@ -243,9 +238,7 @@ def serve_ui(store: Path, uri: str | None, port: int) -> int:
     """Replace this process by MLflow's server, on the loopback interface.
 
     Args:
-        store: folder of the store.
         uri: of the database, see `tracking_uri`.
-        port: to listen on.
 
     Raises:
         UsageError: the port is taken.

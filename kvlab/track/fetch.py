@@ -29,8 +29,6 @@ def fetch_record(uri: str, sweep: str, folder: Path, mirrored_by: str | None = N
     A result whose mirroring is incomplete is left out, so it is missing in the report.
 
     Args:
-        uri: of MLflow.
-        sweep: its name.
         folder: empty; the store is created there.
         mirrored_by: first digits of the id of the store that mirrored the sweep; needed if
             several did.
@@ -92,10 +90,8 @@ def _find_parent(
 
 def _fetch_sweep(client: "MlflowClient", uri: str, parent: "Run", sweep: str, store: Store) -> None:
     if "kvlab.record.digest" not in parent.data.tags:
-        text = (
-            f"sweep = {sweep} in MLflow at {redact_uri(uri)} was mirrored without its description"
-        )
-        raise TrackingError(f"{text}; `kvlab sync {sweep}` with this version adds it")
+        text = f"sweep = {sweep} in MLflow at {redact_uri(uri)} was mirrored without its"
+        raise TrackingError(f"{text} description; `kvlab sync {sweep}` with this version adds it")
     directory = store.sweep_directory(sweep)
     directory.mkdir(parents=True)
     path = client.download_artifacts(parent.info.run_id, f"{RECORD}/sweep.json", str(directory))
@@ -107,9 +103,9 @@ def _fetch_sweep(client: "MlflowClient", uri: str, parent: "Run", sweep: str, st
 
 def _find_complete_runs(client: "MlflowClient", experiment: str, parent: "Run") -> list["Run"]:
     """Return one run per trial, of those that were mirrored completely."""
-    identity = parent.data.tags["kvlab.store"]
+    store_id = parent.data.tags["kvlab.store"]
     runs: dict[str, Run] = {}
-    for run in iter_runs(client, experiment, f"tags.`kvlab.store` = '{identity}'"):
+    for run in iter_runs(client, experiment, f"tags.`kvlab.store` = '{store_id}'"):
         tags = run.data.tags
         if "kvlab.trial" in tags and tags.get("kvlab.digest") == tags.get("kvlab.intended"):
             runs.setdefault(tags["kvlab.trial"], run)

@@ -82,10 +82,8 @@ def describe_run(
         directory: of the trial.
     """
     provenance = result["provenance"]
-    started, finished = (
-        to_milliseconds(provenance["started"]),
-        to_milliseconds(provenance["finished"]),
-    )
+    started = to_milliseconds(provenance["started"])
+    finished = to_milliseconds(provenance["finished"])
     params = {
         name: truncate(value, MAX_PARAM_LENGTH)
         for name, value in flatten_settings(result["experiment"])
@@ -152,12 +150,8 @@ def flatten_settings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def truncate(text: str, longest: int) -> str:
     """Return ``text`` as MLflow can store it.
 
-    It is made printable as in reports, since a database refuses surrogates. If it is too long,
-    the end is replaced by a hash of the whole.
-
-    Args:
-        text: a param or a tag.
-        longest: the most characters.
+    It is made printable as in reports, since a database refuses surrogates. If it has more than
+    ``longest`` characters, the end is replaced by a hash of the whole.
     """
     text = sanitize_text(text)
     if len(text) <= longest:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvlab.track.run_description import RunDescription
 
@@ -14,20 +14,25 @@ PARAMS_PER_BATCH = 100
 POINTS_PER_BATCH = 890
 """MLflow takes 1,000 entries per batch, of which 100 params."""
 
-Home = tuple[str, str, str]
-"""Experiment id, run id of the parent, id of the store."""
+
+class RunScope(NamedTuple):
+    """Where the runs of a sweep belong: MLflow's ids of experiment and parent run, the store's."""
+
+    experiment: str
+    parent: str
+    store_id: str
 
 
 def find_runs(
     client: "MlflowClient",
     experiment: str,
-    identity: str,
+    store_id: str,
     *,
     key: str | None = None,
     status: str | None = None,
 ) -> dict[str, list["Run"]]:
     """Return a store's runs of an experiment, by key. A kill may have left several of one key."""
-    condition = f"tags.`kvlab.store` = '{identity}'"
+    condition = f"tags.`kvlab.store` = '{store_id}'"
     if key is not None:
         condition += f" and tags.`kvlab.key` = '{key}'"
     if status is not None:
@@ -55,7 +60,7 @@ def iter_runs(
 
 def write_run(
     client: "MlflowClient",
-    home: Home,
+    scope: RunScope,
     description: RunDescription,
     directory: Path,
     existing: Sequence["Run"],
@@ -67,13 +72,10 @@ def write_run(
     a point that is written twice as one.
 
     Args:
-        client: of MLflow.
-        home: where the run belongs.
-        description: of the run.
         directory: of the trial, with the artifacts.
         existing: runs of this key, the oldest first.
     """
-    experiment, parent, identity = home
+    parent = scope.parent
     digest = description.digest(directory)
     keep = None
     stale = []
@@ -89,11 +91,12 @@ def write_run(
         **description.tags,
         "mlflow.parentRunId": parent,
         "kvlab.key": description.key,
-        "kvlab.store": identity,
+        "kvlab.store": scope.store_id,
         "kvlab.intended": digest,
     }
     if keep is None:
-        keep = client.create_run(experiment, description.started, tags, run_name=description.name)
+        start, name = description.started, description.name
+        keep = client.create_run(scope.experiment, start, tags, run_name=name)
     run_id = keep.info.run_id
     if keep.data.tags.get("mlflow.parentRunId") != parent:
         client.set_tag(run_id, "mlflow.parentRunId", parent)

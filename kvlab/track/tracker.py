@@ -31,7 +31,7 @@ from kvlab.track.run_description import (
     find_start_ms,
     truncate,
 )
-from kvlab.track.runs import delete_runs, find_runs, write_run
+from kvlab.track.runs import RunScope, delete_runs, find_runs, write_run
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -51,7 +51,6 @@ class Tracker:
     """Mirror sweeps of one store into MLflow. Several processes may; a lock serializes them.
 
     Args:
-        store_path: of the store.
         uri: of MLflow; default MLFLOW_TRACKING_URI, else ``mlflow.db`` in the store, with
             artifacts in ``mlartifacts``.
 
@@ -63,7 +62,7 @@ class Tracker:
         self._store = Store(Path(store_path).absolute())
         self.uri = tracking_uri(self._store.path, uri)
         self._client = connect(self._store.path, self.uri)
-        self._identity = read_store_id(self._store.path)
+        self._store_id = read_store_id(self._store.path)
 
     def mirror(self, sweep_name: str, report: str | Path | None = None) -> MirrorSummary:
         """Bring a sweep's experiment up to date with the record.
@@ -74,7 +73,6 @@ class Tracker:
         runs of this store that the record does not have are deleted.
 
         Args:
-            sweep_name: of the sweep.
             report: folder of its report, logged with the parent run; None leaves that unchanged.
 
         Raises:
@@ -85,14 +83,18 @@ class Tracker:
         with self._exclusive():
             descriptions = self._describe_runs(sweep)
             experiment = self._get_experiment(sweep)
-            runs = find_runs(self._client, experiment, self._identity)
+            runs = find_runs(self._client, experiment, self._store_id)
             parent = self._get_parent(
                 experiment, sweep, runs.get(PARENT, []), descriptions.values()
             )
-            home = (experiment, parent.info.run_id, self._identity)
+            scope = RunScope(experiment, parent.info.run_id, self._store_id)
             written = sum(
                 write_run(
-                    self._client, home, description, self._directory(description), runs.get(key, [])
+                    self._client,
+                    scope,
+                    description,
+                    self._directory(description),
+                    runs.get(key, []),
                 )
                 for key, description in descriptions.items()
             )
@@ -109,10 +111,6 @@ class Tracker:
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.
 
-        Args:
-            sweep_name: of the sweep.
-            trial_id: of the trial.
-
         Raises:
             UsageError: the store has no such sweep.
             TrackingError: MLflow cannot be reached or refuses.
@@ -122,12 +120,12 @@ class Tracker:
             descriptions = self._describe_runs(sweep, trial_id)
             experiment = self._get_experiment(sweep)
             for key, description in descriptions.items():
-                parents = find_runs(self._client, experiment, self._identity, key=PARENT)
+                parents = find_runs(self._client, experiment, self._store_id, key=PARENT)
                 parent = self._get_parent(experiment, sweep, parents.get(PARENT, []), [description])
                 self._log_description(parent, sweep)
-                home = (experiment, parent.info.run_id, self._identity)
-                runs = find_runs(self._client, experiment, self._identity, key=key).get(key, [])
-                write_run(self._client, home, description, self._directory(description), runs)
+                scope = RunScope(experiment, parent.info.run_id, self._store_id)
+                runs = find_runs(self._client, experiment, self._store_id, key=key).get(key, [])
+                write_run(self._client, scope, description, self._directory(description), runs)
 
     def close_zombies(self) -> int:
         """Terminate this store's runs whose sweep no driver runs; return how many they were."""
@@ -138,7 +136,7 @@ class Tracker:
                 if sweep is None or self._store.is_driven(sweep):
                     continue
                 running = find_runs(
-                    self._client, experiment.experiment_id, self._identity, status="RUNNING"
+                    self._client, experiment.experiment_id, self._store_id, status="RUNNING"
                 )
                 for run in (run for group in running.values() for run in group):
                     # A time from the record; `mirror` sets a better one if the result is there.
@@ -182,7 +180,7 @@ class Tracker:
         if parents:
             delete_runs(self._client, parents[1:])
             return parents[0]
-        tags = {"kvlab.key": PARENT, "kvlab.store": self._identity, "kvlab.sweep": sweep["name"]}
+        tags = {"kvlab.key": PARENT, "kvlab.store": self._store_id, "kvlab.sweep": sweep["name"]}
         started = find_start_ms(self._store, sweep, descriptions)
         return self._client.create_run(experiment, started, tags, run_name=sweep["name"])
 

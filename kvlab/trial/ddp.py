@@ -188,7 +188,7 @@ class _ProgressRelay:
 # Why a worker ended. Ray Train's own report does not suffice: when one worker is killed, the
 # connections of the others break, and Ray reports whichever end it notices first.
 
-_KVLAB_ERROR, _PEER_LOST, _OTHER_ERROR = "ours", "peer", "other"
+_KVLAB_ERROR, _PEER_LOST, _OTHER_ERROR = "kvlab", "peer", "other"
 
 _PEER_LOST_TEXTS = ("gloo/transport", "Connection closed by peer", "Connection reset by peer")
 """Parts of the RuntimeError that gloo raises when another worker is gone."""
@@ -201,11 +201,8 @@ def mark_worker_started(folder: Path, rank: int) -> None:
 
 def write_worker_error(folder: Path, rank: int, error: Exception) -> None:
     """Record the error of worker ``rank``, before Ray Train ends the other workers."""
-    facts = {
-        "kind": _classify_worker_error(error),
-        "error": type(error).__name__,
-        "text": str(error),
-    }
+    kind = _classify_worker_error(error)
+    facts = {"kind": kind, "error": type(error).__name__, "text": str(error)}
     write_json(folder / f"{rank}-end.json", facts)
 
 

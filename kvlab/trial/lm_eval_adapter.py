@@ -24,7 +24,6 @@ def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
     """Return an ``lm_eval.api.model.LM`` of a model.
 
     Args:
-        opened: the model.
         served: score token by token through its serving cache, instead of one-shot.
 
     Raises:
@@ -55,13 +54,7 @@ def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
 
 
 class TextScorer:
-    """Score and generate texts with one model.
-
-    Args:
-        opened: the model.
-        tokenizer: its tokenizer.
-        served: whether to score through the serving cache.
-    """
+    """Score and generate texts with one model, through its serving cache if ``served``."""
 
     def __init__(self, opened: OpenedModel, tokenizer: Tokenizer, served: bool):
         self._model, self._tokenizer = opened.model.eval(), tokenizer
@@ -130,11 +123,9 @@ class TextScorer:
             raise UsageError("do_sample is set, and kvlab answers tasks greedily only")
         block, max_tokens = self._model.config.block_size, int(options.get("max_gen_toks", 256))
         if not 0 < max_tokens < block:
-            text = (
-                f"max_gen_toks = {max_tokens} is not from 1 to {block - 1}, which leave a context"
-            )
+            text = f"max_gen_toks = {max_tokens} is not from 1 to {block - 1}, which leave a"
             hint = "set it in the task's generation_kwargs"
-            raise UsageError(f"{text} in model.block_size = {block}; {hint}")
+            raise UsageError(f"{text} context in model.block_size = {block}; {hint}")
         stops = options.get("until", [])
         return [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop], max_tokens
 

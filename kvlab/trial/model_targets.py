@@ -112,7 +112,6 @@ class VariantFactory:
         Args:
             target: a preset, a spec file, or what `open_model` takes.
             changes: values by dotted key, which override a preset or spec file.
-            name: of the variant.
             dtype: of the weights.
 
         Raises:

@@ -42,8 +42,7 @@ class Stages(Protocol):
         """Train into ``directory`` from its last checkpoint, and write training.json last.
 
         Args:
-            directory: of the training.
-            should_stop: asked after every step.
+            should_stop: called after every step.
             fence: of the lock on ``directory``.
 
         Raises:
@@ -73,15 +72,15 @@ class StopCheck:
     def __init__(self, flags: Sequence[str | Path], fences: Sequence[Fence]):
         self._flags, self._fences = tuple(flags), fences
         self._checked_at = float("-inf")
-        self._is_asked = False
+        self._is_requested = False
 
     def __call__(self) -> bool:
-        if not self._is_asked and time.monotonic() - self._checked_at > STOP_CHECK_SECONDS:
+        if not self._is_requested and time.monotonic() - self._checked_at > STOP_CHECK_SECONDS:
             self._checked_at = time.monotonic()
             for fence in self._fences:
                 fence.check()
-            self._is_asked = any(map(os.path.exists, self._flags))
-        return self._is_asked
+            self._is_requested = any(map(os.path.exists, self._flags))
+        return self._is_requested
 
 
 def run_trial(
@@ -102,8 +101,6 @@ def run_trial(
     failure of the trial itself is recorded and not raised.
 
     Args:
-        trial: to run.
-        store: path of the store.
         on_progress: receives updates of the stages, about twice a second at most.
         origin: the driver that started the trial.
         stop_flags: files whose presence asks the trial to stop at its next step.
@@ -162,19 +159,18 @@ class _TrialRun:
             elif status is not None:
                 return status
             self.check_stop()
-            progress = self.store.trial_directory(self.trial.id) / "progress.json"
+            progress_path = self.store.trial_directory(self.trial.id) / "progress.json"
             attempt = self.begin_attempt()
+            report = ProgressReporter(progress_path, attempt.log, self.on_progress, fence)
             try:
                 with ExitStack() as stack:
                     stack.enter_context(log_warnings(attempt))
                     if capture_output:
                         stack.enter_context(redirect_output(attempt.log_path))
-                    return self.run_attempt(
-                        attempt, ProgressReporter(progress, attempt.log, self.on_progress, fence)
-                    )
+                    return self.run_attempt(attempt, report)
             finally:
                 if fence.holds():
-                    progress.unlink(missing_ok=True)
+                    progress_path.unlink(missing_ok=True)
 
     def begin_attempt(self) -> Attempt:
         trial = self.trial
@@ -230,7 +226,7 @@ class _TrialRun:
         lock = self.store.training_lock(self.trial.training_id)
         with lock.hold(on_wait=report_waiting) as fence:
             assert fence is not None, "acquired without a time limit"
-            with self.fenced(fence):
+            with self.checking_fence(fence):
                 self.train_locked(stages, directory, fence)
 
     def train_locked(self, stages: Stages, directory: Path, fence: Fence) -> None:
@@ -301,7 +297,7 @@ class _TrialRun:
             fence.check()
 
     @contextmanager
-    def fenced(self, fence: Fence) -> Iterator[None]:
+    def checking_fence(self, fence: Fence) -> Iterator[None]:
         """Check ``fence`` too during the block."""
         self.fences.append(fence)
         try:

@@ -121,8 +121,8 @@ def _measure(test: SmokeTest) -> SmokeResult:
     from kvlab.train.train_step import device_microbatch_rows
     from kvlab.trial.stages import set_up_device
 
-    kind, _ = set_up_device(test.resources, test.seed)
-    device = torch.device(kind)
+    device_name, _ = set_up_device(test.resources, test.seed)
+    device = torch.device(device_name)
     rows = device_microbatch_rows(test.experiment, device)
     result = _measure_memory(device, lambda: _train_and_score(test, device, rows))
     return replace(result, microbatch_tokens=rows * test.experiment.model.block_size)

@@ -40,10 +40,6 @@ _TRAINING_RATES = ("tokens_per_second", "flops_per_second", "mfu")
 class TorchStages:
     """The stages of one trial on this machine.
 
-    Args:
-        trial: to train and measure.
-        report: receives progress.
-
     Raises:
         ResourceError: the trial requires a GPU and there is none.
         DataError: the text here differs from the text that was planned, or its validation split
@@ -179,7 +175,7 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     """Set the seeds, threads and device memory of this process.
 
     Returns:
-        The device's torch name and what the record says of the machine.
+        The device's name in torch, and what the record says of the machine.
 
     Raises:
         ResourceError: a GPU is required and none is visible.
@@ -205,7 +201,6 @@ def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
 
     Args:
         tokens: validation ids, (tokens,).
-        experiment: says how many tokens are scored.
 
     Raises:
         DataError: there are too few.

@@ -43,9 +43,7 @@ class Driver:
     """Run the missing trials of one plan.
 
     Args:
-        plan: The trials that the sweep needs.
-        store: Where they are recorded.
-        executor: Where they run. The caller closes it.
+        executor: Where the trials run. The caller closes it.
         origin: Provenance of this run, for failures that the driver records itself.
         stop_flag: File that asks this driver's trials to stop. By default the sweep's, which asks
             the trials of all drivers.
@@ -173,7 +171,7 @@ class Driver:
         return status is None
 
     def _read_status(self, planned: PlannedTrial) -> str | None:
-        """Return how a trial of this sweep has ended, which may be by pruning; None if it has not."""
+        """Return how a trial of this sweep has ended, by pruning too; None if it has not."""
         pruning = uses_pruning(self._plan.sweep)
         return ended_status(self._store, planned.trial.id, pruned=pruning)
 

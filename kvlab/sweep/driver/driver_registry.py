@@ -27,11 +27,9 @@ LEASE_PATIENCE = 1.5
 def join_sweep(
     store: Store, name: str, description: Mapping[str, Any] | None, *, exclusive: bool
 ) -> Iterator[None]:
-    """Be a driver of the sweep for the length of the block.
+    """Register a driver of the sweep for the length of the block.
 
     Args:
-        store: Holds the record.
-        name: Of the sweep.
         description: Written to ``sweep.json``.
         exclusive: Refuse other drivers, now and later.
 
@@ -96,16 +94,13 @@ def _check_can_join(
         raise UsageError(f"{text}, and a search has one driver; {hint}")
     if store.stop_flag(name).exists():
         raise UsageError(f"{text}, which has been asked to stop; submit again when it has")
-    if description is not None and _recorded_cells(store, name) != _as_json(description["cells"]):
+    if description is not None and _cells_differ(store, name, description):
         raise UsageError(f"{text} with other cells than this file's; {hint}")
 
 
-def _recorded_cells(store: Store, name: str) -> Any:
+def _cells_differ(store: Store, name: str, description: Mapping[str, Any]) -> bool:
     try:
-        return store.sweep(name)["cells"]
+        recorded = store.sweep(name)["cells"]
     except (UsageError, KeyError):
-        return None
-
-
-def _as_json(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+        return True
+    return bool(recorded != json.loads(json.dumps(description["cells"])))

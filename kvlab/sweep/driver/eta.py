@@ -41,7 +41,6 @@ def estimate_pace(
     """Estimate the pace of a sweep from its record.
 
     Args:
-        store: Holds the record.
         done: Ids of the finished trials.
         running: Ids of the trials that run now.
         missing: Number of trials that are still to be started.

@@ -83,12 +83,15 @@ class RetryPolicy:
             return None
         if self._config.out_of_memory == "fail":
             return None
-        reduced = self._with_less_memory(planned, str(error["class"]))
-        if reduced is None or not self._can_be_met(reduced[0].trial.experiment.resources):
+        reduction = self._with_less_memory(planned, str(error["class"]))
+        if reduction is None:
+            return None
+        reduced, change = reduction
+        if not self._can_be_met(reduced.trial.experiment.resources):
             return None
         memory = str(error["class"]).removesuffix("_memory")
-        reason = f"{memory} memory ran out ({error['type']}); again with {reduced[1]}"
-        return Retry(reduced[0], 0.0, reason)
+        reason = f"{memory} memory ran out ({error['type']}); again with {change}"
+        return Retry(reduced, 0.0, reason)
 
     def lasting_failure(self, planned: PlannedTrial, error: BaseException) -> Failure:
         """Return what is recorded of an error after which the trial is not started again."""
@@ -128,9 +131,8 @@ class RetryPolicy:
         needs_host_memory = resources.devices > 0 and failure_class == "host_memory"
         tokens = None if is_trained or needs_host_memory else smaller_microbatch(experiment)
         if tokens is not None:
-            return planned.with_resources(
-                microbatch_tokens=tokens
-            ), f"microbatch_tokens = {tokens:,}"
+            smaller = planned.with_resources(microbatch_tokens=tokens)
+            return smaller, f"microbatch_tokens = {tokens:,}"
         if resources.shares:
             return planned.with_resources(gpus=1.0), "a GPU of its own"
         return None

@@ -95,8 +95,7 @@ def _describe_machine(machine: dict[str, float]) -> str:
 
 
 def cpu_count() -> int:
-    """Return the cores that this process may use: fewer than the machine's in a container or
-    under taskset."""
+    """Return the cores that this process may use; a container or taskset may limit them."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(allowed or 1, _cgroup_cpu_limit())
 

@@ -277,6 +277,5 @@ def _set_token() -> None:
     token serves all clusters of this process, since Ray reads it once.
     """
     os.environ.setdefault("RAY_AUTH_TOKEN", _TOKEN)
-    logging.getLogger("ray._private.authentication").setLevel(
-        logging.ERROR
-    )  # it announces the token
+    authentication_log = logging.getLogger("ray._private.authentication")
+    authentication_log.setLevel(logging.ERROR)  # it announces the token

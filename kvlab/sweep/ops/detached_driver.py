@@ -154,8 +154,8 @@ def end_detached_driver(store: Store, sweep: str, driver: DetachedDriver) -> Non
         hint = f"run `kvlab stop {sweep} --force` on {driver.host}"
         if driver.job:
             hint = f"run `kvlab stop {sweep} --force --address ADDRESS` with its cluster's"
-        other = f"`kvlab stop {sweep}` without --force asks it from here, to stop at a checkpoint"
-        raise UsageError(f"{text}; {hint} ({other})")
+        gentle = f"`kvlab stop {sweep}` without --force asks it from here, to stop at a checkpoint"
+        raise UsageError(f"{text}; {hint} ({gentle})")
     lock = driver_folder(store, sweep, driver.number) / "lock"
     # While its lock is held, the process is still the one that wrote its id.
     kills = ((signal.SIGTERM, 1.0), (signal.SIGTERM, PATIENCE_SECONDS), (signal.SIGKILL, 5.0))

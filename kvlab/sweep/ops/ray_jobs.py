@@ -1,8 +1,8 @@
 """Commands as jobs of a Ray cluster, through Ray's job server. Imports ray.
 
 The server is part of the dashboard of the cluster's head, which needs what ``kvlab[cluster]``
-installs; here ray alone is enough. A job runs on the head and asks Ray for no resources. It uses the
-head's kvlab, data folder and environment; only the few files that it is given are sent.
+installs; here ray alone is enough. A job runs on the head and asks Ray for no resources. It uses
+the head's kvlab, data folder and environment; only the few files that it is given are sent.
 """
 
 import asyncio
@@ -180,9 +180,8 @@ def find_driver_job(jobs: RayJobs, sweep: str) -> DriverJob:
     job = jobs.find_driver(sweep)
     if job is None:
         sweeps = dict.fromkeys(driver.sweep for driver in jobs.list_drivers())
-        text = (
-            f"sweep = {sweep} has no driver at {jobs.address} ({', '.join(sweeps) or 'none has'})"
-        )
+        names = ", ".join(sweeps) or "none has"
+        text = f"sweep = {sweep} has no driver at {jobs.address} ({names})"
         raise UsageError(f"{text}; submit it with --detach")
     return job
 

@@ -89,8 +89,6 @@ def estimate_budget(
     """Estimate the budget of a plan.
 
     Args:
-        plan: Of a sweep.
-        store: Holds finished trials.
         suggestions: Number of trials that a search may still suggest. They are not known yet, and
             are taken to cost what the base experiment does.
         rate: Training FLOP/s of one trial; default measured from finished trials with the same

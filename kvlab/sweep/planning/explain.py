@@ -85,9 +85,9 @@ def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
             continue
         recorded = _read_identity_fields(store, trial_id)
         if recorded is not None:
-            found = NearestTrial(trial_id, _differing_fields(fields, recorded))
-            if nearest is None or len(found.differences) < len(nearest.differences):
-                nearest = found
+            candidate = NearestTrial(trial_id, _differing_fields(fields, recorded))
+            if nearest is None or len(candidate.differences) < len(nearest.differences):
+                nearest = candidate
     return nearest
 
 

@@ -47,7 +47,6 @@ def suggest_params(
     """Return the next suggestion as an open observation.
 
     Args:
-        config: Of the search.
         directions: ``minimize`` or ``maximize`` for every objective.
         history: Every suggestion so far, in the order in which they were made.
     """
@@ -81,8 +80,8 @@ def _sequence_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _make_sampler(optuna: Any, config: SearchConfig, number: int) -> Any:
-    name, given = split_sampler(config.sampler)
-    arguments = {**_DEFAULTS.get(name, {}), **given}
+    name, arguments = split_sampler(config.sampler)
+    arguments = {**_DEFAULTS.get(name, {}), **arguments}
     for kind in ("crossover", "mutation"):
         if kind in arguments:
             arguments[kind] = getattr(optuna.samplers.nsgaii, arguments[kind])()
@@ -142,7 +141,7 @@ def _make_frozen_trial(
 def _intermediate_values(
     observation: Observation, directions: Sequence[Direction]
 ) -> dict[int, float] | None:
-    """Return the losses at the rungs, by which TPE ranks pruned trials, in the objective's sense."""
+    """Return the losses at the rungs, signed as the objective; TPE ranks pruned trials by them."""
     if observation.state != "pruned" or len(directions) > 1:
         return None
     sign = 1 if directions[0] == "minimize" else -1

@@ -46,7 +46,6 @@ class Searcher:
 
     Args:
         base: The plan of the base experiment alone.
-        store: Holds the history and the results.
         describe: Returns the content of ``sweep.json`` for a plan.
         identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
 
@@ -239,10 +238,8 @@ class Searcher:
         """
         planned = self._plan_suggestion(suggestion)
         if planned is None or planned.trials[0].trial.id != suggestion.trial_id:
-            text = (
-                f"{self._path}: {suggestion.level} is no longer what was run; its base or its text"
-            )
-            raise StoreError(f"{text} has changed; give the sweep another name to search anew")
+            text = f"{self._path}: {suggestion.level} is no longer what was run; its base or its"
+            raise StoreError(f"{text} text has changed; give the sweep another name to search anew")
         self._add_to_plan(suggestion, planned)
         self._with_pause_step(suggestion)
 
@@ -337,13 +334,11 @@ class Searcher:
 
     def _dominates(self, one: Suggestion, other: Suggestion) -> bool:
         """Return whether ``one`` is at least as good in all objectives, and better in one."""
+        values, other_values = one.observation.values, other.observation.values
         differences = [
-            (mine - theirs) if objective_direction(name) == "minimize" else (theirs - mine)
-            for name, mine, theirs in zip(
-                self._config.objectives,
-                one.observation.values,
-                other.observation.values,
-                strict=True,
+            value - other_value if objective_direction(name) == "minimize" else other_value - value
+            for name, value, other_value in zip(
+                self._config.objectives, values, other_values, strict=True
             )
         ]
         return all(d <= 0 for d in differences) and any(d < 0 for d in differences)
