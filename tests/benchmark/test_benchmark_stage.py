@@ -38,18 +38,18 @@ def test_all_of_it_under_the_known_names():
     of = experiment(batch_sizes=[1, 4])
     updates = []
     whole = benchmark(GPT(of.model), of, on_progress=updates.append)
-    found = whole.measurements
-    assert set(found) < set(METRICS)
-    assert len(found) == 12
-    assert all(value > 0 for value in found.values())
+    measurements = whole.measurements
+    assert set(measurements) < set(METRICS)
+    assert len(measurements) == 12
+    assert all(value > 0 for value in measurements.values())
     assert {update["stage"] for update in updates} == {"benchmark"}
     # orders of magnitude that hold on any machine: 512 tokens again, or one
-    assert found["tpot_ms_uncached_p50"] > 3 * found["tpot_ms_p50"]
-    assert found["tpot_ms_p50"] <= found["tpot_ms_p95"]
-    assert found["tpot_ms_p95"] <= found["tpot_ms_p99"]
+    assert measurements["tpot_ms_uncached_p50"] > 3 * measurements["tpot_ms_p50"]
+    assert measurements["tpot_ms_p50"] <= measurements["tpot_ms_p95"]
+    assert measurements["tpot_ms_p95"] <= measurements["tpot_ms_p99"]
     for line in whole.lines:
-        again = Measurement.model_validate_json(line.model_dump_json())
-        assert again == line
+        parsed = Measurement.model_validate_json(line.model_dump_json())
+        assert parsed == line
     assert {line.batch_size for line in whole.lines if line.part == "throughput"} == {1, 4}
 
 
@@ -83,8 +83,11 @@ def test_an_independent_stopwatch_agrees():
     works = {"stopwatch": lambda: stopwatch(model, text), "kvlab": measured}
     timed = run_interleaved(works, StopRule(min_rounds=8, max_rounds=60, seconds=8))
     for series in ("first", "steps"):
-        found = compare_timings(timed.samples["kvlab", series], timed.samples["stopwatch", series])
-        assert found.low <= 1.0 <= found.high or 0.9 < found.ratio < 1.1, (series, found)
+        comparison = compare_timings(
+            timed.samples["kvlab", series], timed.samples["stopwatch", series]
+        )
+        is_equal = comparison.low <= 1.0 <= comparison.high
+        assert is_equal or 0.9 < comparison.ratio < 1.1, (series, comparison)
 
 
 def test_decoding_fills_the_cache_to_its_last_token():
@@ -135,20 +138,20 @@ def test_no_further_round_begins_after_the_time_for_it():
 
 def test_a_trial_may_measure_the_task_by_batch_and_energy():
     small = MODEL | {"n_layer": 1, "n_head": 2, "n_embd": 16}
-    asked = {"prompt_tokens": 8, "new_tokens": 2, "repeats": 1, "batch_sizes": [1, 2]}
+    lengths = {"prompt_tokens": 8, "new_tokens": 2, "repeats": 1, "batch_sizes": [1, 2]}
     of = Experiment(
         name="small", model=small, data={"tokenizer": "bytes"},
-        benchmark={**asked, "parts": ["task", "energy"]},
+        benchmark={**lengths, "parts": ["task", "energy"]},
     )  # fmt: skip
     updates = []
     text = [n % 257 for n in range(1000)]
     whole = benchmark(GPT(of.model), of, on_progress=updates.append, tokens=text)
     rates = [line for line in whole.lines if line.metric == "tasks_per_second"]
     assert [(line.cached, line.batch_size) for line in rates] == [(False, 1), (True, 1), (True, 2)]
-    drawn = {
+    figures = {
         figure.name for figure in benchmark_figures([line.model_dump() for line in whole.lines])
     }
-    assert "tasks-by-batch" in drawn
+    assert "tasks-by-batch" in figures
     if not torch.cuda.is_available():
         assert any("energy is left out" in update["note"] for update in updates)
     plain = benchmark(GPT(of.model), of.model_copy(update={"benchmark": experiment().benchmark}))

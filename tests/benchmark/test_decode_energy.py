@@ -47,7 +47,7 @@ class FakeDriver:
         later = [use for use in self.uses if use[1] > since]
         if not later:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        return [SimpleNamespace(pid=pid, timeStamp=at, smUtil=sm) for pid, at, sm in later]
+        return [SimpleNamespace(pid=pid, timeStamp=stamp, smUtil=sm) for pid, stamp, sm in later]
 
 
 @pytest.fixture(autouse=True)
@@ -66,8 +66,8 @@ def test_joules_are_shared_among_the_tokens_that_were_decoded(monkeypatch):
     assert {key: x.value for key, x in joules.items()} == {
         ("wide", 1): 6.0, ("narrow", 1): 6.0, ("wide", 2): 3.0, ("narrow", 2): 3.0,
     }  # fmt: skip
-    one = joules["wide", 1]
-    assert (one.low, one.high, one.rounds, one.relative_error) == (6.0, 6.0, 5, 0.0)
+    line = joules["wide", 1]
+    assert (line.low, line.high, line.rounds, line.relative_error) == (6.0, 6.0, 5, 0.0)
     ratio = lines_by_metric(lines, "narrow", batch_size=2)["joules_ratio"]
     assert (ratio.value, ratio.verdict, ratio.against) == (1.0, "same", "wide")
 

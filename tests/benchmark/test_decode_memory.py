@@ -37,8 +37,8 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
 )
 def test_kv_bytes_are_those_counted_by_hand(shape, serving, stored, read):
     model = GPT(ModelConfig(**{**SHAPE, **shape}))
-    found = count_kv_bytes(TimedDecoder(model, ServingConfig(**serving)), 1, 32)
-    assert (found.stored, found.read) == (stored, read)
+    counted = count_kv_bytes(TimedDecoder(model, ServingConfig(**serving)), 1, 32)
+    assert (counted.stored, counted.read) == (stored, read)
 
 
 def test_a_cache_that_holds_more_than_the_formula_says_is_a_bug():
@@ -66,9 +66,9 @@ def test_growth_sees_memory_that_is_gone_again(kernel_counts, monkeypatch):
     touch(60_000_000)  # what is kept of this must not be used unseen
 
     def work():
-        kept = np.ones(40_000_000, dtype=np.uint8)
+        block = np.ones(40_000_000, dtype=np.uint8)
         time.sleep(0.02)
-        return kept[0]
+        return block[0]
 
     assert 39_500_000 <= growth(work) < 45_000_000, "the kernel counts to about 0.2 MB"
     assert growth(lambda: None) < 1_000_000
@@ -83,20 +83,20 @@ def test_small_pieces_that_were_freed_before_are_counted_again():
 
 def test_peaks_differ_by_the_caches():
     """16 MB of cache with four heads, 4 MB with one; all else is nearly the same."""
-    found = []
+    peaks = []
     for heads in (4, 1):
         shape = {**SHAPE, "block_size": 256, "n_layer": 8, "head_dim": 256, "n_kv_head": heads}
         model = GPT(ModelConfig(**shape))
         decoder = TimedDecoder(model, ServingConfig())
         decoder.decode(decoder.new_cache(1, 256), 240)
-        found.append(measure_peaks(decoder, 16, 240, lambda: None))
+        peaks.append(measure_peaks(decoder, 16, 240, lambda: None))
         weights = sum(p.nbytes for p in model.parameters())
-        cached, uncached = found[-1][True], found[-1][False]
+        cached, uncached = peaks[-1][True], peaks[-1][False]
         assert cached.weights == uncached.weights == weights
         assert (cached.cache, uncached.cache) == (8 * 256 * 2 * 256 * heads * 4, 0)
         assert cached.logits == 64 * 4
         assert uncached.activations > 0
-    saved = found[0][True].total - found[1][True].total
+    saved = peaks[0][True].total - peaks[1][True].total
     kv = 8 * 256 * 2 * 256 * 4 * 3
     fewer_weights = 8 * 2 * 3 * 256 * (32 + 1) * 4
     assert saved == pytest.approx(kv + fewer_weights, rel=0.1)
@@ -124,9 +124,9 @@ def test_small_tensors_have_exactly_their_blocks(sizes, least, most):
 def test_on_cuda_the_allocator_agrees_to_the_byte():
     """None of its tensors above 1 MiB: whole blocks of 512 bytes, and not one more."""
     model = GPT(ModelConfig(**SHAPE)).to("cuda")
-    found = count_kv_bytes(TimedDecoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
-    assert found.stored == found.requested == 6 * 32 * 2 * 4 * 10
-    assert found.allocated == 6 * 2 * (
+    counted = count_kv_bytes(TimedDecoder(model, ServingConfig(kv_dtype="int8")), 1, 32)
+    assert counted.stored == counted.requested == 6 * 32 * 2 * 4 * 10
+    assert counted.allocated == 6 * 2 * (
         round_up_to_blocks(32 * 4 * 8) + round_up_to_blocks(32 * 4 * 2)
     )
     peak = measure_peaks(TimedDecoder(model, ServingConfig()), 8, 8, lambda: None)[True]
@@ -138,9 +138,9 @@ def test_on_cuda_the_allocator_agrees_to_the_byte():
 @pytest.mark.parametrize("length", [1000, 4000])
 def test_on_cuda_large_tensors_have_their_blocks_and_a_rest(length):
     shape = {**SHAPE, "block_size": 4096, "n_embd": 256}
-    found = count_kv_bytes(
+    counted = count_kv_bytes(
         TimedDecoder(GPT(ModelConfig(**shape)).to("cuda"), ServingConfig()), 4, length
     )
-    each = round_up_to_blocks(4 * length * 256 * 4)
-    assert found.requested == found.stored == 12 * 4 * length * 256 * 4
-    assert 12 * each <= found.allocated <= 12 * (each + 2**20)
+    tensor_bytes = round_up_to_blocks(4 * length * 256 * 4)
+    assert counted.requested == counted.stored == 12 * 4 * length * 256 * 4
+    assert 12 * tensor_bytes <= counted.allocated <= 12 * (tensor_bytes + 2**20)

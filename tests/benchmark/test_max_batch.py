@@ -24,8 +24,8 @@ def test_a_known_budget_is_found_exactly(guess):
     budget, before = Budget(40_000_000, 3_000_000, 1_000_000), psutil.Process().memory_info().rss
     children = set(psutil.Process().children(recursive=True))
     tries = []
-    found = find_largest_batch(budget, guess, lambda batch, fits: tries.append((batch, fits)))
-    assert found == 37
+    largest = find_largest_batch(budget, guess, lambda batch, fits: tries.append((batch, fits)))
+    assert largest == 37
     assert {(37, True), (38, False)} <= set(tries)
     assert set(psutil.Process().children(recursive=True)) <= children, "no attempt is left"
     assert psutil.Process().memory_info().rss - before < 10_000_000
@@ -80,13 +80,13 @@ def test_room_is_what_the_weights_leave():
 
 def session(device, **settings):
     """Two variants, so that each search has another's weights to send away."""
-    asked = {"prompt_tokens": 8, "new_tokens": 2040, "contexts": (8,), "batches": (1,), **settings}
+    lengths = {"prompt_tokens": 8, "new_tokens": 2040, "contexts": (8,), "batches": (1,)}
     shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}
     variants = [
         Variant(name, GPT(ModelConfig(**shape)).to(device).eval(), ServingConfig())
         for name in ("one", "other")
     ]
-    return Session(variants, BenchmarkSettings(**asked, stop_rule=StopRule()))
+    return Session(variants, BenchmarkSettings(**lengths, **settings, stop_rule=StopRule()))
 
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -96,8 +96,8 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device h
 @gpu
 def test_on_cuda_the_search_has_the_whole_device():
     """Weights and kept blocks of this process would leave less than is free without them."""
-    kept = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    del kept  # the allocator keeps the 2 GiB
+    block = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+    del block  # the allocator keeps the 2 GiB
     made = session("cuda")
     held = []
     made.on_turn = lambda _note: held.append(torch.cuda.memory_reserved())
@@ -112,8 +112,8 @@ def test_on_cuda_the_search_has_the_whole_device():
 def test_on_cuda_given_memory_is_a_limit():
     """A cache of 16 MiB a sequence: three at most in 64 MiB."""
     lines = list(measure(session("cuda", memory=2**26)))
-    found = {line.value for line in lines if line.metric == "largest_batch"}
-    assert found <= {1, 2, 3}
+    largest = {line.value for line in lines if line.metric == "largest_batch"}
+    assert largest <= {1, 2, 3}
     total = torch.cuda.get_device_properties(0).total_memory
     with pytest.raises(UsageError, match="is over the device's"):
         list(measure(session("cuda", memory=2 * total)))

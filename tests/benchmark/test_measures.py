@@ -26,10 +26,10 @@ from tests.benchmark.sessions import SHAPE, lines_by_metric, make_session
 
 def test_memory_is_split_into_what_it_holds():
     lines = list(decode_memory.measure(make_session()[0]))
-    found = lines_by_metric(lines, "narrow", cached=True)
+    metrics = lines_by_metric(lines, "narrow", cached=True)
     kv = 512 * 2 * 8 * 4  # one slot of one head
-    assert found["kv_formula"].value == found["kv_storage"].value == kv
-    assert found["kv_read"].value == 2 * kv, "both layers read it"
+    assert metrics["kv_formula"].value == metrics["kv_storage"].value == kv
+    assert metrics["kv_read"].value == 2 * kv, "both layers read it"
     for cached in (True, False):
         peak = lines_by_metric(lines, "wide", cached=cached)
         parts = ("peak_weights", "peak_cache", "peak_logits", "peak_activations")
@@ -121,9 +121,9 @@ def test_the_task_runs_in_every_dtype_and_is_drawn_over_the_batch(book):
     for kind in kinds:
         assert lines_by_metric(lines, str(kind), cached=False)["tasks_per_second"].value > 0
         assert lines_by_metric(lines, str(kind), cached=True)["best_tasks_per_second"].value > 0
-    (drawn,) = benchmark_figures([line.model_dump() for line in lines])
-    assert drawn.name == "tasks-by-batch"
-    assert len(drawn.plot.layers) == 3, "a line a dtype"
+    (figure,) = benchmark_figures([line.model_dump() for line in lines])
+    assert figure.name == "tasks-by-batch"
+    assert len(figure.plot.layers) == 3, "a line a dtype"
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path):
@@ -163,13 +163,13 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     assert first.bandwidth > 1e8
     assert first.flops > 1e6
     assert first.product_bandwidth > 1e7
-    (kept,) = (tmp_path / "ceilings").iterdir()
-    changed = json.loads(kept.read_text()) | {"bandwidth": 7.0}
-    kept.write_text(json.dumps(changed))
+    (peaks_file,) = (tmp_path / "ceilings").iterdir()
+    changed = json.loads(peaks_file.read_text()) | {"bandwidth": 7.0}
+    peaks_file.write_text(json.dumps(changed))
     assert load_device_peaks(torch.device("cpu"), "float32").bandwidth == 7.0
-    kept.write_text("{")
+    peaks_file.write_text("{")
     assert load_device_peaks(torch.device("cpu"), "float32").bandwidth > 1e8, (
         "a damaged file is made again"
     )
-    kept.write_text(json.dumps(changed))
+    peaks_file.write_text(json.dumps(changed))
     assert load_device_peaks(torch.device("cpu"), "float32", remeasure=True).bandwidth > 1e8

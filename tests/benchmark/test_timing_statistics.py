@@ -22,9 +22,9 @@ class Machine:
     def variant(self, seconds, steps=16):
         def turn():
             self.mood = 0.8 * self.mood + self.random.normal(0.0, self.wander)
-            drawn = self.random.normal(0.0, self.noise, steps) + self.mood
-            drawn += np.where(self.random.random(steps) < self.bursts, 1.0, 0.0)
-            return {"steps": (seconds * np.exp(drawn)).tolist()}
+            log_times = self.random.normal(0.0, self.noise, steps) + self.mood
+            log_times += np.where(self.random.random(steps) < self.bursts, 1.0, 0.0)
+            return {"steps": (seconds * np.exp(log_times)).tolist()}
 
         return turn
 
@@ -51,39 +51,39 @@ def test_the_same_variant_twice_is_called_the_same(wander, tries):
 
 @pytest.mark.parametrize("wander", [0.01, 0.05])
 def test_five_percent_slower_is_found(wander):
-    found = [compared(seed, 1.05, wander) for seed in range(100)]
-    assert [each.verdict for each in found].count("slower") >= 95
-    assert np.mean([each.ratio for each in found]) == pytest.approx(1.05, abs=0.005)
-    assert np.mean([each.low <= 1.05 <= each.high for each in found]) >= 0.95
+    comparisons = [compared(seed, 1.05, wander) for seed in range(100)]
+    assert [c.verdict for c in comparisons].count("slower") >= 95
+    assert np.mean([c.ratio for c in comparisons]) == pytest.approx(1.05, abs=0.005)
+    assert np.mean([c.low <= 1.05 <= c.high for c in comparisons]) >= 0.95
 
 
 def test_what_is_not_told_apart_says_how_much_would_have_been():
     """Eight rounds of this machine: the difference that they say they find is found so often."""
     eight = StopRule(min_rounds=8, max_rounds=8)
     same = [compared(seed, 1.0, rule=eight) for seed in range(200)]
-    assert [each.verdict for each in same].count("undecided") >= 190
-    least = float(np.median([each.min_detectable for each in same]))
+    assert [c.verdict for c in same].count("undecided") >= 190
+    least = float(np.median([c.min_detectable for c in same]))
     assert 0.05 < least < 0.2
-    found = [compared(seed, 1 + least, rule=eight).verdict for seed in range(200)]
-    assert 0.75 <= found.count("slower") / 200 <= 0.995, "about 95 in 100 of known spread"
+    verdicts = [compared(seed, 1 + least, rule=eight).verdict for seed in range(200)]
+    assert 0.75 <= verdicts.count("slower") / 200 <= 0.995, "about 95 in 100 of known spread"
 
 
 def test_a_large_difference_needs_no_narrow_interval():
     machine = Machine(1, wander=0.3)
     works = {"a": machine.variant(0.01), "b": machine.variant(0.2)}
     timed = run_interleaved(works, StopRule(relative_error=0.5))
-    found = compare_timings(timed.samples["b", "steps"], timed.samples["a", "steps"])
-    assert found.verdict == "slower"
-    assert found.high / found.ratio > 1.1
+    comparison = compare_timings(timed.samples["b", "steps"], timed.samples["a", "steps"])
+    assert comparison.verdict == "slower"
+    assert comparison.high / comparison.ratio > 1.1
     assert len(timed.samples["a", "steps"].rounds) < 60
 
 
 def test_a_few_turns_in_which_something_else_ran_change_little():
     quiet = [[1.0 + 0.001 * (n % 3)] for n in range(20)]
     struck = [*([[30.0]] * 2), *quiet[2:]]
-    found = compare_timings(TimingSamples.from_lists(struck), TimingSamples.from_lists(quiet))
-    assert found.verdict == "same"
-    assert found.ratio == pytest.approx(1.0, abs=0.001)
+    comparison = compare_timings(TimingSamples.from_lists(struck), TimingSamples.from_lists(quiet))
+    assert comparison.verdict == "same"
+    assert comparison.ratio == pytest.approx(1.0, abs=0.001)
 
 
 def test_too_few_rounds_say_nothing():
@@ -97,8 +97,8 @@ def test_intervals_hold_the_truth():
     for seed in range(300):
         random = np.random.default_rng(seed)
         moods = random.normal(0.0, 0.1, (20, 1))
-        drawn = np.exp(moods + random.normal(0.0, 0.02, (20, 8)))
-        middle = TimingSamples(drawn).quantile(0.5)
+        log_times = np.exp(moods + random.normal(0.0, 0.02, (20, 8)))
+        middle = TimingSamples(log_times).quantile(0.5)
         held += middle.low <= 1.0 <= middle.high
     assert 270 <= held <= 297
 

@@ -31,15 +31,15 @@ def by_hand():
 
 
 def test_one_shot_and_served_losses_are_those_of_documents_alone():
-    wanted = pytest.approx(by_hand(), abs=1e-5)
-    assert window_losses(MODEL, TEXT, 120, None, lambda _: None, START) == wanted
+    expected = pytest.approx(by_hand(), abs=1e-5)
+    assert window_losses(MODEL, TEXT, 120, None, lambda _: None, START) == expected
     served = window_losses(MODEL, TEXT, 120, ServingConfig(), lambda _: None, START)
-    assert served == wanted
-    assert window_losses(MODEL, TEXT, 120, None, lambda _: None) != wanted, "packed text differs"
+    assert served == expected
+    assert window_losses(MODEL, TEXT, 120, None, lambda _: None) != expected, "packed text differs"
 
 
 def test_a_coarse_cache_is_compared_document_by_document():
     serving = ServingConfig(kv_dtype="float16")
-    found = compare_kv_precision(MODEL, TEXT, 120, serving, lambda _: None, START)
-    assert found.exact == pytest.approx(by_hand(), abs=1e-5)
-    assert 0 < found.logit_rms < 0.1
+    comparison = compare_kv_precision(MODEL, TEXT, 120, serving, lambda _: None, START)
+    assert comparison.exact == pytest.approx(by_hand(), abs=1e-5)
+    assert 0 < comparison.logit_rms < 0.1

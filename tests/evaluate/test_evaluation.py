@@ -40,8 +40,8 @@ def window_loss(model, windows, served=None):
     """Ten lines: plain forwards, or a cache of one row fed token by token."""
     text = torch.from_numpy(TEXT.astype(np.int64))
     losses = []
-    for at in range(0, windows * 16, 16):
-        x, y = text[at : at + 16], text[at + 1 : at + 17]
+    for start in range(0, windows * 16, 16):
+        x, y = text[start : start + 16], text[start + 1 : start + 17]
         logits = model(x[None])[0]
         if served is not None:
             cache = model.new_cache(1, 16, served)
@@ -54,48 +54,50 @@ def window_loss(model, windows, served=None):
 def test_an_untied_cache_has_no_gap(shape):
     of = experiment(model=shape)
     model = lively(of)
-    found = evaluate(model, DATA, of).measurements
-    assert found["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
-    assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2) / 1.25)
-    assert found["loss_tokens"] == found["served_tokens"] == 160
-    assert abs(found["serving_gap"]) < 1e-5
+    measurements = evaluate(model, DATA, of).measurements
+    assert measurements["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
+    assert measurements["bits_per_byte"] == pytest.approx(measurements["loss"] / math.log(2) / 1.25)
+    assert measurements["loss_tokens"] == measurements["served_tokens"] == 160
+    assert abs(measurements["serving_gap"]) < 1e-5
 
 
 @pytest.mark.parametrize("rule", ["overwrite", "owner"])
 def test_tying_shows_in_the_served_loss_alone(rule):
     of = experiment(serving={"tie": "adjacent:2", "tie_rule": rule}, served_tokens=64)
     model = lively(of)
-    found = evaluate(model, DATA, of).measurements
-    assert found["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
+    measurements = evaluate(model, DATA, of).measurements
+    assert measurements["loss"] == pytest.approx(window_loss(model, 10), rel=1e-5)
     served = window_loss(model, 4, of.serving)
-    assert found["loss_served"] == pytest.approx(served, rel=1e-5)
-    assert found["serving_gap"] == pytest.approx(served - window_loss(model, 4), abs=1e-5)
-    assert abs(found["serving_gap"]) > 1e-2
-    assert found["served_tokens"] == 64
+    assert measurements["loss_served"] == pytest.approx(served, rel=1e-5)
+    assert measurements["serving_gap"] == pytest.approx(served - window_loss(model, 4), abs=1e-5)
+    assert abs(measurements["serving_gap"]) > 1e-2
+    assert measurements["served_tokens"] == 64
 
 
 def test_a_coarse_cache_shows_too():
     of = experiment(serving={"kv_dtype": "int8"})
     model = lively(of)
-    found = evaluate(model, DATA, of).measurements
-    assert found["loss_served"] == pytest.approx(window_loss(model, 10, of.serving), rel=1e-4)
-    assert 1e-5 < abs(found["serving_gap"]) < 1e-1
+    measurements = evaluate(model, DATA, of).measurements
+    assert measurements["loss_served"] == pytest.approx(
+        window_loss(model, 10, of.serving), rel=1e-4
+    )
+    assert 1e-5 < abs(measurements["serving_gap"]) < 1e-1
 
 
 def test_more_served_tokens_than_loss_tokens():
     of = experiment(loss_tokens=32, served_tokens=81)
     model = lively(of)
-    found = evaluate(model, DATA, of).measurements
-    assert (found["loss_tokens"], found["served_tokens"]) == (32, 96)
-    assert found["loss"] == pytest.approx(window_loss(model, 2), rel=1e-5)
-    assert found["loss_served"] == pytest.approx(window_loss(model, 6), rel=1e-5)
-    assert abs(found["serving_gap"]) < 1e-5
+    measurements = evaluate(model, DATA, of).measurements
+    assert (measurements["loss_tokens"], measurements["served_tokens"]) == (32, 96)
+    assert measurements["loss"] == pytest.approx(window_loss(model, 2), rel=1e-5)
+    assert measurements["loss_served"] == pytest.approx(window_loss(model, 6), rel=1e-5)
+    assert abs(measurements["serving_gap"]) < 1e-5
 
 
 def test_unserved_measures_nothing_served():
     of = experiment(served=False)
-    found = evaluate(lively(of), DATA, of).measurements
-    assert set(found) == {"loss", "loss_tokens", "bits_per_byte"}
+    measurements = evaluate(lively(of), DATA, of).measurements
+    assert set(measurements) == {"loss", "loss_tokens", "bits_per_byte"}
 
 
 def test_too_little_text_is_refused():
@@ -118,31 +120,33 @@ def test_what_a_coarse_cache_costs_is_told_apart_from_what_a_tie_costs(kind):
     tie = {"tie": "adjacent:2", "tie_rule": "owner"}
     of = experiment(serving={**tie, "kv_dtype": kind}, served_tokens=48)
     model = lively(of)
-    found = evaluate(model, DATA, of).measurements
+    measurements = evaluate(model, DATA, of).measurements
     exact = of.serving.model_copy(update={"kv_dtype": "model"})
-    both = window_loss(model, 3, of.serving), window_loss(model, 3, exact)
-    assert found["kv_dtype_loss_change"] == pytest.approx(both[0] - both[1], abs=2e-5)
+    losses = window_loss(model, 3, of.serving), window_loss(model, 3, exact)
+    assert measurements["kv_dtype_loss_change"] == pytest.approx(losses[0] - losses[1], abs=2e-5)
     errors = logit_errors(model, 3, of.serving, exact)
-    assert found["kv_dtype_logit_rms"] == pytest.approx(
+    assert measurements["kv_dtype_logit_rms"] == pytest.approx(
         errors.square().mean().sqrt().item(), rel=1e-3
     )
-    assert found["kv_dtype_logit_largest"] == pytest.approx(errors.abs().max().item(), rel=1e-3)
-    assert found["kv_dtype_logit_rms"] > 1e-4
-    assert abs(found["serving_gap"]) > 10 * abs(found["kv_dtype_loss_change"])
+    assert measurements["kv_dtype_logit_largest"] == pytest.approx(
+        errors.abs().max().item(), rel=1e-3
+    )
+    assert measurements["kv_dtype_logit_rms"] > 1e-4
+    assert abs(measurements["serving_gap"]) > 10 * abs(measurements["kv_dtype_loss_change"])
 
 
 @pytest.mark.parametrize("kind", ["model", "float32"])
 def test_a_cache_in_the_models_dtype_is_compared_with_nothing(kind):
-    found = evaluate(lively(experiment()), DATA, experiment(serving={"kv_dtype": kind}))
-    assert not [name for name in found.measurements if name.startswith("kv_dtype")]
+    evaluation = evaluate(lively(experiment()), DATA, experiment(serving={"kv_dtype": kind}))
+    assert not [name for name in evaluation.measurements if name.startswith("kv_dtype")]
 
 
 def logit_errors(model, windows, coarse, exact):
     text = torch.from_numpy(TEXT.astype(np.int64))
-    found = []
-    for at in range(0, windows * 16, 16):
+    differences = []
+    for start in range(0, windows * 16, 16):
         caches = [model.new_cache(1, 16, how) for how in (coarse, exact)]
-        for token in text[at : at + 16]:
+        for token in text[start : start + 16]:
             first, second = (model(token.view(1, 1), cache=cache) for cache in caches)
-            found.append((first - second).detach())
-    return torch.cat(found)
+            differences.append((first - second).detach())
+    return torch.cat(differences)

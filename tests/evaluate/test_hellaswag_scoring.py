@@ -42,20 +42,20 @@ def log_likelihood(model, context, ending, end_of_text):
     return sum(logits[-scored + i, token].item() for i, token in enumerate(ids[-scored:]))
 
 
-def plain_completion(model, it, tok):
-    context = tok.encode(it.ctx)
-    endings = [tok.encode(" " + ending) for ending in it.endings]
+def plain_completion(model, item, tok):
+    context = tok.encode(item.ctx)
+    endings = [tok.encode(" " + ending) for ending in item.endings]
     sums = [log_likelihood(model, context, ending, tok.end_of_text) for ending in endings]
     means = [total / len(ending) for total, ending in zip(sums, endings, strict=True)]
     return sums, int(np.argmax(sums)), int(np.argmax(means))
 
 
-def plain_lmeval(model, it, tok):
+def plain_lmeval(model, item, tok):
     def clean(text):
         return re.sub("\\[.*?\\]", "", text.strip().replace(" [title]", ". ")).replace("  ", " ")
 
-    query = clean(it.activity_label + ": " + it.ctx_a + " " + it.ctx_b.capitalize())
-    choices = [clean(ending) for ending in it.endings]
+    query = clean(item.activity_label + ": " + item.ctx_a + " " + item.ctx_b.capitalize())
+    choices = [clean(ending) for ending in item.endings]
     context = tok.encode(query.rstrip())
     sums = [
         log_likelihood(model, context, tok.encode(query + " " + c)[len(context) :], tok.end_of_text)
@@ -81,14 +81,15 @@ def test_every_item_scores_as_in_the_plain_way_one_shot_and_served(tok, shape):
     model = make_model(tok, **shape)
     records = score_hellaswag(model, ITEMS, tok, ServingConfig(), lambda _: None)
     assert [(r["ind"], r["label"]) for r in records] == [(i.ind, i.label) for i in ITEMS]
-    for record, it in zip(records, ITEMS, strict=True):
+    for record, item in zip(records, ITEMS, strict=True):
         for convention, plain in PLAIN.items():
-            sums, prediction, prediction_norm = plain(model, it, tok)
-            for way in ("one_shot", "served"):
-                found = record[convention][way]
-                assert found["scores"] == pytest.approx(sums, rel=1e-5), (it.ind, convention, way)
-                assert found["prediction"] == prediction
-                assert found["prediction_norm"] == prediction_norm
+            sums, prediction, prediction_norm = plain(model, item, tok)
+            for mode in ("one_shot", "served"):
+                scored = record[convention][mode]
+                case = (item.ind, convention, mode)
+                assert scored["scores"] == pytest.approx(sums, rel=1e-5), case
+                assert scored["prediction"] == prediction
+                assert scored["prediction_norm"] == prediction_norm
     json.dumps(records)
 
 
@@ -109,29 +110,29 @@ def test_what_does_not_fit_is_cut_and_counted():
 def test_an_ending_longer_than_the_model_is_scored_by_what_fits():
     model = make_model(BPE, block_size=8)
     records = score_hellaswag(model, ITEMS[:2], BPE, ServingConfig(), lambda _: None)
-    for record, it in zip(records, ITEMS, strict=False):
+    for record, item in zip(records, ITEMS, strict=False):
         for convention, plain in PLAIN.items():
-            wanted = pytest.approx(plain(model, it, BPE)[0], rel=1e-5)
-            assert record[convention]["one_shot"]["scores"] == wanted
-            assert record[convention]["served"]["scores"] == wanted
+            expected = pytest.approx(plain(model, item, BPE)[0], rel=1e-5)
+            assert record[convention]["one_shot"]["scores"] == expected
+            assert record[convention]["served"]["scores"] == expected
 
 
 def test_a_tied_cache_is_scored_as_it_serves():
     """The context goes in at once; then every ending token alone sees it through the cache."""
     model, serving = make_model(BPE, block_size=256), ServingConfig(tie="adjacent:2")
     records = score_hellaswag(model, ITEMS[:3], BPE, serving, lambda _: None)
-    for record, it in zip(records, ITEMS, strict=False):
-        context = BPE.encode(it.ctx)
-        wanted = []
-        for ending in it.endings:
+    for record, item in zip(records, ITEMS, strict=False):
+        context = BPE.encode(item.ctx)
+        expected = []
+        for ending in item.endings:
             ids = BPE.encode(" " + ending)
             cache = model.new_cache(1, 256, serving)
             with torch.no_grad():
                 logits = [model(torch.tensor([context]), cache=cache)[:, -1:]]
                 logits += [model(torch.tensor([[token]]), cache=cache) for token in ids[:-1]]
             chances = torch.cat(logits, 1)[0].log_softmax(-1)
-            wanted.append(chances[torch.arange(len(ids)), ids].sum().item())
-        assert record["completion"]["served"]["scores"] == pytest.approx(wanted, rel=1e-5)
+            expected.append(chances[torch.arange(len(ids)), ids].sum().item())
+        assert record["completion"]["served"]["scores"] == pytest.approx(expected, rel=1e-5)
         assert (
             record["completion"]["served"]["scores"] != record["completion"]["one_shot"]["scores"]
         )
@@ -153,13 +154,13 @@ def test_shares_and_standard_errors():
         record(2, 0, 2, 0, 0),
         record(3, 0, 2, 0, 0),
     ]
-    found = hellaswag_measurements(records)
-    assert found["hellaswag_acc"] == 0.25
-    assert found["hellaswag_acc_norm"] == 0.75
-    assert found["hellaswag_lmeval_acc"] == 0.5
-    assert found["hellaswag_lmeval_acc_norm"] == 0.25
-    assert found["hellaswag_acc_stderr"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
-    assert set(found) <= set(METRICS)
+    measurements = hellaswag_measurements(records)
+    assert measurements["hellaswag_acc"] == 0.25
+    assert measurements["hellaswag_acc_norm"] == 0.75
+    assert measurements["hellaswag_lmeval_acc"] == 0.5
+    assert measurements["hellaswag_lmeval_acc_norm"] == 0.25
+    assert measurements["hellaswag_acc_stderr"] == pytest.approx((0.25 * 0.75 / 3) ** 0.5)
+    assert set(measurements) <= set(METRICS)
     assert binomial_standard_error(0.2859, 10042) == pytest.approx(0.00451, abs=1e-5)
 
 
@@ -176,9 +177,9 @@ def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):
     )
     data = SimpleNamespace(validation=np.zeros(300, np.uint16), bytes_per_token=1.0)
     updates = []
-    found = evaluate(GPT(of.model), data, of, on_progress=updates.append)
-    assert found.measurements["hellaswag_items"] == len(found.items) == 3
-    names = {f"hellaswag_{kind}{way}" for way in ("", "_served") for kind in
+    evaluation = evaluate(GPT(of.model), data, of, on_progress=updates.append)
+    assert evaluation.measurements["hellaswag_items"] == len(evaluation.items) == 3
+    names = {f"hellaswag_{kind}{mode}" for mode in ("", "_served") for kind in
              ("acc", "acc_norm", "lmeval_acc", "lmeval_acc_norm")}  # fmt: skip
-    assert names <= set(found.measurements) <= set(METRICS)
+    assert names <= set(evaluation.measurements) <= set(METRICS)
     assert updates[0]["stage"] == "evaluation"

@@ -47,9 +47,9 @@ def theirs(model, task):
 def test_our_evaluation_predicts_the_same(model, theirs):
     records = score_hellaswag(model, ITEMS, load_tokenizer("gpt2"), conventions=("lmeval",))
     for record, sample in zip(records, theirs, strict=True):
-        found = record["lmeval"]["one_shot"]
-        assert found["scores"] == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)
-        assert (found["prediction"], found["prediction_norm"]) == lm_eval_reference.prediction(
+        scored = record["lmeval"]["one_shot"]
+        assert scored["scores"] == pytest.approx(lm_eval_reference.scores(sample), abs=2e-3)
+        assert (scored["prediction"], scored["prediction_norm"]) == lm_eval_reference.prediction(
             sample
         )
     assert len({lm_eval_reference.prediction(sample) for sample in theirs}) > 2, "not all alike"

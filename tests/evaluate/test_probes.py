@@ -38,12 +38,12 @@ def test_rows_are_pairs_and_then_the_keys_again():
     ):
         pairs = dict(zip(tokens[0:16:2], tokens[1:16:2], strict=True))
         assert len({*tokens[:16]}) == 16, "no token twice among keys and values"
-        again = list(zip(tokens[16::2], tokens[17::2], strict=True))
-        assert sorted(again) == sorted(pairs.items())
-        assert [values[a] for a in answers] == [pairs[key] for key, _ in again]
-        for place, distance, (key, _) in zip(rows.positions, distances, again, strict=True):
-            assert tokens[place] == key
-            assert tokens[place - distance] == pairs[key]
+        repeated = list(zip(tokens[16::2], tokens[17::2], strict=True))
+        assert sorted(repeated) == sorted(pairs.items())
+        assert [values[a] for a in answers] == [pairs[key] for key, _ in repeated]
+        for position, distance, (key, _) in zip(rows.positions, distances, repeated, strict=True):
+            assert tokens[position] == key
+            assert tokens[position - distance] == pairs[key]
     assert len({tuple(row) for row in rows.tokens}) == 5
     assert (make_recall_rows(2, 32, 256).tokens == rows.tokens[:2]).all(), "a row is its number's"
     assert make_recall_rows(1, 1024, 20).pairs == 10, "as many as there are words"
@@ -54,14 +54,14 @@ def test_recall_is_the_best_of_the_rows_values():
     right = score_recall(model, rows, None, ignore)
     logits = model(torch.from_numpy(rows.tokens)).detach()
     for r in range(40):
-        for i, place in enumerate(rows.positions):
-            scores = [float(logits[r, place, value]) for value in rows.values[r]]
+        for i, position in enumerate(rows.positions):
+            scores = [float(logits[r, position, value]) for value in rows.values[r]]
             assert right[r, i] == (scores.index(max(scores)) == rows.answers[r, i])
     assert 0 < right.mean() < 0.5, "weights that learnt nothing guess"
-    found = recall_measurements(rows, right, "_served")
+    measurements = recall_measurements(rows, right, "_served")
     far = [right[r, i] for r in range(40) for i in range(8) if rows.distances[r, i] > 16]
     near = [right[r, i] for r in range(40) for i in range(8) if rows.distances[r, i] <= 8]
-    assert found == pytest.approx({
+    assert measurements == pytest.approx({
         "recall_acc_served": right.mean(),
         "recall_acc_far_served": np.mean(far),
         "recall_acc_near_served": np.mean(near),
@@ -80,10 +80,10 @@ def test_a_model_that_copies_recalls_everything():
         def hidden_states(self, x, **_):
             out = torch.zeros(*x.shape, 258)
             for r, row in enumerate(x.tolist()):
-                for at, token in enumerate(row):
-                    before = [i for i in range(at) if row[i] == token]
+                for position, token in enumerate(row):
+                    before = [i for i in range(position) if row[i] == token]
                     if before:
-                        out[r, at, row[before[0] + 1]] = 1
+                        out[r, position, row[before[0] + 1]] = 1
             return out
 
     with torch.no_grad():
@@ -96,12 +96,14 @@ def test_a_model_that_copies_recalls_everything():
 )
 def test_served_probes_are_the_one_shot_ones_where_nothing_is_tied(changes):
     model, rows = loud(**changes), make_recall_rows(8, 32, 256)
-    one, served = (score_recall(model, rows, how, ignore) for how in (None, SERVING))
-    assert (one == served).mean() > 0.98, "but for near ties"
-    one, served = (position_losses(model, TEXT, 128, 32, how, ignore) for how in (None, SERVING))
-    assert np.abs(one - served).max() < 1e-4
+    one_shot, served = (score_recall(model, rows, how, ignore) for how in (None, SERVING))
+    assert (one_shot == served).mean() > 0.98, "but for near ties"
+    one_shot, served = (
+        position_losses(model, TEXT, 128, 32, how, ignore) for how in (None, SERVING)
+    )
+    assert np.abs(one_shot - served).max() < 1e-4
     tied = position_losses(model, TEXT, 128, 32, ServingConfig(tie=[[0], [1]]), ignore)
-    assert np.abs(one - tied).max() < 1e-4
+    assert np.abs(one_shot - tied).max() < 1e-4
 
 
 def test_loss_by_position_is_the_loss_of_each_place():
@@ -109,12 +111,12 @@ def test_loss_by_position_is_the_loss_of_each_place():
     losses = position_losses(model, TEXT, 130, 64, None, ignore)
     text = torch.from_numpy(TEXT[: 3 * 64 + 1].astype(np.int64))
     logits = model(text[:-1].view(3, 64)).detach()
-    wanted = F.cross_entropy(logits.flatten(0, 1), text[1:], reduction="none").view(3, 64).mean(0)
-    assert losses == pytest.approx(wanted.numpy(), abs=1e-5)
-    found = position_measurements(losses, 32, "")
-    assert found["loss_part1"] == pytest.approx(float(wanted[:4].mean()), abs=1e-5)
-    assert found["loss_part8"] == pytest.approx(float(wanted[28:32].mean()), abs=1e-5)
-    assert found["loss_beyond"] == pytest.approx(float(wanted[32:].mean()), abs=1e-5)
+    expected = F.cross_entropy(logits.flatten(0, 1), text[1:], reduction="none").view(3, 64).mean(0)
+    assert losses == pytest.approx(expected.numpy(), abs=1e-5)
+    measurements = position_measurements(losses, 32, "")
+    assert measurements["loss_part1"] == pytest.approx(float(expected[:4].mean()), abs=1e-5)
+    assert measurements["loss_part8"] == pytest.approx(float(expected[28:32].mean()), abs=1e-5)
+    assert measurements["loss_beyond"] == pytest.approx(float(expected[32:].mean()), abs=1e-5)
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
@@ -133,11 +135,11 @@ def test_probes_are_measured_as_asked(position, served):
         counted.append(-tokens)
         return counted.append
 
-    found = measure_probes(GPT(of.model), TEXT, of, progress)
-    assert set(found) <= set(METRICS)
+    measurements = measure_probes(GPT(of.model), TEXT, of, progress)
+    assert set(measurements) <= set(METRICS)
     assert sum(counted) == 0, "progress reaches its end"
-    assert ("loss_beyond" in found) == (position == "rope")
-    assert ("recall_acc_served" in found) == ("loss_part8_served" in found) == served
-    assert found["recall_rows"] == 4
+    assert ("loss_beyond" in measurements) == (position == "rope")
+    assert ("recall_acc_served" in measurements) == ("loss_part8_served" in measurements) == served
+    assert measurements["recall_rows"] == 4
     plain = of.model_copy(update={"evaluation": type(of.evaluation)()})
     assert measure_probes(GPT(of.model), TEXT, plain, progress) == {}

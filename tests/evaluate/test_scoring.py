@@ -26,12 +26,12 @@ def some_pairs():
 
 def by_hand(context, ending):
     """One pair, as anybody would write it down."""
-    kept = (context + ending)[-25:]
-    scored = min(len(ending), len(kept) - 1)
-    logits = MODEL(torch.tensor([kept[:-1]]))[0].detach().log_softmax(-1)
-    wanted, rows = kept[-scored:], logits[-scored:]
-    nats = sum(float(row[token]) for row, token in zip(rows, wanted, strict=True))
-    return nats, rows.argmax(-1).tolist() == wanted
+    tokens = (context + ending)[-25:]
+    scored = min(len(ending), len(tokens) - 1)
+    logits = MODEL(torch.tensor([tokens[:-1]]))[0].detach().log_softmax(-1)
+    targets, rows = tokens[-scored:], logits[-scored:]
+    nats = sum(float(row[token]) for row, token in zip(rows, targets, strict=True))
+    return nats, rows.argmax(-1).tolist() == targets
 
 
 def greedy_pair(context, count):
@@ -44,9 +44,11 @@ def greedy_pair(context, count):
 @pytest.mark.parametrize("serving", [None, ServingConfig()])
 def test_each_pair_is_scored_as_if_alone(serving):
     pairs = [*some_pairs(), greedy_pair([3, 1, 4], 5), greedy_pair([9], 1)]
-    wanted = [by_hand(*pair) for pair in pairs]
-    found = score_pairs(MODEL, pairs, serving)
-    assert [-score.nats for score in found] == pytest.approx([nats for nats, _ in wanted], abs=1e-4)
-    assert [score.is_greedy for score in found] == [greedy for _, greedy in wanted]
-    assert [greedy for _, greedy in wanted][-2:] == [True, True]
-    assert not all(greedy for _, greedy in wanted)
+    targets = [by_hand(*pair) for pair in pairs]
+    scores = score_pairs(MODEL, pairs, serving)
+    assert [-score.nats for score in scores] == pytest.approx(
+        [nats for nats, _ in targets], abs=1e-4
+    )
+    assert [score.is_greedy for score in scores] == [greedy for _, greedy in targets]
+    assert [greedy for _, greedy in targets][-2:] == [True, True]
+    assert not all(greedy for _, greedy in targets)

@@ -96,8 +96,8 @@ def test_there_and_back_it_is_the_same(store, flaky, tmp_path):
     assert copied.files == len(flaky.puts) == len(set(flaky.puts))
     assert all(path.startswith("/bucket/kvlab/") for path in flaky.store)
     back = Store(tmp_path / "back")
-    found = restore_sweep(back, ObjectStorage("flaky://bucket/kvlab"), "s")
-    assert (found.trials, found.missing) == (8, 0)
+    summary = restore_sweep(back, ObjectStorage("flaky://bucket/kvlab"), "s")
+    assert (summary.trials, summary.missing) == (8, 0)
     assert contents(back) == contents(store)
     assert all(back.is_trained(back.result(t)["training"]) for t in back.trial_ids())
     assert [back.status(t) for t in back.trial_ids()].count("failed") == 1
@@ -143,8 +143,8 @@ def test_after_an_outage_it_goes_on_and_nothing_half_is_read(store, flaky, tmp_p
     back = Store(tmp_path / "part")
     for trial in store.trial_ids():  # whatever is there is whole
         if storage.download(f"trials/{trial}", back.trial_directory(trial)):
-            ours, theirs = contents(store), contents(back)
-            assert all(ours[path] == data for path, data in theirs.items())
+            ours, restored = contents(store), contents(back)
+            assert all(ours[path] == data for path, data in restored.items())
             assert back.status(trial) == store.status(trial)
     copy_sweep(store, storage, "s")
     flaky.puts = []
@@ -162,9 +162,9 @@ def test_a_copy_that_was_damaged_there_is_refused_and_copied_anew(store, tmp_pat
     fs = fsspec.filesystem("flaky")
     fs.pipe_file(f"/bucket/trials/{trial}/result.json", b"{}")
     back = Store(tmp_path / "back")
-    found = restore_sweep(back, storage, "s")
-    assert (found.trials, len(found.damaged)) == (7, 1)
-    assert f"{trial}/result.json is not what was copied there; copy it again" in found.damaged[0]
+    summary = restore_sweep(back, storage, "s")
+    assert (summary.trials, len(summary.damaged)) == (7, 1)
+    assert f"{trial}/result.json is not what was copied there; copy it again" in summary.damaged[0]
     assert back.status(trial) is None
     fs.pipe_file(f"/bucket/trials/{trial}/copied.json", b'{"schema": 1, "fil')
     assert copy_sweep(store, storage, "s").trials == 1
@@ -190,10 +190,10 @@ def test_what_the_store_has_stays(store):
     write_json(store.trial_directory(trial) / "result.json", {**result, "seed": 77})
     lost = store.trial_ids()[1]
     (store.trial_directory(lost) / "result.json").unlink()
-    found = restore_sweep(store, storage, "s")
+    summary = restore_sweep(store, storage, "s")
     assert store.result(trial)["seed"] == 77
     assert store.status(lost) is not None
-    assert (found.trials, found.unchanged) == (1, 7)
+    assert (summary.trials, summary.unchanged) == (1, 7)
 
 
 def test_what_a_process_works_on_is_left_alone(store, tmp_path):

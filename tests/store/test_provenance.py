@@ -66,7 +66,7 @@ def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "expected"),
     [
         ("/home/me/data/x.txt is gone", "~/data/x.txt is gone"),
         ("/home/other/data/x.txt is gone", "x.txt is gone"),
@@ -75,9 +75,9 @@ def test_a_command_is_kept_without_absolute_paths(tmp_path, monkeypatch):
         ("model.n_kv_head = 5; ~/data/a/b; ../a/b; ./a/b", None),
     ],
 )
-def test_texts_lose_folders_and_nothing_else(text, kept, monkeypatch):
+def test_texts_lose_folders_and_nothing_else(text, expected, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    assert redact_paths(text) == (text if kept is None else kept)
+    assert redact_paths(text) == (text if expected is None else expected)
 
 
 def test_our_own_files_are_named_as_in_the_repository():

@@ -46,9 +46,9 @@ def test_a_file_is_no_store(tmp_path):
     "name", ["../../x", "..", ".", "", "/etc/passwd", "a/b", "x\n", "X", "x" * 65, "é", "a\0b"]
 )
 def test_a_name_never_becomes_another_path(store, name):
-    for place in (store.sweep_directory, store.stop_flag, store.driver_lock, store.sweep):
+    for method in (store.sweep_directory, store.stop_flag, store.driver_lock, store.sweep):
         with pytest.raises(UsageError, match="is not a name"):
-            place(name)
+            method(name)
     with pytest.raises(UsageError):
         store.write_sweep({"name": name})
     assert not store.path.exists()
@@ -56,12 +56,12 @@ def test_a_name_never_becomes_another_path(store, name):
 
 @pytest.mark.parametrize("trial", ["../../x", "..", "", "A" * 16, ID[:15], ID + "0", ID + "\n"])
 def test_an_id_never_becomes_another_path(store, trial):
-    for place in (
+    for method in (
         store.trial_directory, store.training_directory, store.trial_lock, store.training_lock,
         store.status, store.result, store.create_attempt, store.is_trained,
     ):  # fmt: skip
         with pytest.raises(UsageError, match="is not 16 hex digits"):
-            place(trial)
+            method(trial)
     with pytest.raises(UsageError):
         store.write_result(result(trial))
     assert not store.path.exists()

@@ -23,7 +23,7 @@ def tables(path):
 def test_a_kill_while_the_database_is_made_leaves_none(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", MAKE, tmp_path], cwd=ROOT)
     deadline = time.monotonic() + 120
-    while not any(found.stat().st_size for found in tmp_path.glob(".mlflow-*/mlflow.db")):
+    while not any(database.stat().st_size for database in tmp_path.glob(".mlflow-*/mlflow.db")):
         assert process.poll() is None, "it was made before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.001)

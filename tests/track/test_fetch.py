@@ -75,8 +75,8 @@ def test_several_stores_on_one_server(mirrored, tmp_path):
     with pytest.raises(UsageError, match="comes from 2 stores .* name one with --mirrored-by"):
         fetch_record(uri, "made", tmp_path / "1")
     identity = (other.path / "tracking.id").read_text().strip()
-    found = fetch_record(uri, "made", tmp_path / "2", identity[:8])
-    assert found.sweep("made")["seeds"] == [5]
+    fetched = fetch_record(uri, "made", tmp_path / "2", identity[:8])
+    assert fetched.sweep("made")["seeds"] == [5]
     with pytest.raises(UsageError, match="--mirrored-by = zzz fits 0 of the stores"):
         fetch_record(uri, "made", tmp_path / "3", "zzz")
 

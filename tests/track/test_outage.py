@@ -53,13 +53,13 @@ def empty(tmp_path_factory):
     return store / "mlflow.db"
 
 
-def timeless(found):
+def timeless(runs):
     """What two runs of the same sweep have in common: all but moments and what a clock measures.
 
     Of such metrics their names and steps stay, of files that hold such numbers their names.
     """
-    kept = {}
-    for name, (info, params, history, tags, files, datasets) in found.items():
+    timeless_runs = {}
+    for name, (info, params, history, tags, files, datasets) in runs.items():
         metrics = {
             key: [(value if computed(key) else None, step) for value, _, step in points]
             for key, points in history.items()
@@ -71,16 +71,16 @@ def timeless(found):
         ):  # of the record, with its times
             assert tags.pop(own, None) or name == "s"
         facts = {"status": info[0], "params": params, "metrics": metrics, "tags": tags}
-        kept[name] = {**facts, "files": sorted(files), "data": datasets}
-    return kept
+        timeless_runs[name] = {**facts, "files": sorted(files), "data": datasets}
+    return timeless_runs
 
 
 def hide(store, trials):
     """Takes results away; the function returned brings one back, as if it had ended now."""
-    kept = {trial: store.result(trial) for trial in trials}
+    results = {trial: store.result(trial) for trial in trials}
     for trial in trials:
         (store.trial_directory(trial) / "result.json").unlink()
-    return lambda trial: store.write_result(kept[trial])
+    return lambda trial: store.write_result(results[trial])
 
 
 @pytest.mark.faults
@@ -109,15 +109,15 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
         command = ["sync", "made", "--store", str(store.path), "--no-report"]
         assert main([*command, "--tracking-uri", server.uri, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)[0]["written"] == 2
-        found = contents(server.uri, "made")
+        runs = contents(server.uri, "made")
     finally:
         server.close()
-    assert [name for name in left if name != "made" and left[name] != found[name]] == []
+    assert [name for name in left if name != "made" and left[name] != runs[name]] == []
     shutil.copy(empty, store.path / "mlflow.db")
     Tracker(store.path).mirror("made")
     always = contents(f"sqlite:///{store.path}/mlflow.db", "made")
-    assert found == always
-    assert len(found) == 5
+    assert runs == always
+    assert len(runs) == 5
 
 
 def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_path, empty):
@@ -172,11 +172,11 @@ def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_u
     again += ["--executor", "inline"]
     assert main([*again, "--no-report"]) == 0
     there = f"sqlite:///{tmp_path}/other/mlflow.db"
-    found, wanted = timeless(contents(late, "s")), timeless(contents(there, "s"))
-    assert found.keys() == wanted.keys()
-    for run in wanted:
-        for kind in wanted[run]:
-            assert found[run][kind] == wanted[run][kind], run
+    runs, expected = timeless(contents(late, "s")), timeless(contents(there, "s"))
+    assert runs.keys() == expected.keys()
+    for run in expected:
+        for kind in expected[run]:
+            assert runs[run][kind] == expected[run][kind], run
 
 
 def test_a_server_that_never_answers_is_given_up_soon(tmp_path, monkeypatch):

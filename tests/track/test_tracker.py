@@ -65,9 +65,9 @@ def made(tmp_path_factory):
 
 def test_what_a_run_holds(made):
     store, _ = made
-    found = contents(store)
-    assert len(found) == 1 + 8
-    info, params, history, tags, files, datasets = found["mqa+tied seed 1"]
+    runs = contents(store)
+    assert len(runs) == 1 + 8
+    info, params, history, tags, files, datasets = runs["mqa+tied seed 1"]
     record = small()
     levels = {"heads": "mqa", "sharing": "tied"}
     result = record.result(levels, 1, "done")
@@ -194,21 +194,21 @@ def test_a_result_that_is_gone_takes_its_run_along(copy):
     (copy / "trials" / trial / "result.json").unlink()
     mirrored = Tracker(copy).mirror("made")
     assert mirrored.deleted == 1
-    found = contents(copy)
-    assert "mqa seed 0" not in found
-    assert found["made"][0][0] == "KILLED"
-    assert found["made"][3]["kvlab.states"] == "7 done, 1 missing"
+    runs = contents(copy)
+    assert "mqa seed 0" not in runs
+    assert runs["made"][0][0] == "KILLED"
+    assert runs["made"][3]["kvlab.states"] == "7 done, 1 missing"
 
 
 def test_runs_that_are_not_ours_are_left_alone(copy):
     client = store_client(copy)
     experiment = client.get_experiment_by_name("made").experiment_id
-    theirs = client.create_run(experiment, 1, {"kvlab.store": "another"}, "theirs").info.run_id
+    foreign_run = client.create_run(experiment, 1, {"kvlab.store": "another"}, "theirs").info.run_id
     tracker = Tracker(copy)
     assert tracker.close_zombies() == 0
     tracker.mirror("made")
-    assert client.get_run(theirs).info.lifecycle_stage == "active"
-    assert client.get_run(theirs).info.status == "RUNNING"
+    assert client.get_run(foreign_run).info.lifecycle_stage == "active"
+    assert client.get_run(foreign_run).info.status == "RUNNING"
 
 
 def test_failures_and_hostile_texts(tmp_path, empty):
@@ -224,15 +224,15 @@ def test_failures_and_hostile_texts(tmp_path, empty):
     attempt.mkdir(parents=True)
     (attempt / "traceback.txt").write_text("Traceback")
     Tracker(store.path).mirror("made")
-    found = contents(store.path)
-    info, _, history, tags, files, _ = found["mqa seed 0"]
+    runs = contents(store.path)
+    info, _, history, tags, files, _ = runs["mqa seed 0"]
     assert info[0] == "FAILED"
     assert tags["kvlab.status"] == "failed"
     assert tags["kvlab.error.message"].startswith("<b>|xxx")
     assert "sha256:" in tags["kvlab.error.message"]
     assert "loss" not in history
     assert "attempts/1/traceback.txt" in files
-    assert found["made"][0][0] == "FAILED"
+    assert runs["made"][0][0] == "FAILED"
 
 
 def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, empty):
@@ -248,9 +248,9 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
 
     class Odd(Record):
         def result(self, levels, seed, status):
-            found = super().result(levels, seed, status)
-            found["experiment"]["data"] |= {"source": "a\ud800", "paths": ["b\udc80.txt"]}
-            return found
+            result = super().result(levels, seed, status)
+            result["experiment"]["data"] |= {"source": "a\ud800", "paths": ["b\udc80.txt"]}
+            return result
 
     store = Odd(**vars(record)).write(tmp_path / "store")
     shutil.copy(empty, store.path / "mlflow.db")
@@ -258,12 +258,12 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
     for trial in store.sweep_trials("made"):
         tracker.mirror_trial("made", trial)
     assert tracker.mirror("made").written == 0, "mirrored, and not begun again"
-    found = contents(store.path)
-    _, params, _, tags, *_ = found["mqa\\ud800\\x00 seed 0"]
+    runs = contents(store.path)
+    _, params, _, tags, *_ = runs["mqa\\ud800\\x00 seed 0"]
     assert tags["kvlab.error.message"] == sanitize_text(HOSTILE) + "\\ud800\\x00"
     assert tags["kvlab.factor.heads"] == "mqa\\ud800\\x00"
     assert params["data.source"] == "a\\ud800"
-    assert found["made"][3]["mlflow.note.content"].startswith("Why\\udfff?")
+    assert runs["made"][3]["mlflow.note.content"].startswith("Why\\udfff?")
 
 
 def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty):
@@ -271,14 +271,14 @@ def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty)
 
     class Resumed(Record):
         def result(self, levels, seed, status):
-            found = super().result(levels, seed, status)
-            curve = found["curves"]["validation_loss"]
-            found["curves"]["validation_loss"] = [
+            result = super().result(levels, seed, status)
+            curve = result["curves"]["validation_loss"]
+            result["curves"]["validation_loss"] = [
                 *curve[:3],
                 *([step, tokens, loss + 0.5] for step, tokens, loss in curve[1:]),
             ]
-            found["training_record"]["resumed_from"] = [curve[0][0]]
-            return found
+            result["training_record"]["resumed_from"] = [curve[0][0]]
+            return result
 
     resumed = Resumed(factors=SMALL, seeds=(0,))
     store = resumed.write(tmp_path / "store")

@@ -34,18 +34,20 @@ def run(directory, of=OF, **options):
 
 def stop_after(directory, steps, of=OF):
     """Runs until ``steps`` more steps are done."""
-    asked = iter(range(1, 1000))
+    calls = iter(range(1, 1000))
     with pytest.raises(Stopped):
-        run(directory, of, should_stop=lambda: next(asked) == steps)
+        run(directory, of, should_stop=lambda: next(calls) == steps)
 
 
-def same_as(record, directory, wanted_record, wanted):
-    ours, theirs = (load_file(d / "final" / "model.safetensors") for d in (directory, wanted))
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, theirs[name]), name
-    assert record.train_curve == wanted_record.train_curve
-    assert record.validation_curve == wanted_record.validation_curve
+def assert_same_training(record, directory, expected_record, expected_directory):
+    weights, expected = (
+        load_file(d / "final" / "model.safetensors") for d in (directory, expected_directory)
+    )
+    assert weights.keys() == expected.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, expected[name]), name
+    assert record.train_curve == expected_record.train_curve
+    assert record.validation_curve == expected_record.validation_curve
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +59,16 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_stopped_at_random_steps_it_ends_bitwise_the_same(tmp_path, whole, seed):
-    rng, at, stops = random.Random(seed), 0, []
-    while at + (step := rng.randint(1, 9)) < OF.training.steps:
+    rng, position, stops = random.Random(seed), 0, []
+    while position + (step := rng.randint(1, 9)) < OF.training.steps:
         stop_after(tmp_path, step)
-        at += step
-        stops.append(at)
-        assert (tmp_path / "checkpoints" / f"step-{at:08d}").is_dir()
+        position += step
+        stops.append(position)
+        assert (tmp_path / "checkpoints" / f"step-{position:08d}").is_dir()
         assert len(list((tmp_path / "checkpoints").iterdir())) <= 2
     record = run(tmp_path)
     assert record.resumed_from == stops
-    same_as(record, tmp_path, *whole)
+    assert_same_training(record, tmp_path, *whole)
     assert record.steps == OF.training.steps
     assert not (tmp_path / "checkpoints").exists()
 
@@ -83,13 +85,15 @@ def test_other_recipes_resume_bitwise_too(tmp_path, changes):
     of = experiment(**changes)
     record = run(tmp_path / "whole", of)
     stop_after(tmp_path / "parts", 7, of)
-    same_as(run(tmp_path / "parts", of), tmp_path / "parts", record, tmp_path / "whole")
+    assert_same_training(
+        run(tmp_path / "parts", of), tmp_path / "parts", record, tmp_path / "whole"
+    )
 
 
 def test_the_same_sharing_in_other_words_goes_on(tmp_path):
     stop_after(tmp_path, 5, experiment(model={"kv_sharing": "adjacent:2"}))
-    other = experiment(model={"kv_sharing": [[0, 1]], "attention_pattern": "GG"})
-    assert run(tmp_path, other).resumed_from == [5]
+    respelled = experiment(model={"kv_sharing": [[0, 1]], "attention_pattern": "GG"})
+    assert run(tmp_path, respelled).resumed_from == [5]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "state", "old state"])
@@ -112,7 +116,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before(tmp_path, who
     record = run(tmp_path)
     assert record.resumed_from == [8]
     assert "step-00000010 is damaged" in caplog.text
-    same_as(record, tmp_path, *whole)
+    assert_same_training(record, tmp_path, *whole)
 
 
 def test_with_all_checkpoints_damaged_it_starts_again(tmp_path, whole):
@@ -121,7 +125,7 @@ def test_with_all_checkpoints_damaged_it_starts_again(tmp_path, whole):
         state.write_text("")
     record = run(tmp_path)
     assert record.resumed_from == []
-    same_as(record, tmp_path, *whole)
+    assert_same_training(record, tmp_path, *whole)
 
 
 def child(directory, started, fatal_sync):
@@ -154,7 +158,7 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
     rng, aims, kills, unfinished = random.Random(3), random.Random(4), 0, 0
     while load_training_record(tmp_path) is None or kills < 30:
         if load_training_record(tmp_path) is not None:  # whole too soon: the rest on a new training
-            same_as(run(tmp_path), tmp_path, *whole)
+            assert_same_training(run(tmp_path), tmp_path, *whole)
             shutil.rmtree(tmp_path)
         started, aim = processes.Event(), aims.randint(1, 12) if kills % 2 else None
         process = processes.Process(target=child, args=(tmp_path, started, aim))
@@ -168,27 +172,29 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
         kills += process.exitcode != 0
         unfinished += any(tmp_path.glob("checkpoints/.step-*"))
     assert unfinished >= 5
-    same_as(run(tmp_path), tmp_path, *whole)
+    assert_same_training(run(tmp_path), tmp_path, *whole)
     assert [path.name for path in (tmp_path / "final").iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("rungs", [(3,), (5, 12), (2, 7, 8, 23)])
 def test_paused_at_rungs_it_ends_bitwise_the_same(tmp_path, whole, rungs):
     """Rungs between validation losses add none to the curve, and those at one take it."""
-    found = {}
+    rung_losses = {}
     for rung in rungs:
         for _ in range(2):  # also asked for twice, as after a kill
             with pytest.raises(Paused):
                 run(tmp_path, until=rung)
             losses = read_json(tmp_path / "rungs.json")["rungs"]
             assert losses[str(rung)]["step"] == rung
-            assert found.setdefault(rung, losses[str(rung)]["loss"]) == losses[str(rung)]["loss"]
+            assert (
+                rung_losses.setdefault(rung, losses[str(rung)]["loss"]) == losses[str(rung)]["loss"]
+            )
         assert (tmp_path / "checkpoints" / f"step-{rung:08d}").is_dir()
     record = run(tmp_path)
-    same_as(record, tmp_path, *whole)
-    assert len(set(found.values())) == len(rungs)
+    assert_same_training(record, tmp_path, *whole)
+    assert len(set(rung_losses.values())) == len(rungs)
     curve = {step: loss for step, _, loss in record.validation_curve}
-    assert all(curve.get(rung, loss) == loss for rung, loss in found.items())
+    assert all(curve.get(rung, loss) == loss for rung, loss in rung_losses.items())
 
 
 def test_a_rung_that_was_passed_before_is_taken_where_the_training_stands(tmp_path):

@@ -25,15 +25,15 @@ def two(**training):
 
 
 def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def worker(rank, port, directory, of, stop_after, until=None):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    asked = iter(range(1, 1000))
+    calls = iter(range(1, 1000))
     said = []
     try:
         train(
@@ -43,7 +43,7 @@ def worker(rank, port, directory, of, stop_after, until=None):
             seed=0,
             directory=directory,
             on_progress=said.append,
-            should_stop=lambda: next(asked) == stop_after,
+            should_stop=lambda: next(calls) == stop_after,
             until=until,
         )
     except Stopped:
@@ -73,23 +73,23 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     run_two(tmp_path / "two", two(), until=36)  # a rung of a search
     assert read_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
     run_two(tmp_path / "two", two())
-    both = load_training_record(tmp_path / "two")
-    assert (both.workers, both.resumed_from, len(both.train_curve)) == (2, [23, 36], 50)
+    together = load_training_record(tmp_path / "two")
+    assert (together.workers, together.resumed_from, len(together.train_curve)) == (2, [23, 36], 50)
     for name in ("train_curve", "validation_curve"):
-        for ours, theirs in zip(getattr(both, name), getattr(alone, name), strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-5)
-    assert both.train_curve[0][2] - both.train_curve[-1][2] > 0.5, "it learnt something"
+        for ours, expected in zip(getattr(together, name), getattr(alone, name), strict=True):
+            assert ours == pytest.approx(expected, abs=1e-5)
+    assert together.train_curve[0][2] - together.train_curve[-1][2] > 0.5, "it learnt something"
 
 
 def test_workers_share_the_rows_of_a_step():
     parts = [WorkerGroup(rank, 3).row_slice(12) for rank in range(3)]
     whole = get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8)[0]
-    found = [
+    batches = [
         get_training_batch(DATA.train, seed=1, step=2, batch_size=12, block_size=8, rows=part)[0]
         for part in parts
     ]
-    assert [len(part) for part in found] == [4, 4, 4]
-    assert (whole == [row for part in found for row in part]).all()
+    assert [len(part) for part in batches] == [4, 4, 4]
+    assert (whole == [row for part in batches for row in part]).all()
 
 
 def test_a_training_for_more_workers_than_there_are_is_refused(tmp_path):

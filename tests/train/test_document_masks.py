@@ -35,10 +35,10 @@ def test_the_loss_of_a_step_is_the_mean_over_documents_alone():
 
 
 def test_no_run_goes_on_from_one_with_another_mask(tmp_path):
-    asked = iter(range(9))
+    calls = iter(range(9))
     with pytest.raises(Stopped):
         train(model(OPEN), DATA, OPEN, seed=0, directory=tmp_path,
-              should_stop=lambda: next(asked) == 5)  # fmt: skip
+              should_stop=lambda: next(calls) == 5)  # fmt: skip
     with pytest.raises(StoreError, match="belongs to another training"):
         train(model(MASKED), DATA, MASKED, seed=0, directory=tmp_path)
 

@@ -57,12 +57,12 @@ def plain_training(of, seed=0, dtype=torch.float32):
 @pytest.mark.usefixtures("code_path")
 def test_it_is_plain_training_whatever_the_microbatch(tmp_path):
     of = experiment()
-    wanted, curve = plain_training(of)
+    expected, curve = plain_training(of)
     for tokens in (None, 16, 32):
         small = experiment(resources={"microbatch_tokens": tokens})
         trained, record = run(small, tmp_path / str(tokens))
         assert [point[2] for point in record.train_curve] == pytest.approx(curve, abs=1e-5)
-        for a, b in zip(trained.parameters(), wanted.parameters(), strict=True):
+        for a, b in zip(trained.parameters(), expected.parameters(), strict=True):
             assert (a - b).abs().max() < 1e-4
 
 
@@ -131,18 +131,18 @@ def test_no_steps_keep_the_initial_weights(tmp_path):
 def test_a_finished_training_is_loaded_not_repeated(tmp_path):
     of = experiment()
     trained, record = run(of, tmp_path)
-    again, same = run(of, tmp_path, on_progress=lambda _: pytest.fail("it trained again"))
+    loaded, same = run(of, tmp_path, on_progress=lambda _: pytest.fail("it trained again"))
     assert same == record
-    assert all(map(torch.equal, trained.parameters(), again.parameters()))
+    assert all(map(torch.equal, trained.parameters(), loaded.parameters()))
 
 
 def test_bfloat16_trains_close_to_float32_and_keeps_float32_weights(tmp_path):
     _, exact = run(experiment(), tmp_path / "a")
     trained, reduced = run(experiment(training={"precision": "bfloat16"}), tmp_path / "b")
     assert {p.dtype for p in trained.parameters()} == {torch.float32}
-    last, wanted = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
-    assert last != wanted
-    assert last == pytest.approx(wanted, abs=0.1)
+    last, expected = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
+    assert last != expected
+    assert last == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize("position", ["learned", "rope", "none"])
@@ -155,9 +155,9 @@ def test_bfloat16_trains_every_position_where_attention_has_its_own_kernel(
     training = {"tokens": 512, "batch_tokens": 256, "evaluate_tokens": 256}
     _, exact = run(experiment(shape, training), tmp_path / "a")
     _, reduced = run(experiment(shape, {**training, "precision": "bfloat16"}), tmp_path / "b")
-    last, wanted = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
-    assert last != wanted
-    assert last == pytest.approx(wanted, abs=0.05)
+    last, expected = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
+    assert last != expected
+    assert last == pytest.approx(expected, abs=0.05)
 
 
 @pytest.mark.timeout(120)

@@ -14,27 +14,27 @@ def rates(**training):
 
 
 def test_cosine_is_half_a_cosine_after_warm_up():
-    found = rates(final_learning_rate=1e-3)
-    assert found[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
-    assert found[10] == pytest.approx(1e-2)
-    assert found[60] == pytest.approx((1e-2 + 1e-3) / 2)
-    assert found[35] == pytest.approx(1e-3 + 9e-3 * (0.5 + math.sqrt(2) / 4))
-    assert 1e-3 < found[-1] < 1.01e-3
-    assert sorted(found[9:], reverse=True) == found[9:]
+    schedule_rates = rates(final_learning_rate=1e-3)
+    assert schedule_rates[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert schedule_rates[10] == pytest.approx(1e-2)
+    assert schedule_rates[60] == pytest.approx((1e-2 + 1e-3) / 2)
+    assert schedule_rates[35] == pytest.approx(1e-3 + 9e-3 * (0.5 + math.sqrt(2) / 4))
+    assert 1e-3 < schedule_rates[-1] < 1.01e-3
+    assert sorted(schedule_rates[9:], reverse=True) == schedule_rates[9:]
 
 
 def test_wsd_is_flat_until_its_decay():
-    found = rates(schedule="wsd", decay_tokens=64 * 40, final_learning_rate=1e-3)
-    assert found[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
-    assert found[10:71] == pytest.approx([1e-2] * 61)
-    assert found[80] == pytest.approx(1e-3 + 9e-3 * 0.5), "a quarter of the decay"
-    assert found[-1] == pytest.approx(1e-3 + 9e-3 * (1 - math.sqrt(39 / 40)))
-    assert sorted(found[70:], reverse=True) == found[70:]
+    schedule_rates = rates(schedule="wsd", decay_tokens=64 * 40, final_learning_rate=1e-3)
+    assert schedule_rates[:10] == pytest.approx([1e-3 * (i + 1) for i in range(10)])
+    assert schedule_rates[10:71] == pytest.approx([1e-2] * 61)
+    assert schedule_rates[80] == pytest.approx(1e-3 + 9e-3 * 0.5), "a quarter of the decay"
+    assert schedule_rates[-1] == pytest.approx(1e-3 + 9e-3 * (1 - math.sqrt(39 / 40)))
+    assert sorted(schedule_rates[70:], reverse=True) == schedule_rates[70:]
 
 
 def test_wsd_decays_over_a_fifth_by_default():
-    found = rates(schedule="wsd")
-    assert [i for i, rate in enumerate(found) if rate == 1e-2] == list(range(9, 89))
+    schedule_rates = rates(schedule="wsd")
+    assert [i for i, rate in enumerate(schedule_rates) if rate == 1e-2] == list(range(9, 89))
 
 
 @pytest.mark.parametrize(

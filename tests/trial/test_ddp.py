@@ -87,19 +87,19 @@ def test_a_loss_that_diverges_on_two_workers_is_a_finding(trial, tmp_path):
 
 def training_workers():
     """The processes of this test's own cluster that train."""
-    found = []
+    processes = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "RayTrainWorker" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def end_of(executor):
     """How the one trial ended; the test's time limit is the only one."""
-    while not (found := executor.wait(1.0)):
+    while not (ended := executor.wait(1.0)):
         pass
-    return found[0]
+    return ended[0]
 
 
 @pytest.mark.faults

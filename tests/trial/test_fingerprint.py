@@ -128,13 +128,13 @@ def both(one, data="text", seed=0):
     return training_fingerprint(one, data, seed), trial_fingerprint(one, data, seed)
 
 
-def fields(model, place=""):
+def fields(model, location=""):
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from fields(kind, f"{place}{name}.")
+            yield from fields(kind, f"{location}{name}.")
         else:
-            yield place + name
+            yield location + name
 
 
 def test_every_field_of_an_experiment_is_tried_below():
@@ -282,8 +282,8 @@ def test_what_has_no_stable_form_is_refused_with_its_place(value):
 def test_what_a_training_starts_from_enters_both_fingerprints_by_its_contents():
     fresh = both(experiment())
 
-    def starting(identity, name="a", place="b"):
-        start = CheckpointWeights(name, place, identity)
+    def starting(identity, name="a", location="b"):
+        start = CheckpointWeights(name, location, identity)
         return Trial.of(experiment(), "text", 0, start)
 
     one = starting({"model.safetensors": "1" * 64})

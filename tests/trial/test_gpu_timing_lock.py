@@ -91,11 +91,11 @@ def test_who_dies_lets_go(workers):
 
 def test_patience_ends_and_says_so(tmp_path, workers):
     assert workers[0].hears() == "in"
-    asked = []
+    waits = []
     lock = TimingLock("GPU-1", tmp_path)
-    with lock.exclusive(lambda: asked.append(1), timeout=0.1) as alone:
+    with lock.exclusive(lambda: waits.append(1), timeout=0.1) as alone:
         assert not alone
-    assert asked
+    assert waits
     workers[0].say("step")
     assert workers[0].hears() == "went on", "nothing is held after it"
     with TimingLock("GPU-2", tmp_path).exclusive() as alone:

@@ -71,8 +71,8 @@ def test_generation_is_greedy_and_ends_where_it_should(opened):
     for _ in range(8):
         ids.append(int(log_probabilities(opened, ids)[-1, :257].argmax()))
     whole = bytes(ids[4:]).decode("utf-8", "replace")
-    found = scorer.generate("once", {"max_gen_toks": 8})
-    assert found == whole
+    answer = scorer.generate("once", {"max_gen_toks": 8})
+    assert answer == whole
     stop = whole[3]
     assert (
         scorer.generate("once", {"max_gen_toks": 8, "until": [stop]}) == whole[: whole.index(stop)]
@@ -104,7 +104,7 @@ def test_the_harness_takes_it(opened):
         instance.Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=i)
         for i, pair in enumerate(pairs)
     ]
-    found = harness_model(opened).loglikelihood(requests)
-    assert found == TextScorer(opened, load_tokenizer("bytes"), served=False).score_continuations(
+    answer = harness_model(opened).loglikelihood(requests)
+    assert answer == TextScorer(opened, load_tokenizer("bytes"), served=False).score_continuations(
         pairs
     )

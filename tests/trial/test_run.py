@@ -65,12 +65,12 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
         "attempts", "items.jsonl.gz", "lock.1", "result.json", "trial.json"
     ]  # fmt: skip
     assert os.listdir(store.attempt_directory(trial.id, 1)) == ["log.txt"]
-    found = store.result(trial.id)
-    assert found["status"] == "done"
-    assert (found["seed"], found["error"]) == (0, None)
-    assert found["measurements"]["kv_bytes_formula"] == 64
-    assert found["experiment"]["model"]["n_kv_head"] == trial.experiment.model.n_kv_head
-    source = found["provenance"]
+    result = store.result(trial.id)
+    assert result["status"] == "done"
+    assert (result["seed"], result["error"]) == (0, None)
+    assert result["measurements"]["kv_bytes_formula"] == 64
+    assert result["experiment"]["model"]["n_kv_head"] == trial.experiment.model.n_kv_head
+    source = result["provenance"]
     assert (source["commit"], source["dirty"], source["attempts"]) == ("c" * 40, False, 1)
     assert source["data"]["identity"] == trial.data_identity
     assert list(store.items(trial.id)) == [{"ind": 1, "correct": True}]
@@ -108,15 +108,15 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_a_failure_is_recorded_with_its_class(store, trial, error, kind, stage):
     assert run(trial, store, failing(error, stage)) == "failed"
-    found = store.result(trial.id)
-    assert (store.status(trial.id), found["measurements"]) == ("failed", {})
-    assert found["error"] == {
+    result = store.result(trial.id)
+    assert (store.status(trial.id), result["measurements"]) == ("failed", {})
+    assert result["error"] == {
         "class": kind,
         "type": type(error).__name__,
         "message": str(error),
         "traceback": "attempts/1/traceback.txt",
     }
-    trace = (store.trial_directory(trial.id) / found["error"]["traceback"]).read_text()
+    trace = (store.trial_directory(trial.id) / result["error"]["traceback"]).read_text()
     assert f"in {stage}\n" in trace
     assert trace.splitlines()[-1].startswith((type(error).__name__, "kvlab.", "tests."))
 
@@ -156,15 +156,16 @@ def test_what_is_kept_of_a_failure_names_no_folder_and_nobody(store, trial, tmp_
     places = f"/home/somebody/.cache/x {tmp_path}/text.txt '/srv/somebody else' /scratch/somebody/y"
     run(trial, store, failing(OSError(errno.ENOENT, "No such file", places)))
     error = store.result(trial.id)["error"]
-    kept = (store.trial_directory(trial.id) / error["traceback"]).read_text() + error["message"]
-    assert not re.search(r"(?<![\w.~])/(\w[^\s'\"]*/)", kept), kept
+    trace = (store.trial_directory(trial.id) / error["traceback"]).read_text()
+    recorded = trace + error["message"]
+    assert not re.search(r"(?<![\w.~])/(\w[^\s'\"]*/)", recorded), recorded
     for word in ("/home/", str(tmp_path), "/scratch", "/srv", os.getcwd()):
-        assert word not in kept
+        assert word not in recorded
     if len(getpass.getuser()) > 4:
-        assert getpass.getuser() not in kept
-    assert "text.txt" in kept
-    assert 'File "tests/support/stub_trials.py"' in kept or 'File "stub.py"' in kept
-    assert 'File "kvlab/trial/run.py"' in kept
+        assert getpass.getuser() not in recorded
+    assert "text.txt" in recorded
+    assert 'File "tests/support/stub_trials.py"' in recorded or 'File "stub.py"' in recorded
+    assert 'File "kvlab/trial/run.py"' in recorded
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

@@ -34,16 +34,16 @@ def experiment(**resources):
 @pytest.fixture
 def limits(monkeypatch):
     """A device that is not there, and the limits that were set on it."""
-    found = []
+    recorded_calls = []
     facts = SimpleNamespace(total_memory=MEMORY, uuid="GPU-1")
     for name, fake in {
         "is_available": lambda: True,
         "get_device_properties": lambda _: facts,
         "get_device_name": lambda: "a device",
-        "set_per_process_memory_fraction": found.append,
+        "set_per_process_memory_fraction": recorded_calls.append,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    return found
+    return recorded_calls
 
 
 @pytest.mark.parametrize("gpus", [0.5, 0.25, 0.1])
@@ -134,15 +134,15 @@ def stages(tmp_path, monkeypatch):
     texts.mkdir()
     for number in range(8):
         (texts / f"{number}.txt").write_text(f"text {number}\n" * 50)
-    chosen = experiment()
-    data = chosen.data.model_copy(
+    masked = experiment()
+    data = masked.data.model_copy(
         update={"source": "files", "paths": (str(texts),), "validation_fraction": 0.4}
     )
-    chosen = chosen.model_copy(update={"data": data})
+    masked = masked.model_copy(update={"data": data})
     monkeypatch.setattr(
         "kvlab.trial.stages._open_timing_lock", lambda _: Impatient("GPU-1", tmp_path)
     )
-    made = TorchStages(Trial.of(chosen, dataset_identity(data), 0), lambda _: None)
+    made = TorchStages(Trial.of(masked, dataset_identity(data), 0), lambda _: None)
     yield made
     made._timing_lock.close()
 
@@ -156,10 +156,10 @@ def test_timings_are_exclusive_only_if_nothing_else_was_at_work(
     other = Worker(tmp_path) if beside == "another trial" else None
     try:
         assert other is None or other.hears() == "in"  # in the midst of a long step
-        found, machine = stages._benchmark(stages._make_model())
+        measured, machine = stages._benchmark(stages._make_model())
     finally:
         if other is not None:
             other.process.kill()
             other.process.communicate()
-    assert found is speed
+    assert measured is speed
     assert machine.timings == ("exclusive" if beside == "nobody" else "shared")

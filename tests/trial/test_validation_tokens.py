@@ -18,7 +18,7 @@ from tests.support.tiny_sweep import EXPERIMENT, tiny_sweep_folder
 
 
 @pytest.fixture
-def place(tmp_path):
+def sweep_folder(tmp_path):
     with tiny_sweep_folder(tmp_path) as folder:
         yield folder
 
@@ -31,11 +31,12 @@ def place(tmp_path):
         {"training": "{tokens: 640, batch_tokens: 64, evaluate_tokens: 1e6}"},
     ],
 )
-def test_a_trial_that_asks_for_too_much_fails_before_it_trains(place, patch):
-    kept = [line for line in EXPERIMENT.splitlines() if line.partition(":")[0] not in patch]
+def test_a_trial_that_asks_for_too_much_fails_before_it_trains(sweep_folder, patch):
+    base_lines = [line for line in EXPERIMENT.splitlines() if line.partition(":")[0] not in patch]
     lines = [f"{section}: {value}" for section, value in patch.items()]
-    (place / "e.yaml").write_text("\n".join([*kept, *lines]))
-    trial, store = plan(load_sweep(place / "s.yaml")).trials[0].trial, Store(place / "runs")
+    (sweep_folder / "e.yaml").write_text("\n".join([*base_lines, *lines]))
+    trial = plan(load_sweep(sweep_folder / "s.yaml")).trials[0].trial
+    store = Store(sweep_folder / "runs")
     assert run_trial(trial, store.path) == "failed"
     error = store.result(trial.id)["error"]
     assert (error["class"], error["type"]) == ("data", "DataError")
@@ -44,11 +45,11 @@ def test_a_trial_that_asks_for_too_much_fails_before_it_trains(place, patch):
     assert not store.training_directory(trial.training_id).exists(), "it had begun"
 
 
-def experiment(place, count, **changes):
+def experiment(sweep_folder, count, **changes):
     text = EXPERIMENT.replace("evaluation: {", "evaluation: {hellaswag: none, ")
-    (place / "e.yaml").write_text(text)
+    (sweep_folder / "e.yaml").write_text(text)
     patch = {"evaluation.loss_tokens": count, "training.tokens": 0}
-    return load_experiment(place / "e.yaml", {**patch, **changes})
+    return load_experiment(sweep_folder / "e.yaml", {**patch, **changes})
 
 
 @pytest.mark.parametrize(
@@ -61,18 +62,18 @@ def experiment(place, count, **changes):
         {"evaluation.positions": True, "model.position": "rope"},
     ],
 )
-def test_the_check_refuses_exactly_what_the_evaluation_does(place, changes):
-    text = prepare_dataset(experiment(place, 64).data)
+def test_the_check_refuses_exactly_what_the_evaluation_does(sweep_folder, changes):
+    text = prepare_dataset(experiment(sweep_folder, 64).data)
     model = None
     for there, count in [(97, 96), (96, 96), (101, 96), (113, 97), (112, 97), (129, 100)]:
-        of = experiment(place, count, **changes)
+        of = experiment(sweep_folder, count, **changes)
         model = model or GPT(of.model, seed=0)
         short = SimpleNamespace(validation=text.validation[:there], bytes_per_token=1.0)
-        asked = (
+        calls = (
             partial(check_validation_tokens, short.validation, of),
             partial(evaluate, model, short, of),
         )
-        assert len({is_refused(ask) for ask in asked}) == 1, (there, count)
+        assert len({is_refused(ask) for ask in calls}) == 1, (there, count)
 
 
 def is_refused(ask):

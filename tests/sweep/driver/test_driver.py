@@ -67,8 +67,8 @@ def test_failed_trials_run_again_only_when_asked_and_keep_both_attempts(tmp_path
     drive(planned, store, StubRun(store.path, script={(bad, "train", 5): "bug"}))
     unasked = drive(tiny_plan(tmp_path, store), store, StubRun(store.path))
     assert (unasked.trials_run, unasked.exit_code) == (0, 1)
-    asked = drive(tiny_plan(tmp_path, store), store, StubRun(store.path), retry_failed=True)
-    assert (asked.trials_run, asked.exit_code, asked.states["done"]) == (1, 0, 8)
+    summary = drive(tiny_plan(tmp_path, store), store, StubRun(store.path), retry_failed=True)
+    assert (summary.trials_run, summary.exit_code, summary.states["done"]) == (1, 0, 8)
     assert store.attempts(bad) == [1, 2]
     assert (store.attempt_directory(bad, 1) / "result.json").exists()
     assert store.result(bad)["provenance"]["attempts"] == 2
@@ -107,8 +107,8 @@ def test_an_interrupted_sweep_ends_with_the_results_of_an_undisturbed_one(tmp_pa
     calm, rough = Store(tmp_path / "calm"), Store(tmp_path / "rough")
     planned = tiny_plan(tmp_path)
     drive(planned, calm, StubRun(calm.path))
-    for at in (0, 3, 5):
-        stop = {(planned.trials[at].trial.id, "train", 4): "stop"}
+    for trial_number in (0, 3, 5):
+        stop = {(planned.trials[trial_number].trial.id, "train", 4): "stop"}
         drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path, seconds=0.02, script=stop))
     drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path))
     assert numbers(rough, planned) == numbers(calm, planned)

@@ -31,11 +31,11 @@ def test_the_rest_takes_as_long_as_what_has_ended_shared_by_those_that_run(tmp_p
         done(store, trial, seconds)
     runs(store, RUNNING[0], tokens_per_second=1000.0, seconds_left=20.0)
     runs(store, RUNNING[1], tokens_per_second=500.0, seconds_left=10_000.0)
-    found = estimate_pace(store, DONE, RUNNING, missing=6)
-    assert found.tokens_per_second == 1500
-    assert found.trials_per_hour == 2 * 3600 / 120
+    pace = estimate_pace(store, DONE, RUNNING, missing=6)
+    assert pace.tokens_per_second == 1500
+    assert pace.trials_per_hour == 2 * 3600 / 120
     # 6 of 120 s; what runs has 20 s left and, of the other, no more than a whole trial
-    assert found.seconds_left == pytest.approx((6 * 120 + 20 + 120) / 2)
+    assert pace.seconds_left == pytest.approx((6 * 120 + 20 + 120) / 2)
 
 
 def test_what_was_trained_before_a_kill_counts(tmp_path):

@@ -132,10 +132,10 @@ def test_a_step_has_the_trials_microbatch_and_tells_its_memory(tmp_path):
     planned = plan(load_sweep(tmp_path / "s.yaml"), identify=identify)
     answer = tmp_path / "answer.json"
     assert run_smoke_test(SmokeTest.of(planned.trials[0].trial, answer)) == "done"
-    found = json.loads(answer.read_text())
-    assert (found["microbatch_tokens"], found["failure"]) == (32, None)
+    result = json.loads(answer.read_text())
+    assert (result["microbatch_tokens"], result["failure"]) == (32, None)
     # at the least weights, gradients and AdamW's two moments, of 4 bytes each
-    assert found["peak_bytes"] > 0.9 * 16 * planned.trials[0].parameters
+    assert result["peak_bytes"] > 0.9 * 16 * planned.trials[0].parameters
 
 
 class Ends(InlineExecutor):
@@ -217,9 +217,9 @@ def test_on_a_gpu_the_peak_is_the_allocators(tmp_path):
     planned = packed(tmp_path)
     answer = tmp_path / "answer.json"
     assert run_smoke_test(SmokeTest.of(planned.trials[0].trial, answer)) == "done"
-    found = json.loads(answer.read_text())
-    assert found["device_bytes"] == torch.cuda.get_device_properties(0).total_memory
-    assert 2**20 < found["peak_bytes"] < 2**32
+    result = json.loads(answer.read_text())
+    assert result["device_bytes"] == torch.cuda.get_device_properties(0).total_memory
+    assert 2**20 < result["peak_bytes"] < 2**32
 
 
 @pytest.fixture
@@ -238,9 +238,9 @@ def test_every_distinct_text_is_prepared_once(folder):
     assert len(planned.trials) == 8
     said = []
     prefetch_data(planned.trials, said.append, nothing)
-    found = {one.trial.data_identity[:16] for one in planned.trials}
-    assert sorted(path.name for path in list_prepared_datasets()) == sorted(found)
-    assert len(found) == 2
+    identities = {one.trial.data_identity[:16] for one in planned.trials}
+    assert sorted(path.name for path in list_prepared_datasets()) == sorted(identities)
+    assert len(identities) == 2
     assert said
     said.clear()
     prefetch_data(planned.trials, said.append, nothing)

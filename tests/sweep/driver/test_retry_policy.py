@@ -82,7 +82,7 @@ def test_shrinking_can_be_switched_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("resources", "wanted"),
+    ("resources", "expected"),
     [
         ({}, 768),  # on CPU a tiny model takes all 12 rows of 128 at once, and 6 are half of them
         ({"microbatch_tokens": 1536}, 768),
@@ -92,14 +92,14 @@ def test_shrinking_can_be_switched_off(tmp_path):
         ({"gpus": 1.0, "microbatch_tokens": 384}, 128),
     ],
 )
-def test_the_next_smaller_microbatch_divides_the_step(tmp_path, resources, wanted):
+def test_the_next_smaller_microbatch_divides_the_step(tmp_path, resources, expected):
     text = ONE.replace(
         "mha: {}",
         "mha: {model.block_size: 128, training.batch_tokens: 1536, training.tokens: 3072}",
     )
     experiment = tiny_plan(tmp_path, text=text).trials[0].trial.experiment
     experiment = experiment.model_copy(update={"resources": ResourcesConfig(**resources)})
-    assert smaller_microbatch(experiment) == wanted
+    assert smaller_microbatch(experiment) == expected
 
 
 def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path):
@@ -118,36 +118,36 @@ def test_a_shared_gpu_becomes_its_own_when_measuring_runs_out_of_memory(tmp_path
 
     assert Driver(planned, store, Anywhere(Crowded(store.path))).run().states["done"] == 2
     resources = [store.result(p.trial.id)["experiment"]["resources"] for p in planned.trials]
-    assert [asked["gpus"] for asked in resources] == [1.0, 1.0]
+    assert [request["gpus"] for request in resources] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("error", "wanted"),
+    ("error", "expected"),
     [
         (RuntimeError("CUDA error: out of memory"), (0.5, 8)),  # the device: half of the rows
         (OSError(errno.ENOMEM, "Cannot allocate memory"), (1.0, 16)),  # the host: fewer at once
     ],
 )
-def test_on_a_gpu_a_smaller_microbatch_is_for_the_devices_memory_alone(tmp_path, error, wanted):
+def test_on_a_gpu_a_smaller_microbatch_is_for_the_devices_memory_alone(tmp_path, error, expected):
     store = Store(tmp_path / "runs")
     text = "question: q\nexperiment: e.yaml\nfactors:\n  heads:\n    mha: {resources.gpus: 0.5, resources.microbatch_tokens: 16}\n"
     planned = tiny_plan(tmp_path, text=text)
 
     class Once(StubStages):
         def act(self, stage, step):
-            if stage == "train" and step == 0 and asked(self.trial.experiment) == (0.5, 16):
+            if stage == "train" and step == 0 and requested(self.trial.experiment) == (0.5, 16):
                 raise error
 
     class OnceRun(StubRun):
         def make(self, trial, report):
             return Once(trial, report, flag=self.flag)
 
-    def asked(experiment):
+    def requested(experiment):
         return experiment.resources.gpus, experiment.resources.microbatch_tokens
 
     assert Driver(planned, store, Anywhere(OnceRun(store.path))).run().exit_code == 0
     used = store.result(planned.trials[0].trial.id)["experiment"]["resources"]
-    assert (used["gpus"], used["microbatch_tokens"]) == wanted
+    assert (used["gpus"], used["microbatch_tokens"]) == expected
 
 
 def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):

@@ -34,7 +34,7 @@ def test_what_one_machine_holds_passes(request_):
 
 
 @pytest.mark.parametrize(
-    ("request_", "wanted"),
+    ("request_", "expected"),
     [
         (asks(65), "resources.cpus = 65, and no machine here has more than 64; lower it"),
         (asks(1, 2), "resources.gpus = 2, and no machine here has more than 1; lower it"),
@@ -42,10 +42,10 @@ def test_what_one_machine_holds_passes(request_):
                      " (4 CPUs and 1 GPUs; 64 CPUs and 0 GPUs); lower one of them"),
     ],
 )  # fmt: skip
-def test_what_no_single_machine_holds_is_refused(request_, wanted):
+def test_what_no_single_machine_holds_is_refused(request_, expected):
     with pytest.raises(ResourceError) as caught:
         Cluster(CPU_MACHINE, GPU_MACHINE).capacity().check_requests([asks(1), request_])
-    assert wanted in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_machine_that_joins_or_leaves_counts_after_a_while():

@@ -38,11 +38,11 @@ def grow(folder):
     try:
         assert executor.describe() == f"Ray at {cluster.address}, 1 CPUs"
         one, two = some_trial(1), some_trial(2)
-        wanted = two.experiment.resources
+        resources = two.experiment.resources
         executor.start(run.ask(one, "meet", other=two.id))
-        assert not executor.has_room(wanted)
+        assert not executor.has_room(resources)
         cluster.grow()
-        wait_for(lambda: executor.has_room(wanted))
+        wait_for(lambda: executor.has_room(resources))
         executor.start(run.ask(two, "meet", other=one.id))  # both end only if both run at once
         assert {ended.outcome for ended in until_ended(executor, 2).values()} == {"done"}
         assert executor.describe() == f"Ray at {cluster.address}, 2 CPUs"

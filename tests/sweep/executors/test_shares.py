@@ -29,15 +29,15 @@ def share(address, folder):
         assert executor.describe() == f"Ray at {address}, 2 CPUs, 1 GPUs"
         part = device_share(3)
         trials = [some_trial(seed, cpus=0.5, gpus=part) for seed in range(3)]
-        wanted = trials[0].experiment.resources
-        executor.check_requests([wanted])
-        for at, trial in enumerate(trials):  # each waits until the next one is there too
-            assert executor.has_room(wanted)
-            executor.start(run.ask(trial, "meet", other=trials[(at + 1) % 3].id))
-        assert not executor.has_room(wanted)
+        resources = trials[0].experiment.resources
+        executor.check_requests([resources])
+        for index, trial in enumerate(trials):  # each waits until the next one is there too
+            assert executor.has_room(resources)
+            executor.start(run.ask(trial, "meet", other=trials[(index + 1) % 3].id))
+        assert not executor.has_room(resources)
         assert executor.has_room(some_trial(4, cpus=0.5).experiment.resources)
         assert {ended.outcome for ended in until_ended(executor, 3).values()} == {"done"}
-        assert executor.has_room(wanted)
+        assert executor.has_room(resources)
     finally:
         executor.close()
 

@@ -21,14 +21,14 @@ def check(folder, everywhere):
 
 
 def test_a_shared_store_passes_and_nothing_stays(folder):
-    asked = []
+    probes = []
 
     def everywhere(task, probe):
-        asked.append(probe)
+        probes.append(probe)
         return {"one": task(probe), "two": task(probe)}
 
     check(folder, everywhere)
-    assert len(asked) == 1
+    assert len(probes) == 1
     assert os.listdir(folder) == []
 
 
@@ -67,6 +67,6 @@ def test_a_machine_that_fails_is_told_in_one_line(folder):
     def everywhere(task, probe):  # noqa: ARG001
         return {"far": RuntimeError("Traceback:\n  deep\nNo module named 'kvlab'")}
 
-    with pytest.raises(UsageError, match="far cannot run kvlab: No module named 'kvlab'") as found:
+    with pytest.raises(UsageError, match="far cannot run kvlab: No module named 'kvlab'") as caught:
         check(folder, everywhere)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)

@@ -65,7 +65,7 @@ def ran(tmp_path, text=SWEEP):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "expected"),
     [
         ("seeds: [0, 1]", "seeds: [5]", {"seed": (5, mock.ANY)}),
         ("mha: {}", "mha: {training.learning_rate: 1e-3}",
@@ -74,16 +74,16 @@ def ran(tmp_path, text=SWEEP):
         ("plain: {}", "plain: {resources.cpus: 0.5}", None),
     ],
 )  # fmt: skip
-def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, new, wanted):
+def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, new, expected):
     store = ran(tmp_path)
     changed = tiny_plan(tmp_path, store, SWEEP.replace(old, new))
     first = changed.trials[0]
-    if wanted is None:
+    if expected is None:
         assert first.state == "done"
         return
-    found = find_nearest_trial(first.trial, store)
-    assert {key: (here, there) for key, here, there in found.differences} == wanted
-    assert store.status(found.trial) == "done"
+    nearest = find_nearest_trial(first.trial, store)
+    assert {key: (here, there) for key, here, there in nearest.differences} == expected
+    assert store.status(nearest.trial) == "done"
 
 
 def test_an_empty_store_has_no_nearest(tmp_path):

@@ -42,14 +42,14 @@ def peaks(trials):
 
 def test_what_cannot_fit_at_any_microbatch_is_refused_and_what_might_is_warned_of(tmp_path):
     trials = planned(tmp_path)
-    asked, least = peaks(trials)
-    assert asked > 1.5 * least
+    peak, least = peaks(trials)
+    assert peak > 1.5 * least
 
     def lines(host):
         return list(check_memory(trials, [MachineMemory(host, 0, 1)], True))
 
-    assert lines(asked) == []
-    [line] = lines(asked - 1)
+    assert lines(peak) == []
+    [line] = lines(peak - 1)
     assert "memory may run out" in line
     assert "lower resources.microbatch_tokens" in line
     assert len(lines(int(LOWER_BOUND_FACTOR * least) + 1)) == 1
@@ -59,8 +59,8 @@ def test_what_cannot_fit_at_any_microbatch_is_refused_and_what_might_is_warned_o
 
 def test_trials_that_run_at_once_share_the_memory(tmp_path):
     trials = planned(tmp_path)
-    asked, _ = peaks(trials)
-    machine = MachineMemory(3 * asked, 0, 4)
+    peak, _ = peaks(trials)
+    machine = MachineMemory(3 * peak, 0, 4)
     [line] = check_memory(trials, [machine], False)
     assert "4 such trials at once" in line
     assert "raise resources.cpus so that fewer run at once" in line
@@ -80,8 +80,8 @@ def test_the_largest_machine_decides_and_trials_without_training_do_not_count(tm
 
 def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
     trials = planned(tmp_path, "gpus: 1.0, resources.microbatch_tokens: 256")
-    asked, least = peaks(trials)
-    fits = MachineMemory(1, asked + CONTEXT_BYTES, 1)
+    peak, least = peaks(trials)
+    fits = MachineMemory(1, peak + CONTEXT_BYTES, 1)
     assert list(check_memory(trials, [fits], False)) == []
     with pytest.raises(ResourceError, match="and a GPU has"):
         list(

@@ -108,9 +108,9 @@ def test_planning_writes_nothing_and_does_not_need_a_store(tmp_path):
 
 
 def test_text_paths_are_found_from_any_folder_and_do_not_enter_ids(tmp_path, monkeypatch):
-    found = []
-    for place in ("one", "two"):
-        folder = tmp_path / place
+    ids_by_folder = []
+    for folder_name in ("one", "two"):
+        folder = tmp_path / folder_name
         (folder / "texts").mkdir(parents=True)
         path = write_sweep(folder)
         experiment = (folder / "e.yaml").read_text()
@@ -119,8 +119,8 @@ def test_text_paths_are_found_from_any_folder_and_do_not_enter_ids(tmp_path, mon
         monkeypatch.chdir(folder)
         planned = plan(load_sweep(path.name), identify=identify)
         assert planned.trials[0].trial.experiment.data.paths == (str(folder / "texts"),)
-        found.append([one.trial.id for one in planned.trials])
-    assert found[0] == found[1]
+        ids_by_folder.append([one.trial.id for one in planned.trials])
+    assert ids_by_folder[0] == ids_by_folder[1]
 
 
 def test_a_text_that_is_not_there_is_refused(tmp_path):

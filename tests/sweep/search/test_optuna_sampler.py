@@ -65,9 +65,9 @@ def test_a_space_that_is_gone_through_is_gone_through_whole(tmp_path, name):
     text = STEPS.replace("trials: 12", f"trials: 10\n  sampler: {name}")
     _, search, driver = searching(tmp_path, text)
     driver.run()
-    found = {tuple(point.patch.values()) for point in search.suggestions if point.has_trial}
+    points_tried = {tuple(point.patch.values()) for point in search.suggestions if point.has_trial}
     rates = {round(0.02 * n, 6) for n in range(1, 6)}
-    assert {(heads, round(rate, 6)) for heads, rate in found} == {
+    assert {(heads, round(rate, 6)) for heads, rate in points_tried} == {
         (h, r) for h in (1, 2) for r in rates
     }
 
@@ -86,13 +86,15 @@ def test_a_low_discrepancy_sequence_goes_on_where_it_was():
     assert len(set(points)) == 16
     cells = {(math.floor(4 * x), math.floor(4 * y)) for x, y in points}
     assert len(cells) == 16  # a (0, 4, 2)-net: one of 16 in each of 16 squares
-    drawn = random.Random(0)
-    chance = {(math.floor(4 * drawn.random()), math.floor(4 * drawn.random())) for _ in range(16)}
+    generator = random.Random(0)
+    chance = {
+        (math.floor(4 * generator.random()), math.floor(4 * generator.random())) for _ in range(16)
+    }
     assert len(chance) < 16
 
 
 @pytest.mark.parametrize(
-    ("sampler", "wanted"),
+    ("sampler", "expected"),
     [
         ("TPESampelr", "s.yaml:10:12: search.sampler = TPESampelr is not one of tpe, random,"),
         ("TPESampelr", "did you mean TPESampler?"),
@@ -115,10 +117,10 @@ def test_a_low_discrepancy_sequence_goes_on_where_it_was():
         ("grid", "goes through every point, and training.learning_rate has no step"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path, sampler, wanted):
+def test_refusals(tmp_path, sampler, expected):
     with pytest.raises(SpecError) as caught:
         searching(tmp_path, SEARCH.replace("seed: 3", f"sampler: {sampler}"))
-    assert wanted in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_space_too_large_to_go_through_is_refused(tmp_path):

@@ -69,9 +69,9 @@ class Rising(StubStages):
         raise Paused("at its rung")
 
     def measure(self, directory):
-        found = super().measure(directory)
-        found.measurements["loss"] = away(self.trial)
-        return TrialMeasurements(**vars(found))
+        measured = super().measure(directory)
+        measured.measurements["loss"] = away(self.trial)
+        return TrialMeasurements(**vars(measured))
 
 
 class RisingRun(StubRun):
@@ -92,10 +92,10 @@ def test_rungs_of_halving_divide_by_the_factor_and_those_of_median_double():
     assert halving.steps(160) == (10, 40)
     assert PruningConfig.model_validate({"rule": "halving", "factor": 20}).rungs == (0.05,)
     assert PruningConfig.model_validate({"rule": "median"}).rungs == (0.1, 0.2, 0.4, 0.8)
-    asked = PruningConfig.model_validate({"rule": "median", "rungs": [0.5, 0.9]})
-    assert asked.steps(20) == (10, 18)
-    assert asked.steps(2) == (1,)  # a rung never stands at the end
-    assert asked.steps(0) == ()
+    config = PruningConfig.model_validate({"rule": "median", "rungs": [0.5, 0.9]})
+    assert config.steps(20) == (10, 18)
+    assert config.steps(2) == (1,)  # a rung never stands at the end
+    assert config.steps(0) == ()
 
 
 def successive_halving(losses, factor, rungs):
@@ -105,10 +105,10 @@ def successive_halving(losses, factor, rungs):
         How many rungs each training has reached; one more if it was trained to the end.
     """
     reached = dict.fromkeys(losses, 0)
-    known: list[str] = []
+    begun: list[str] = []
 
     def top(rung, least):
-        there = [one for one in known if reached[one] > rung]
+        there = [one for one in begun if reached[one] > rung]
         return sorted(there, key=losses.get)[: max(least, len(there) // factor)]
 
     def run(one):
@@ -128,7 +128,7 @@ def successive_halving(losses, factor, rungs):
     for one in losses:
         while promote(0):
             pass
-        known.append(one)
+        begun.append(one)
         run(one)
     while promote(1):
         pass
@@ -147,15 +147,15 @@ def test_halving_trains_each_as_far_as_the_published_rule_says(tmp_path, seed, t
     losses = {p.trial_id: p.observation.rung_losses[0] for p in search.suggestions}
     rungs = PruningConfig(rule="halving", factor=factor).steps(20)
     expected = successive_halving(losses, factor, len(rungs))
-    found = {
+    reached_rungs = {
         p.trial_id: len(p.observation.rung_losses) + (p.observation.state == "ok")
         for p in search.suggestions
     }
-    assert found == expected
+    assert reached_rungs == expected
     for point in search.suggestions:
-        assert len(steps_of(store, point)) == [*rungs, 20][found[point.trial_id] - 1]
-        wanted = "done" if found[point.trial_id] > len(rungs) else "pruned"
-        assert store.status(point.trial_id) == wanted
+        assert len(steps_of(store, point)) == [*rungs, 20][reached_rungs[point.trial_id] - 1]
+        expected_status = "done" if reached_rungs[point.trial_id] > len(rungs) else "pruned"
+        assert store.status(point.trial_id) == expected_status
     assert summary.states["pruned"] == [store.status(t) for t in losses].count("pruned") > 0
     assert search.best()[0].trial_id == min(losses, key=losses.get)
 
@@ -277,10 +277,10 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
     if lost == "the result":
         (store.trial_directory(trial) / "result.json").unlink()
     else:
-        kept = read_json(path)
-        point = next(p for p in kept["points"] if p["trial"] == trial)
+        content = read_json(path)
+        point = next(p for p in content["points"] if p["trial"] == trial)
         point["past"]["state"], point["past"]["rungs"] = "open", point["past"]["rungs"][:-1]
-        path.write_text(json.dumps(kept))
+        path.write_text(json.dumps(content))
     store, search, driver = searching(tmp_path / "a")
     driver.run()
     calm, _, driver = searching(tmp_path / "calm")
@@ -295,7 +295,7 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
     """With pruned trials alone, TPE prefers those with the lowest loss at their rung."""
     means = []
     for best in (0.2, 0.8):
-        drawn = []
+        random_scores = []
         for seed in range(12):
             config = SearchConfig.model_validate(
                 {"ranges": {"training.x": {"low": 0.0, "high": 1.0}}, "objectives": [objective],
@@ -309,10 +309,10 @@ def test_tpe_learns_from_pruned_trials_whatever_the_sense_of_the_objective(objec
                 )
                 for x in xs
             ]
-            drawn.append(
+            random_scores.append(
                 suggest_params(config, [objective_direction(objective)], past).params["training.x"]
             )
-        means.append(sum(drawn) / len(drawn))
+        means.append(sum(random_scores) / len(random_scores))
     assert abs(means[0] - 0.2) < 0.15
     assert abs(means[1] - 0.8) < 0.15
 
@@ -350,7 +350,7 @@ def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_sa
     }
 
 
-def test_a_pruned_trial_is_promoted_by_hand(tmp_path):
+def test_a_pruned_trial_is_historyby_hand(tmp_path):
     store, search, driver = searching(tmp_path)
     driver.run()
     worst = max(
@@ -410,7 +410,7 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "expected"),
     [
         ("factor: 3", "startup: 3", "search.pruning.startup = 3 is used by rule: median alone"),
         ("rule: halving", "rule: median", "search.pruning.factor = 3 is used by rule: halving alone"),
@@ -425,8 +425,8 @@ def test_trials_that_share_a_training_stand_at_a_rung_once(tmp_path):
         ("search:", "pruning: {rule: median}\nsearch:", "pruning belongs under search; a design's cells are all trained"),
     ],
 )  # fmt: skip
-def test_refusals(tmp_path, old, new, wanted):
+def test_refusals(tmp_path, old, new, expected):
     text = SEARCH.replace("{low: 1e-4, high: 1e-1, log: true}", "{low: 0.1, high: 0.2}")
     with pytest.raises(SpecError) as caught:
         searching(tmp_path, text=text.replace(old, new, 1))
-    assert wanted in str(caught.value)
+    assert expected in str(caught.value)

@@ -160,9 +160,9 @@ def test_hours_are_counted_over_all_runs_and_not_between_them(tmp_path, clock):
 
 def test_several_in_flight_are_all_different(tmp_path):
     _, search, _ = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 12\n  parallel: 4"))
-    given = [search.ask() for _ in range(5)]
-    assert given[4] is None
-    assert len({one.trial.id for one in given[:4]}) == 4
+    suggested = [search.ask() for _ in range(5)]
+    assert suggested[4] is None
+    assert len({one.trial.id for one in suggested[:4]}) == 4
 
 
 def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
@@ -174,7 +174,7 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wanted"),
+    ("old", "new", "expected"),
     [
         ("[loss]", "[los]", "s.yaml:8:16: search.objectives names los, which is not measured"),
         ("[loss]", "[loss_tokens]", "of which neither more nor less is better"),
@@ -194,10 +194,10 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
         ("search:", "searhc:", "did you mean search?"),
     ],
 )
-def test_refusals(tmp_path, old, new, wanted):
+def test_refusals(tmp_path, old, new, expected):
     with pytest.raises(SpecError) as caught:
         searching(tmp_path, SEARCH.replace(old, new, 1))
-    assert wanted in str(caught.value)
+    assert expected in str(caught.value)
 
 
 REFERENCE = (1.1, 1.1)
@@ -247,6 +247,6 @@ def front_volume(sampler, seed, count):
 def test_a_search_covers_more_of_a_known_front_than_chance(sampler):
     count = {"tpe": 60, "nsga2": 100}[sampler]
     searched = [front_volume(sampler, seed, count) for seed in range(3)]
-    drawn = [front_volume("random", seed, count) for seed in range(3)]
-    print(sampler, searched, drawn)
-    assert sum(searched) > 1.5 * sum(drawn)
+    random_volumes = [front_volume("random", seed, count) for seed in range(3)]
+    print(sampler, searched, random_volumes)
+    assert sum(searched) > 1.5 * sum(random_volumes)
