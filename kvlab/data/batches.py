@@ -101,7 +101,7 @@ def _too_few_tokens(split: str, available: int, required: int) -> str:
 
 
 def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: int) -> IndexArray:
-    """Return where the windows with these running indices begin; index 0 is the training's first.
+    """Return where the windows with these running indices begin; a training starts at index 0.
 
     An epoch has ``tokens // block_size - 1`` windows, at least one: up to one window of tokens, at
     the ends of the text, is left out of it.
@@ -112,9 +112,9 @@ def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: in
         block_size: Tokens per window; one more follows as the last target.
         seed: Seed of the order.
     """
-    size = max(1, tokens // block_size - 1)
-    offsets = min(block_size, tokens - size * block_size)
-    epochs = indices // size
+    windows = max(1, tokens // block_size - 1)
+    offsets = min(block_size, tokens - windows * block_size)
+    epochs = indices // windows
     starts = np.empty_like(indices)
     for epoch in np.unique(epochs):
         in_epoch = epochs == epoch
@@ -122,7 +122,7 @@ def window_starts(indices: IndexArray, *, tokens: int, block_size: int, seed: in
         # stable between versions of numpy; what Generator makes of them is not.
         philox = np.random.Philox(key=[_SHUFFLE_STREAM, seed], counter=[0, 0, 0, int(epoch)])
         first, *keys = philox.random_raw(1 + _FEISTEL_ROUNDS)
-        positions = permute_indices(indices[in_epoch] - epoch * size, size, keys)
+        positions = permute_indices(indices[in_epoch] - epoch * windows, windows, keys)
         starts[in_epoch] = int(first % np.uint64(offsets)) + positions * block_size
     return starts
 

@@ -1,4 +1,4 @@
-"""Build a dataset from pieces: select and order documents, split them, write the shards."""
+"""Build a dataset from token pieces: select, order and split documents, and write the shards."""
 
 import hashlib
 import os
@@ -44,18 +44,18 @@ def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
 
 
 def select_documents(
-    table: DocumentTable, *, shuffled: bool, max_bytes: int | None, max_tokens: int | None = None
+    table: DocumentTable, *, is_shuffled: bool, max_bytes: int | None, max_tokens: int | None = None
 ) -> DocumentTable:
     """Return the documents to use, in order and without duplicates.
 
     Args:
         table: Documents with the columns of `DOCUMENT_DTYPE`.
-        shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
+        is_shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
             a fair mixture.
         max_bytes: Stop after the document that reaches this many bytes of text.
         max_tokens: Stop after the document that reaches this many tokens.
     """
-    if not shuffled:
+    if not is_shuffled:
         table = table[np.argsort(table["order"], kind="stable")]
     _, first = np.unique(table["hash"], return_index=True)
     table = table[np.sort(first)]
@@ -97,11 +97,11 @@ def write_dataset(
     Raises:
         DataError: A split would be empty, or the disk is full.
     """
-    held = validation_mask(table, data.validation_fraction)
-    _check_counts(data, len(table), int(held.sum()))
+    is_held_out = validation_mask(table, data.validation_fraction)
+    _check_counts(data, len(table), int(is_held_out.sum()))
     dtype = np.dtype(token_dtype(load_tokenizer(data.tokenizer).vocab_size))
     _check_free_space(folder, int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize)
-    documents = {"train": table[~held], "validation": table[held]}
+    documents = {"train": table[~is_held_out], "validation": table[is_held_out]}
     try:
         splits = {
             name: _write_split(folder / f"{name}.bin", part, jobs, dtype)
@@ -128,11 +128,11 @@ def write_dataset(
     write_json(folder / "manifest.json", manifest)
 
 
-def _check_counts(data: DataConfig, documents: int, held: int) -> None:
+def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
     if not documents:
         raise DataError(f"data.source = {data.source} has no text; name files that hold some")
-    if held in (0, documents):
-        share = "none" if not held else "all"
+    if held_out in (0, documents):
+        share = "all" if held_out else "none"
         text = f"data.validation_fraction = {data.validation_fraction} holds out {share}"
         hint = "change it, or give more, smaller documents"
         raise DataError(f"{text} of the {documents} documents; {hint}")

@@ -58,7 +58,7 @@ def dataset_identity(data: DataConfig) -> str:
 def prepare_dataset(
     data: DataConfig, progress: ProgressCallback | None = None, *, workers: int | None = None
 ) -> Dataset:
-    """Return the tokens of ``data``, from the data folder or made now.
+    """Return the tokens of ``data`` from the data folder; tokenize the text if they are missing.
 
     The result depends on ``data`` and the text alone, not on ``workers`` or on interruptions. If
     several processes prepare the same dataset, one does and the others wait.
@@ -83,8 +83,8 @@ def prepare_dataset(
     dataset = open_dataset(folder)
     if dataset.identity != identity:
         raise DataError(f"{folder} holds another text; remove it, prepare again")
-    if dataset.short is not None:
-        progress(f"warning: {dataset.short}")
+    if dataset.shortage is not None:
+        progress(f"warning: {dataset.shortage}")
     if data.licence is not None and data.licence != dataset.licence:
         dataset = _update_licence(folder, data.licence, progress)
     return dataset
@@ -142,7 +142,7 @@ def _build_dataset(
         jobs = _TokenizingRun(data, work / "pieces", progress, pool).run()
     documents = select_documents(
         locate_documents(jobs),
-        shuffled=get_source(data.source).shuffled,
+        is_shuffled=get_source(data.source).is_shuffled,
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
@@ -177,28 +177,28 @@ class _TokenizingRun:
         that of their hashes, so all of them are tokenized.
         """
         order_limit = None
-        if self._data.max_bytes is not None and not self._source.shuffled:
+        if self._data.max_bytes is not None and not self._source.is_shuffled:
             order_limit = self._find_order_limit(self._data.max_bytes)
-        return self._run_jobs(order_limit, survey=False)
+        return self._run_jobs(order_limit, is_survey=False)
 
     def _find_order_limit(self, max_bytes: int) -> int:
         """Return the ``order`` at which documents reach ``max_bytes``, from a survey of all."""
-        table = locate_documents(self._run_jobs(None, survey=True))
-        selected = select_documents(table, shuffled=False, max_bytes=max_bytes)
+        table = locate_documents(self._run_jobs(None, is_survey=True))
+        selected = select_documents(table, is_shuffled=False, max_bytes=max_bytes)
         return int(selected["order"][-1]) if len(selected) else 0
 
-    def _run_jobs(self, order_limit: int | None, *, survey: bool) -> list[PieceJob]:
-        limit = _Limit(self._data) if self._source.shuffled else None
+    def _run_jobs(self, order_limit: int | None, *, is_survey: bool) -> list[PieceJob]:
+        limit = _Limit(self._data) if self._source.is_shuffled else None
         # Time left is measured by the limit, or by bytes on disk if everything is read.
         total = (limit and limit.maximum) or self._source.size(self._data)
-        meter = ThroughputMeter("reading" if survey else "tokenizing", total, self._progress)
-        jobs = self._iter_jobs(order_limit, survey)
+        meter = ThroughputMeter("reading" if is_survey else "tokenizing", total, self._progress)
+        jobs = self._iter_jobs(order_limit, is_survey)
         pending: deque[tuple[PieceJob, bool, Future[None]]] = deque()
         done: list[PieceJob] = []
-        # Only as far ahead as keeps every process busy: the next unit may need a download.
-        ahead = 1 if self._pool.processes == 1 else 2 * self._pool.processes
+        # Just enough to keep every process busy: the next unit may need a download.
+        max_pending = 1 if self._pool.processes == 1 else 2 * self._pool.processes
         while True:
-            while len(pending) < ahead and (job := next(jobs, None)) is not None:
+            while len(pending) < max_pending and (job := next(jobs, None)) is not None:
                 is_new = not job.table_path.exists()
                 pending.append((job, is_new, self._pool.submit(job)))
             if not pending:
@@ -215,7 +215,7 @@ class _TokenizingRun:
             if limit.is_reached_with(table):
                 return done
 
-    def _iter_jobs(self, order_limit: int | None, survey: bool) -> Iterator[PieceJob]:
+    def _iter_jobs(self, order_limit: int | None, is_survey: bool) -> Iterator[PieceJob]:
         is_second_pass = order_limit is not None  # the survey has reported already
         progress = ignore_progress if is_second_pass else self._progress
         for unit in self._source.units(self._data, progress):
@@ -225,7 +225,7 @@ class _TokenizingRun:
                 folder=str(self._folder),
                 unit=unit,
                 order_limit=order_limit,
-                survey=survey,
+                is_survey=is_survey,
             )
 
 

@@ -53,9 +53,8 @@ def load_hellaswag(limit: int | None = None) -> list[HellaSwagItem]:
         DataError: No origin has the file, or it has fewer items.
     """
     if limit is not None and not 0 <= limit <= HELLASWAG_ITEMS:
-        raise DataError(
-            f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items; use 0 to {HELLASWAG_ITEMS}, or all"
-        )
+        text = f"hellaswag = {limit}: there are {HELLASWAG_ITEMS} items"
+        raise DataError(f"{text}; use 0 to {HELLASWAG_ITEMS}, or all")
     lines = _read_checked(get_hellaswag_file()).splitlines()
     return [_parse_item(line) for line in lines[:limit]]
 
@@ -75,27 +74,27 @@ def get_hellaswag_file(
         DataError: The file is not found; the message says how each origin failed.
     """
     progress = progress or ignore_progress
-    if file is None and (path := _find_checked()) is not None:
+    if file is None and (path := _find_checked_file()) is not None:
         return path
     lock = get_data_dir() / ".hellaswag.lock"
     with hold_lock(lock, progress, "another process is getting HellaSwag; waiting"):
         if file is not None:
             return _store_in_data_dir(_read_checked(Path(file)))
-        return _find_checked() or _download(progress)
+        return _find_checked_file() or _download(progress)
 
 
 def find_hellaswag_file() -> Path | None:
     """Return the file's path in the data folder, unchecked; None if it is not there."""
-    return next((path for path in _candidate_paths() if path.is_file()), None)
+    return next((path for path in _list_candidate_paths() if path.is_file()), None)
 
 
-def _candidate_paths() -> list[Path]:
+def _list_candidate_paths() -> list[Path]:
     folder = get_data_dir()
     return [parent / name for parent in (folder, folder / "hellaswag")
             for name in (_FILE_NAME, f"{_FILE_NAME}.xz")]  # fmt: skip
 
 
-def _find_checked() -> Path | None:
+def _find_checked_file() -> Path | None:
     path = find_hellaswag_file()
     if path is not None:
         _read_checked(path)
@@ -117,10 +116,10 @@ def _read_checked(path: Path) -> bytes:
 
 def _download(progress: ProgressCallback) -> Path:
     failures = []
-    for name, origin in ORIGINS.items():
+    for name, download in ORIGINS.items():
         progress(f"getting HellaSwag from {name}")
         try:
-            raw = origin()
+            raw = download()
         except DataError as error:
             failures.append(f"{name}: {error}")
             continue

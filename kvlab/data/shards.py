@@ -30,7 +30,7 @@ class Dataset:
         train_documents: Number of documents in ``train``.
         validation_documents: Number of documents in ``validation``.
         bytes_per_token: Validation text bytes per validation token, end-of-text included.
-        short: Message if the source has less text than the limit; None if it has enough.
+        shortage: Message if the source has less text than the limit; None if it has enough.
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class Dataset:
     train_documents: int
     validation_documents: int
     bytes_per_token: float
-    short: str | None = None
+    shortage: str | None = None
 
 
 def open_dataset(folder: Path) -> Dataset:
@@ -75,7 +75,7 @@ def open_dataset(folder: Path) -> Dataset:
         train_documents=splits["train"]["documents"],
         validation_documents=held_out["documents"],
         bytes_per_token=held_out["text_bytes"] / held_out["tokens"],
-        short=manifest.get("short"),
+        shortage=manifest.get("short"),
     )
 
 

@@ -99,7 +99,7 @@ def split_text(text: str) -> Iterator[str]:
 
 
 def _split_paragraph(paragraph: str, longest: int) -> Iterator[str]:
-    """Split a paragraph into parts of at most ``longest`` characters, at white space if possible."""
+    """Yield parts of at most ``longest`` characters, cut at white space if possible."""
     while len(paragraph) > longest:
         cut = max(paragraph.rfind("\n", 1, longest), paragraph.rfind(" ", 1, longest))
         yield paragraph[: cut if cut > 0 else longest]

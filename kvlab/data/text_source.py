@@ -20,12 +20,12 @@ class TextSource(ABC):
 
     Attributes:
         licence: Licence of the text, in words.
-        shuffled: Whether every prefix of the units is a fair sample of the text. If not,
+        is_shuffled: Whether every prefix of the units is a fair sample of the text. If not,
             documents are sorted by their hash.
     """
 
     licence: str
-    shuffled: bool
+    is_shuffled: bool
 
     @abstractmethod
     def identity(self, data: DataConfig) -> Any:
@@ -61,7 +61,7 @@ class TextSource(ABC):
 
     @abstractmethod
     def units(self, data: DataConfig, progress: ProgressCallback) -> Iterator[TextUnit]:
-        """Yield the units. If ``shuffled``, their order depends on `identity` alone.
+        """Yield the units. If ``is_shuffled``, their order depends on `identity` alone.
 
         Raises:
             DataError: The text is missing.

@@ -55,7 +55,7 @@ class PieceJob:
         folder: Folder of the pieces.
         unit: Unit of the source.
         order_limit: Leave out documents whose ``order`` is greater; None keeps all.
-        survey: Write only the table of documents, without tokens.
+        is_survey: Write only the table of documents, without tokens.
     """
 
     source: str
@@ -63,12 +63,12 @@ class PieceJob:
     folder: str
     unit: TextUnit
     order_limit: int | None = None
-    survey: bool = False
+    is_survey: bool = False
 
     @property
     def name(self) -> str:
         """The stem of the piece's files: a hash of the unit and of what is done with it."""
-        key = f"{self.unit['key']} {self.order_limit} {self.survey}"
+        key = f"{self.unit['key']} {self.order_limit} {self.is_survey}"
         return hashlib.sha256(key.encode()).hexdigest()[:32]
 
     @property
@@ -105,13 +105,13 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
     end_of_text = dtype(tokenizer.end_of_text).tobytes()
     for text, size, hashes in _iter_documents(job):
         count = 0
-        if not job.survey:
+        if not job.is_survey:
             ids = tokenizer.encode_array(text).astype(dtype)
             count = 1 + len(ids)
             tokens += end_of_text
             tokens += ids.data
         rows.append((*hashes, size, count))
-    if not job.survey:
+    if not job.is_survey:
         write_atomic(job.tokens_path, tokens, fence=fence)
     table = io.BytesIO()
     np.save(table, np.array(rows, DOCUMENT_DTYPE))

@@ -5,6 +5,7 @@ suits models that are too small for 50,257 embeddings. Ids below N are those of 
 """
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
@@ -80,9 +81,9 @@ def load_tokenizer(name: str) -> Tokenizer:
     """
     if name == "bytes":
         return ByteTokenizer()
-    kind, separator, count = name.partition(":")
-    ranks = int(count) if count.isdecimal() else 0 if separator else GPT2_RANKS
-    if kind != "gpt2" or not 256 <= ranks <= GPT2_RANKS:
+    match = re.fullmatch(r"gpt2(?::([0-9]+))?", name)
+    ranks = int(match[1] or GPT2_RANKS) if match else 0
+    if not 256 <= ranks <= GPT2_RANKS:
         text = f"tokenizer = {name} is not known"
         raise DataError(f"{text}; use gpt2, gpt2:N with N from 256 to {GPT2_RANKS}, or bytes")
     return BytePairTokenizer(name, ranks)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from kvlab.cache import DocumentMask
-from kvlab.model.kernels.tiled_attention import attend_tiled, tiled_attention
+from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, tiled_attention
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class Backend:
     Attributes:
         attend: takes q (B, H, C, D), k and v (B, Hkv, P + C, D), window, documents; returns
             (B, H, C, D).
-        is_best: takes the same; whether this backend is to be used, provided that none before it
-            in `BACKENDS` is.
+        is_best: takes the same; returns whether to use this backend if none before it in
+            `BACKENDS` is used.
     """
 
-    attend: Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], Tensor]
+    attend: Attend
     is_best: Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], bool]
 
 
 def attend_sdpa(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
 ) -> Tensor:
-    """Attend by torch's scaled dot-product attention. Exact for any shape; a window saves no work."""
+    """Attend by torch's scaled dot-product attention: any shape, but a window saves no work."""
     queries, keys = q.shape[2], k.shape[2]
     is_grouped = q.shape[1] != k.shape[1]
     if window is not None and window >= keys:
@@ -48,25 +48,24 @@ def attend_sdpa(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
     # is_causal would align the triangle with the first key instead of the last
     if documents is None:
-        mask = band_mask(queries, keys, window, q.device)
+        mask = make_band_mask(queries, keys, window, q.device)
     else:
         mask = documents.cached(
-            ("sdpa", window), lambda: _document_band_mask(documents, keys, window)
+            ("sdpa", window), lambda: _make_document_band_mask(documents, keys, window)
         )
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
 
 
-def band_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Return (queries, keys) of bool: the keys, ending with the last query, that each query sees."""
+def make_band_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+    """Return (queries, keys) of bool: which of the keys, up to the last query, each query sees."""
     mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
     return mask if window is None else mask.triu(keys - queries - window + 1)
 
 
-def _document_band_mask(documents: DocumentMask, count: int, window: int | None) -> Tensor:
+def _make_document_band_mask(documents: DocumentMask, count: int, window: int | None) -> Tensor:
     """Return (B, 1, count, count) of bool: the tokens that each token sees."""
-    every = slice(0, count)
-    band = band_mask(count, count, window, documents.ids.device)
-    return band & documents.same_document(every, every)
+    band = make_band_mask(count, count, window, documents.ids.device)
+    return band & documents.same_document(slice(0, count), slice(0, count))
 
 
 MIN_QUERY_BLOCK = 64
@@ -91,7 +90,7 @@ def attend_windowed_blocks(
         low, high = max(0, past + start - window + 1), past + end
         shape = (end - start, high - low)
         if shape not in masks:
-            masks[shape] = band_mask(*shape, window, q.device)
+            masks[shape] = make_band_mask(*shape, window, q.device)
         mask = masks[shape]
         if documents is not None:
             mask = mask & documents.same_document(slice(start, end), slice(low, high))
@@ -122,27 +121,29 @@ def attend_flex(
     window = window or keys
     is_compiling = torch.compiler.is_compiling()
     if documents is not None:
-        mask = documents.cached(("flex", window), lambda: _document_block_mask(documents, window))
+        mask = documents.cached(
+            ("flex", window), lambda: _make_document_block_mask(documents, window)
+        )
     elif is_compiling:
-        mask = _block_mask(queries, keys, window, q.device)
+        mask = _make_block_mask(queries, keys, window, q.device)
     else:
         mask = _cached_block_mask(queries, keys, window, q.device)
-    attend = flex_attention if is_compiling or q.device.type != "cuda" else _compiled_flex()
+    attend = flex_attention if is_compiling or q.device.type != "cuda" else _compile_flex()
     out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
     return out
 
 
 @lru_cache(maxsize=1)
-def _compiled_flex() -> Any:
+def _compile_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
 
 
 @lru_cache(maxsize=64)
 def _cached_block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
-    return _block_mask(queries, keys, window, device)
+    return _make_block_mask(queries, keys, window, device)
 
 
-def _block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
+def _make_block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
     past = keys - queries
 
     def is_visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def _block_mask(queries: int, keys: int, window: int, device: torch.device) -> B
     )
 
 
-def _document_block_mask(documents: DocumentMask, window: int) -> BlockMask:
+def _make_document_block_mask(documents: DocumentMask, window: int) -> BlockMask:
     """Build the mask of one pass's documents, for all of its layers."""
     ids = documents.ids
     rows, count = ids.shape
@@ -169,9 +170,9 @@ def _document_block_mask(documents: DocumentMask, window: int) -> BlockMask:
     )
 
 
-def _is_wide(k: Tensor, window: int | None) -> bool:
-    """Whether every query sees all keys before it."""
-    return window is None or window >= k.shape[2]
+def _is_windowed(k: Tensor, window: int | None) -> bool:
+    """Return whether some query does not see all keys before it."""
+    return window is not None and window < k.shape[2]
 
 
 BACKENDS: dict[str, Backend] = {
@@ -181,11 +182,11 @@ BACKENDS: dict[str, Backend] = {
         lambda q, k, _v, window, documents: (
             q.device.type == "cuda"
             and q.shape[2] == k.shape[2]
-            and (documents is not None or not _is_wide(k, window))
+            and (documents is not None or _is_windowed(k, window))
         ),
     ),
     "windowed_blocks": Backend(
-        attend_windowed_blocks, lambda _q, k, _v, window, _documents: not _is_wide(k, window)
+        attend_windowed_blocks, lambda _q, k, _v, window, _documents: _is_windowed(k, window)
     ),
     "sdpa": Backend(attend_sdpa, lambda *_: True),
 }

@@ -3,7 +3,7 @@
 Shapes: B rows, C prompt tokens, V vocab_size.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,6 @@ def prefill(
     The last layer's MLP and the head run on each row's last token alone.
 
     Args:
-        model: the model.
         tokens: (B, C), padded at the end to C.
         cache: an empty cache, or None.
         lengths: (B,) real tokens of each row; default C.
@@ -131,9 +130,7 @@ def generate(
     """Continue each prompt by up to ``new_tokens`` tokens.
 
     Args:
-        model: the model.
         prompts: rows of token ids, of any lengths above 0.
-        new_tokens: the most new tokens of each row.
         sampling: default greedy.
         stop: a row ends with the first of these tokens, which is its last.
         seed: of the draws. The same seed, prompts and device give the same tokens.
@@ -146,21 +143,18 @@ def generate(
         The new tokens of each row, without the prompt.
 
     Raises:
-        ValueError: a prompt is empty or holds an id outside the vocabulary, or the text exceeds
-            the learned positions. Nothing has been computed then.
+        ValueError: a prompt is empty, holds an unknown id, or exceeds the learned positions.
     """
     _check_request(model, prompts, new_tokens)
-    sampling = sampling or Sampling()
-    generator = torch.Generator(model.device).manual_seed(seed)
     if cached:
-        next_logits = _cached_logits(model, prompts, new_tokens, serving)
+        next_logits = _make_cached_logits(model, prompts, new_tokens, serving)
     else:
-        next_logits = _uncached_logits(model, prompts)
-    logits, generated = next_logits(None), []
+        next_logits = _make_uncached_logits(model, prompts)
+    generated = []
     stop_tokens = torch.tensor(sorted(stop), device=model.device)
     has_ended = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
-    for step in range(new_tokens):
-        tokens = sample(logits, sampling, generator)
+    steps = _iter_sampled_tokens(next_logits, new_tokens, sampling or Sampling(), seed)
+    for step, tokens in enumerate(steps):
         generated.append(tokens)
         if on_tokens is not None:
             on_tokens(tokens.tolist())
@@ -169,11 +163,8 @@ def generate(
             is_check_due = on_tokens or step % STOP_CHECK_INTERVAL == STOP_CHECK_INTERVAL - 1
             if is_check_due and bool(has_ended.all()):
                 break
-        if step + 1 < new_tokens:
-            logits = next_logits(tokens)
-    if not generated:
-        return [[] for _ in prompts]
-    return [_cut_after_stop(row, stop) for row in torch.stack(generated, 1).tolist()]
+    rows = torch.stack(generated, 1).tolist() if generated else [[] for _ in prompts]
+    return [_cut_after_stop(row, stop) for row in rows]
 
 
 def _check_request(model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
@@ -201,7 +192,20 @@ NextLogits = Callable[[Tensor | None], Tensor]
 """Takes the tokens (B,) just chosen, None at first, and returns the next logits (B, V)."""
 
 
-def _cached_logits(
+def _iter_sampled_tokens(
+    next_logits: NextLogits, count: int, sampling: Sampling, seed: int
+) -> Iterator[Tensor]:
+    """Yield the tokens (B,) of ``count`` steps."""
+    logits = next_logits(None)
+    generator = torch.Generator(logits.device).manual_seed(seed)
+    for step in range(count):
+        tokens = sample(logits, sampling, generator)
+        yield tokens
+        if step + 1 < count:
+            logits = next_logits(tokens)
+
+
+def _make_cached_logits(
     model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, serving: ServingConfig | None
 ) -> NextLogits:
     lengths = [len(prompt) for prompt in prompts]
@@ -212,7 +216,7 @@ def _cached_logits(
     return lambda tokens: prompt_logits if tokens is None else decoder(tokens)
 
 
-def _uncached_logits(model: GPT, prompts: Sequence[Sequence[int]]) -> NextLogits:
+def _make_uncached_logits(model: GPT, prompts: Sequence[Sequence[int]]) -> NextLogits:
     rows = [list(prompt) for prompt in prompts]
 
     def next_logits(tokens: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.kernels import Linear, gelu
 from kvlab.model.pretrained import load_weights, read_config, save_pretrained
-from kvlab.model.rope import RopeTable, rope_table
+from kvlab.model.rope import RopeTable, make_rope_table
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -173,7 +173,7 @@ class GPT(nn.Module):
                 cache, or documents with one.
         """
         if cache is None:
-            attention_pass = self._one_shot_pass(tokens, lengths, document_start)
+            attention_pass = self._begin_one_shot_pass(tokens, lengths, document_start)
         elif document_start is not None:
             raise ValueError("a cache's row holds one document; give each document its own row")
         else:
@@ -193,7 +193,7 @@ class GPT(nn.Module):
             x = x + self.position_embedding(positions)
         if self.config.position_scheme.is_rotary:
             head_dim, theta = self.config.head_dim, self.config.rope_theta
-            rope = rope_table(attention_pass.positions, head_dim, theta, x.dtype)
+            rope = make_rope_table(attention_pass.positions, head_dim, theta, x.dtype)
         *inner_blocks, last_block = self.blocks
         for block in inner_blocks:
             x = block(x, attention_pass, rope)
@@ -207,7 +207,7 @@ class GPT(nn.Module):
         logits: Tensor = self.lm_head(hidden_states)
         return logits
 
-    def _one_shot_pass(
+    def _begin_one_shot_pass(
         self,
         tokens: Tensor,
         lengths: Tensor | Sequence[int] | None,

@@ -4,7 +4,7 @@ Weights are read from safetensors alone, never from pickles, which can run code.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +58,7 @@ def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None
     """
     with ExitStack() as stack:
         files = _open_tensors(folder, stack)
-        names = {_add_prefix(name, files, architecture): name for name in files}
+        names = _map_full_names(files, architecture.prefix)
         problems: list[str] = []
         used: set[str] = set()
         parameters = dict(model.named_parameters())
@@ -94,10 +94,14 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return files
 
 
-def _add_prefix(name: str, names: Mapping[str, Any], architecture: Architecture) -> str:
-    """Return the name in a language model's checkpoint; GPT-2's original files omit the prefix."""
-    is_bare = not any(other.startswith(architecture.prefix) for other in names)
-    return architecture.prefix + name if is_bare and name != "lm_head.weight" else name
+def _map_full_names(names: Collection[str], prefix: str) -> dict[str, str]:
+    """Return for each name in a language model's checkpoint the name in this one.
+
+    GPT-2's original files omit the prefix.
+    """
+    if any(name.startswith(prefix) for name in names):
+        prefix = ""
+    return {name if name == "lm_head.weight" else prefix + name: name for name in names}
 
 
 def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMapping) -> Iterator[str]:
@@ -118,14 +122,14 @@ def save_pretrained(model: "GPT", folder: str | Path) -> str:
         PretrainedError: no published architecture computes what this model does; the message
             says why for each of them.
     """
-    reasons = {}
+    reasons = []
     for model_type, architecture in ARCHITECTURES.items():
-        reasons[model_type] = architecture.incompatibilities(model.config)
-        if not reasons[model_type]:
+        incompatibilities = architecture.incompatibilities(model.config)
+        if not incompatibilities:
             _write_checkpoint(model, Path(folder), architecture)
             return model_type
-    text = "; ".join(f"not {name}: {', '.join(why)}" for name, why in reasons.items())
-    raise PretrainedError(f"no Hugging Face architecture fits this model: {text}")
+        reasons.append(f"not {model_type}: {', '.join(incompatibilities)}")
+    raise PretrainedError(f"no Hugging Face architecture fits this model: {'; '.join(reasons)}")
 
 
 def _write_checkpoint(model: "GPT", folder: Path, architecture: Architecture) -> None:

@@ -22,7 +22,9 @@ class RopeTable(NamedTuple):
     sin: Tensor
 
 
-def rope_table(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> RopeTable:
+def make_rope_table(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype
+) -> RopeTable:
     """Return the rotations at ``positions`` (C,) or (B, C).
 
     Angles are computed in float64: at position 100,000 a float32 angle would already be off by a

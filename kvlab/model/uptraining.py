@@ -6,8 +6,7 @@ over the layers that will share them. Everything else is copied where it fits.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,9 +32,6 @@ class Conversion:
     averaged: list[str] = field(default_factory=list)
     fresh: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @torch.no_grad()
@@ -93,8 +89,8 @@ def _initialize_qkv(
     conversion: Conversion,
 ) -> None:
     """Copy the query rows; pool and average the K/V rows into those of the layer's readers."""
-    fields = ("n_head", "head_dim", "n_embd")
-    if any(getattr(source, field) != getattr(target, field) for field in fields):
+    dimensions = ("n_head", "head_dim", "n_embd")
+    if any(getattr(source, key) != getattr(target, key) for key in dimensions):
         conversion.fresh[name] = "the source's heads differ"
         return
     q_width = target.n_head * target.head_dim

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ class InitialWeightsLoader:
         self._report({"stage": "initial weights", "note": _summarize(name, conversion)})
         facts = {"source": name, "identity": self.identity}
         write_json(
-            self._directory / _RECORD_FILE, {**facts, **conversion.as_dict()}, fence=self._fence
+            self._directory / _RECORD_FILE, {**facts, **asdict(conversion)}, fence=self._fence
         )
 
     def _read_source(self) -> tuple[ModelConfig, Mapping[str, Tensor]]:
@@ -104,7 +105,7 @@ def read_initialization_record(directory: Path) -> dict[str, Any] | None:
 
 
 def _summarize(name: str, conversion: Conversion) -> str:
-    counts = {part: len(names) for part, names in conversion.as_dict().items()}
+    counts = {part: len(names) for part, names in asdict(conversion).items()}
     return f"of {name}: " + ", ".join(f"{count} {part}" for part, count in counts.items())
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kvlab.model.kernels import use_plain_code
-from kvlab.model.kernels.cpu_kernel import plain_code_is_set
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used
 
-kernels_on = pytest.mark.skipif(plain_code_is_set(), reason="KVLAB_PLAIN turns the kernels off")
+kernels_on = pytest.mark.skipif(is_plain_code_used(), reason="KVLAB_PLAIN turns the kernels off")
 
 
 class CPUKernelContract(ABC):

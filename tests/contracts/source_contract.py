@@ -49,7 +49,7 @@ class SourceContract(ABC):
 
     def test_it_states_its_licence_and_its_order(self, source, data):  # noqa: ARG002
         assert source.licence
-        assert source.shuffled in (True, False)
+        assert source.is_shuffled in (True, False)
 
     def test_a_unit_whose_file_is_missing_is_refused(self, source, data):
         if not self.reads_files:

@@ -390,8 +390,8 @@ def test_a_crawl_smaller_than_its_limit_gives_a_warning(data_home):
                       max_tokens=10**6, validation_fraction=0.3)  # fmt: skip
     dataset = prepare_dataset(data, said.append, workers=1)
     there = len(dataset.train) + len(dataset.validation)
-    assert f"the whole text has {there:,} tokens" in dataset.short
-    assert f"warning: {dataset.short}" in said
+    assert f"the whole text has {there:,} tokens" in dataset.shortage
+    assert f"warning: {dataset.shortage}" in said
 
 
 @pytest.mark.parametrize(("vocabulary", "size"), [(2**16, 2), (2**16 + 1, 4)])

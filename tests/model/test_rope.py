@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlab.model.rope import apply_rope, rope_table
+from kvlab.model.rope import apply_rope, make_rope_table
 
 THETA = 10_000.0
 
@@ -24,7 +24,7 @@ def by_complex_numbers(x, positions):
 def test_pairs_turn_as_complex_numbers_do(positions):
     token_by_token = torch.randn(2, 7, 3, 8, dtype=torch.float64, requires_grad=True)
     x = token_by_token.transpose(1, 2)
-    actual = apply_rope(x, rope_table(positions, 8, THETA, torch.float64))
+    actual = apply_rope(x, make_rope_table(positions, 8, THETA, torch.float64))
     expected = by_complex_numbers(x, positions)
     assert (actual - expected).abs().max() < 1e-12
     outer = torch.randn(2, 3, 7, 8, dtype=torch.float64)
@@ -32,12 +32,14 @@ def test_pairs_turn_as_complex_numbers_do(positions):
     (theirs,) = torch.autograd.grad(expected, token_by_token, outer)
     assert (ours - theirs).abs().max() < 1e-12
     with torch.no_grad():
-        assert torch.equal(apply_rope(x, rope_table(positions, 8, THETA, torch.float64)), actual)
+        assert torch.equal(
+            apply_rope(x, make_rope_table(positions, 8, THETA, torch.float64)), actual
+        )
 
 
 def test_a_smaller_type_is_rounded_once():
     x = torch.randn(1, 2, 7, 8).bfloat16().requires_grad_()
-    table = rope_table(torch.arange(7), 8, THETA, torch.float32)
+    table = make_rope_table(torch.arange(7), 8, THETA, torch.float32)
     actual = apply_rope(x, table)
     actual.backward(torch.ones_like(actual))
     assert actual.dtype == x.grad.dtype == torch.bfloat16
@@ -46,7 +48,7 @@ def test_a_smaller_type_is_rounded_once():
 
 def test_compiled_it_is_the_same():
     x = torch.randn(1, 2, 7, 8, dtype=torch.float64, requires_grad=True)
-    table = rope_table(torch.arange(7), 8, THETA, torch.float64)
+    table = make_rope_table(torch.arange(7), 8, THETA, torch.float64)
     compiled = torch.compile(apply_rope, backend="eager", fullgraph=True)
     (ours,) = torch.autograd.grad(apply_rope(x, table).square().sum(), x)
     (theirs,) = torch.autograd.grad(compiled(x, table).square().sum(), x)

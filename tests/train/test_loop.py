@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
 from kvlab.model.kernels import use_plain_code
-from kvlab.model.kernels.cpu_kernel import plain_code_is_set
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used
 from kvlab.train import load_final_weights, load_training_record, train
 from kvlab.train.optimizer import learning_rate
 from tests.support.tiny_training import dataset, experiment, model
@@ -76,7 +76,7 @@ def test_kernels_train_as_the_plain_code_does(tmp_path):
     assert [p[2] for p in fast.train_curve] == pytest.approx(
         [p[2] for p in plain.train_curve], abs=1e-4
     )
-    assert plain_code_is_set() or fast.train_curve != plain.train_curve
+    assert is_plain_code_used() or fast.train_curve != plain.train_curve
 
 
 def test_it_learns_and_records_what_it_did(tmp_path):

@@ -34,7 +34,7 @@ class Docstrings(TextSource):
     """Docstrings of modules, classes and functions that are long prose."""
 
     licence = "the packages' own: BSD-3-Clause, Apache-2.0, MIT and PSF-based"
-    shuffled = True  # files are sorted by their hash
+    is_shuffled = True  # files are sorted by their hash
 
     def identity(self, data: DataConfig) -> Any:  # noqa: ARG002
         """Return versions, and the sha256 of every file as the installer recorded it."""

@@ -39,7 +39,7 @@ class FineWebEdu(TextSource):
     def __init__(self, sample: str | None):
         self._sample = sample
         # samples were drawn at random from all crawls; nothing is known of a crawl's files
-        self.shuffled = sample is not None
+        self.is_shuffled = sample is not None
 
     def identity(self, data: DataConfig) -> Any:
         """Return the revision, and the name and size of every file."""

@@ -24,7 +24,7 @@ class LocalFiles(TextSource):
     """Files identified by their contents: names, locations, order and copies do not count."""
 
     licence = "not stated; say it with data.licence"
-    shuffled = False
+    is_shuffled = False
 
     def identity(self, data: DataConfig) -> Any:
         paths, _ = _find_files(data)

@@ -35,12 +35,12 @@ class CPUKernel(Generic[P, R]):
         return self.plain(*args, **kwargs) if fast is None else fast(*args, **kwargs)
 
     def is_fast(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether a call with these arguments runs the fast implementation."""
+        """Return whether a call with these arguments runs the fast implementation."""
         return _kernels_are_on and self.select(*args, **kwargs) is not None
 
 
-def plain_code_is_set() -> bool:
-    """Whether every kernel is turned off."""
+def is_plain_code_used() -> bool:
+    """Return whether every kernel is turned off."""
     return not _kernels_are_on
 
 
@@ -48,8 +48,8 @@ def plain_code_is_set() -> bool:
 def use_plain_code() -> Iterator[None]:
     """Turn every kernel off inside the block."""
     global _kernels_are_on
-    before, _kernels_are_on = _kernels_are_on, False
+    previous, _kernels_are_on = _kernels_are_on, False
     try:
         yield
     finally:
-        _kernels_are_on = before
+        _kernels_are_on = previous

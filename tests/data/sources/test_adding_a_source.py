@@ -24,7 +24,7 @@ class Counting(TextSource):
     """Documents that count up to ``last``."""
 
     licence = "none needed"
-    shuffled = True
+    is_shuffled = True
 
     def __init__(self, last):
         self._last = last
