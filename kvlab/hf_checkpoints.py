@@ -12,10 +12,9 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?\Z")
 
 
 def resolve_checkpoint_folder(path_or_repo: str | Path, *, download: bool = True) -> Path:
-    """Return a local folder, or the local copy of a repository of the hub.
+    """Return ``path_or_repo`` if it is a folder, or the local copy of that repository of the hub.
 
     Args:
-        path_or_repo: The folder, or the repository's name.
         download: Download missing files; otherwise only the hub's local cache is used.
 
     Raises:

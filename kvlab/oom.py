@@ -1,4 +1,4 @@
-"""Recognize out-of-memory errors of the device or the host, by name and message, without torch."""
+"""Recognize out-of-memory errors of the device or the host, without importing torch."""
 
 import errno
 import re

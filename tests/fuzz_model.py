@@ -38,11 +38,11 @@ class Case:
     is_ragged: bool
 
 
-def draw(number: int) -> Case:
+def draw_case(number: int) -> Case:
     """Return case ``number``."""
     rng = random.Random(number)
     while True:
-        config, serving = _config(rng), _serving(rng)
+        config, serving = _draw_config(rng), _draw_serving(rng)
         try:
             KVLayout.of(config, serving)
         except SharingError:
@@ -56,12 +56,12 @@ def draw(number: int) -> Case:
         config,
         serving,
         torch.float32 if is_single else torch.float64,
-        _chunks(rng, rows, rng.randint(1, LONGEST), is_ragged),
+        _draw_chunks(rng, rows, rng.randint(1, LONGEST), is_ragged),
         is_ragged,
     )
 
 
-def _config(rng: random.Random) -> ModelConfig:
+def _draw_config(rng: random.Random) -> ModelConfig:
     heads = rng.choice([1, 2, 4, 6])
     layers = rng.randint(1, 8)
     pattern = rng.choice(["G", "L", "GL", "LG", "LLG", "GLLLLL", "GGL"])
@@ -85,27 +85,27 @@ def _config(rng: random.Random) -> ModelConfig:
     }
     while True:
         try:
-            return ModelConfig(**shape, kv_sharing=_pattern(rng, layers))
+            return ModelConfig(**shape, kv_sharing=_draw_sharing(rng, layers))
         except ValueError:
             continue
 
 
-def _serving(rng: random.Random) -> ServingConfig:
+def _draw_serving(rng: random.Random) -> ServingConfig:
     kinds = ["model"] * 4 + ["float32", "bfloat16", "float16", "int8", "fp8"]
     return ServingConfig(
         kv_dtype=rng.choice(kinds),
-        tie=_pattern(rng, 8) if rng.random() < 0.5 else "none",
+        tie=_draw_sharing(rng, 8) if rng.random() < 0.5 else "none",
         tie_rule=rng.choice(["overwrite", "owner"]),
     )
 
 
-def _pattern(rng: random.Random, layers: int) -> object:
+def _draw_sharing(rng: random.Random, layers: int) -> object:
     owners = [layer if rng.random() < 0.5 else rng.randint(0, layer) for layer in range(layers)]
     names = ["none", "adjacent:2", "adjacent:3", "character-ai", "sandwich", "trailing:2"]
     return rng.choice([*names, owners])
 
 
-def _chunks(rng: random.Random, rows: int, total: int, is_ragged: bool) -> list[list[int]]:
+def _draw_chunks(rng: random.Random, rows: int, total: int, is_ragged: bool) -> list[list[int]]:
     ends = [rng.randint(1, total) if is_ragged else total for _ in range(rows)]
     lengths, chunks = [0] * rows, []
     while lengths != ends:
@@ -124,7 +124,7 @@ def run_case(case: Case) -> float:
     Raises:
         AssertionError: cache bytes or parameters differ from the formula.
     """
-    model = _model(case)
+    model = _make_model(case)
     rows = len(case.chunks[0])
     layout = KVLayout.of(case.config, case.serving)
     cache = model.new_cache(rows, LONGEST, case.serving)
@@ -139,7 +139,7 @@ def run_case(case: Case) -> float:
         ReferenceModel(case.config, weights, slots, case.serving.tie_rule, case.serving.kv_dtype)
         for _ in range(rows)
     ]
-    worst = 0.0
+    largest = 0.0
     for added in case.chunks:
         tokens = torch.randint(0, case.config.vocab_size, (rows, max(added)))
         with torch.inference_mode():
@@ -148,11 +148,11 @@ def run_case(case: Case) -> float:
             if count:
                 expected = references[row].logits(tokens[row, :count].tolist())
                 error = (logits[row, :count].double() - torch.from_numpy(expected)).abs().max()
-                worst = max(worst, float("inf") if error.isnan() else float(error))
-    return worst
+                largest = max(largest, float("inf") if error.isnan() else float(error))
+    return largest
 
 
-def _model(case: Case) -> GPT:
+def _make_model(case: Case) -> GPT:
     torch.manual_seed(case.number)
     model = GPT(case.config, seed=case.number)
     with torch.no_grad():
@@ -179,16 +179,17 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    failures, worst = 0, dict.fromkeys(TOLERANCE, 0.0)
+    failures, largest_errors = 0, dict.fromkeys(TOLERANCE, 0.0)
     for number in range(options.first, options.first + options.cases):
-        case = draw(number)
+        case = draw_case(number)
         error = run_case(case)
-        worst[case.dtype] = max(worst[case.dtype], error)
+        largest_errors[case.dtype] = max(largest_errors[case.dtype], error)
         if not error <= TOLERANCE[case.dtype]:
             failures += 1
             print(f"case {number}: {error:.3g}\n  {case}")
         if (number + 1) % 1000 == 0:
-            print(f"{number + 1 - options.first} cases, {failures} disagreements, worst {worst}")
+            count = number + 1 - options.first
+            print(f"{count} cases, {failures} disagreements, largest errors {largest_errors}")
     return int(failures > 0)
 
 

@@ -140,7 +140,6 @@ class RaggedPass(CachedPass):
     outputs are meaningless.
 
     Args:
-        cache: the cache to continue.
         count: tokens C of this pass.
         added: how many of them are real in each row.
         end: tokens that the longest row holds after this pass.

@@ -15,15 +15,12 @@ from kvlab.layout import KVLayout
 
 
 class KVCache:
-    """Preallocated K/V of ``batch_size`` rows of up to ``max_length`` tokens.
+    """Preallocated K/V of ``batch_size`` rows (B) of up to ``max_length`` tokens.
 
     Args:
         layout: which layer reads and writes which slot.
-        batch_size: number of rows B.
-        max_length: the most tokens that a row may hold.
         dtype: the model's dtype. Decoded values have it, and stored ones too where the layout's
             ``kv_dtype`` is ``model``.
-        device: where the buffers are allocated.
 
     Attributes:
         buffers: the buffers of each slot, by the number of the layer that owns it.

@@ -32,7 +32,6 @@ def hold_lock(path: Path, progress: ProgressCallback, waiting: str) -> Iterator[
     """Hold the lock at ``path``, after waiting for other processes that hold it.
 
     Args:
-        path: Path of the lock.
         progress: Receives ``waiting``, once, if another process holds the lock.
         waiting: The line to show.
 

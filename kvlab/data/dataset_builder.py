@@ -49,7 +49,6 @@ def select_documents(
     """Return the documents to use, in order and without duplicates.
 
     Args:
-        table: Documents with the columns of `DOCUMENT_DTYPE`.
         is_shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
             a fair mixture.
         max_bytes: Stop after the document that reaches this many bytes of text.
@@ -88,8 +87,6 @@ def write_dataset(
     """Write shards and manifest of the documents in ``table`` into an empty folder.
 
     Args:
-        folder: The folder.
-        data: Text source, tokenizer, limits and split.
         identity: `kvlab.data.dataset_identity` of ``data``.
         jobs: The jobs whose pieces hold the tokens.
         table: The selected documents, in order, from `locate_documents`.

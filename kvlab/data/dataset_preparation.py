@@ -64,7 +64,6 @@ def prepare_dataset(
     several processes prepare the same dataset, one does and the others wait.
 
     Args:
-        data: Text source, tokenizer and limits.
         progress: Receives lines for the person who waits.
         workers: Processes to tokenize in; default one per available CPU.
 

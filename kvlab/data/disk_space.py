@@ -47,7 +47,6 @@ def estimate_disk_use(data: DataConfig, pieces: Path) -> DiskEstimate | None:
     """Estimate what preparing ``data`` writes; None if the amount of text is unknown.
 
     Args:
-        data: Text source, tokenizer and limits.
         pieces: Folder of the pieces.
 
     Raises:

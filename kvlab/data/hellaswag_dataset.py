@@ -1,7 +1,7 @@
 """The validation set of HellaSwag (Zellers et al., 2019, arXiv 1905.07830).
 
-It is one file with a known sha256. The file is taken from the data folder, or downloaded there from
-the first origin in `ORIGINS` that works.
+It is one file with a known sha256, in the data folder or downloaded there from the first origin in
+`ORIGINS` that works.
 """
 
 import hashlib

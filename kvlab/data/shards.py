@@ -19,16 +19,11 @@ class Dataset:
     """Token ids of a text, each document after an end-of-text token.
 
     Attributes:
-        folder: Folder of the dataset.
         identity: See `kvlab.data.dataset_identity`.
-        source: Name of the text source.
-        tokenizer: Name of the tokenizer.
         licence: Licence of the text, in words.
         digest: sha256 over both token files.
         train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk.
         validation: As ``train``, of the held-out documents.
-        train_documents: Number of documents in ``train``.
-        validation_documents: Number of documents in ``validation``.
         bytes_per_token: Validation text bytes per validation token, end-of-text included.
         shortage: Message if the source has less text than the limit; None if it has enough.
     """

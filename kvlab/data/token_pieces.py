@@ -50,10 +50,7 @@ class PieceJob:
     """The tokenization of one unit.
 
     Attributes:
-        source: Name of the text source.
-        tokenizer: Name of the tokenizer.
         folder: Folder of the pieces.
-        unit: Unit of the source.
         order_limit: Leave out documents whose ``order`` is greater; None keeps all.
         is_survey: Write only the table of documents, without tokens.
     """
@@ -89,7 +86,6 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
     """Write the piece of ``job``, unless it exists. Its table is written last and completes it.
 
     Args:
-        job: What to tokenize.
         fence: Of the lock on the pieces' folder.
 
     Raises:
@@ -144,7 +140,6 @@ class TokenizerPool:
     under way is discarded: every piece is needed, or none is.
 
     Args:
-        processes: Number of processes.
         fence: Of the lock on the pieces' folder.
     """
 

@@ -55,7 +55,6 @@ def atomic_file(
     """Yield an empty temporary file that is moved to ``path`` when the block ends without error.
 
     Args:
-        path: Path of the file.
         fence: Of the lock that allows writing there; None where no lock does.
         once: Raise FileExistsError instead of replacing a file.
 
@@ -101,10 +100,7 @@ def write_atomic(
     """Write a file so that a reader, and a kill at any moment, sees the old contents or the new.
 
     Args:
-        path: Path of the file.
-        data: The whole contents.
-        fence: See `atomic_file`.
-        once: See `atomic_file`.
+        fence, once: See `atomic_file`.
 
     Raises:
         StoreError, LeaseLost, FileExistsError: See `atomic_file`.

@@ -195,8 +195,7 @@ class LeaseWatcher:
         """Return whether some process holds the lock at ``path``, as far as is known yet.
 
         Args:
-            path: Path of the lock.
-            number: Number of its current lease file, if the caller has just listed it.
+            number: Number of the current lease file, if the caller has just listed it.
         """
         number = current_number(path) if number is None else number
         state = read_lease(lease_path(path, number)) if number else None

@@ -27,7 +27,6 @@ class Lock:
     """An exclusive lock at a path; its lease files are written beside it.
 
     Args:
-        path: Path of the lock.
         remove_on_release: Remove its file on release. Only for a path that no other process
             acquires, such as one that marks a process as alive.
     """

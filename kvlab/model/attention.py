@@ -64,7 +64,6 @@ def attend(q: Tensor, context: KeysValues, window: int | None) -> Tensor:
     """Attend queries q (B, H, C, D) to ``context``.
 
     Args:
-        q: the queries.
         context: K and V (B, Hkv, P + C, D), and which of them the queries see.
         window: tokens that a causal query sees, itself included; None for all.
 

@@ -85,8 +85,6 @@ def sample(logits: Tensor, sampling: Sampling, generator: torch.Generator | None
 
     Args:
         logits: (B, V).
-        sampling: how to choose.
-        generator: of the random numbers.
 
     Returns:
         (B,) of int64.

@@ -89,7 +89,6 @@ class GPT(nn.Module):
     """A GPT-2-class language model.
 
     Args:
-        config: the model's shape.
         seed: of the initial parameters. Each is drawn by its name and the seed, so two models of
             one seed start equal wherever parameters have the same name and shape.
         device, dtype: of the parameters; default torch's.
@@ -236,8 +235,6 @@ class GPT(nn.Module):
         """Return an empty cache for ``batch_size`` rows of up to ``max_length`` tokens.
 
         Args:
-            batch_size: number of rows.
-            max_length: the most tokens that a row may hold.
             serving: how K/V are stored and tied; default untied, in the model's dtype.
             dtype: in which K and V are computed; default the parameters'.
         """

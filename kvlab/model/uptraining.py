@@ -42,12 +42,8 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     for the rest.
 
     Args:
-        model: the model to initialize.
         source: configuration of the model whose weights are given.
         weights: its parameters by name.
-
-    Returns:
-        What became of each parameter.
     """
     conversion = Conversion()
     for name, parameter in model.named_parameters():

@@ -95,7 +95,7 @@ class DataConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "DataConfig":
-        problems = [*self._source_problems()]
+        problems = [*self._find_source_problems()]
         if self.max_bytes is not None and self.max_tokens is not None:
             problems.append(("max_tokens", "and max_bytes both say where to stop; remove one"))
         if self.tokenizer.startswith("gpt2:") and not 256 <= self.ranks <= 50256:
@@ -104,7 +104,7 @@ class DataConfig(SpecModel):
         raise_problems(problems)
         return self
 
-    def _source_problems(self) -> Iterator[FieldMessage]:
+    def _find_source_problems(self) -> Iterator[FieldMessage]:
         """Yield the keys that this source needs and lacks, or has and does not read."""
         entry = SOURCES[self.source]
         hint = f"not {self.source}; remove one"

@@ -1,4 +1,4 @@
-"""The contract of a design: which combinations of levels a sweep looks at.
+"""The contract of a design: which combinations of levels a sweep trains.
 
 A design works on *axes*, each with positions 0, 1, ...; position 0 is the baseline. An axis is
 one factor, or several that are zipped and so move together. `kvlab.spec.designs.DESIGNS` is the
@@ -74,10 +74,6 @@ class DesignError(Exception):
         self.field, self.message = field, message
 
 
-def no_notes(request: DesignRequest) -> tuple[str, ...]:  # noqa: ARG001 (the contract's)
-    return ()
-
-
 @dataclass(frozen=True)
 class Design:
     """One member of the family.
@@ -86,15 +82,15 @@ class Design:
         title: as the report names it.
         positions: the function that gives the cells, the baseline among them; a cell may come
             twice.
-        notes: what a reader has to know, such as which effects cannot be told apart.
+        notes: the function that gives remarks for the report, such as which effects are aliased.
         keys: the keys of a sweep that this design reads and others do not.
         arguments: the numbers that may follow its name and a colon; empty if it takes none.
-        can_be_filtered: whether cells may be excluded or merged and it still means the same.
+        can_be_filtered: whether it stays valid if cells are excluded or merged.
     """
 
     title: str
     positions: Callable[[DesignRequest], Iterator[Positions]]
-    notes: Callable[[DesignRequest], tuple[str, ...]] = no_notes
+    notes: Callable[[DesignRequest], tuple[str, ...]] = lambda _request: ()
     keys: frozenset[str] = frozenset()
     arguments: tuple[int, ...] = ()
     can_be_filtered: bool = True

@@ -24,7 +24,7 @@ class ServedModel(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ServedModel":
-        raise_problems(_tie_problems(self.model, self.serving))
+        raise_problems(_find_tie_problems(self.model, self.serving))
         return self
 
 
@@ -45,16 +45,16 @@ class Experiment(SpecModel):
     def _check(self) -> "Experiment":
         raise_problems(
             [
-                *_data_problems(self),
-                *_benchmark_problems(self),
-                *_training_problems(self),
-                *_tie_problems(self.model, self.serving),
+                *_find_data_problems(self),
+                *_find_benchmark_problems(self),
+                *_find_training_problems(self),
+                *_find_tie_problems(self.model, self.serving),
             ]
         )
         return self
 
 
-def _tie_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldMessage]:
+def _find_tie_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldMessage]:
     try:
         tie = owner_map(serving.tie, model.layer_kinds)
         tied_slots(model.kv_owners, tie, serving.tie_rule)
@@ -62,7 +62,7 @@ def _tie_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldM
         yield "serving.tie", str(error)
 
 
-def _data_problems(experiment: Experiment) -> Iterator[FieldMessage]:
+def _find_data_problems(experiment: Experiment) -> Iterator[FieldMessage]:
     model, data = experiment.model, experiment.data
     if model.vocab_size < data.vocab_size:
         text = f"is smaller than the {data.vocab_size} tokens of data.tokenizer {data.tokenizer}"
@@ -72,7 +72,7 @@ def _data_problems(experiment: Experiment) -> Iterator[FieldMessage]:
         yield "evaluation.positions", f"{text}; turn one off"
 
 
-def _benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:
+def _find_benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:
     bench, block_size = experiment.benchmark, experiment.model.block_size
     if bench.prompt_tokens + bench.new_tokens > block_size:
         text = f"and prompt_tokens = {bench.prompt_tokens} exceed block_size = {block_size}"
@@ -89,7 +89,7 @@ def _benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:
         yield "benchmark.memory", f"{text}; give bytes, such as 8e9"
 
 
-def _training_problems(experiment: Experiment) -> Iterator[FieldMessage]:
+def _find_training_problems(experiment: Experiment) -> Iterator[FieldMessage]:
     training, block_size = experiment.training, experiment.model.block_size
     if training.batch_tokens % block_size:
         nearest = max(1, round(training.batch_tokens / block_size)) * block_size

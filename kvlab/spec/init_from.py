@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.sweep import Cell, Sweep
-from kvlab.spec.sweep_validation import level_problems
+from kvlab.spec.sweep_validation import find_level_problems
 from kvlab.spec.validation_errors import FieldError
 
 INIT_FROM_FIELD = ("training", "init_from")
@@ -39,7 +39,7 @@ def check_init_from(sweep: Sweep) -> None:
     cells_by_key = {cell_key(cell.levels): cell for cell in cells}
     problems: dict[tuple[str, int, int], Problem] = {}
     for cell in cells:
-        for path, message in _init_from_problems(sweep, cell, cells_by_key):
+        for path, message in _find_init_from_problems(sweep, cell, cells_by_key):
             error = FieldError(path, f"{'.'.join(path)} = {message}")
             problem = sweep.locate(error, cell.levels)
             problems.setdefault((problem.file, problem.line, problem.column), problem)
@@ -47,13 +47,13 @@ def check_init_from(sweep: Sweep) -> None:
         raise SpecError(list(problems.values()))
 
 
-def _init_from_problems(
+def _find_init_from_problems(
     sweep: Sweep, cell: Cell, cells: Mapping[CellKey, Cell]
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     init_from = cell.experiment.training.init_from
     if not isinstance(init_from, dict):
         return
-    unknown = [*level_problems(sweep, "training.init_from", init_from)]
+    unknown = [*find_level_problems(sweep, "training.init_from", init_from)]
     if unknown:
         for name, rule in unknown:
             factor = name.removeprefix("training.init_from.")
@@ -73,7 +73,7 @@ def _init_from_problems(
         text = f"{written} is {name}, which is not planned at seed {', '.join(map(str, missing))}"
         yield INIT_FROM_FIELD, f"{text}; add it there"
     else:
-        for reason in _incompatibilities(cell, source):
+        for reason in _find_incompatibilities(cell, source):
             yield INIT_FROM_FIELD, f"{written} is {name}, {reason}"
 
 
@@ -91,7 +91,7 @@ def _is_cyclic(cell: Cell, cells: Mapping[CellKey, Cell]) -> bool:
     return False
 
 
-def _incompatibilities(cell: Cell, source: Cell) -> Iterator[str]:
+def _find_incompatibilities(cell: Cell, source: Cell) -> Iterator[str]:
     """Yield why the source's weights would mean nothing in this cell."""
     experiment, other = cell.experiment, source.experiment
     if experiment.data.tokenizer != other.data.tokenizer:

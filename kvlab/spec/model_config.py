@@ -137,7 +137,11 @@ class ModelConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
-        problems = [*_head_problems(self), *_position_problems(self), *_window_problems(self)]
+        problems = [
+            *_find_head_problems(self),
+            *_find_position_problems(self),
+            *_find_window_problems(self),
+        ]
         try:
             owner_map(self.kv_sharing, self.layer_kinds)
         except SharingError as error:
@@ -190,7 +194,7 @@ def _format_divisors(number: int) -> str:
     return f"{', '.join(divisors[:-1])} or {divisors[-1]}"
 
 
-def _head_problems(model: ModelConfig) -> Iterator[FieldMessage]:
+def _find_head_problems(model: ModelConfig) -> Iterator[FieldMessage]:
     if model.n_head % model.n_kv_head:
         text = f"does not divide n_head = {model.n_head}; use {_format_divisors(model.n_head)}"
         yield "n_kv_head", text
@@ -199,14 +203,14 @@ def _head_problems(model: ModelConfig) -> Iterator[FieldMessage]:
         yield "n_embd", text
 
 
-def _position_problems(model: ModelConfig) -> Iterator[FieldMessage]:
+def _find_position_problems(model: ModelConfig) -> Iterator[FieldMessage]:
     if model.position_scheme.is_rotary and model.head_dim % 2:
         derived = "" if "head_dim" in model.model_fields_set else " (n_embd / n_head)"
         text = f"is odd{derived}: {model.head_dim}; {model.position} rotates pairs"
         yield "head_dim", f"{text}, so use an even head_dim"
 
 
-def _window_problems(model: ModelConfig) -> Iterator[FieldMessage]:
+def _find_window_problems(model: ModelConfig) -> Iterator[FieldMessage]:
     kinds = model.layer_kinds
     if model.window is None and "L" in kinds:
         text = "has local layers (L) but no window; set model.window to the tokens that they see"

@@ -70,10 +70,10 @@ class PruningConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "PruningConfig":
-        raise_problems(self._problems())
+        raise_problems(self._find_problems())
         return self
 
-    def _problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Iterator[FieldMessage]:
         for name, rule in (("factor", "halving"), ("startup", "median")):
             if getattr(self, name) is not None and self.rule != rule:
                 yield name, f"is used by rule: {rule} alone; leave it out"
@@ -114,7 +114,9 @@ def _default_rungs(rule: str, factor: int | None, first: float | None) -> tuple[
     return tuple(rungs[::-1])
 
 
-def pruning_problems(pruning: PruningConfig | None, keys: Iterable[str]) -> Iterator[FieldMessage]:
+def find_pruning_problems(
+    pruning: PruningConfig | None, keys: Iterable[str]
+) -> Iterator[FieldMessage]:
     """Yield a problem for each varied key under which validation losses are not comparable."""
     for key in keys if pruning is not None else ():
         if key.startswith(INCOMPARABLE_KEYS):

@@ -136,7 +136,7 @@ def parse_sampler(value: Any) -> Any:
         field_name = "name" if isinstance(value, dict) else ""
         raise _make_error([(field_name, _unknown_sampler_message(name))])
     arguments = {key: _integral_to_int(entry) for key, entry in written.items() if key != "name"}
-    problems = list(_argument_problems(SAMPLERS[short], arguments))
+    problems = list(_find_argument_problems(SAMPLERS[short], arguments))
     if problems:
         raise _make_error(problems)
     return {"name": short, **arguments} if arguments else short
@@ -160,7 +160,9 @@ def sampler_schema() -> dict[str, Any]:
     return {"anyOf": [{"enum": [*SAMPLERS, *class_names]}, *objects]}
 
 
-def _argument_problems(entry: SamplerEntry, arguments: dict[str, Any]) -> Iterator[FieldMessage]:
+def _find_argument_problems(
+    entry: SamplerEntry, arguments: dict[str, Any]
+) -> Iterator[FieldMessage]:
     for key, value in arguments.items():
         if key in entry.arguments:
             if problem := entry.arguments[key].find_problem(value):
@@ -183,11 +185,9 @@ def _unknown_sampler_message(name: str) -> str:
     if name in UNSUPPORTED_SAMPLERS:
         return f"{UNSUPPORTED_SAMPLERS[name]}; use one of {', '.join(SAMPLERS)}"
     names = [*SAMPLERS, *(entry.class_name for entry in SAMPLERS.values())]
-    near = get_close_matches(name, names, 1) or get_close_matches(name.lower(), names, 1)
-    if not near:
-        by_lower_case = {known.lower(): known for known in names}
-        near = [by_lower_case[n] for n in get_close_matches(name.lower(), by_lower_case, 1)]
-    hint = f"; did you mean {near[0]}?" if near else ""
+    names_by_lower_case = {known.lower(): known for known in names}
+    near = get_close_matches(name.lower(), names_by_lower_case, 1)
+    hint = f"; did you mean {names_by_lower_case[near[0]]}?" if near else ""
     return f"is not one of {', '.join(SAMPLERS)} (or Optuna's name, such as TPESampler){hint}"
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from kvlab.spec.pruning_config import PruningConfig, pruning_problems
+from kvlab.spec.pruning_config import PruningConfig, find_pruning_problems
 from kvlab.spec.samplers import (
     MAX_POINTS,
     SAMPLERS,
@@ -41,10 +41,10 @@ class Range(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
-        raise_problems(self._problems())
+        raise_problems(self._find_problems())
         return self
 
-    def _problems(self) -> Iterator[FieldMessage]:
+    def _find_problems(self) -> Iterator[FieldMessage]:
         if self.low >= self.high:
             yield "high", f"is not above low = {self.low:g}; use a larger number"
         if self.log and (self.low <= 0 or self.step is not None):
@@ -122,15 +122,15 @@ class SearchConfig(SpecModel):
     def _check(self) -> "SearchConfig":
         raise_problems(
             [
-                *self._space_problems(),
-                *self._goal_problems(),
-                *self._size_problems(),
-                *pruning_problems(self.pruning, [*self.choices, *self.ranges]),
+                *self._find_space_problems(),
+                *self._find_goal_problems(),
+                *self._find_size_problems(),
+                *find_pruning_problems(self.pruning, [*self.choices, *self.ranges]),
             ]
         )
         return self
 
-    def _space_problems(self) -> Iterator[FieldMessage]:
+    def _find_space_problems(self) -> Iterator[FieldMessage]:
         if not self.choices and not self.ranges:
             yield "choices", "and ranges are both empty; give at least one key to vary"
         for key in self.ranges:
@@ -145,13 +145,13 @@ class SearchConfig(SpecModel):
                     text = f"names {key}, which changes where a trial runs, not what it finds"
                     yield name, f"{text}; leave it out"
 
-    def _goal_problems(self) -> Iterator[FieldMessage]:
+    def _find_goal_problems(self) -> Iterator[FieldMessage]:
         if len(set(self.objectives)) != len(self.objectives):
             yield "objectives", "names a number twice; name each once"
         if self.trials is None and self.flops is None and self.hours is None:
             yield "trials", "is missing, as are flops and hours; give one of them"
 
-    def _size_problems(self) -> Iterator[FieldMessage]:
+    def _find_size_problems(self) -> Iterator[FieldMessage]:
         """Yield why an exhaustive sampler cannot go through every point of the space."""
         name, _ = split_sampler(self.sampler)
         if not SAMPLERS[name].is_exhaustive:

@@ -25,7 +25,6 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Read one experiment file.
 
     Args:
-        path: the YAML file.
         overrides: dotted keys to values, as in ``{"model.n_kv_head": 1}``, put over the file.
 
     Raises:
@@ -68,13 +67,13 @@ def load_sweep(path: str | Path) -> Sweep:
     try:
         sweep = _validate(Sweep, data, document)
     except SpecError as error:
-        raise SpecError([*error.problems, *_level_problems(document, path)]) from None
+        raise SpecError([*error.problems, *_find_level_problems(document, path)]) from None
     sweep = _attach_source(sweep, document, path)
     check_init_from(sweep)
     return sweep
 
 
-def _level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
+def _find_level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:
     """Return the problems of single levels, so that a sweep with other problems shows all."""
     factor_keys = ("experiment", "factors", "baseline", "when", "zip")
     written = {key: document.data[key] for key in factor_keys if key in document.data}

@@ -33,10 +33,10 @@ from kvlab.spec.spec_model import (
     raise_problems,
 )
 from kvlab.spec.sweep_validation import (
-    name_problems,
-    search_problems,
-    unused_key_problems,
-    zip_problems,
+    find_name_problems,
+    find_search_problems,
+    find_unused_key_problems,
+    find_zip_problems,
 )
 from kvlab.spec.validation_errors import FieldError, list_field_errors
 from kvlab.spec.yaml_reader import Key, YamlDocument
@@ -202,9 +202,9 @@ class Sweep(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
-        raise_problems(search_problems(self, SEARCH_FACTOR))
-        raise_problems([*name_problems(self), *unused_key_problems(self)])
-        raise_problems(zip_problems(self))
+        raise_problems(find_search_problems(self, SEARCH_FACTOR))
+        raise_problems([*find_name_problems(self), *find_unused_key_problems(self)])
+        raise_problems(find_zip_problems(self))
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 Problems = Iterator[FieldMessage]
 
 
-def name_problems(sweep: "Sweep") -> Problems:
+def find_name_problems(sweep: "Sweep") -> Problems:
     """Yield every factor or level that is named and does not exist."""
-    yield from level_problems(sweep, "baseline", sweep.baseline)
-    yield from level_problems(sweep, "target", sweep.target)
+    yield from find_level_problems(sweep, "baseline", sweep.baseline)
+    yield from find_level_problems(sweep, "target", sweep.target)
     for number, cell in enumerate(sweep.listed_cells):
-        yield from level_problems(sweep, f"cells.{number}", cell)
+        yield from find_level_problems(sweep, f"cells.{number}", cell)
     for key, rules in (("exclude", sweep.exclude), ("include", sweep.include)):
         for number, rule in enumerate(rules):
-            yield from _rule_problems(sweep, f"{key}.{number}", rule)
+            yield from _find_rule_problems(sweep, f"{key}.{number}", rule)
     above: list[str] = []
     for factor in sweep.factors:
         for other in sweep.when.get(factor, {}):
@@ -32,10 +32,10 @@ def name_problems(sweep: "Sweep") -> Problems:
     for factor, rule in sweep.when.items():
         if factor not in sweep.factors:
             yield f"when.{factor}", f"is not a factor; {_suggest(factor, sweep.factors)}"
-        yield from _rule_problems(sweep, f"when.{factor}", rule)
+        yield from _find_rule_problems(sweep, f"when.{factor}", rule)
 
 
-def search_problems(sweep: "Sweep", search_factor: str) -> Problems:
+def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
     """Yield the keys that a search excludes, as it chooses its own cells; or missing factors."""
     if sweep.search is None:
         if not sweep.factors:
@@ -54,7 +54,7 @@ def search_problems(sweep: "Sweep", search_factor: str) -> Problems:
         yield "seeds", f"{text}; give one, and repeat the best in a sweep of its own"
 
 
-def unused_key_problems(sweep: "Sweep") -> Problems:
+def find_unused_key_problems(sweep: "Sweep") -> Problems:
     """Yield every key that is written and has no effect."""
     if sweep.designs and sweep.model_fields_set & {"design", "seeds"}:
         yield "designs", "already names designs and their seeds; leave out design and seeds"
@@ -71,7 +71,7 @@ def unused_key_problems(sweep: "Sweep") -> Problems:
             yield key, text
 
 
-def zip_problems(sweep: "Sweep") -> Problems:
+def find_zip_problems(sweep: "Sweep") -> Problems:
     """Yield the first reason why zipped factors cannot move together, level by level."""
     zipped: set[str] = set()
     for number, group in enumerate(sweep.zip):
@@ -99,17 +99,17 @@ def zip_problems(sweep: "Sweep") -> Problems:
             yield f"zip.{number}", text
 
 
-def _rule_problems(sweep: "Sweep", key: str, rule: Mapping[str, tuple[str, ...]]) -> Problems:
+def _find_rule_problems(sweep: "Sweep", key: str, rule: Mapping[str, tuple[str, ...]]) -> Problems:
     if not rule:
         yield key, "names no level, so it would fit every cell; name at least one"
     for factor, levels in rule.items():
         if not levels:
             yield f"{key}.{factor}", "names no level; name at least one, or leave it out"
         for level in levels:
-            yield from level_problems(sweep, key, {factor: level})
+            yield from find_level_problems(sweep, key, {factor: level})
 
 
-def level_problems(sweep: "Sweep", key: str, levels: Mapping[str, str]) -> Problems:
+def find_level_problems(sweep: "Sweep", key: str, levels: Mapping[str, str]) -> Problems:
     """Yield every factor or level of ``levels`` that does not exist, as a problem below ``key``."""
     for factor, level in levels.items():
         if factor not in sweep.factors:

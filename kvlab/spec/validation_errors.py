@@ -63,7 +63,7 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
         if kind == "default_factory_not_called":
             continue  # the field that the default follows has an error of its own
         if "rules" in context:
-            errors += _rule_errors(path, context["rules"], data)
+            errors += _list_rule_errors(path, context["rules"], data)
         elif path[-1:] == ("[key]",):
             message = f"{_dotted_path(path[:-2])}: {path[-2]} {_error_message(item, context)}"
             errors.append(FieldError(path[:-1], message, at_key=True))
@@ -84,7 +84,7 @@ def list_field_errors(error: ValidationError, root: type[BaseModel], data: Any) 
     return errors
 
 
-def _rule_errors(path: Path, rules: list[tuple[str, str]], data: Any) -> Iterator[FieldError]:
+def _list_rule_errors(path: Path, rules: list[tuple[str, str]], data: Any) -> Iterator[FieldError]:
     """Yield what `raise_problems` raised for the section at ``path``."""
     for name, message in rules:
         keys = (int(key) if key.isdecimal() else key for key in name.split(".") if key)

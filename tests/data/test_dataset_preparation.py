@@ -87,12 +87,12 @@ def config(*paths, **more):
     return DataConfig(source="files", paths=tuple(map(str, paths)), **settings)
 
 
-def held_out_and_train(dataset):
+def read_splits(dataset):
     name = dataset.tokenizer
     return documents(dataset.validation, name), documents(dataset.train, name)
 
 
-def script(text, *words, **options):
+def start_script(text, *words, **options):
     command = [sys.executable, "-c", text, json.dumps(words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
 
@@ -102,7 +102,7 @@ def test_every_document_occurs_once_after_an_end_of_text(tmp_path, name):
     texts = [*stories(50), "<|endoftext|>", "  leading", "猫"]
     path = write_jsonl(tmp_path / "a.jsonl", [*texts, texts[0], "", " \n "])
     dataset = prepare_dataset(config(path, tokenizer=name), workers=1)
-    held_out, train = held_out_and_train(dataset)
+    held_out, train = read_splits(dataset)
     assert sorted([*held_out, *train]) == sorted(texts)
     assert (dataset.train_documents, dataset.validation_documents) == (len(train), len(held_out))
     assert dataset.train.dtype == dataset.validation.dtype == np.uint16
@@ -114,7 +114,7 @@ def test_every_document_occurs_once_after_an_end_of_text(tmp_path, name):
 
 def test_documents_come_in_the_order_of_their_hash(tmp_path):
     dataset = prepare_dataset(config(write_jsonl(tmp_path / "a.jsonl", stories(200))), workers=1)
-    for texts in held_out_and_train(dataset):
+    for texts in read_splits(dataset):
         hashes = [hashlib.sha256(text.encode()).digest()[8:16] for text in texts]
         assert hashes == sorted(hashes)
 
@@ -130,16 +130,16 @@ def test_the_held_out_share_matches_its_fraction(tmp_path, fraction):
 def test_the_split_stays_when_documents_are_added(tmp_path):
     first = write_jsonl(tmp_path / "a.jsonl", stories(300))
     second = write_parquet(tmp_path / "b.parquet", stories(300, seed=1))
-    held_before, train_before = held_out_and_train(prepare_dataset(config(first), workers=1))
-    held_after, train_after = held_out_and_train(prepare_dataset(config(first, second), workers=1))
+    held_before, train_before = read_splits(prepare_dataset(config(first), workers=1))
+    held_after, train_after = read_splits(prepare_dataset(config(first, second), workers=1))
     assert set(held_before) < set(held_after)
     assert set(train_before) < set(train_after)
 
 
 def test_the_split_grows_with_its_fraction(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
-    small, _ = held_out_and_train(prepare_dataset(config(path), workers=1))
-    large, _ = held_out_and_train(prepare_dataset(config(path, validation_fraction=0.4), workers=1))
+    small, _ = read_splits(prepare_dataset(config(path), workers=1))
+    large, _ = read_splits(prepare_dataset(config(path, validation_fraction=0.4), workers=1))
     assert set(small) < set(large)
 
 
@@ -163,9 +163,9 @@ def test_max_tokens_counts_tokens_of_whole_documents(tmp_path):
         dataset = prepare_dataset(
             config(path, max_tokens=count, validation_fraction=0.5), workers=1
         )
-        held_out, train = held_out_and_train(dataset)
-        most = max(len(text.encode()) for text in stories(300)) + 1
-        assert count <= len(dataset.train) + len(dataset.validation) < count + most
+        held_out, train = read_splits(dataset)
+        longest = max(len(text.encode()) for text in stories(300)) + 1
+        assert count <= len(dataset.train) + len(dataset.validation) < count + longest
         assert set(last) < {*held_out, *train}, "more tokens, the same documents first"
         last = [*held_out, *train]
 
@@ -173,7 +173,7 @@ def test_max_tokens_counts_tokens_of_whole_documents(tmp_path):
 def test_max_bytes_is_a_fair_mixture_of_whole_documents(tmp_path):
     first = write_jsonl(tmp_path / "a.jsonl", stories(300))
     second = write_jsonl(tmp_path / "b.jsonl", stories(300, seed=1))
-    held_out, train = held_out_and_train(prepare_dataset(config(first, second, max_bytes=80_000)))
+    held_out, train = read_splits(prepare_dataset(config(first, second, max_bytes=80_000)))
     texts = [*held_out, *train]
     size = sum(len(text.encode()) for text in texts)
     assert 80_000 <= size < 80_000 + max(len(text.encode()) for text in texts)
@@ -216,7 +216,7 @@ def test_a_kill_at_any_durable_step_leaves_no_incomplete_dataset(
     paths = [
         str(write(tmp_path / f"{number}{suffix}", stories(10, seed=number))) for number in range(3)
     ]
-    done = script(KILLS, paths, str(tmp_path / "homes"), workers, stride)
+    done = start_script(KILLS, paths, str(tmp_path / "homes"), workers, stride)
     out, _ = done.communicate(timeout=60)
     assert done.returncode == 0
     moments, digests = json.loads(out)
@@ -224,14 +224,14 @@ def test_a_kill_at_any_durable_step_leaves_no_incomplete_dataset(
     assert len(set(digests)) == 1
 
 
-def pieces(home):
+def list_pieces(home):
     return sorted(home.glob("datasets/.*.work/pieces/*.npy"))
 
 
 def kill_after_pieces(child, home, count):
     """Kill ``child`` when there are ``count`` pieces; return False if it ended before."""
     deadline = time.monotonic() + 60
-    while len(pieces(home)) < count:
+    while len(list_pieces(home)) < count:
         assert time.monotonic() < deadline
         if child.poll() is not None:
             return False
@@ -247,9 +247,9 @@ def test_repeated_kills_do_not_change_the_result(tmp_path, data_home, monkeypatc
         for number in range(12)
     ]
     for count in (1, 5, 8):
-        assert kill_after_pieces(script(PREPARE, paths, 2), data_home, count)
+        assert kill_after_pieces(start_script(PREPARE, paths, 2), data_home, count)
         assert list_prepared_datasets() == []
-    last = script(PREPARE, paths, 2)
+    last = start_script(PREPARE, paths, 2)
     out, _ = last.communicate(timeout=60)
     assert last.returncode == 0
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "undisturbed"))
@@ -259,9 +259,9 @@ def test_repeated_kills_do_not_change_the_result(tmp_path, data_home, monkeypatc
 
 def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(1000, seed=n))) for n in range(6)]
-    assert kill_after_pieces(script(PREPARE, paths, 1), data_home, 2)
+    assert kill_after_pieces(start_script(PREPARE, paths, 1), data_home, 2)
     # Marked, to recognize them in the dataset.
-    made = pieces(data_home)[0].with_suffix(".tokens")
+    made = list_pieces(data_home)[0].with_suffix(".tokens")
     marks = np.full(made.stat().st_size // 2, 1234, np.uint16)
     made.write_bytes(marks.tobytes())
     dataset = prepare_dataset(DataConfig(source="files", tokenizer="gpt2:2048", paths=tuple(paths)))
@@ -272,7 +272,7 @@ def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
 
 def test_processes_that_prepare_concurrently_get_one_dataset(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(500, seed=n))) for n in range(3)]
-    children = [script(PREPARE, paths, 1) for _ in range(3)]
+    children = [start_script(PREPARE, paths, 1) for _ in range(3)]
     answers = {child.communicate(timeout=60)[0] for child in children}
     assert [child.returncode for child in children] == [0, 0, 0]
     assert len(answers) == 1
@@ -284,13 +284,13 @@ def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
         write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(2000, seed=number))
     with ThreadPoolExecutor(1) as thread:
         preparing = thread.submit(prepare_dataset, config(tmp_path / "text"), workers=2)
-        while not (children := tokenizing_processes()):
+        while not (children := find_tokenizing_processes()):
             assert not preparing.done()
             time.sleep(0.005)
         children[0].kill()
         with pytest.raises(DataError, match="ended early"):
             preparing.result(timeout=60)
-    assert tokenizing_processes() == []
+    assert find_tokenizing_processes() == []
     assert list_prepared_datasets() == []
     assert prepare_dataset(config(tmp_path / "text"), workers=2).train_documents > 14_000
 
@@ -317,9 +317,9 @@ print("main", flush=True)
 
 def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_home):
     paths = [str(write_jsonl(tmp_path / f"{n}.jsonl", stories(2000, seed=n))) for n in range(12)]
-    child = script(PREPARE, paths, 2)
+    child = start_script(PREPARE, paths, 2)
     deadline = time.monotonic() + 60
-    while len(workers := tokenizing_processes(child.pid)) < 2 or not pieces(data_home):
+    while len(workers := find_tokenizing_processes(child.pid)) < 2 or not list_pieces(data_home):
         assert time.monotonic() < deadline
         assert child.poll() is None
         time.sleep(0.005)
@@ -329,7 +329,7 @@ def test_tokenizing_processes_end_when_their_parent_is_killed(tmp_path, data_hom
     assert alive == []
 
 
-def tokenizing_processes(parent=None):
+def find_tokenizing_processes(parent=None):
     found = []
     for child in psutil.Process(parent).children():
         with suppress(psutil.NoSuchProcess):
@@ -385,13 +385,13 @@ def test_a_manifest_of_another_schema_is_refused(tmp_path):
 def test_a_crawl_smaller_than_its_limit_gives_a_warning(data_home):
     folder = data_home / "fineweb-edu" / "data" / "CC-MAIN-2024-10"
     write_parquet(folder / "1.parquet", stories(50))
-    said = []
+    messages = []
     data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", tokenizer="bytes",
                       max_tokens=10**6, validation_fraction=0.3)  # fmt: skip
-    dataset = prepare_dataset(data, said.append, workers=1)
+    dataset = prepare_dataset(data, messages.append, workers=1)
     there = len(dataset.train) + len(dataset.validation)
     assert f"the whole text has {there:,} tokens" in dataset.shortage
-    assert f"warning: {dataset.shortage}" in said
+    assert f"warning: {dataset.shortage}" in messages
 
 
 @pytest.mark.parametrize(("vocabulary", "size"), [(2**16, 2), (2**16 + 1, 4)])
@@ -403,7 +403,7 @@ def test_the_token_dtype_is_the_smallest_that_fits(vocabulary, size):
 def test_a_dataset_of_docstrings():
     data = DataConfig(tokenizer="gpt2:2048", max_bytes=300_000, validation_fraction=0.1)
     dataset = prepare_dataset(data, workers=1)
-    held_out, train = held_out_and_train(dataset)
+    held_out, train = read_splits(dataset)
     size = sum(len(text.encode()) for text in [*held_out, *train])
     assert 300_000 <= size < 400_000
     assert 1.5 < dataset.bytes_per_token < 4

@@ -22,12 +22,12 @@ def config(*paths, **more):
     return DataConfig(source="files", paths=tuple(map(str, paths)), **settings)
 
 
-def free(monkeypatch, count):
+def set_free_bytes(monkeypatch, count):
     """Let the disk have ``count`` bytes free."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**15, 10**15 - count, count))
 
 
-def written(home):
+def list_written(home):
     return [path for path in home.rglob("*") if path.suffix in (".tokens", ".npy", ".bin")]
 
 
@@ -35,12 +35,12 @@ def written(home):
 def test_too_small_a_disk_is_refused_before_any_work(tmp_path, data_home, monkeypatch, workers):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
     monkeypatch.setattr("loky.ProcessPoolExecutor", None)  # no process can be started
-    free(monkeypatch, 100_000)
+    set_free_bytes(monkeypatch, 100_000)
     with pytest.raises(DataError, match=r"100 kB free.*needs about \d+ kB more") as refused:
         prepare_dataset(config(path), workers=workers)
     assert "of pieces" in str(refused.value)
     assert "KVLAB_DATA" in str(refused.value)
-    assert written(data_home) == []
+    assert list_written(data_home) == []
     assert list_prepared_datasets() == []
 
 
@@ -56,26 +56,26 @@ def test_the_estimate_is_slightly_above_what_is_written(tmp_path, monkeypatch, m
         ratio = sum(len(text.encode()) for text in texts) / path.stat().st_size
         monkeypatch.setitem(text_formats.TEXT_PER_BYTE, ".parquet", ratio)
     data = config(path, **more)
-    wanted = estimate_disk_use(data, tmp_path / "none")
+    estimate = estimate_disk_use(data, tmp_path / "none")
     dataset = prepare_dataset(data, workers=1)
     shards = 2 * (len(dataset.train) + len(dataset.validation))
     every = 2 * sum(len(text.encode()) + 1 for text in texts)
     pieces = every if "max_tokens" in more else shards
-    assert wanted.download == wanted.existing == 0
-    assert 0.97 * shards < wanted.shards < 1.15 * shards
-    assert 0.97 * pieces < wanted.pieces < 1.15 * pieces
+    assert estimate.download == estimate.existing == 0
+    assert 0.97 * shards < estimate.shards < 1.15 * shards
+    assert 0.97 * pieces < estimate.pieces < 1.15 * pieces
 
 
 def test_pieces_of_an_earlier_run_are_subtracted(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", stories(300))
     pieces = tmp_path / "pieces"
     pieces.mkdir()
-    wanted = estimate_disk_use(config(path), pieces)
-    free(monkeypatch, wanted.total - 1)
+    estimate = estimate_disk_use(config(path), pieces)
+    set_free_bytes(monkeypatch, estimate.total - 1)
     with pytest.raises(DataError, match="free some"):
         check_disk_space(config(path), tmp_path, pieces)
     np.zeros(5000, np.uint16).tofile(pieces / "one.tokens")
-    assert estimate_disk_use(config(path), pieces).total == wanted.total - 10_000
+    assert estimate_disk_use(config(path), pieces).total == estimate.total - 10_000
     check_disk_space(config(path), tmp_path, pieces)
 
 
@@ -87,7 +87,7 @@ def test_only_missing_downloads_are_counted(data_home, monkeypatch, tokens, file
     (folder / "listing.json").write_text(json.dumps({"revision": "r", "files": listed}))
     data = DataConfig(source="fineweb-edu-10b", max_tokens=tokens)
     assert estimate_disk_use(data, Path("none")).download == files * 2_000_000_000
-    free(monkeypatch, 10**9)
+    set_free_bytes(monkeypatch, 10**9)
     with pytest.raises(DataError, match=f"{files * 2} GB to download.*of pieces.*of tokens"):
         prepare_dataset(data, workers=1)
     assert [path.name for path in folder.iterdir()] == ["listing.json"]
@@ -100,9 +100,9 @@ def test_a_crawl_is_downloaded_whole_whatever_the_limit(data_home):
     (folder / "listing.json").write_text(json.dumps({"revision": "r", "files": listed}))
     write_parquet(folder / "1.parquet", ["here"])
     data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", max_tokens=1000)
-    wanted = estimate_disk_use(data, Path("none"))
-    assert (wanted.download, wanted.shards) == (2 * 10**9, 2000)
-    assert wanted.pieces > 2 * 10**9
+    estimate = estimate_disk_use(data, Path("none"))
+    assert (estimate.download, estimate.shards) == (2 * 10**9, 2000)
+    assert estimate.pieces > 2 * 10**9
     data = DataConfig(source="fineweb-edu-crawl", subset="CC-MAIN-2024-10", max_bytes=1000)
     assert estimate_disk_use(data, Path("none")).pieces < 2000
 

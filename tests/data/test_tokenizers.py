@@ -65,18 +65,18 @@ def plain_bpe(text, ranks):
             best = min(pairs)
             if best == 10**9:
                 break
-            at = pairs.index(best)
-            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+            index = pairs.index(best)
+            parts[index : index + 2] = [parts[index] + parts[index + 1]]
         ids += [ranks[part] for part in parts]
     return ids
 
 
 def test_known_ids():
-    words = load_tokenizer("gpt2")
-    assert words.encode("Hello world") == [15496, 995]
-    assert words.encode("hello world") == [31373, 995]
-    assert (words.vocab_size, words.end_of_text) == (50257, 50256)
-    assert words.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
+    tokenizer = load_tokenizer("gpt2")
+    assert tokenizer.encode("Hello world") == [15496, 995]
+    assert tokenizer.encode("hello world") == [31373, 995]
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (50257, 50256)
+    assert tokenizer.decode([15496, 995, 50256]) == "Hello world<|endoftext|>"
 
 
 def test_ranks_are_the_published_ids():
@@ -92,15 +92,15 @@ def test_ranks_are_the_published_ids():
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_gpt2_equals_transformers(text):
-    theirs = transformers_tokenizer().encode(text, split_special_tokens=True)
-    assert load_tokenizer("gpt2").encode(text) == theirs
+    expected = transformers_tokenizer().encode(text, split_special_tokens=True)
+    assert load_tokenizer("gpt2").encode(text) == expected
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text("ab 'stre\n\té日語ßЖ👍🏽0179.,;(<|>", max_size=80))
 def test_gpt2_equals_transformers_on_any_mixture(text):
-    theirs = transformers_tokenizer().encode(text, split_special_tokens=True)
-    assert load_tokenizer("gpt2").encode(text) == theirs
+    expected = transformers_tokenizer().encode(text, split_special_tokens=True)
+    assert load_tokenizer("gpt2").encode(text) == expected
 
 
 @pytest.mark.parametrize("ranks", [256, 300, 2048, 50256])
@@ -114,46 +114,46 @@ def test_prefixes_equal_plain_byte_pair_encoding(ranks):
 @settings(max_examples=60, deadline=None)
 @given(text=TEXT)
 def test_any_text_survives_a_round_trip(name, text):
-    words = load_tokenizer(name)
-    ids = words.encode(text)
-    assert words.decode(ids) == text
-    assert words.decode_bytes(ids) == text.encode()
-    assert all(0 <= token < words.end_of_text for token in ids)
+    tokenizer = load_tokenizer(name)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode_bytes(ids) == text.encode()
+    assert all(0 <= token < tokenizer.end_of_text for token in ids)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_characters_of_end_of_text_are_encoded_as_text(name):
-    words = load_tokenizer(name)
-    ids = words.encode("one<|endoftext|>two")
-    assert words.end_of_text not in ids
-    assert words.decode(ids) == "one<|endoftext|>two"
+    tokenizer = load_tokenizer(name)
+    ids = tokenizer.encode("one<|endoftext|>two")
+    assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode(ids) == "one<|endoftext|>two"
 
 
 @pytest.mark.parametrize("name", ["gpt2:2048", "bytes"])
 def test_lone_surrogates_become_replacement_characters(name):
-    words = load_tokenizer(name)
-    assert words.decode(words.encode("a\ud800b")) == "a\ufffdb"
+    tokenizer = load_tokenizer(name)
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
 
 
 def test_batches_equal_single_texts():
-    words = load_tokenizer("gpt2:2048")
-    assert words.encode_batch(TEXTS) == [words.encode(text) for text in TEXTS]
+    tokenizer = load_tokenizer("gpt2:2048")
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
 
 
 def test_the_byte_tokenizer_maps_bytes_to_equal_ids():
-    words = load_tokenizer("bytes")
-    assert words.encode("é!") == [0xC3, 0xA9, 0x21]
-    assert (words.vocab_size, words.end_of_text) == (257, 256)
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.encode("é!") == [0xC3, 0xA9, 0x21]
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (257, 256)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2:2048", "bytes"])
 @pytest.mark.parametrize("beyond", [0, 1, 1000])
 def test_ids_outside_the_vocabulary_are_refused(name, beyond):
-    words = load_tokenizer(name)
+    tokenizer = load_tokenizer(name)
     with pytest.raises(DataError, match="is not in"):
-        words.decode([0, words.vocab_size + beyond])
+        tokenizer.decode([0, tokenizer.vocab_size + beyond])
     with pytest.raises(DataError, match="is not in"):
-        words.decode([-1])
+        tokenizer.decode([-1])
 
 
 @pytest.mark.parametrize("name", ["gpt3", "gpt2:", "gpt2:255", "gpt2:50257", "gpt2:x", "", "byte"])

@@ -54,7 +54,7 @@ with Lock(folder / "lock").hold() as fence:
 """
 
 
-def python(code, *arguments):
+def start_python(code, *arguments):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdin=-1, stdout=-1)
 
 
@@ -65,7 +65,7 @@ def watcher():
 
 @pytest.fixture
 def holder(tmp_path):
-    process = python(HOLD, tmp_path / "deep" / "lock")
+    process = start_python(HOLD, tmp_path / "deep" / "lock")
     assert process.stdout.readline() == b"held\n"
     yield process
     process.kill()
@@ -84,8 +84,8 @@ def test_another_process_cannot_acquire_a_held_lock_and_learns_its_holder(
 def test_the_lock_of_a_killed_process_can_be_acquired(tmp_path, holder, watcher):
     lock = Lock(tmp_path / "deep" / "lock")
     os.kill(holder.pid, signal.SIGKILL)
-    with lock.hold(timeout=60.0) as ours:
-        assert ours
+    with lock.hold(timeout=60.0) as fence:
+        assert fence
         assert watcher.is_held(lock.path)
     assert not watcher.is_held(lock.path)
 
@@ -109,7 +109,7 @@ def test_an_exception_of_on_wait_ends_the_waiting(tmp_path, holder):  # noqa: AR
 def test_critical_sections_of_processes_do_not_overlap(tmp_path):
     count = tmp_path / "count"
     count.write_text("0")
-    for process in [python(COUNT, tmp_path / "lock", count) for _ in range(3)]:
+    for process in [start_python(COUNT, tmp_path / "lock", count) for _ in range(3)]:
         process.communicate()
         assert process.returncode == 0
     assert count.read_text() == "600"
@@ -118,27 +118,27 @@ def test_critical_sections_of_processes_do_not_overlap(tmp_path):
 def test_an_outdated_number_is_not_acquired_even_if_a_later_holder_removes_it(
     tmp_path, monkeypatch
 ):
-    path, listed = tmp_path / "lock", lease._list_numbers
+    path, list_numbers = tmp_path / "lock", lease._list_numbers
 
-    def meanwhile(path):
+    def list_after_takeover(path):
         assert lease.read_lease(lease.lease_path(path, 3)).is_held, "ours is there"
-        monkeypatch.setattr(lease, "_list_numbers", listed)
+        monkeypatch.setattr(lease, "_list_numbers", list_numbers)
         assert lease.create_lease(path, 9)
         assert lease.read_lease(lease.lease_path(path, 3)) is None
-        return listed(path)
+        return list_numbers(path)
 
-    monkeypatch.setattr(lease, "_list_numbers", meanwhile)
+    monkeypatch.setattr(lease, "_list_numbers", list_after_takeover)
     assert lease.create_lease(path, 3) is None
     assert lease.current_number(path) == 9
 
 
 def test_two_locks_of_one_process_exclude_each_other(tmp_path):
     with (
-        Lock(tmp_path / "lock").hold() as ours,
-        Lock(tmp_path / "lock").hold(timeout=0.0) as other,
+        Lock(tmp_path / "lock").hold() as first,
+        Lock(tmp_path / "lock").hold(timeout=0.0) as second,
     ):
-        assert ours is not None
-        assert other is None
+        assert first is not None
+        assert second is None
 
 
 def test_a_query_creates_no_files(tmp_path, watcher):
@@ -157,7 +157,7 @@ def test_an_impossible_path_is_refused_in_one_line(tmp_path):
 def suspended(tmp_path, monkeypatch):
     """A process with leases of one second, suspended while it holds a lock."""
     monkeypatch.setenv("KVLAB_LEASE_SECONDS", "1")
-    process = python(WRITE, tmp_path)
+    process = start_python(WRITE, tmp_path)
     assert process.stdout.readline() == b"written\n"
     process.send_signal(signal.SIGSTOP)
     yield process
@@ -178,13 +178,13 @@ def test_a_process_that_wakes_up_after_a_takeover_writes_nothing(tmp_path, suspe
     assert os.listdir(tmp_path / "deep") == ["result"]
 
 
-def foreign(path: Path, *, beat: int = 0, **facts) -> str:
+def write_foreign_lease(path: Path, *, beat: int = 0, **facts) -> str:
     """Write a lease as a process on another machine does; return its path."""
     facts = {"token": "t", "seconds": 1.0, "since": "then", "host": "far", "boot": "b",
              "space": "s", "pid": 1, "born": "0", **facts}  # fmt: skip
-    place = f"{path}.7"
-    Path(place).write_text(f"held {beat:012d} {json.dumps(facts)}\n")
-    return place
+    lease_file = f"{path}.7"
+    Path(lease_file).write_text(f"held {beat:012d} {json.dumps(facts)}\n")
+    return lease_file
 
 
 def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher):
@@ -192,7 +192,7 @@ def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher):
     started, beat = time.monotonic(), 0
     while time.monotonic() - started < 1.5:  # longer than a lease
         beat += 1
-        place = foreign(path, beat=beat)
+        lease_file = write_foreign_lease(path, beat=beat)
         assert watcher.is_held(path)
         time.sleep(0.05)
     silent = time.monotonic()
@@ -203,11 +203,11 @@ def test_a_heartbeat_keeps_a_lease_and_silence_ends_it(tmp_path, watcher):
     assert not Lock(path).acquire(timeout=0.0), "a first look cannot tell"
     assert watcher.free_if_abandoned(path)
     assert Lock(path).acquire(timeout=0.0)
-    assert not os.path.exists(place)
+    assert not os.path.exists(lease_file)
 
 
 def test_one_long_gap_between_looks_does_not_count_as_silence(tmp_path, watcher):
-    foreign(tmp_path / "lock")
+    write_foreign_lease(tmp_path / "lock")
     assert watcher.is_held(tmp_path / "lock")
     time.sleep(1.2)
     assert watcher.is_held(tmp_path / "lock"), (
@@ -216,34 +216,34 @@ def test_one_long_gap_between_looks_does_not_count_as_silence(tmp_path, watcher)
 
 
 def test_clocks_of_machines_are_not_compared(tmp_path, watcher):
-    place = foreign(tmp_path / "lock")
-    os.utime(place, (0, 0))
+    lease_file = write_foreign_lease(tmp_path / "lock")
+    os.utime(lease_file, (0, 0))
     assert watcher.is_held(tmp_path / "lock")
     assert not Lock(tmp_path / "lock").acquire(timeout=0.0)
     assert not seems_held(tmp_path / "lock"), "the age of its file says that it is lost"
 
 
 def test_a_dead_process_is_recognized_only_on_its_own_machine(tmp_path, watcher):
-    process = python("")
+    process = start_python("")
     process.wait()
-    ours = {**lease.process_identity(), "pid": process.pid}
-    foreign(tmp_path / "lock", **ours)
+    dead = {**lease.process_identity(), "pid": process.pid}
+    write_foreign_lease(tmp_path / "lock", **dead)
     assert not watcher.is_held(tmp_path / "lock")
     for other in ({"host": "far"}, {"boot": "another"}, {"space": "a container's"}):
-        foreign(tmp_path / "lock", **{**ours, **other})
+        write_foreign_lease(tmp_path / "lock", **{**dead, **other})
         assert watcher.is_held(tmp_path / "lock")
-    foreign(tmp_path / "lock", **lease.process_identity())
+    write_foreign_lease(tmp_path / "lock", **lease.process_identity())
     assert watcher.is_held(tmp_path / "lock")
-    foreign(tmp_path / "lock", **{**lease.process_identity(), "born": "1"})
+    write_foreign_lease(tmp_path / "lock", **{**lease.process_identity(), "born": "1"})
     assert not watcher.is_held(tmp_path / "lock"), "its process id was reused"
 
 
 def test_an_outdated_look_acquires_nothing(tmp_path):
     path = tmp_path / "lock"
-    place = foreign(path)
+    lease_file = write_foreign_lease(path)
     assert lease.create_lease(path, 7) is None
     assert lease.create_lease(path, 3) is None
-    assert os.listdir(tmp_path) == [os.path.basename(place)]
+    assert os.listdir(tmp_path) == [os.path.basename(lease_file)]
 
 
 def test_an_empty_lease_file_counts_as_held(tmp_path, watcher):

@@ -23,20 +23,20 @@ def packed_tokens():
     torch.manual_seed(2)
     tokens = torch.randint(0, START, (3, 40))
     for row, lengths in enumerate(LENGTHS):
-        at = 0
+        start = 0
         for length in lengths:
-            tokens[row, at] = START
-            at += length
+            tokens[row, start] = START
+            start += length
     tokens[1, 0] = 7
     return tokens
 
 
 def iter_documents(tokens):
     for row, lengths in enumerate(LENGTHS):
-        at = 0
+        start = 0
         for length in lengths:
-            yield row, slice(at, at + length), tokens[row : row + 1, at : at + length]
-            at += length
+            yield row, slice(start, start + length), tokens[row : row + 1, start : start + length]
+            start += length
 
 
 def make_model(shape, dtype=torch.float64):

@@ -101,16 +101,16 @@ def test_sampling_follows_the_distribution():
 
 
 def test_draws_repeat_with_their_seed(model):
-    hot = Sampling(1.0)
-    assert generate(model, PROMPTS, 9, sampling=hot, seed=1) == generate(
-        model, PROMPTS, 9, sampling=hot, seed=1
+    sampling = Sampling(1.0)
+    assert generate(model, PROMPTS, 9, sampling=sampling, seed=1) == generate(
+        model, PROMPTS, 9, sampling=sampling, seed=1
     )
-    assert generate(model, PROMPTS, 9, sampling=hot, seed=1) != generate(
-        model, PROMPTS, 9, sampling=hot, seed=2
+    assert generate(model, PROMPTS, 9, sampling=sampling, seed=1) != generate(
+        model, PROMPTS, 9, sampling=sampling, seed=2
     )
 
 
-def test_what_makes_no_sense_is_refused(model):
+def test_impossible_arguments_are_refused(model):
     for wrong in ({"temperature": -1}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Sampling(**wrong)

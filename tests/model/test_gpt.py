@@ -44,11 +44,11 @@ def test_cached_equals_one_shot_in_float32(kv_heads, position, pattern, window, 
     cache = model.new_cache(2, 32)
     assert cache.nbytes == KVLayout.of(config).stored_bytes(2, 32, "float32")
     with torch.inference_mode():
-        whole, parts, at = model(text), [], 0
+        whole, parts, start = model(text), [], 0
         for cut in [*cuts, 32]:
-            if at < 32:
-                parts.append(model(text[:, at : at + cut], cache=cache))
-                at += cut
+            if start < 32:
+                parts.append(model(text[:, start : start + cut], cache=cache))
+                start += cut
     assert (torch.cat(parts, 1) - whole).abs().max() <= 2e-5
 
 
@@ -105,13 +105,13 @@ def _gradient_through(model, reader, text):
 
     original = OneShotPass.read_kv
 
-    def get(step, layer):
-        context = original(step, layer)
+    def read_detached(attention_pass, layer):
+        context = original(attention_pass, layer)
         if layer in (0, 1, 2) and layer != reader:
             return type(context)(context.k.detach(), context.v.detach())
         return context
 
-    OneShotPass.read_kv = get
+    OneShotPass.read_kv = read_detached
     try:
         model(text).square().mean().backward()
     finally:

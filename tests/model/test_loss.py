@@ -28,7 +28,7 @@ def test_value_and_gradients_are_those_of_plain_cross_entropy(count):
         assert (a - b).abs().max() < 1e-11
 
 
-def test_it_stays_finite_where_the_target_is_all_but_impossible():
+def test_losses_stay_finite_where_the_target_is_nearly_impossible():
     hidden, weight, targets = case(3, torch.float32)
     with torch.no_grad():
         hidden *= 1e3
@@ -38,7 +38,7 @@ def test_it_stays_finite_where_the_target_is_all_but_impossible():
     assert torch.allclose(losses, F.cross_entropy(hidden @ weight.T, targets, reduction="none"))
 
 
-def test_the_summed_loss_stays_exact_there_and_its_gradient_finite():
+def test_the_summed_loss_of_nearly_impossible_targets_is_exact_and_its_gradient_finite():
     hidden, weight, targets = case(3, torch.float32)
     with torch.no_grad():
         hidden *= 1e3

@@ -8,29 +8,29 @@ from kvlab.model.rope import apply_rope, make_rope_table
 THETA = 10_000.0
 
 
-def by_complex_numbers(x, positions):
-    """A pair (i, i + D/2) is a number, turned by position times its frequency."""
+def rotate_by_complex_numbers(x, positions):
+    """Rotate each pair (i, i + D/2), as a complex number, by position times its frequency."""
     pairs = x.shape[-1] // 2
     number = torch.complex(x[..., :pairs], x[..., pairs:])
     frequency = THETA ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
     angle = positions[..., None].double() * frequency
     if angle.dim() == 3:
         angle = angle[:, None]
-    turned = number * torch.polar(torch.ones_like(angle), angle)
-    return torch.cat([turned.real, turned.imag], -1)
+    rotated = number * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat([rotated.real, rotated.imag], -1)
 
 
 @pytest.mark.parametrize("positions", [torch.arange(7) + 90, torch.tensor([[3] * 7, [50] * 7])])
-def test_pairs_turn_as_complex_numbers_do(positions):
+def test_pairs_rotate_as_complex_numbers_do(positions):
     token_by_token = torch.randn(2, 7, 3, 8, dtype=torch.float64, requires_grad=True)
     x = token_by_token.transpose(1, 2)
     actual = apply_rope(x, make_rope_table(positions, 8, THETA, torch.float64))
-    expected = by_complex_numbers(x, positions)
+    expected = rotate_by_complex_numbers(x, positions)
     assert (actual - expected).abs().max() < 1e-12
     outer = torch.randn(2, 3, 7, 8, dtype=torch.float64)
-    (ours,) = torch.autograd.grad(actual, token_by_token, outer)
-    (theirs,) = torch.autograd.grad(expected, token_by_token, outer)
-    assert (ours - theirs).abs().max() < 1e-12
+    (gradient,) = torch.autograd.grad(actual, token_by_token, outer)
+    (expected_gradient,) = torch.autograd.grad(expected, token_by_token, outer)
+    assert (gradient - expected_gradient).abs().max() < 1e-12
     with torch.no_grad():
         assert torch.equal(
             apply_rope(x, make_rope_table(positions, 8, THETA, torch.float64)), actual
@@ -46,10 +46,10 @@ def test_a_smaller_type_is_rounded_once():
     assert torch.equal(actual, apply_rope(x.float(), table).bfloat16())
 
 
-def test_compiled_it_is_the_same():
+def test_the_compiled_gradient_is_the_same():
     x = torch.randn(1, 2, 7, 8, dtype=torch.float64, requires_grad=True)
     table = make_rope_table(torch.arange(7), 8, THETA, torch.float64)
     compiled = torch.compile(apply_rope, backend="eager", fullgraph=True)
-    (ours,) = torch.autograd.grad(apply_rope(x, table).square().sum(), x)
-    (theirs,) = torch.autograd.grad(compiled(x, table).square().sum(), x)
-    assert (ours - theirs).abs().max() < 1e-12
+    (gradient,) = torch.autograd.grad(apply_rope(x, table).square().sum(), x)
+    (expected_gradient,) = torch.autograd.grad(compiled(x, table).square().sum(), x)
+    assert (gradient - expected_gradient).abs().max() < 1e-12

@@ -83,7 +83,7 @@ def test_several_designs_each_with_its_seeds(tmp_path):
     assert seeds["mqa hybrid w8"] == (0,)
 
 
-def test_written_cells_stand_at_the_baseline_where_nothing_is_written(tmp_path):
+def test_factors_that_a_listed_cell_omits_are_at_their_baseline(tmp_path):
     text = (
         FACTORS
         + WHEN

@@ -15,7 +15,7 @@ def test_a_good_file_is_filled_in(tmp_path):
     assert experiment.model.ffn_dim == 256
 
 
-def test_a_preset_is_a_start_not_an_end():
+def test_keys_beside_a_preset_win():
     model = ModelConfig(preset="llama-7b", n_kv_head=8)
     assert (model.n_layer, model.n_kv_head, model.ffn_dim) == (32, 8, 11008)
     assert ModelConfig(mlp="swiglu", n_embd=768).ffn_dim == 2048
@@ -106,7 +106,7 @@ def test_several_problems_come_together_sorted(tmp_path):
     assert "did you mean batch_tokens?" in lines[1]
 
 
-def test_a_missing_part_is_named(tmp_path):
+def test_a_missing_section_is_named(tmp_path):
     assert experiment_errors(tmp_path, "name: x\n") == ["e.yaml:1:1: model is missing; add it"]
 
 

@@ -50,20 +50,20 @@ def test_chosen_fractions_have_the_best_resolution(count, fraction, resolution):
     assert FRACTIONAL.notes(request)[0].startswith(f"resolution {resolution};")
 
 
-def test_what_is_stated_as_aliased_is_what_is_aliased():
-    """Every statement names two columns that are equal or opposite; and none is forgotten."""
+def test_the_notes_state_all_aliases_and_no_others():
+    """Every note names two columns that are equal or opposite, and no such pair is left out."""
     request = make_request(2, 2, 2, 2, 2, fraction=4)
     table = signs(FRACTIONAL.positions(request))
     stated = set()
     for note in FRACTIONAL.notes(request)[1:]:
         effect, _, others = note.partition(" is aliased with ")
         for other in others.split(", "):
-            places = [
-                ["abcde".index(name) for name in side.split("*")] for side in (effect, other[1:])
+            sides = [
+                ["abcde".index(name) for name in text.split("*")] for text in (effect, other[1:])
             ]
             sign = {"+": 1, "-": -1}[other[0]]
-            assert (column(table, places[0]) == sign * column(table, places[1])).all(), note
-            stated.add(frozenset(map(tuple, places)))
+            assert (column(table, sides[0]) == sign * column(table, sides[1])).all(), note
+            stated.add(frozenset(map(tuple, sides)))
     effects = [e for size in (1, 2) for e in combinations(range(5), size)]
     for one, other in combinations(effects, 2):
         aliased = abs(column(table, one) @ column(table, other)) == len(table)
@@ -94,6 +94,6 @@ def test_refusals(sizes, options, message):
         list(FRACTIONAL.positions(make_request(*sizes, **{"fraction": 2, **options})))
 
 
-def test_no_fraction_is_searched_for_ever():
+def test_a_search_over_too_many_fractions_is_refused():
     with pytest.raises(DesignError):
         list(FRACTIONAL.positions(make_request(*[2] * 10, fraction=32)))

@@ -1,3 +1,5 @@
+"""`resources`: the number of workers, and requests that cannot share a step."""
+
 import pytest
 
 from kvlab.errors import SpecError
@@ -29,7 +31,7 @@ def load(folder, resources):
         ("gpus: 2, workers: 2", 2),
     ],
 )
-def test_a_worker_a_whole_gpu_or_as_many_as_written(tmp_path, resources, workers):
+def test_workers_default_to_one_per_whole_gpu(tmp_path, resources, workers):
     assert load(tmp_path, resources).resources.training_workers == workers
 
 

@@ -38,7 +38,7 @@ class FineWebEdu(TextSource):
 
     def __init__(self, sample: str | None):
         self._sample = sample
-        # samples were drawn at random from all crawls; nothing is known of a crawl's files
+        # samples were drawn at random from all crawls; the files of a crawl may be sorted
         self.is_shuffled = sample is not None
 
     def identity(self, data: DataConfig) -> Any:

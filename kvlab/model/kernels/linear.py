@@ -1,8 +1,8 @@
 """Linear layers that train and decode fast on CPU, in float32.
 
-Training takes oneDNN's matrix products, which torch carries for its compiler, for the outputs and
+Training uses oneDNN's matrix products, which torch includes for its compiler, for the outputs and
 for the gradient of the inputs. For the gradient of the weight neither MKL nor oneDNN is always
-the faster, and MKL is for small ones.
+faster, and MKL, which is used, is faster for small ones.
 
 For a handful of rows a product takes as long as reading its weight once. torch's own path there,
 MKL's gemv and gemm, is far from that bound: gemv runs on one thread, and a gemm of 2 to 16 rows
@@ -10,7 +10,7 @@ takes twice gemv's time. Two other paths come close to it:
 
 - For one or two rows the transposed product: the weight times a (K, 2) matrix, one column of
   which may be a copy. MKL reads the weight at the memory's speed then, for K up to some 1,600.
-- oneDNN. A call of it costs some ten microseconds more, which small products do not win back.
+- oneDNN. A call costs about ten microseconds more, which small products do not save.
 
 Shapes: M rows, K inputs, N outputs.
 """
@@ -29,10 +29,10 @@ TWO_COLUMN_MAX_INPUTS = 1536
 """The largest K for the transposed product."""
 
 ONEDNN_MIN_WEIGHT, ONEDNN_MIN_PRODUCT = 2**19, 2**23
-"""K N, which no longer fits a core's cache, and M K N from which oneDNN is the faster."""
+"""K N (a weight larger than a core's cache) or M K N, from which oneDNN is faster."""
 
 ONEDNN_MAX_INPUTS = 2**14
-"""The largest K at which oneDNN is the faster for many rows."""
+"""The largest K at which oneDNN is faster for many rows."""
 
 _onednn = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None)  # what torch.compile emits on CPU

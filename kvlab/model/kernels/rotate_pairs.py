@@ -17,7 +17,6 @@ def rotate_pairs_plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each pair (i, i + D/2) of x (B, H, C, D) by an angle, in cos's dtype.
 
     Args:
-        x: queries or keys.
         cos, sin: of the angles, (C, D/2) or (B, 1, C, D/2).
 
     Returns:

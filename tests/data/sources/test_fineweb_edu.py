@@ -34,7 +34,7 @@ except KvlabError as error:
 """
 
 
-def local_sample(data_home, sample="10BT"):
+def write_local_sample(data_home, sample="10BT"):
     folder = data_home / "fineweb-edu" / "sample" / sample
     write_parquet(folder / "000_00000.parquet", stories(60), row_group_size=10)
     write_parquet(folder / "001_00000.parquet", stories(60, seed=1), row_group_size=10)
@@ -44,12 +44,12 @@ def local_sample(data_home, sample="10BT"):
 class TestFineWebEduContract(SourceContract):
     @pytest.fixture
     def data(self, data_home):
-        local_sample(data_home)
+        write_local_sample(data_home)
         return DATA
 
 
 def test_local_files_are_read_in_the_order_of_the_repository(data_home):
-    local_sample(data_home)
+    write_local_sample(data_home)
     dataset = prepare_dataset(DATA, workers=1)
     published = [*stories(60), *stories(60, seed=1)]
     train, held_out = documents(dataset.train, "bytes"), documents(dataset.validation, "bytes")
@@ -59,26 +59,26 @@ def test_local_files_are_read_in_the_order_of_the_repository(data_home):
 
 
 def test_max_bytes_takes_the_beginning(data_home):
-    local_sample(data_home)
+    write_local_sample(data_home)
     published = stories(60)
-    wanted = sum(len(text.encode()) for text in published[:30])
-    dataset = prepare_dataset(DATA.model_copy(update={"max_bytes": wanted}), workers=2)
-    found = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
-    assert sorted(found) == sorted(published[:30])
+    limit = sum(len(text.encode()) for text in published[:30])
+    dataset = prepare_dataset(DATA.model_copy(update={"max_bytes": limit}), workers=2)
+    taken = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
+    assert sorted(taken) == sorted(published[:30])
 
 
 def test_max_tokens_takes_the_beginning(data_home):
-    local_sample(data_home)
+    write_local_sample(data_home)
     published = stories(60)
-    wanted = sum(len(text.encode()) + 1 for text in published[:30])  # an end of text each
-    for count, documents_taken in ((wanted, 30), (wanted + 1, 31)):
+    limit = sum(len(text.encode()) + 1 for text in published[:30])  # an end of text each
+    for count, documents_read in ((limit, 30), (limit + 1, 31)):
         dataset = prepare_dataset(DATA.model_copy(update={"max_tokens": count}), workers=2)
-        found = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
-        assert sorted(found) == sorted(published[:documents_taken])
+        taken = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]
+        assert sorted(taken) == sorted(published[:documents_read])
 
 
 def test_samples_have_separate_folders(data_home):
-    local_sample(data_home, "100BT")
+    write_local_sample(data_home, "100BT")
     other = DataConfig(source="fineweb-edu-100b", tokenizer="bytes")
     assert dataset_identity(other)
 
@@ -102,14 +102,14 @@ def test_a_crawl_is_read_whole_and_sampled_fairly(data_home):
 
 
 def test_identity_follows_the_files(data_home):
-    folder = local_sample(data_home)
+    folder = write_local_sample(data_home)
     before = dataset_identity(DATA)
     write_parquet(folder / "002_00000.parquet", stories(5, seed=2))
     assert dataset_identity(DATA) != before
 
 
 def test_a_file_of_another_size_than_listed_is_refused(data_home):
-    folder = local_sample(data_home)
+    folder = write_local_sample(data_home)
     files = [[path.name, path.stat().st_size] for path in sorted(folder.glob("*.parquet"))]
     files[1][1] += 1
     (folder / "listing.json").write_text(json.dumps({"revision": REVISION, "files": files}))
@@ -164,7 +164,7 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(tmp_path):
-    published = local_sample(tmp_path / "published")
+    published = write_local_sample(tmp_path / "published")
     handler = type("ThisHub", (Hub,), {"root": published.parent.parent, "served": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -175,7 +175,7 @@ def hub(tmp_path):
     server.server_close()
 
 
-def in_a_process(endpoint, max_bytes="null"):
+def prepare_in_process(endpoint, max_bytes="null"):
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_TELEMETRY": "1"}
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-c", SCRIPT, max_bytes]
@@ -186,22 +186,22 @@ def in_a_process(endpoint, max_bytes="null"):
 
 def test_hub_files_are_listed_downloaded_and_kept(hub, data_home):
     endpoint, served = hub
-    first = in_a_process(endpoint)
+    first = prepare_in_process(endpoint)
     assert served == ["sample/10BT/000_00000.parquet", "sample/10BT/001_00000.parquet"]
     folder = data_home / "fineweb-edu" / "sample" / "10BT"
     assert json.loads((folder / "listing.json").read_text())["revision"] == REVISION
     shutil.rmtree(data_home / "datasets")
-    assert in_a_process("http://127.0.0.1:9") == first  # no hub any more
+    assert prepare_in_process("http://127.0.0.1:9") == first  # no hub any more
     assert len(served) == 2
 
 
 def test_only_the_files_that_max_bytes_needs_are_downloaded(hub):
     endpoint, served = hub
-    assert "digest" in in_a_process(endpoint, "10000")
+    assert "digest" in prepare_in_process(endpoint, "10000")
     assert served == ["sample/10BT/000_00000.parquet"]
 
 
 def test_without_hub_or_files_the_error_gives_a_hint():
-    answer = in_a_process("http://127.0.0.1:9")
+    answer = prepare_in_process("http://127.0.0.1:9")
     assert "HuggingFaceFW/fineweb-edu cannot be reached" in answer["error"]
     assert "sample/10BT/*.parquet" in answer["error"]

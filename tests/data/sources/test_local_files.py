@@ -38,9 +38,9 @@ def test_folders_are_walked_and_ignored_files_are_reported(tmp_path):
     (tmp_path / "in" / "notes.md").write_text("never")
     (tmp_path / "in" / "z.txt").write_text("three")
     assert texts(config(tmp_path / "in")) == ["one", "two", "three"]
-    said = []
-    list(LocalFiles().units(config(tmp_path / "in"), said.append))
-    assert ".md" in said[0]
+    messages = []
+    list(LocalFiles().units(config(tmp_path / "in"), messages.append))
+    assert ".md" in messages[0]
 
 
 def test_identity_depends_on_contents_not_on_names_locations_or_order(tmp_path):

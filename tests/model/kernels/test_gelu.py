@@ -44,7 +44,7 @@ def test_far_from_zero_it_is_the_identity_or_nothing():
     assert torch.equal(many.abs(), torch.tensor([0.0, 0.0, 50.0, 1e4]).repeat(5000))
 
 
-def test_a_transposed_input_keeps_its_places():
+def test_a_transposed_input_keeps_its_order():
     x = torch.randn(6, 9).T.requires_grad_()
     actual = gelu(x)
     actual.square().sum().backward()
@@ -53,7 +53,7 @@ def test_a_transposed_input_keeps_its_places():
     assert torch.allclose(x.grad.double(), y.grad, rtol=1e-5, atol=1e-6)
 
 
-def test_a_large_transposed_input_keeps_its_places_without_a_gradient():
+def test_a_large_transposed_input_keeps_its_order_without_a_gradient():
     x = torch.randn(200, 300).T
     with torch.no_grad():
         assert torch.allclose(gelu(x), F.gelu(x, approximate="tanh"), rtol=1e-5, atol=1e-6)
