@@ -10,7 +10,7 @@ from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.sweep import plan
 from kvlab.track import Tracker
-from tests.support.mlflow_contents import contents
+from tests.support.mlflow_contents import read_contents
 
 SWEEP = "s"
 _CLOCK_UNITS = ("ms", "tokens/s", "FLOP/s", "times")
@@ -54,7 +54,9 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
         found[trial.id] = {
             "trial": {key: result[key] for key in ("status", "seed", "kv", "model", "curves")},
             "measurements": {
-                name: value for name, value in result["measurements"].items() if computed(name)
+                name: value
+                for name, value in result["measurements"].items()
+                if is_reproducible(name)
             },
             "items": _sha256(items) if items.exists() else None,
         }
@@ -67,7 +69,7 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
     return found
 
 
-def computed(name: str) -> bool:
+def is_reproducible(name: str) -> bool:
     """Return whether a measurement is the same in every run."""
     clocked = name in METRICS and METRICS[name].unit in _CLOCK_UNITS
     return not clocked and name not in _OF_THE_PROCESS
@@ -81,7 +83,7 @@ def check_record(store: Store, folder: Path, expected: dict[str, Any]) -> None:
     """Check that every trial ended once, with the undisturbed numbers, and that nothing runs."""
     found = numbers(store, folder)
     wrong = [key for key in expected if found.get(key) != expected[key]]
-    assert not wrong, f"not as without kills: {wrong}"
+    assert not wrong, f"differ from the undisturbed sweep: {wrong}"
     assert found.keys() == expected.keys()
     assert store.trial_ids() == sorted(store.sweep_trials(SWEEP))
     for trial in store.trial_ids():
@@ -103,12 +105,12 @@ def check_mlflow(store: Store, scratch: Path) -> int:
     Returns:
         The number of runs.
     """
-    kept = contents(f"sqlite:///{store.path}/mlflow.db", SWEEP)
+    kept = read_contents(f"sqlite:///{store.path}/mlflow.db", SWEEP)
     running = [name for name, (info, *_) in kept.items() if info[0] == "RUNNING"]
     assert not running, f"runs that nobody runs: {running}"
     uri = f"sqlite:///{scratch}/fresh.db"
     Tracker(store.path, uri).mirror(SWEEP)
-    fresh = contents(uri, SWEEP)
+    fresh = read_contents(uri, SWEEP)
     wrong = [name for name in fresh if kept.get(name) != fresh[name]]
     assert not wrong, f"not as a sync would have them: {wrong}"
     assert kept.keys() == fresh.keys()

@@ -43,7 +43,7 @@ class Disk:
 
 
 def submit(folder: Path, store: Path, sweep: str) -> dict[str, Any]:
-    """One `submit` in this process: its exit code and all that it said."""
+    """Run one `submit` in this process; return its exit code and standard error."""
     out, error = io.StringIO(), io.StringIO()
     command = ["submit", str(folder / sweep), "--store", str(store), "--executor", "inline"]
     with redirect_stdout(out), redirect_stderr(error):
@@ -55,8 +55,10 @@ def states(store: Store) -> list[str | None]:
     return [store.status(trial) for trial in store.trial_ids()]
 
 
-def rise(folder: Path, disk: Disk, sweep: str, pages: list[int]) -> list[dict[str, Any]]:
-    """`submit` again and again with more and more room, then with enough."""
+def submit_with_growing_space(
+    folder: Path, disk: Disk, sweep: str, pages: list[int]
+) -> list[dict[str, Any]]:
+    """Submit with more and more free pages, then with enough."""
     store, found = Store(disk.folder / "runs"), []
     for count in [*pages, None]:
         if count is None:
@@ -68,8 +70,8 @@ def rise(folder: Path, disk: Disk, sweep: str, pages: list[int]) -> list[dict[st
     return found
 
 
-def leftovers(store: Path) -> list[str]:
-    """Files that a write began and did not end."""
+def list_leftovers(store: Path) -> list[str]:
+    """List the files of unfinished writes."""
     return [str(p.relative_to(store)) for p in store.rglob(".*")]
 
 
@@ -82,10 +84,10 @@ def run(folder: Path) -> dict[str, Any]:
     found = {
         "calm": calm,
         # before the first file, at the trial, in the first checkpoint, in the second
-        "checkpoint": rise(folder, disk, "s.yaml", [0, 4, 7, 24]),
+        "checkpoint": submit_with_growing_space(folder, disk, "s.yaml", [0, 4, 7, 24]),
         # the second trial has its weights and needs only pages for its record
-        "record": rise(folder, disk, "both.yaml", [2, 3, 6]),
-        "leftovers": leftovers(disk.folder / "runs"),
+        "record": submit_with_growing_space(folder, disk, "both.yaml", [2, 3, 6]),
+        "leftovers": list_leftovers(disk.folder / "runs"),
         "weights": {},
         "numbers": {},
     }

@@ -18,7 +18,7 @@ from tests.support.driver_process import (
     start_driver,
     wait_for,
 )
-from tests.support.stub_trials import numbers
+from tests.support.stub_trials import read_numbers
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -44,7 +44,7 @@ def test_a_driver_killed_again_and_again_ends_with_the_same_results(
     assert kills >= 2
     facts = finish_driver(start_driver(tmp_path))
     assert (facts["exit"], facts["states"]["done"]) == (0, 8)
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert list_results(store, planned).items() >= before.items()
     missing = 0
     for steps in read_logged_steps(store).values():
@@ -66,7 +66,7 @@ def test_the_first_signal_stops_at_a_checkpoint(tmp_path, interrupted_sweep, num
     assert 0 < facts["states"]["missing"] < 8
     assert not store.stop_flag("s").exists()
     assert finish_driver(start_driver(tmp_path))["exit"] == 0
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert set(map(tuple, read_logged_steps(store).values())) == {tuple(range(1, 21))}
 
 
@@ -83,7 +83,7 @@ def test_the_second_signal_ends_it_at_once_and_nothing_is_lost(tmp_path, interru
     assert driver.returncode != 0
     assert (store.status(first), store.is_driven("s")) == (None, False)
     assert finish_driver(start_driver(tmp_path))["states"]["done"] == 8
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert set(map(tuple, read_logged_steps(store).values())) == {tuple(range(1, 21))}
 
 
@@ -108,7 +108,7 @@ def test_a_killed_driver_takes_its_cluster_with_it_and_the_next_goes_on(
     facts = finish_driver(again)
     assert (facts["exit"], facts["retried"]) == (130, 0)
     assert finish_driver(start_driver(tmp_path))["states"]["done"] == 8
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert list_results(store, planned).items() >= before.items()
     assert all(done == sorted(set(done)) for done in read_logged_steps(store).values())
 
@@ -124,5 +124,5 @@ def test_a_driver_whose_raylet_dies_begins_its_cluster_again(tmp_path, interrupt
     facts = finish_driver(driver)
     assert (facts["exit"], facts["states"]) == (0, {"done": 8, "missing": 0})
     assert facts["retried"] >= 1
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     wait_for(lambda: not any(map(is_alive, children)))

@@ -12,8 +12,8 @@ ROOT = Path(__file__).parent.parent.parent
 OWN_MOUNTS = ["unshare", "--map-root-user", "--mount"]
 
 
-def may_mount() -> bool:
-    """Containers and some systems do not let a process have a mount namespace."""
+def can_mount() -> bool:
+    """Return whether this process may have a mount namespace; in containers it may not."""
     probe = [*OWN_MOUNTS, "sh", "-c", "mount -t tmpfs none /mnt"]
     return (
         bool(shutil.which("unshare")) and not subprocess.run(probe, capture_output=True).returncode
@@ -22,7 +22,7 @@ def may_mount() -> bool:
 
 pytestmark = [
     pytest.mark.faults,
-    pytest.mark.skipif(not may_mount(), reason="no mount namespaces here"),
+    pytest.mark.skipif(not can_mount(), reason="no mount namespaces here"),
 ]
 
 
@@ -40,7 +40,7 @@ def found(tmp_path_factory):
     return json.loads(ended.stdout)
 
 
-def test_the_message_names_the_file_the_reason_and_the_way_out(found):
+def test_the_message_names_the_file_the_reason_and_a_fix(found):
     full = [*found["checkpoint"][:-1], *found["record"][:-1]]
     assert [one["code"] for one in full] == [1] * 7
     for one in full:

@@ -10,7 +10,7 @@ from tests.performance.limits import LimitMissed
 
 
 def main() -> int:
-    """Runs the named benchmarks, all of them by default.
+    """Run the named benchmarks, by default all.
 
     Returns:
         1 if one of them missed its limit (the others run all the same), 2 for an unknown name.

@@ -26,7 +26,7 @@ MOST_WRONG = 0.05
 
 
 def run() -> Iterator[str]:
-    """One line for each of the two: how often what was said.
+    """Count the verdicts of each of the two comparisons.
 
     Raises:
         LimitMissed: more than `MOST_WRONG` of the comparisons are wrong: the same called different,
@@ -42,7 +42,7 @@ def run() -> Iterator[str]:
         ("the same", LAYERS, ("same", "undecided")),
         ("a layer more", LAYERS + 1, ("slower",)),
     ):
-        tried = _tries(device, layers)
+        tried = _compare_repeatedly(device, layers)
         verdicts = Counter(found.verdict for found, _ in tried)
         rounds = sorted(timed.rounds for _, timed in tried)
         middle = sorted(found.ratio for found, _ in tried)[len(tried) // 2]
@@ -60,10 +60,12 @@ def run() -> Iterator[str]:
         raise LimitMissed(f"{'; '.join(wrong)}, where 95 in 100 are wanted")
 
 
-def _tries(device: torch.device, layers: int) -> list[tuple[Comparison, InterleavedTimings[str]]]:
+def _compare_repeatedly(
+    device: torch.device, layers: int
+) -> list[tuple[Comparison, InterleavedTimings[str]]]:
     began, tried = time.monotonic(), []
     while not tried or (len(tried) < TRIES and time.monotonic() - began < SECONDS):
-        works = {"first": _work(device, LAYERS), "second": _work(device, layers)}
+        works = {"first": _make_work(device, LAYERS), "second": _make_work(device, layers)}
         timed = run_interleaved(works, StopRule())
         found = compare_timings(timed.samples["second", "steps"], timed.samples["first", "steps"])
         assert found is not None, "the rule has enough rounds"
@@ -71,8 +73,8 @@ def _tries(device: torch.device, layers: int) -> list[tuple[Comparison, Interlea
     return tried
 
 
-def _work(device: torch.device, layers: int) -> Work:
-    """One turn of a new model: no two share their weights' place in memory."""
+def _make_work(device: torch.device, layers: int) -> Work:
+    """Return one turn of a new model, so that no two share the addresses of their weights."""
     config = ModelConfig(
         vocab_size=64, block_size=PROMPT + STEPS, n_layer=layers, n_head=4, n_embd=128
     )

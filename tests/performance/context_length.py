@@ -13,7 +13,7 @@ from kvlab.model import GPT
 from kvlab.model.generate import generate, make_decoder
 from kvlab.spec import ModelConfig
 
-PLACE = Path("runs/benchmarks")
+OUTPUT_FOLDER = Path("runs/benchmarks")
 
 # Small weights and many K/V: at batch 8 and 4,096 tokens the global layers read 134 MB a step.
 SHAPE = {"vocab_size": 512, "block_size": 8192, "n_layer": 4, "n_head": 8, "n_embd": 128}
@@ -37,23 +37,25 @@ Curve = list[tuple[int, float]]
 def run() -> Iterator[str]:
     yield f"{torch.get_num_threads()} threads, float32"
     yield f"ms a decode step of {BATCH} rows after so many tokens, least of {ROUNDS} rounds in turn"
-    costs = _costs()
+    costs = _time_steps()
     yield f"{'':40}" + "".join(f"{past:>8,}" for past in PAST) + "   line"
     for name, curve in costs.items():
         cells = "".join(f"{seconds * 1e3:8.2f}" for _, seconds in curve)
-        yield f"{name:40}{cells}   {_fit(curve)}"
+        yield f"{name:40}{cells}   {_describe_fit(curve)}"
     yield f"seconds to generate so many tokens with {WRITER['n_layer']} layers of width 128"
-    totals = {name: _written(cached) for name, cached in (("cache", True), ("no cache", False))}
+    totals = {
+        name: _time_generation(cached) for name, cached in (("cache", True), ("no cache", False))
+    }
     marks = (125, 250, 500, 1000)
     yield f"{'':40}" + "".join(f"{count:>8,}" for count in marks) + "   exponent"
     for name, curve in totals.items():
         cells = "".join(f"{dict(curve)[count]:8.2f}" for count in marks)
-        yield f"{name:40}{cells}   {_exponent(curve):.2f}"
+        yield f"{name:40}{cells}   {_fit_exponent(curve):.2f}"
     yield from _plot(costs, totals)
 
 
-def _costs() -> dict[str, Curve]:
-    """Seconds of a step by tokens held. The contents do not matter, so they are drawn."""
+def _time_steps() -> dict[str, Curve]:
+    """Return seconds of a step by tokens in the cache, whose contents are random."""
     steps = {}
     for name, horizon in HORIZONS.items():
         model = GPT(ModelConfig(**SHAPE, position="rope", **horizon))
@@ -77,23 +79,23 @@ def _costs() -> dict[str, Curve]:
     return {name: [(past, least[name, past]) for past in PAST] for name in steps}
 
 
-def _fit(curve: Curve) -> str:
-    """The least-squares line through the points, and its correlation with them."""
-    slope, start = _line(curve)
+def _describe_fit(curve: Curve) -> str:
+    """Describe the least-squares line through the points, and its correlation with them."""
+    slope, start = _fit_line(curve)
     fits = torch.corrcoef(torch.tensor(curve, dtype=torch.float64).T)[0, 1]
     return f"{start * 1e3:.2f} {slope * 1e6:+.2f} ms per 1,000 tokens, r = {float(fits):.2f}"
 
 
-def _line(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Slope and start of the least-squares line."""
+def _fit_line(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return slope and intercept of the least-squares line."""
     xs, ys = zip(*curve, strict=True)
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     slope = sum((a - x) * (b - y) for a, b in curve) / sum((a - x) ** 2 for a in xs)
     return slope, y - slope * x
 
 
-def _written(cached: bool) -> Curve:
-    """Seconds since the start at every token."""
+def _time_generation(cached: bool) -> Curve:
+    """Return the seconds since the start at every token."""
     model = GPT(ModelConfig(**WRITER))
     moments: list[float] = []
     start = time.perf_counter()
@@ -107,10 +109,10 @@ def _written(cached: bool) -> Curve:
     return [(count + 1, seconds) for count, seconds in enumerate(moments)]
 
 
-def _exponent(curve: Curve) -> float:
-    """k where the time grows as n^k, over the second half."""
+def _fit_exponent(curve: Curve) -> float:
+    """Return k where the time grows as n^k, over the second half."""
     later = [(n, seconds) for n, seconds in curve if n >= WRITTEN // 2]
-    return _line(torch.tensor(later, dtype=torch.float64).log().tolist())[0]
+    return _fit_line(torch.tensor(later, dtype=torch.float64).log().tolist())[0]
 
 
 def _plot(costs: dict[str, Curve], totals: dict[str, Curve]) -> Iterator[str]:
@@ -124,15 +126,15 @@ def _plot(costs: dict[str, Curve], totals: dict[str, Curve]) -> Iterator[str]:
         left.plot([n for n, _ in curve], [s * 1e3 for _, s in curve], marker="o", label=name)
     left.set(xlabel="tokens in the cache", ylabel="ms a decode step", title="Cost of a token")
     for name, curve in totals.items():
-        label = f"{name}: n^{_exponent(curve):.1f} at the end"
+        label = f"{name}: n^{_fit_exponent(curve):.1f} at the end"
         right.loglog([n for n, _ in curve], [s for _, s in curve], label=label)
     right.set(xlabel="tokens generated", ylabel="seconds in all", title="Cost of a text")
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.legend()
     left.set_ylim(bottom=0)
-    PLACE.mkdir(parents=True, exist_ok=True)
+    OUTPUT_FOLDER.mkdir(parents=True, exist_ok=True)
     for kind in ("png", "svg"):
-        figure.savefig(PLACE / f"context-length.{kind}", dpi=150)
-        yield str(PLACE / f"context-length.{kind}")
+        figure.savefig(OUTPUT_FOLDER / f"context-length.{kind}", dpi=150)
+        yield str(OUTPUT_FOLDER / f"context-length.{kind}")
     pyplot.close(figure)

@@ -36,7 +36,7 @@ def run() -> Iterator[str]:
 
 
 def transformers_model(ours: GPT) -> torch.nn.Module:
-    """`transformers`' GPT-2 with the same weights."""
+    """Return the GPT-2 of `transformers` with the same weights."""
     from transformers import GPT2LMHeadModel
     from transformers.utils import logging
 
@@ -82,7 +82,7 @@ def _static(model: torch.nn.Module, text: torch.Tensor, context: int) -> Step:
 
 
 def _in_turn(*steps: Step) -> list[list[float]]:
-    """Milliseconds a step of each in every round, measured A B A B."""
+    """Return the milliseconds per step of each in every round, measured A B A B."""
     found: list[list[float]] = [[] for _ in steps]
     for _ in range(ROUNDS):
         for step, times in zip(steps, found, strict=True):

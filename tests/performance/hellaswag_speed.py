@@ -32,10 +32,10 @@ OURS = "kvlab's evaluation"
 
 
 def run() -> Iterator[str]:
-    """Predictions that agree, and seconds of each.
+    """Compare predictions and seconds.
 
     Raises:
-        LimitMissed: predictions differ, or kvlab's evaluation is less than `LEAST_RATIO` times as fast.
+        LimitMissed: predictions differ, or kvlab is less than `LEAST_RATIO` times as fast.
     """
     from lm_eval.models.huggingface import HFLM
 
@@ -44,14 +44,14 @@ def run() -> Iterator[str]:
     except DataError as error:
         yield f"skipped: {error}"
         return
-    model = _loud(GPT(ModelConfig(preset="gpt2"), seed=0))
+    model = _enlarge_weights(GPT(ModelConfig(preset="gpt2"), seed=0))
     words = lm_eval_reference.gpt2_words()
     theirs = transformers_model(model)
     with tempfile.TemporaryDirectory() as folder:
         task = lm_eval_reference.hellaswag_task(Path(folder) / "items.jsonl", items)
         ways: dict[str, Callable[[], Predictions]] = {}
         for rows in BATCHES:
-            # lm-eval's model and its loop, told nothing but the rows of a batch
+            # lm-eval's model and loop with nothing set but the batch size
             lm = HFLM(pretrained=theirs, tokenizer=words, batch_size=rows)
             ways[f"lm-eval, transformers, batches of {rows}"] = _by_lm_eval(lm, task)
         adapted = harness_model(OpenedModel("made", model.eval(), ServingConfig(), "gpt2"))
@@ -77,8 +77,8 @@ def run() -> Iterator[str]:
         raise LimitMissed("; ".join(missed))
 
 
-def _loud(model: GPT) -> GPT:
-    """Random weights, large enough that endings differ by nats and not by rounding."""
+def _enlarge_weights(model: GPT) -> GPT:
+    """Enlarge random weights, so that endings differ by nats and not by rounding."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -47,48 +47,48 @@ REUSED = 300
 
 
 def run() -> Iterator[str]:
-    """Planning and opening 10,000 trials; then 1,000 trials through each orchestrator.
+    """Plan and open 10,000 trials, then run 1,000 through each orchestrator.
 
     Raises:
         LimitMissed: one of the driver's figures is beyond its limit.
     """
     missed: list[str] = []
 
-    def hold(what: str, value: float, limit: float, unit: str) -> None:
+    def check(what: str, value: float, limit: float, unit: str) -> None:
         if value > limit:
             missed.append(f"{what} {value:.3g} {unit}, over {limit:g}")
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        line, seconds = _planning(folder)
+        line, seconds = _time_planning(folder)
         yield line
-        hold("planning takes", seconds, PLAN_SECONDS, "s")
-        line, seconds = _opening(folder)
+        check("planning takes", seconds, PLAN_SECONDS, "s")
+        line, seconds = _time_opening(folder)
         yield line
-        hold("opening takes", seconds, OPEN_SECONDS, "s")
+        check("opening takes", seconds, OPEN_SECONDS, "s")
         each = 0.0
         for executor in ("inline", "ray"):
-            line, each, growth = _driving(folder, executor)
+            line, each, growth = _time_driver(folder, executor)
             yield line
-            hold(
+            check(
                 f"the driver's memory grows ({executor}) by", growth / 1e6, GROWTH_BYTES / 1e6, "MB"
             )
-        bare = _bare(folder)
-        hold("a trial costs beyond a bare task", 1000 * (each - bare[0]), OVERHEAD_MS, "ms")
+        bare = _time_bare_tasks(folder)
+        check("a trial costs beyond a bare task", 1000 * (each - bare[0]), OVERHEAD_MS, "ms")
         yield (
             f"{TRIALS:,} bare Ray tasks of the same function: {1000 * bare[0]:.1f} ms each,"
             f" {1000 * bare[1]:.1f} ms of this process's time"
         )
         for count, reuse in ((REUSED, True), (TUNED, False)):
             how = "one process for many" if reuse else "its default"
-            tuned = 1000 * _tuned(folder, count, reuse=reuse)
+            tuned = 1000 * _time_tune(folder, count, reuse=reuse)
             yield f"{count:,} Ray Tune trials of the same function, {how}: {tuned:.1f} ms each"
     if missed:
         raise LimitMissed("; ".join(missed))
 
 
-def _planning(folder: Path) -> tuple[str, float]:
-    """A line, and the seconds of planning."""
+def _time_planning(folder: Path) -> tuple[str, float]:
+    """Plan the large sweep; return a line and the seconds."""
     path, began = write_many(folder, PLANNED), time.process_time()
     sweep = load_sweep(path)
     read = time.process_time()
@@ -98,8 +98,8 @@ def _planning(folder: Path) -> tuple[str, float]:
     return f"{text} {done - read:.2f} s of processor time", done - read
 
 
-def _driving(folder: Path, executor: str) -> tuple[str, float, float]:
-    """A line, the seconds of a trial, and by how many bytes the second half made it grow."""
+def _time_driver(folder: Path, executor: str) -> tuple[str, float, float]:
+    """Drive the sweep; return a line, seconds per trial and the growth in bytes in its second half."""
     store = Store(folder / executor)
     planned = plan(load_sweep(write_many(folder, TRIALS)), store, identify=identify)
     running = make_executor(executor, StubRun(store.path, name=planned.sweep.name))
@@ -124,8 +124,8 @@ def _driving(folder: Path, executor: str) -> tuple[str, float, float]:
     return text, seconds / TRIALS, last - half
 
 
-def _opening(folder: Path) -> tuple[str, float]:
-    """A line, and the seconds: a store whose 10,000 trials have all ended, opened by a process that has just started."""
+def _time_opening(folder: Path) -> tuple[str, float]:
+    """Open a store of 10,000 ended trials in a new process; return a line and the seconds."""
     store = Store(folder / "large")
     planned = plan(load_sweep(write_many(folder, PLANNED)), store, identify=identify)
     first = planned.trials[0].trial
@@ -139,22 +139,22 @@ def _opening(folder: Path) -> tuple[str, float]:
         describe_sweep(planned, yaml="question: q\n", experiment_yaml="", command="kvlab submit")
     )
     command = [sys.executable, "-m", "kvlab.cli.main", "status", "--json", planned.sweep.name]
-    began, before = time.monotonic(), _processor_seconds()
+    began, before = time.monotonic(), _count_processor_seconds()
     ended = subprocess.run([*command, "--store", store.path], capture_output=True, check=True)
-    seconds, busy = time.monotonic() - began, _processor_seconds() - before
+    seconds, busy = time.monotonic() - began, _count_processor_seconds() - before
     assert json.loads(ended.stdout)["states"] == {"done": PLANNED}
     text = f"a store of {PLANNED:,} ended trials: `kvlab status` in {seconds:.2f} s, of which"
     return f"{text} {busy:.2f} s of processor time", seconds
 
 
-def _processor_seconds() -> float:
-    """Of the processes that this one has waited for."""
+def _count_processor_seconds() -> float:
+    """Return the processor time of the children that this process has waited for."""
     used = os.times()
     return used.children_user + used.children_system
 
 
 def _trials(folder: Path, name: str, count: int) -> tuple[StubRun, list[Trial]]:
-    """The function that all of them run, on a store of its own, and what it is called with."""
+    """Return the function that all orchestrators run, on a store of its own, and its arguments."""
     store = Store(folder / name)
     planned = plan(load_sweep(write_many(folder, TRIALS)), store, identify=identify)
     run = StubRun(store.path, name=planned.sweep.name)
@@ -162,7 +162,7 @@ def _trials(folder: Path, name: str, count: int) -> tuple[StubRun, list[Trial]]:
 
 
 @contextmanager
-def _cluster() -> Iterator[None]:
+def _start_cluster() -> Iterator[None]:
     import ray
 
     ray.init(num_cpus=cpu_count(), include_dashboard=False, log_to_driver=False, logging_level=40)
@@ -172,12 +172,12 @@ def _cluster() -> Iterator[None]:
         ray.shutdown()
 
 
-def _bare(folder: Path) -> tuple[float, float]:
-    """Seconds, and seconds of this process's time, a Ray task that runs the function, a few in flight as the driver has them."""
+def _time_bare_tasks(folder: Path) -> tuple[float, float]:
+    """Return seconds and processor seconds per Ray task, with as many in flight as the driver has."""
     import ray
 
     work, trials = _trials(folder, "bare", TRIALS)
-    with _cluster():
+    with _start_cluster():
         task = ray.remote(max_retries=0)(lambda trial: work(trial))
         ray.get([task.remote(trial) for trial in trials[:20]])
         work, trials = _trials(folder, "bare-again", TRIALS)
@@ -192,9 +192,9 @@ def _bare(folder: Path) -> tuple[float, float]:
         return seconds / len(trials), busy / len(trials)
 
 
-def _tuned(folder: Path, count: int, *, reuse: bool) -> float:
-    """Seconds a trial of Ray Tune that runs the function."""
-    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # to its advantage
+def _time_tune(folder: Path, count: int, *, reuse: bool) -> float:
+    """Return the seconds per trial of Ray Tune."""
+    os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")  # in its favour
     from ray import tune
 
     work, trials = _trials(folder, f"tune-{reuse}", count)
@@ -203,7 +203,7 @@ def _tuned(folder: Path, count: int, *, reuse: bool) -> float:
         work(trials[config["number"]])
         return {"done": 1}
 
-    with _cluster(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+    with _start_cluster(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         tuner = tune.Tuner(
             tune.with_resources(one, {"cpu": 1}),
             param_space={"number": tune.grid_search(list(range(count)))},

@@ -31,7 +31,7 @@ def run() -> Iterator[str]:
     """One row a context: the predicted over the measured time of a step, in both ways.
 
     Raises:
-        LimitMissed: ``step_predicted`` or the probe in turn is further than `WITHIN` from the measured.
+        LimitMissed: ``step_predicted`` or the probe is further than `WITHIN` from the measured.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = ModelConfig(preset="gpt2-xl", n_layer=LAYERS)

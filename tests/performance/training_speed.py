@@ -95,10 +95,7 @@ def run() -> Iterator[str]:
                 at = f"{of.name} in {precision} with {tokens:,} tokens a step, {threads} threads"
                 missed.append(f"{ratio:.2f} is below {LEAST_RATIO} for {at}")
     for precision in ("float32", "bfloat16"):
-        pair = (_large(1, position="rope"), _large(1, **WINDOWS))
-        sides = [Side(_kvlab, _trained(of, precision=precision), cores) for of in pair]
-        whole, hybrid = _in_turn(4, *sides)
-        ratio = whole.seconds / hybrid.seconds
+        ratio = _compare_windows(precision, cores)
         yield f"124M, rope, {precision}, GLLLLL with window 256 to global: {ratio:.2f} times as fast"
         if ratio < 1:
             missed.append(f"hybrid windows are slower in {precision}")
@@ -111,6 +108,14 @@ def run() -> Iterator[str]:
         yield "not measured: training on CUDA; no device here"
     if missed:
         raise LimitMissed("; ".join(missed))
+
+
+def _compare_windows(precision: str, threads: int) -> float:
+    """Return how many times as fast hybrid windows train as global attention."""
+    pair = (_large(1, position="rope"), _large(1, **WINDOWS))
+    sides = [Side(_kvlab, _trained(of, precision=precision), threads) for of in pair]
+    whole, hybrid = _in_turn(4, *sides)
+    return whole.seconds / hybrid.seconds
 
 
 def _on_cuda() -> Iterator[str]:
@@ -140,7 +145,7 @@ def _on_cuda() -> Iterator[str]:
 
 
 def _share(of: Experiment, step: Found, product: Found) -> str:
-    """A training's FLOPs a second beside those of a large matrix product in its precision."""
+    """Describe a training's FLOPs a second as a share of those of a large matrix product."""
     size = PRODUCT["cuda" if step.peak_bytes else "cpu"]
     rate = 2 * size**3 / product.seconds
     share = training_flops(of) / of.training.steps / step.seconds / rate
@@ -152,7 +157,7 @@ def _share(of: Experiment, step: Found, product: Found) -> str:
 
 
 def _large(rows: int, **shape: object) -> Experiment:
-    """GPT-2 124M, ``rows`` of its context a step."""
+    """Return GPT-2 124M with ``rows`` contexts a step."""
     model = {"preset": "gpt2", "vocab_size": 50304, **shape}
     training = {"tokens": 2**20, "batch_tokens": 1024 * rows}
     return Experiment(name="gpt2-124m", model=model, training=training)
@@ -163,7 +168,7 @@ def _trained(of: Experiment, **changes: object) -> Experiment:
 
 
 def _product(of: Experiment, device: str = "cpu") -> Callable[[int], object]:
-    """One large matrix product in the training's precision."""
+    """Return one large matrix product in the training's precision."""
     dtype, size = getattr(torch, of.training.precision), PRODUCT[device]
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in "ab")
     out = a @ b
@@ -181,7 +186,7 @@ def _kvlab(of: Experiment, device: str = "cpu") -> Callable[[int], object]:
 
 
 def _transformers(of: Experiment, device: str = "cpu") -> Callable[[int], object]:
-    """The loop that anybody would write: fused AdamW, the whole batch at once."""
+    """Return a step of the plain loop: fused AdamW, the whole batch at once."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     m, t, text = of.model, of.training, _text(of)
@@ -241,7 +246,7 @@ def _in_turn(rounds: int, *sides: Side) -> list[Found]:
 
 
 def _serve(side: Side, end: Connection) -> None:
-    """Makes the step, then answers numbers with the seconds that they took, until None."""
+    """Make the step, then answer each number with the seconds that its step took, until None."""
     torch.set_num_threads(side.threads)
     with ExitStack() as stack:
         if side.make is _kvlab:

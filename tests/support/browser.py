@@ -1,4 +1,4 @@
-"""A real browser for tests: one headless Chromium, spoken to in its debugging protocol."""
+"""Control a headless Chromium over its debugging protocol."""
 
 import base64
 import fcntl
@@ -21,7 +21,7 @@ _TEXTS = {"Enter": "\r", " ": " "}
 
 
 class Browser:
-    """One page of one browser. ``errors`` are what the page's console and security policy say."""
+    """One page of one browser. ``errors`` are messages of its console and security policy."""
 
     def __init__(self, program: str, profile: Path):
         ours_read, theirs_write = os.pipe()
@@ -78,21 +78,21 @@ class Browser:
             self._events.append(self._next())
 
     def look(self, width: int, theme: str, height: int = 1000) -> None:
-        """As a screen of this width, whose owner prefers this theme."""
+        """Emulate a screen of this size, with a preferred colour scheme."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height,
                  deviceScaleFactor=1, mobile=False)  # fmt: skip
         feature = {"name": "prefers-color-scheme", "value": theme}
         self.ask("Emulation.setEmulatedMedia", features=[feature])
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page; a promise's is awaited."""
+        """Evaluate an expression in the page and return its value; a promise is awaited."""
         found = self.ask("Runtime.evaluate", expression=script, returnByValue=True,
                          awaitPromise=True)  # fmt: skip
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def press(self, key: str) -> None:
-        """A key, as the keyboard sends it to what has the focus."""
+        """Send a key to the element that has the focus."""
         facts = {"key": key, "code": "Space" if key == " " else key,
                  "windowsVirtualKeyCode": KEYS[key]}  # fmt: skip
         text = {"text": _TEXTS[key]} if key in _TEXTS else {}
@@ -113,7 +113,7 @@ class Browser:
 
     @property
     def errors(self) -> list[dict[str, Any]]:
-        self.run("1")  # what was said before it has arrived after it
+        self.run("1")  # earlier messages arrive before its answer
         bad = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
         return [event for event in self._events if event.get("method") in bad]
 

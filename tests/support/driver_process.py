@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from kvlab.store import Store
-from tests.support.stub_trials import StubRun, numbers, tiny_plan
+from tests.support.stub_trials import StubRun, read_numbers, tiny_plan
 
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_SECONDS = 120.0
@@ -88,7 +88,7 @@ def interrupted_sweep(tmp_path):
     planned, calm = tiny_plan(tmp_path), Store(tmp_path / "calm")
     for one in planned.trials:
         StubRun(calm.path)(one.trial)
-    return planned, Store(tmp_path / "runs"), numbers(calm, planned)
+    return planned, Store(tmp_path / "runs"), read_numbers(calm, planned)
 
 
 def is_alive(process):

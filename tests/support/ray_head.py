@@ -28,12 +28,12 @@ def ray_head(*options: str, dashboard: bool = False, **environment: str) -> Iter
     """Start a head with 2 CPUs, and end all its processes.
 
     Args:
-        options: more of ``ray start``.
-        environment: of its processes, and so of what runs there.
+        options: Further options of ``ray start``.
+        environment: Environment variables of its processes.
     """
     folder = os.path.realpath(tempfile.mkdtemp(prefix="kvlab-", dir="/tmp"))
     names = ["port", "dashboard-port", "dashboard-agent-listen-port"]
-    if dashboard:  # what it needs, Ray's client server needs too
+    if dashboard:  # it brings in Ray's client server
         names.append("ray-client-server-port")
     ports = {name: _free_port() for name in names}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=2"]
@@ -45,7 +45,7 @@ def ray_head(*options: str, dashboard: bool = False, **environment: str) -> Iter
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "OMP_NUM_THREADS": "1",
-        "RAY_AUTH_MODE": "disabled",  # whatever token a person has: it is on loopback
+        "RAY_AUTH_MODE": "disabled",  # ignore a token of the user: it is on loopback
     }
     try:
         subprocess.run(

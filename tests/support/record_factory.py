@@ -71,7 +71,7 @@ class Record:
         return digest(f"training {self.name} {sorted(trained.items())} {seed}")
 
     def write(self, store: Path, order: int | None = None) -> Store:
-        """Writes the record; ``order`` shuffles cells and results."""
+        """Write the record; ``order`` seeds a shuffle of cells and results."""
         target = Store(store)
         cells = self.cells()
         if order is not None:
@@ -189,14 +189,15 @@ class Record:
             "seed": seed,
             "experiment": {
                 "name": "made",
-                "model": {"n_layer": 6, "block_size": 256, "n_kv_head": 1 if "mqa" in levels.values() else 4,
-                          "window": None, "kv_sharing": [[0, 1], [2, 3]]},
+                "model": {"n_layer": 6, "block_size": 256,
+                          "n_kv_head": 1 if "mqa" in levels.values() else 4, "window": None, "kv_sharing": [[0, 1], [2, 3]]},
                 "data": {"source": "docstrings", "tokenizer": "gpt2:2048", "paths": []},
                 "training": {"tokens": 614400, "learning_rate": 3e-3},
             },
             "kv": {"owners": [0, 1, 2], "kinds": "GLL", "bytes_per_token": 1024,
                    "bytes_at_block_size": self.bytes(levels)},
-            "model": {"parameters": 1_000_000 - 30_000 * ("mqa" in levels.values()), "training_flops": 10**12},
+            "model": {"parameters": 1_000_000 - 30_000 * ("mqa" in levels.values()),
+                      "training_flops": 10**12},
             "measurements": self.measurements(levels, seed) if done else {},
             "curves": {
                 "train_loss": curve if done else [],
@@ -226,5 +227,5 @@ class Record:
 
 
 def no_learned_hybrid(levels: Levels) -> bool:
-    """The exclusion of the shipped sweeps: a hybrid horizon needs relative positions."""
+    """Exclude what the shipped sweeps exclude: a hybrid horizon needs relative positions."""
     return levels["position"] == "learned" and levels["horizon"] == "hybrid"

@@ -161,7 +161,7 @@ def drive(planned, store, run, **options):
     return Driver(planned, store, InlineExecutor(run), **options).run()
 
 
-def numbers(store, planned) -> dict:
+def read_numbers(store, planned) -> dict:
     """Return the status and measurements of every trial, without what differs between runs."""
     found = {}
     for one in planned.trials:

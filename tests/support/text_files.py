@@ -34,7 +34,7 @@ def write_parquet(path, texts, row_group_size=None):
 
 
 def stories(count, *, seed=0, words=60):
-    """``count`` different short documents."""
+    """Return ``count`` different short documents."""
     draw = random.Random(seed)
     syllables = ["ka", "lo", "mi", "ter", "an", "dré", "猫", "ost", "ver", "na"]
     return [
@@ -45,7 +45,7 @@ def stories(count, *, seed=0, words=60):
 
 
 def documents(tokens, name):
-    """The texts of a token array, cut at the end-of-text tokens."""
+    """Return the texts of a token array, split at the end-of-text tokens."""
     words = load_tokenizer(name)
     texts, current = [], []
     for token in tokens.tolist():

@@ -15,7 +15,7 @@ from kvlab.errors import TrackingError
 from kvlab.store import Store
 from kvlab.track import Tracker
 from tests.faults.chaos_checks import computed
-from tests.support.mlflow_contents import contents
+from tests.support.mlflow_contents import read_contents
 from tests.support.mlflow_server import Server, free_port
 from tests.support.record_factory import Record
 from tests.support.tiny_sweep import write_tiny_sweep
@@ -104,18 +104,18 @@ def test_a_server_that_dies_in_mid_sweep_holds_everything_after_a_sync(
         assert mirror.finish(None)["error"]
         assert len(warned) == 1
         server.start()
-        left = contents(server.uri, "made")
+        left = read_contents(server.uri, "made")
         assert left["made"][0][0] == "RUNNING", "else there is nothing to repair"
         command = ["sync", "made", "--store", str(store.path), "--no-report"]
         assert main([*command, "--tracking-uri", server.uri, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)[0]["written"] == 2
-        runs = contents(server.uri, "made")
+        runs = read_contents(server.uri, "made")
     finally:
         server.close()
     assert [name for name in left if name != "made" and left[name] != runs[name]] == []
     shutil.copy(empty, store.path / "mlflow.db")
     Tracker(store.path).mirror("made")
-    always = contents(f"sqlite:///{store.path}/mlflow.db", "made")
+    always = read_contents(f"sqlite:///{store.path}/mlflow.db", "made")
     assert runs == always
     assert len(runs) == 5
 
@@ -135,7 +135,7 @@ def test_mirrored_as_the_trials_end_is_the_same_as_a_sync_at_the_end(store, tmp_
     shutil.copy(empty, tmp_path / "other" / "mlflow.db")
     Tracker(tmp_path / "other").mirror("made")
     along, after = (
-        contents(f"sqlite:///{folder}/mlflow.db", "made")
+        read_contents(f"sqlite:///{folder}/mlflow.db", "made")
         for folder in (store.path, tmp_path / "other")
     )
     assert along == after
@@ -172,7 +172,7 @@ def test_submit_without_its_server_ends_soon_with_one_warning_and_sync_catches_u
     again += ["--executor", "inline"]
     assert main([*again, "--no-report"]) == 0
     there = f"sqlite:///{tmp_path}/other/mlflow.db"
-    runs, expected = timeless(contents(late, "s")), timeless(contents(there, "s"))
+    runs, expected = timeless(read_contents(late, "s")), timeless(read_contents(there, "s"))
     assert runs.keys() == expected.keys()
     for run in expected:
         for kind in expected[run]:

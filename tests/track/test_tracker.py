@@ -11,7 +11,7 @@ from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
 from kvlab.track import Tracker
 from tests.report.test_escaping import HOSTILE
-from tests.support.mlflow_contents import contents as mlflow_contents
+from tests.support.mlflow_contents import read_contents as mlflow_contents
 from tests.support.mlflow_contents import store_client, store_runs
 from tests.support.record_factory import Record
 
@@ -22,7 +22,7 @@ def small(**changes) -> Record:
     return Record(**{"factors": SMALL, "seeds": (0, 1), "items": 5, **changes})
 
 
-def contents(store: Path, sweep: str = "made"):
+def read_contents(store: Path, sweep: str = "made"):
     return mlflow_contents(f"sqlite:///{store}/mlflow.db", sweep)
 
 
@@ -65,7 +65,7 @@ def made(tmp_path_factory):
 
 def test_what_a_run_holds(made):
     store, _ = made
-    runs = contents(store)
+    runs = read_contents(store)
     assert len(runs) == 1 + 8
     info, params, history, tags, files, datasets = runs["mqa+tied seed 1"]
     record = small()
@@ -94,7 +94,7 @@ def test_what_a_run_holds(made):
 
 def test_the_parent_run(made):
     store, _ = made
-    info, _, _, tags, files, _ = contents(store)["made"]
+    info, _, _, tags, files, _ = read_contents(store)["made"]
     assert info[0] == "FINISHED"
     assert tags["kvlab.states"] == "8 done"
     assert tags["mlflow.note.content"].startswith("What does each reduction cost?")
@@ -124,7 +124,7 @@ def test_rebuilt_after_the_database_is_gone(made, tmp_path, empty):
     shutil.copytree(store, target, ignore=shutil.ignore_patterns("mlflow.db", "mlartifacts"))
     shutil.copy(empty, target / "mlflow.db")
     Tracker(target).mirror("made", report)
-    assert contents(target) == contents(store)
+    assert read_contents(target) == read_contents(store)
 
 
 @pytest.fixture
@@ -146,12 +146,12 @@ def test_trial_by_trial_is_the_same_as_all_at_once(made, tmp_path, empty):
     assert states.pop("made") == "RUNNING"
     assert set(states.values()) == {"FINISHED"}
     assert tracker.mirror("made", made[1]).written == 0
-    assert contents(store.path) == contents(made[0])
+    assert read_contents(store.path) == read_contents(made[0])
 
 
 def test_a_half_made_run_is_completed_without_a_point_twice(copy):
     """As after a kill: begun, some of its points there, not ended."""
-    before = contents(copy)
+    before = read_contents(copy)
     client = store_client(copy)
     run = next(run for run in store_runs(copy) if run.info.run_name == "mqa seed 0")
     client.delete_tag(run.info.run_id, "kvlab.digest")
@@ -159,7 +159,7 @@ def test_a_half_made_run_is_completed_without_a_point_twice(copy):
     tracker = Tracker(copy)
     assert tracker.close_zombies() == 1
     assert tracker.mirror("made").written == 1
-    assert contents(copy) == before
+    assert read_contents(copy) == before
 
 
 def test_a_run_begun_twice_is_one_run_afterwards(copy):
@@ -170,7 +170,7 @@ def test_a_run_begun_twice_is_one_run_afterwards(copy):
     before = len(store_runs(copy))
     Tracker(copy).mirror("made")
     assert len(store_runs(copy)) == before - 1
-    assert len(contents(copy)) == 9
+    assert len(read_contents(copy)) == 9
 
 
 def test_a_changed_result_makes_its_run_anew(copy):
@@ -184,7 +184,7 @@ def test_a_changed_result_makes_its_run_anew(copy):
     Store(copy).write_result(result)
     mirrored = Tracker(copy).mirror("made")
     assert mirrored.written == 1
-    _, _, history, *_ = contents(copy)["mqa seed 0"]
+    _, _, history, *_ = read_contents(copy)["mqa seed 0"]
     assert [value for value, _, _ in history["loss"]] == [1.25]
 
 
@@ -194,7 +194,7 @@ def test_a_result_that_is_gone_takes_its_run_along(copy):
     (copy / "trials" / trial / "result.json").unlink()
     mirrored = Tracker(copy).mirror("made")
     assert mirrored.deleted == 1
-    runs = contents(copy)
+    runs = read_contents(copy)
     assert "mqa seed 0" not in runs
     assert runs["made"][0][0] == "KILLED"
     assert runs["made"][3]["kvlab.states"] == "7 done, 1 missing"
@@ -224,7 +224,7 @@ def test_failures_and_hostile_texts(tmp_path, empty):
     attempt.mkdir(parents=True)
     (attempt / "traceback.txt").write_text("Traceback")
     Tracker(store.path).mirror("made")
-    runs = contents(store.path)
+    runs = read_contents(store.path)
     info, _, history, tags, files, _ = runs["mqa seed 0"]
     assert info[0] == "FAILED"
     assert tags["kvlab.status"] == "failed"
@@ -258,7 +258,7 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
     for trial in store.sweep_trials("made"):
         tracker.mirror_trial("made", trial)
     assert tracker.mirror("made").written == 0, "mirrored, and not begun again"
-    runs = contents(store.path)
+    runs = read_contents(store.path)
     _, params, _, tags, *_ = runs["mqa\\ud800\\x00 seed 0"]
     assert tags["kvlab.error.message"] == sanitize_text(HOSTILE) + "\\ud800\\x00"
     assert tags["kvlab.factor.heads"] == "mqa\\ud800\\x00"
@@ -293,7 +293,7 @@ def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty)
     Tracker(store.path).mirror("made")
     plain = Record.result(resumed, levels, 0, "done")["curves"]["validation_loss"]
     expected = [(step, loss if n == 0 else loss + 0.5) for n, (step, _, loss) in enumerate(plain)]
-    history = contents(store.path)["baseline seed 0"][2]["validation_loss"]
+    history = read_contents(store.path)["baseline seed 0"][2]["validation_loss"]
     assert [(step, value) for value, _, step in history] == expected
 
 

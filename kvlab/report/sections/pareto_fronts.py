@@ -52,8 +52,7 @@ def report_pareto(study: Study) -> Section | None:
         f" {len(front)} of {format_count(len(cell_points), 'cell')} are. The front is drawn"
         " through means over seeds: neighbours whose difference is within noise could change"
         " places. Bars of standard deviations over seeds contain what all cells share at a seed,"
-        " which paired"
-        " differences do not.",
+        " which paired differences do not.",
     )
     figure = _figure(study, study.primary_metric, "stored", cell_points)
     contents: list[Content] = [note, figure, _table(study, front)]

@@ -15,7 +15,7 @@ from tests.support.stub_trials import (
     StubRun,
     drive,
     identify,
-    numbers,
+    read_numbers,
     tiny_plan,
     write_sweep,
 )
@@ -111,7 +111,7 @@ def test_an_interrupted_sweep_ends_with_the_results_of_an_undisturbed_one(tmp_pa
         stop = {(planned.trials[trial_number].trial.id, "train", 4): "stop"}
         drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path, seconds=0.02, script=stop))
     drive(tiny_plan(tmp_path, rough), rough, StubRun(rough.path))
-    assert numbers(rough, planned) == numbers(calm, planned)
+    assert read_numbers(rough, planned) == read_numbers(calm, planned)
 
 
 def test_a_request_that_cannot_be_met_is_refused_before_anything_starts(tmp_path):

@@ -18,7 +18,7 @@ from tests.support.driver_process import (
     start_driver,
     wait_for,
 )
-from tests.support.stub_trials import StubRun, drive, numbers, tiny_plan
+from tests.support.stub_trials import StubRun, drive, read_numbers, tiny_plan
 
 
 def attempts(store, planned):
@@ -82,7 +82,7 @@ def test_two_drivers_that_are_killed_again_and_again_end_every_trial_once(
             drivers[number] = start_driver(tmp_path, "--seconds", 0.01)
     facts = [finish_driver(driver) for driver in drivers]
     assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 2
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert list_results(store, planned).items() >= before.items()
     for steps in read_logged_steps(store).values():
         assert steps == sorted(set(steps)), "two trained the same, or a step was done twice"
@@ -101,7 +101,7 @@ def test_a_driver_that_was_suspended_overwrites_nothing(tmp_path, interrupted_sw
     sleeper.send_signal(signal.SIGCONT)
     facts = finish_driver(sleeper)
     assert (facts["exit"], facts["states"]["done"]) == (0, 8)
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert list_results(store, planned) == before
     late = sum(map(len, read_logged_steps(store).values())) - sum(map(len, steps.values()))
     assert late <= 1, "the stub's log is no file that is put in place"
@@ -114,7 +114,7 @@ def test_eight_drivers_at_once_on_a_store_that_is_not_there(tmp_path, interrupte
     drivers = [start_driver(tmp_path, "--mlflow") for _ in range(8)]
     facts = [finish_driver(driver, timeout=500) for driver in drivers]  # each imports MLflow
     assert [(one["exit"], one["states"]["done"]) for one in facts] == [(0, 8)] * 8
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert attempts(store, planned) == [[1]] * 8
     with closing(sqlite3.connect(store.path / "mlflow.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -146,7 +146,7 @@ def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, interrup
     drivers[0].send_signal(signal.SIGINT)
     assert finish_driver(drivers[0])["exit"] == 130
     assert finish_driver(drivers[1])["states"]["done"] == 8
-    assert numbers(store, planned) == expected
+    assert read_numbers(store, planned) == expected
     assert list(store.driver_locks("s")) == []
 
 

@@ -8,7 +8,7 @@ from kvlab.sweep import Driver
 from kvlab.sweep.executors import make_executor
 from kvlab.sweep.executors.executor import WorkerKilled
 from tests.contracts.executor_contract import ExecutorContract, Scripted, some_trial, until_ended
-from tests.support.stub_trials import StubRun, numbers, tiny_plan
+from tests.support.stub_trials import StubRun, read_numbers, tiny_plan
 
 
 @pytest.fixture(scope="module")
@@ -70,4 +70,4 @@ class TestRay(ExecutorContract):
         assert log.read_text().split() == [str(step) for step in range(1, 21)]
         for trial in trials:
             StubRun(calm.path)(trial)
-        assert numbers(store, planned) == numbers(calm, planned)
+        assert read_numbers(store, planned) == read_numbers(calm, planned)

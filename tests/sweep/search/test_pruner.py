@@ -21,7 +21,7 @@ from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
 from kvlab.train.training_record import write_rung
 from tests.support import stub_search
-from tests.support.kill_process import deaths_until_done
+from tests.support.kill_process import count_deaths
 from tests.support.stub_search import history
 from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
 
@@ -342,7 +342,7 @@ def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_sa
     calm, _, driver = searching(tmp_path / "calm")
     driver.run()
     rough = tmp_path / "rough"
-    assert deaths_until_done(lambda: searching(rough)[2].run(), random.Random(5)) > 5
+    assert count_deaths(lambda: searching(rough)[2].run(), random.Random(5)) > 5
     rough = Store(rough / "runs")
     assert history(rough) == history(calm)
     assert {t: rough.status(t) for t in rough.trial_ids()} == {

@@ -12,7 +12,7 @@ from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
 from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
-from tests.support.kill_process import deaths_until_done
+from tests.support.kill_process import count_deaths
 from tests.support.stub_search import SEARCH, Bowl, history, searching
 
 
@@ -54,7 +54,7 @@ def test_killed_between_any_two_files_that_it_writes_the_search_comes_out_the_sa
     calm, _, driver = searching(tmp_path / "calm")
     driver.run()
     rough = tmp_path / "rough"
-    assert deaths_until_done(lambda: searching(rough)[2].run(), random.Random(2)) > 5
+    assert count_deaths(lambda: searching(rough)[2].run(), random.Random(2)) > 5
     rough = Store(rough / "runs")
     assert history(rough) == history(calm)
     assert [rough.status(trial) for *_, trial in history(rough)] == ["done"] * 12
