@@ -14,7 +14,7 @@ from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import TrackingError
 from kvlab.store import Store
 from kvlab.track import Tracker
-from tests.faults.chaos_checks import computed
+from tests.faults.chaos_checks import is_reproducible
 from tests.support.mlflow_contents import read_contents
 from tests.support.mlflow_server import Server, free_port
 from tests.support.record_factory import Record
@@ -61,7 +61,7 @@ def timeless(runs):
     timeless_runs = {}
     for name, (info, params, history, tags, files, datasets) in runs.items():
         metrics = {
-            key: [(value if computed(key) else None, step) for value, _, step in points]
+            key: [(value if is_reproducible(key) else None, step) for value, _, step in points]
             for key, points in history.items()
         }
         for own in (
