@@ -40,8 +40,8 @@ class ResourcesConfig(SpecModel):
         return 1.0 if self.gpus == "auto" else self.gpus
 
     @property
-    def shares(self) -> bool:
-        """Whether other trials may run on the same GPU at the same time."""
+    def shares_gpu(self) -> bool:
+        """Whether other trials may run on its GPU at the same time."""
         return 0 < self.devices < 1
 
     @property

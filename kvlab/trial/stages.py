@@ -160,7 +160,7 @@ class TorchStages:
 
 def _open_timing_lock(resources: ResourcesConfig) -> TimingLock | None:
     """Return the lock of a device that other trials share; None if they do not."""
-    if not resources.shares:
+    if not resources.shares_gpu:
         return None
     return _timing_lock_of(str(torch.cuda.get_device_properties(0).uuid))
 
@@ -190,7 +190,7 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     if not torch.cuda.is_available():
         text = f"resources.gpus = {resources.devices:g}, and no CUDA device is visible here"
         raise ResourceError(f"{text}; set it to 0 or run where there is one")
-    if resources.shares:  # Ray only schedules fractions, it does not enforce them
+    if resources.shares_gpu:  # Ray only schedules fractions, it does not enforce them
         memory = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
     return "cuda", Machine(torch.cuda.get_device_name(), threads)

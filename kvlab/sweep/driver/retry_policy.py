@@ -133,7 +133,7 @@ class RetryPolicy:
         if tokens is not None:
             smaller = planned.with_resources(microbatch_tokens=tokens)
             return smaller, f"microbatch_tokens = {tokens:,}"
-        if resources.shares:
+        if resources.shares_gpu:
             return planned.with_resources(gpus=1.0), "a GPU of its own"
         return None
 

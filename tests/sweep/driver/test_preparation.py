@@ -200,7 +200,7 @@ def test_gpus_auto_is_settled_by_the_measured_memory(tmp_path):
         assert before.trial.experiment.resources.devices == 1
         resources = after.trial.experiment.resources
         assert resources.gpus == device_share(trials_per_device(5 * 10**9, 80 * 10**9)) == 0.0833
-        assert (resources.microbatch_tokens, resources.shares) == (16, True)
+        assert (resources.microbatch_tokens, resources.shares_gpu) == (16, True)
         assert after.trial.id == before.trial.id
     # nothing measured: a GPU of its own
     test, _ = smoke(store, Ends(RuntimeError("died")), requested=False)
