@@ -7,6 +7,7 @@ preparation continues where it stopped.
 
 import hashlib
 import io
+import multiprocessing
 import os
 import signal
 import threading
@@ -133,7 +134,7 @@ def _iter_documents(job: PieceJob) -> Iterator[tuple[str, int, tuple[int, int, i
 
 
 class TokenizerPool:
-    """Write pieces in ``processes`` processes; with one, in this process.
+    """Write pieces in ``processes`` processes; with one, or in a daemonic one, in this process.
 
     loky starts its processes with fork and exec: a fork of a process that holds torch or Ray can
     hang, and multiprocessing's spawn runs the caller's main module again. On exit, work that is
@@ -144,7 +145,9 @@ class TokenizerPool:
     """
 
     def __init__(self, processes: int, fence: Fence | None = None):
-        self.processes, self._fence = processes, fence
+        # a daemonic process, such as one of multiprocessing's pool, may not start others
+        self.processes = 1 if multiprocessing.current_process().daemon else processes
+        self._fence = fence
         self._executor: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "TokenizerPool":

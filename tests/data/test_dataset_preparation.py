@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import shutil
 import subprocess
 import sys
@@ -293,6 +294,13 @@ def test_a_tokenizing_process_that_dies_is_a_data_error(tmp_path):
     assert find_tokenizing_processes() == []
     assert list_prepared_datasets() == []
     assert prepare_dataset(config(tmp_path / "text"), workers=2).train_documents > 14_000
+
+
+def test_a_daemonic_process_prepares_alone(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", stories(300))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        dataset = pool.apply(prepare_dataset, (config(path),), {"workers": 2})
+    assert verify_dataset(dataset.folder) == []
 
 
 @pytest.mark.parametrize("main", ["if True:", "if __name__ == '__main__':"])
