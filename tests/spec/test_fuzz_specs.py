@@ -12,6 +12,7 @@ def test_mutated_specs_are_recorded_or_refused():
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
 def test_ten_thousand_mutated_specs():
     assert search_problems(0, 10_000) == {}
 
