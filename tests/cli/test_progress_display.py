@@ -61,12 +61,20 @@ def submit_words(folder, *options):
     return [*words, "--store", folder / "runs", "--no-report", *options]
 
 
+def shows_a_running_trial(output):
+    """Return whether a whole frame is shown: a trial in training, the summary below it."""
+    shown = render_screen(output)
+    return (
+        len(shown) > 1
+        and shown[-1].startswith("s: 0/2 done, ")
+        and "heads=" in shown[-2]
+        and "training  " in shown[-2]
+    )
+
+
 def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
     process = PtyProcess(*submit_words(folder), PYTHONPATH=str(ROOT))
-    process.read_until(lambda output: "training  " in output and "0/2 done" in output)
-    running = render_screen(process.output)
-    assert running[-1].startswith("s: 0/2 done, ")
-    assert "heads=" in running[-2]
+    process.read_until(shows_a_running_trial)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 130
     shown = render_screen(process.output)
