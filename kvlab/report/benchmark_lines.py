@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.layout.roofline_model import DevicePeaks
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels
 from kvlab.spec.experiment import Experiment
 
 _LINE_KEY = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import eq
 from typing import Any
 
+from kvlab.analysis.statistics import ItemComparison, compare_items
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.errors import StoreError
-from kvlab.report.statistics import ItemComparison, compare_items
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels, TrialRow
 
 _SCORING_KEYS = {"hellaswag_acc_norm": "one_shot", "hellaswag_acc_norm_served": "served"}
 """Metric -> the key of its prediction under an item's ``completion``."""

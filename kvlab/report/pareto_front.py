@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.report.formatting import format_binary_size, format_exact_bytes, format_metric
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels
 from kvlab.store.metrics import METRICS
 
 BUDGET_CONTEXT = 1024

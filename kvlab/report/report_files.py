@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import flatten_row
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.report.document import Document
@@ -11,9 +13,7 @@ from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.sections import SECTIONS, explain_unknown_section
-from kvlab.report.study import Study
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
-from kvlab.report.trial_rows import flatten_row
 from kvlab.store import Store
 
 

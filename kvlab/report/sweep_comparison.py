@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvlab.report.effects import Effect
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.statistics import UNTESTED, Estimate, estimate
+from kvlab.analysis.study import BASELINE_LABEL, Study, select_significant
+from kvlab.analysis.trial_rows import Levels
 from kvlab.report.pareto_front import best_cells_by_budget, memory_front
-from kvlab.report.statistics import UNTESTED, Estimate, estimate
-from kvlab.report.study import BASELINE_LABEL, Study, select_significant
-from kvlab.report.trial_rows import Levels
 from kvlab.store.metrics import METRICS
 
 NOT_ASKED = "not asked"

@@ -6,8 +6,10 @@ A cell holds the text that readers see and the unrounded numbers for the CSV.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kvlab.analysis.effects import Effect, change_name
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row
-from kvlab.report.effects import Effect, change_name
 from kvlab.report.formatting import (
     PLUS_MINUS,
     TIMES,
@@ -19,8 +21,6 @@ from kvlab.report.formatting import (
     format_p_value,
     in_display_unit,
 )
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels
 
 MAX_LISTED_SEEDS = 4
 """Differences are listed seed by seed up to this number of seeds."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.layout.roofline_model import DevicePeaks, decode_step_cost
 from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import benchmark_figures, roofline_figure
@@ -12,7 +13,6 @@ from kvlab.report.sections import SECTIONS
 from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.serving_speed import report_benchmark_curves
-from kvlab.report.study import Study
 from kvlab.spec import ServingConfig, load_served_model
 from tests.support.record_factory import Record
 

@@ -7,12 +7,12 @@ from statistics import mean, stdev
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.layout.extrapolation import extrapolate
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
 from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS
-from kvlab.report.study import Study
 from kvlab.report.table_export import table_to_csv
 from kvlab.spec import ServedModel, ServingConfig, load_served_model
 from kvlab.store.metrics import METRICS

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.errors import StoreError
 from kvlab.report import hellaswag_outcomes
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, parse_outcomes, read_outcomes
-from kvlab.report.study import Study
 from tests.support.record_factory import Record
 
 WAYS = dict(zip(COMPARED_METRICS, ("one_shot", "served"), strict=True))

@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.report.html_page import render_html
 from kvlab.report.report_files import make_document
-from kvlab.report.study import Study
 from tests.support.browser import Browser
 from tests.support.record_factory import Record, no_learned_hybrid
 

@@ -5,9 +5,9 @@ import random
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.report import write_report
 from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
-from kvlab.report.study import Study
 from tests.support.record_factory import Record
 
 

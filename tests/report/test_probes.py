@@ -2,12 +2,12 @@
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.report.document import Figure, Table
 from kvlab.report.figures.plot import SERIES
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
 from kvlab.report.sections.probes import report_probes
-from kvlab.report.study import Study
 from tests.support.record_factory import Record
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.errors import UsageError
 from kvlab.report import write_report
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
-from kvlab.report.study import Study
 from kvlab.report.table_export import table_to_latex
 from tests.performance.report_speed import big_record
 from tests.support.record_factory import Record, no_learned_hybrid

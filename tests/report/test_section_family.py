@@ -2,8 +2,8 @@
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.report.sections import SECTIONS
-from kvlab.report.study import Study
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
 from tests.support.record_factory import Record

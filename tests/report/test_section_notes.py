@@ -5,12 +5,12 @@ import re
 
 import pytest
 
+from kvlab.analysis.study import Study
 from kvlab.report import write_report
 from kvlab.report.document import Figure
 from kvlab.report.figures.plot import Line
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
-from kvlab.report.study import Study
 from tests.support.record_factory import Record, no_learned_hybrid
 
 SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}

@@ -3,10 +3,10 @@
 import argparse
 import json
 
+from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
-from kvlab.report.study import Study
 from kvlab.report.sweep_comparison import Comparison, compare_sweeps
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from kvlab.analysis.study import Study
 from kvlab.report.document import Section
 from kvlab.report.sections.answer import report_answer
 from kvlab.report.sections.cells_table import report_cells
@@ -23,7 +24,6 @@ from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.serving_gap import report_serving_gap
 from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
 from kvlab.report.sections.starting_weights import report_starting_weights
-from kvlab.report.study import Study
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """The answer: the sweep's question, and sentences that answer it from the numbers."""
 
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.statistics import Estimate
+from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.humanize import format_count
 from kvlab.report.document import Paragraph, Section, Span, Strong, paragraph
-from kvlab.report.effects import Effect
 from kvlab.report.formatting import (
     format_difference,
     format_exact_bytes,
@@ -11,8 +13,6 @@ from kvlab.report.formatting import (
     format_ratio,
 )
 from kvlab.report.pareto_front import best_cells_by_budget, memory_front
-from kvlab.report.statistics import Estimate
-from kvlab.report.study import GAP_ROUNDING, Study
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4

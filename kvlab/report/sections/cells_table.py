@@ -1,5 +1,7 @@
 """The ablation table: mean and spread over seeds of every cell."""
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Section, Table, cell, paragraph
 from kvlab.report.formatting import (
@@ -10,7 +12,6 @@ from kvlab.report.formatting import (
     format_ratio,
     short_title,
 )
-from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     difference_cell,
     interval_column,
@@ -19,7 +20,6 @@ from kvlab.report.table_columns import (
     range_cell,
     title_with_unit,
 )
-from kvlab.report.trial_rows import Levels
 from kvlab.store.metrics import METRICS
 
 

@@ -1,5 +1,7 @@
 """At equal memory: the best cell within each budget, compared with the second best."""
 
+from kvlab.analysis.statistics import ALPHA, UNTESTED
+from kvlab.analysis.study import Study
 from kvlab.report.document import (
     EMPTY_CELL,
     Bullets,
@@ -27,8 +29,6 @@ from kvlab.report.pareto_front import (
     best_cells_by_budget,
     bytes_per_context,
 )
-from kvlab.report.statistics import ALPHA, UNTESTED
-from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     baseline_difference_cell,
     difference_cell,

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from math import prod
 
+from kvlab.analysis.effects import Effect, change_name
+from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     Bullets,
@@ -16,9 +18,7 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.effects import Effect, change_name
 from kvlab.report.formatting import format_signed
-from kvlab.report.study import Study
 from kvlab.spec.designs import DESIGNS
 
 

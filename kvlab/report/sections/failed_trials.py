@@ -1,5 +1,7 @@
 """Failures and retries: the trials without measurements."""
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -13,8 +15,6 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_metric
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import TrialRow
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""

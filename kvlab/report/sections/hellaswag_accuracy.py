@@ -1,5 +1,8 @@
 """HellaSwag: accuracy with its error over items, and item-by-item comparisons."""
 
+from kvlab.analysis.statistics import ALPHA, ItemComparison, holm_correction
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -32,10 +35,7 @@ from kvlab.report.hellaswag_outcomes import (
     largest_accuracy_error,
     read_outcomes,
 )
-from kvlab.report.statistics import ALPHA, ItemComparison, holm_correction
-from kvlab.report.study import Study
 from kvlab.report.table_columns import range_cell, range_column
-from kvlab.report.trial_rows import Levels
 
 _ACCURACY_TITLES = {
     "hellaswag_acc": "acc",

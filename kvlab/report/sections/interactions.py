@@ -1,10 +1,10 @@
 """Two-way interactions: whether two levels together cost the sum of what each costs alone."""
 
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.document import Column, Row, Section, Table, cell, paragraph
-from kvlab.report.effects import Effect
 from kvlab.report.formatting import difference_unit
-from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     append_aliases,
     detectable_cell,

@@ -1,5 +1,7 @@
 """Memory: KV bytes by formula and by storage, and peak memory."""
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -15,9 +17,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_exact_bytes, format_mebibytes, format_megabytes
-from kvlab.report.study import Study
 from kvlab.report.table_columns import range_column
-from kvlab.report.trial_rows import TrialRow
 
 _PEAKS = ("peak_bytes_cached", "peak_bytes_uncached", "peak_bytes_activations")
 

@@ -1,12 +1,12 @@
 """Validation loss during training."""
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import Figure, Section, paragraph
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.formatting import format_metric
 from kvlab.report.pareto_front import memory_front
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels
 
 MAX_CURVES = len(SERIES)
 

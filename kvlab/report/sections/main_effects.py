@@ -1,5 +1,8 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
+from kvlab.analysis.effects import Effect, apply_holm
+from kvlab.analysis.statistics import ALPHA, spread_factors
+from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import describe_shared_timings
 from kvlab.report.document import (
@@ -16,7 +19,6 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.effects import Effect, apply_holm
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.formatting import (
     difference_unit,
@@ -28,8 +30,6 @@ from kvlab.report.formatting import (
     in_display_unit,
     short_title,
 )
-from kvlab.report.statistics import ALPHA, spread_factors
-from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     append_aliases,
     detectable_cell,

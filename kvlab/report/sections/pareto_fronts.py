@@ -1,5 +1,6 @@
 """Pareto fronts of quality against stored bytes, read bytes and time per token."""
 
+from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -27,7 +28,6 @@ from kvlab.report.formatting import (
 )
 from kvlab.report.hellaswag_outcomes import all_at_chance
 from kvlab.report.pareto_front import COSTS, CellPoint, Cost, cost_front, memory_front
-from kvlab.report.study import Study
 from kvlab.report.table_columns import (
     baseline_difference_cell,
     mean_and_spread,

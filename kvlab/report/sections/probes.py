@@ -1,5 +1,7 @@
 """Probes: associative recall, and loss by position in the context."""
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -15,9 +17,7 @@ from kvlab.report.document import (
 )
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.formatting import PLUS_MINUS, display_unit, format_metric
-from kvlab.report.study import Study
 from kvlab.report.table_columns import mean_cell, mean_column
-from kvlab.report.trial_rows import Levels
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
 _POSITIONS = {f"loss_part{i}": f"{i}/8" for i in range(1, 9)} | {"loss_beyond": "beyond"}

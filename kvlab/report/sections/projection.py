@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.layout import RescaleError
 from kvlab.layout.extrapolation import (
     BATCH_SIZES,
@@ -16,8 +18,6 @@ from kvlab.report.benchmark_plots import MAX_VARIANTS
 from kvlab.report.document import Cell, Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
 from kvlab.report.formatting import format_percent, format_significant
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels
 from kvlab.spec.experiment import ServedModel
 
 

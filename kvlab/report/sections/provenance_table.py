@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     Block,
@@ -18,7 +19,6 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.study import Study
 
 Record = Mapping[str, Any]
 

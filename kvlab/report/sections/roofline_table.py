@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kvlab.analysis.study import Study
 from kvlab.layout.roofline_model import MAX_BREAK_EVEN, DevicePeaks, find_break_even
 from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
 from kvlab.report.benchmark_plots import MAX_VARIANTS, roofline_figure
@@ -18,7 +19,6 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_percent, format_significant
-from kvlab.report.study import Study
 from kvlab.spec.experiment import Experiment
 
 Step = tuple[str, Any, Any]

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from kvlab.analysis.study import GAP_ROUNDING, Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -18,9 +20,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_significant
-from kvlab.report.study import GAP_ROUNDING, Study
 from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
-from kvlab.report.trial_rows import Levels
 
 
 def report_serving_gap(study: Study) -> Section | None:

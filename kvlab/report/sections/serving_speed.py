@@ -1,5 +1,6 @@
 """Speed of serving: time to first token, time per output token, throughput, and their curves."""
 
+from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import benchmark_lines, describe_shared_timings
 from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures
@@ -16,7 +17,6 @@ from kvlab.report.document import (
 )
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.formatting import PLUS_MINUS, display_unit, format_exact_bytes, format_metric
-from kvlab.report.study import Study
 from kvlab.report.table_columns import mean_cell, mean_column
 
 _TITLES = {

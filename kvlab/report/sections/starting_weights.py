@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import Block, Column, Content, Row, Section, Table, cell, paragraph
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import Levels
 
 Start = Mapping[str, Any]
 

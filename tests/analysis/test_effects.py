@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from kvlab.report.effects import (
+from kvlab.analysis.effects import (
     Setting,
     apply_holm,
     estimate_interactions,
     estimate_main_effects,
     largest_balanced_block,
 )
-from kvlab.report.statistics import POWER, smallest_detectable, spread_factors
-from kvlab.report.study import Study
-from kvlab.report.trial_rows import TrialRow
+from kvlab.analysis.statistics import POWER, smallest_detectable, spread_factors
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import TrialRow
 from kvlab.store import Store
 from tests.support.record_factory import EFFECTS, TIED_GAP, Record, no_learned_hybrid
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvlab.analysis.contrasts import Contrasts
+from kvlab.analysis.effects import estimate_interactions, estimate_main_effects
+from kvlab.analysis.trial_rows import TrialRow
 from kvlab.report import write_report
-from kvlab.report.contrasts import Contrasts
-from kvlab.report.effects import estimate_interactions, estimate_main_effects
-from kvlab.report.trial_rows import TrialRow
 from kvlab.spec import load_sweep
 from kvlab.spec.designs import DESIGNS
 from tests.support.design_requests import make_request

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kvlab.report.statistics import (
+from kvlab.analysis.statistics import (
     POWER,
     compare_items,
     estimate,

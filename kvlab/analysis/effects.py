@@ -10,15 +10,15 @@ same seeds are averaged seed by seed, and the means are tested over the seeds. A
 four trials instead of two: it is the difference of two differences.
 
 A level without any pair in the design, as in a fractional design, is estimated by a contrast over
-all cells at every seed, see `kvlab.report.contrasts`.
+all cells at every seed, see `kvlab.analysis.contrasts`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
-from kvlab.report.contrasts import Change, Contrast, Contrasts
-from kvlab.report.statistics import (
+from kvlab.analysis.contrasts import Change, Contrast, Contrasts
+from kvlab.analysis.statistics import (
     ALPHA,
     UNTESTED,
     Estimate,
@@ -26,7 +26,7 @@ from kvlab.report.statistics import (
     holm_correction,
     smallest_detectable,
 )
-from kvlab.report.trial_rows import Levels, TrialRow
+from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.store.metrics import METRICS
 
 Cells = Mapping[Levels, Mapping[int, TrialRow]]

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from kvlab.report.effects import Effect, estimate_interactions, estimate_main_effects
-from kvlab.report.statistics import ALPHA, Estimate, estimate, holm_correction
-from kvlab.report.trial_rows import Levels, TrialRow, read_rows
+from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
+from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
