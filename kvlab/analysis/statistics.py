@@ -15,7 +15,11 @@ another draw of items, not another draw of seeds.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
@@ -23,6 +27,12 @@ ALPHA = 0.05
 
 POWER = 0.8
 NORMAL_QUANTILE_975 = 1.959963984540054
+
+MAX_EXACT_FLIPS = 20
+"""Differences up to which `sign_flip_test` counts every pattern."""
+MAX_EXACT_SUM = 200_000
+"""Sum of whole numbers up to which `sign_flip_test` counts every pattern."""
+_FLIPS = 100_000
 
 EstimateKind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
 
@@ -193,6 +203,61 @@ def mcnemar(gained: int, lost: int) -> float:
     if not discordant:
         return 1.0
     return min(1.0, 2 * fair_coin_cdf(min(gained, lost), discordant))
+
+
+def sign_flip_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of the sign-flip (randomization) test of a mean of zero.
+
+    It assumes that each difference is as likely as its negative, no distribution (Fisher 1935). The
+    statistic is the absolute sum. Up to 20 differences all sign patterns are counted; whole numbers
+    are counted exactly however many there are; otherwise `_FLIPS` random patterns are drawn, always
+    the same ones.
+
+    Args:
+        differences: One per independent unit, such as a seed or an item.
+
+    Returns:
+        The share of sign patterns whose absolute sum is at least the observed one. With n non-zero
+        differences it is never below 2**(1 - n).
+    """
+    import numpy as np
+
+    values = np.asarray(differences, dtype=np.float64)
+    values = np.abs(values[values != 0])
+    observed = abs(float(np.sum(differences)))
+    threshold = observed - 1e-12 * float(values.sum())  # sums differ by rounding
+    if not values.size or threshold <= 0:
+        return 1.0
+    if values.size <= MAX_EXACT_FLIPS:
+        sums = values[:1]  # of all patterns whose first sign is positive: the others mirror them
+        for value in values[1:]:
+            sums = np.concatenate([sums + value, sums - value])
+        return float(np.mean(np.abs(sums) >= threshold))
+    if np.all(values == np.rint(values)) and values.sum() <= MAX_EXACT_SUM:
+        return _whole_number_flip_p(values.astype(np.int64), observed)
+    random = np.random.default_rng(0)
+    reached = 0
+    for _ in range(_FLIPS // 1000):
+        signs = 2.0 * random.integers(0, 2, (1000, values.size)) - 1
+        reached += int(np.count_nonzero(np.abs(signs @ values) >= threshold))
+    return (1 + reached) / (1 + _FLIPS)
+
+
+def _whole_number_flip_p(values: "NDArray[np.int64]", observed: float) -> float:
+    """Convolve the distributions of the signed sums of each magnitude.
+
+    A sum of k signed numbers of magnitude v is v * (2 * heads - k) for k tosses of a fair coin.
+    """
+    import numpy as np
+    from scipy.stats import binom  # type: ignore[import-untyped]
+
+    distribution = np.ones(1)
+    for magnitude, count in zip(*np.unique(values, return_counts=True), strict=True):
+        step = np.zeros(int(magnitude) * int(count) + 1)
+        step[:: int(magnitude)] = binom.pmf(np.arange(count + 1), count, 0.5)
+        distribution = np.convolve(distribution, step)
+    sums = 2 * np.arange(distribution.size) - int(values.sum())
+    return float(min(1.0, distribution[np.abs(sums) >= observed - 0.5].sum()))
 
 
 def _clustered_p_value(net_by_item: Sequence[int]) -> float:

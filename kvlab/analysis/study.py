@@ -8,6 +8,7 @@ from typing import Any
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
+from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
@@ -33,6 +34,8 @@ class Study:
         rows: One row per cell and seed, in the design's order.
         cells: Cell -> rows by seed, in the design's order.
         sections: Names of the report's sections; None for all.
+        decide: What the sweep declared that it decides.
+        claims: The claims that are tested together, as ``factor=level``.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Study:
         self.cells: dict[Levels, dict[int, TrialRow]] = {}
         for row in rows:
             self.cells.setdefault(row.levels, {})[row.seed] = row
+        self.decide = DecideConfig.model_validate(sweep.get("decide") or {})
+        self.claims = list_claims(self.decide, self.factors, sweep["baseline"])
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
         self._effects: dict[str, list[Effect]] = {}
@@ -97,12 +102,14 @@ class Study:
 
     @cached_property
     def primary_metric(self) -> str:
-        """The quality metric that conclusions are drawn from.
+        """The metric that conclusions are drawn from: that of `decide`, if the sweep names one.
 
-        The loss through the serving cache, since one-shot scoring cannot see what serving does to
-        quality. If cells differ in tokenizer it is bits per byte, since their losses count
-        different tokens.
+        Else the loss through the serving cache, since one-shot scoring cannot see what serving
+        does to quality. If cells differ in tokenizer it is bits per byte, since their losses
+        count different tokens.
         """
+        if self.decide.metric is not None:
+            return self.decide.metric
         served = "_served" if "loss_served" in self.measured_metrics else ""
         has_one_tokenizer = len(self.tokenizers) <= 1
         return ("loss" if has_one_tokenizer else "bits_per_byte") + served

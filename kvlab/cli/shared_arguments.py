@@ -5,11 +5,13 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
+from kvlab.store.metrics import METRICS
 
 _BYTES = {
     "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
@@ -142,13 +144,13 @@ def sweep_name(text: str) -> str:
 
 
 def read_sweep(path: str | Path) -> Sweep:
-    """Read a sweep and check the names of its report's sections, which `kvlab.spec` cannot know.
+    """Read a sweep and check its names of sections and metrics, which `kvlab.spec` cannot know.
 
     Raises:
         SpecError: With every problem, each with file, line and column.
     """
     sweep = load_sweep(path)
-    problems = list(_find_unknown_sections(sweep))
+    problems = [*_find_unknown_sections(sweep), *_find_metric_problems(sweep)]
     if problems:
         raise SpecError(problems)
     return sweep
@@ -163,3 +165,25 @@ def _find_unknown_sections(sweep: Sweep) -> Iterator[Problem]:
         if name not in SECTIONS:
             text = f"report.sections.{number} = {name} {explain_unknown_section(name)}"
             yield sweep.source.document.problem(("report", "sections", number), text)
+
+
+def _find_metric_problems(sweep: Sweep) -> Iterator[Problem]:
+    """Yield what is wrong with the decided metric, and with a margin in its unit."""
+    metric, margin = sweep.decide.metric, sweep.decide.margin
+    document = sweep.source.document
+    if metric is not None and (metric not in METRICS or METRICS[metric].better == "neither"):
+        usable = [name for name, one in METRICS.items() if one.better != "neither"]
+        near = get_close_matches(metric, usable, 1)
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(usable)}"
+        rule = "is not measured" if metric not in METRICS else "has no better direction"
+        text = f"decide.metric = {metric} {rule}; {hint}"
+        yield document.problem(("decide", "metric"), text)
+    elif metric is not None and margin is not None:
+        info = METRICS[metric]
+        text = f"decide.margin = {margin:g}"
+        if info.is_share and margin >= 1:
+            text += f" is not below 1, and {metric} is a share of 1; write one such as 0.01"
+            yield document.problem(("decide", "margin"), text)
+        elif info.unit == "bytes" and margin < 1:
+            text += f" is less than one byte, the unit of {metric}; give a number of bytes"
+            yield document.problem(("decide", "margin"), text)

@@ -18,6 +18,7 @@ from pydantic import (
 
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.cell_selection import SelectedCell, Selection, select_cells
+from kvlab.spec.decide_config import DecideConfig, find_claim_problems
 from kvlab.spec.design import DesignError
 from kvlab.spec.designs import DESIGNS, describe_designs, design_pattern
 from kvlab.spec.experiment import Experiment
@@ -182,6 +183,7 @@ class Sweep(SpecModel):
     search: SearchConfig | None = Field(
         default=None, description="Instead of factors: look for the best in a space."
     )
+    decide: DecideConfig = DecideConfig()
     report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
@@ -205,6 +207,7 @@ class Sweep(SpecModel):
         raise_problems(find_search_problems(self, SEARCH_FACTOR))
         raise_problems([*find_name_problems(self), *find_unused_key_problems(self)])
         raise_problems(find_zip_problems(self))
+        raise_problems(find_claim_problems(self.decide, self.factors, self.baseline))
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:

@@ -52,6 +52,17 @@ WRONG = {
     "an experiment that is not there": (
         SWEEP.replace("e.yaml", "f.yaml"), EXPERIMENT, "s.yaml:2:13: ", "f.yaml"
     ),
+    "a decided metric that is not measured": (
+        SWEEP + "decide: {metric: los_served}\n", EXPERIMENT, "s.yaml:7:18: ",
+        "decide.metric = los_served is not measured; did you mean loss_served?",
+    ),
+    "a decided metric without a better direction": (
+        SWEEP + "decide: {metric: loss_tokens}\n", EXPERIMENT, "s.yaml:7:18: ", "no better direction"
+    ),
+    "a margin that no share can have": (
+        SWEEP + "decide: {metric: hellaswag_acc_norm, margin: 2}\n", EXPERIMENT, "s.yaml:7:46: ",
+        "decide.margin = 2 is not below 1",
+    ),
     "a key written twice": (SWEEP + "question: Again?\n", EXPERIMENT, "s.yaml:7:1: ", "question"),
 }  # fmt: skip
 

@@ -134,3 +134,36 @@ def test_a_search_chooses_its_own_cells(tmp_path, tail, message):
         assert [cell.levels for cell in load_sweep_text(tmp_path, text).cells()] == [
             {"point": "base"}
         ]
+
+
+def test_what_a_sweep_decides(tmp_path):
+    sweep = load_sweep_text(tmp_path, SWEEP + "decide: {margin: 0.02, claims: [heads=mqa]}\n")
+    assert (sweep.decide.margin, sweep.decide.claims) == (0.02, ("heads=mqa",))
+    default = load_sweep_text(tmp_path, SWEEP).decide
+    assert (default.margin, default.metric, default.claims, default.alpha) == (
+        None,
+        None,
+        None,
+        0.05,
+    )
+    assert load_sweep_text(tmp_path, SWEEP + "decide: {margin: 1}\n").decide.margin == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("margin: 0", "s.yaml:16:18: decide.margin = 0 is not above 0"),
+        ("margin: -0.1", "decide.margin = -0.1 is not above 0"),
+        ("margin: yes", "decide.margin = yes is not a number"),
+        ("alpha: 0.9", "decide.alpha = 0.9 is above 0.2; use 0.2 or less"),
+        ("claims: []", "decide.claims = [] has too few entries"),
+        ("claims: [heads=mqb]", "s.yaml:16:19: decide.claims.0 = heads=mqb is not a level, written as"
+         " factor=level; did you mean heads=mqa?"),
+        ("claims: [mqa, heads=mqa]", "decide.claims.0 = mqa is not a level"),
+        ("claims: [heads=mha]", "decide.claims.0 = heads=mha is the baseline level of heads"),
+        ("claims: [heads=mqa, heads=mqa]", "s.yaml:16:30: decide.claims.1 = heads=mqa is named twice"),
+        ("margn: 0.1", "decide.margn is not a known key; did you mean margin?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_decided(tmp_path, text, message):
+    assert message in sweep_errors(tmp_path, f"{SWEEP}decide: {{{text}}}\n")

@@ -13,6 +13,7 @@ from kvlab.errors import DataError
 from kvlab.humanize import format_count
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec import DataConfig
+from kvlab.spec.decide_config import list_claims
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
@@ -339,6 +340,10 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         "rules": [str(rule) for rule in sweep.selection.rules],
         "notes": list(sweep.selection.notes),
         "seeds": list(sweep.all_seeds),
+        "decide": {
+            **sweep.decide.model_dump(mode="json"),
+            "claims": list(list_claims(sweep.decide, sweep.factors, sweep.baseline)),
+        },
         "report": sweep.report.model_dump(mode="json"),
         "cells": [
             {

@@ -1,0 +1,71 @@
+"""`decide`: what a sweep is to decide, written down before its first result.
+
+decide: {margin: 0.02, claims: [heads=mqa, position=rope]}
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from kvlab.spec.spec_model import FieldMessage, SpecModel, TupleOf
+
+Margin = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Alpha = Annotated[float, Field(ge=0.001, le=0.2)]
+Claims = Annotated[TupleOf[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+
+
+class DecideConfig(SpecModel):
+    """`decide`: the claims that are tested together, and the difference that does not matter.
+
+    None of it changes what a trial computes. The names of metrics stand above this package, so the
+    commands that read a sweep check them.
+    """
+
+    margin: Margin | None = Field(
+        default=None,
+        description="A cost below it does not matter, in the metric's unit, such as 0.02"
+        " nats/token. Enables the verdict: costs less than the margin.",
+    )
+    metric: str | None = Field(
+        default=None, description="Default: the loss through the serving cache, if measured."
+    )
+    claims: Claims | None = Field(
+        default=None, description="As [heads=mqa, ...]. Default: every level but the baseline's."
+    )
+    alpha: Alpha = Field(
+        default=0.05, description="Probability of any wrong claim, over all claims together."
+    )
+
+
+def list_claims(
+    decide: DecideConfig, factors: Mapping[str, Any], baseline: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return the claims as ``factor=level``; without a list, every level but the baseline's."""
+    if decide.claims is not None:
+        return decide.claims
+    return tuple(
+        f"{factor}={level}"
+        for factor, levels in factors.items()
+        for level in levels
+        if level != baseline[factor]
+    )
+
+
+def find_claim_problems(
+    decide: DecideConfig, factors: Mapping[str, Any], baseline: Mapping[str, str]
+) -> Iterator[FieldMessage]:
+    """Yield every claim that is not a level, is a baseline level, or is named twice."""
+    names = [f"{factor}={level}" for factor, levels in factors.items() for level in levels]
+    claims = decide.claims or ()
+    for number, claim in enumerate(claims):
+        key, (factor, _, level) = f"decide.claims.{number}", claim.partition("=")
+        if claim not in names:
+            near = get_close_matches(claim, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"use some of {', '.join(names)}"
+            yield key, f"is not a level, written as factor=level; {hint}"
+        elif baseline.get(factor) == level:
+            yield key, f"is the baseline level of {factor}, which nothing is claimed of; remove it"
+        elif claim in claims[:number]:
+            yield key, "is named twice; name each claim once"
