@@ -18,7 +18,7 @@ from kvlab.spec import Sweep
 from kvlab.spec.overrides import resolve_path_value
 from kvlab.spec.yaml_reader import Key, YamlDocument
 from kvlab.store import Store
-from kvlab.sweep import plan
+from kvlab.sweep import plan_stage
 from kvlab.sweep.executors import EXECUTORS
 from kvlab.sweep.ops.detached_driver import create_driver_folder, driver_folder, driver_log
 
@@ -52,7 +52,7 @@ def submit_detached(options: argparse.Namespace) -> int:
 
 def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     store = Store(Path(options.store).absolute())
-    planned = plan(sweep, store)
+    planned = plan_stage(sweep, store).plan
     number = create_driver_folder(store, sweep.name)
     log = driver_log(store, sweep.name, number)
     command = [sys.executable, "-m", _DRIVER_MODULE, str(store.path), sweep.name]
@@ -83,7 +83,9 @@ def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     problems = list(_find_local_paths(sweep))
     if problems:
         raise SpecError(problems)
-    planned = plan(sweep, Store(store), provisional=True)  # the text may be on the cluster alone
+    planned = plan_stage(
+        sweep, Store(store), provisional=True
+    ).plan  # the text may be on the cluster alone
     folder, path = _copy_spec_files(sweep)
     reports = options.reports if os.path.isabs(options.reports) else f"{store}/{options.reports}"
     arguments = [path if word == options.sweep else word for word in _strip_detach_option(options)]

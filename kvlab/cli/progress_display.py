@@ -40,19 +40,21 @@ class ProgressDisplay:
 
     def __init__(self, plan: Plan, store: Store, stream: TextIO, *, retry_failed: bool = False):
         self._sweep, self._store, self._stream = plan.sweep.name, store, stream
-        missing = trials_to_run(plan, retry_failed)
-        self._known_trials = {planned.trial.id for planned in plan.trials}
-        self._done = len(plan.trials) - len(missing)
-        self._failed = sum(planned.state == "failed" for planned in plan.trials)
-        if retry_failed:
-            self._failed = 0
-        self._pruned = {p.trial.id for p in plan.trials if p.state == "pruned"}
-        self._remaining_time = RemainingTime(missing)
+        self.begin_stage(plan, retry_failed=retry_failed)
         self._started = time.monotonic()
         self._preparation = ""
         self._remote_trials = 0
         self._screen = _open_screen(stream)
         self._lock = threading.Lock()
+
+    def begin_stage(self, plan: Plan, *, retry_failed: bool = False) -> None:
+        """Count the trials of a plan instead of those of the stage before."""
+        missing = trials_to_run(plan, retry_failed)
+        self._known_trials = {planned.trial.id for planned in plan.trials}
+        self._done = len(plan.trials) - len(missing)
+        self._failed = 0 if retry_failed else sum(p.state == "failed" for p in plan.trials)
+        self._pruned = {p.trial.id for p in plan.trials if p.state == "pruned"}
+        self._remaining_time = RemainingTime(missing)
 
     @contextmanager
     def watch(self, driver: Driver) -> Iterator[None]:

@@ -3,5 +3,16 @@
 from kvlab.sweep.driver.driver import Driver
 from kvlab.sweep.driver.events import Event, Summary
 from kvlab.sweep.planning.planner import Plan, PlannedCell, PlannedTrial, plan
+from kvlab.sweep.planning.stages import Stage, plan_stage
 
-__all__ = ["Driver", "Event", "Plan", "PlannedCell", "PlannedTrial", "Summary", "plan"]
+__all__ = [
+    "Driver",
+    "Event",
+    "Plan",
+    "PlannedCell",
+    "PlannedTrial",
+    "Stage",
+    "Summary",
+    "plan",
+    "plan_stage",
+]

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,18 +19,21 @@ from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCa
 from kvlab.cli.terminal import tolerate_broken_output
 from kvlab.errors import UsageError
 from kvlab.humanize import format_duration
+from kvlab.spec import Sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin, capture_origin, redact_command
-from kvlab.sweep import Driver, Plan, PlannedTrial, Summary, plan
+from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_data
 from kvlab.sweep.driver.shutdown import stop_on_signal
+from kvlab.sweep.driver.staged_run import run_stages
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
-from kvlab.sweep.planning.planner import describe_sweep, trials_to_run, uses_pruning
+from kvlab.sweep.planning.planner import trials_to_run, uses_pruning
+from kvlab.sweep.planning.stages import describe_stage
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.task import run_task
@@ -111,9 +115,9 @@ def _submit(options: argparse.Namespace) -> int:
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
-    planned = plan(sweep, store)
+    stage = plan_stage(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
-    display = ProgressDisplay(planned, store, stream, retry_failed=options.retry_failed)
+    display = ProgressDisplay(stage.plan, store, stream, retry_failed=options.retry_failed)
     warn = display.print_line
     mlflow = MLflowCallback(store, sweep.name, options.tracking_uri, warn)
     backup = BackupCallback(store, sweep.name, options.copy_to, warn)
@@ -123,9 +127,9 @@ def _submit(options: argparse.Namespace) -> int:
         backup.on_result(trial_id)
 
     with notify_at_end(options.notify, sweep.name, store.path, warn) as notice:
-        summary = _run_driver(options, planned, store, display, on_result)
+        summary = _run_sweep(options, stage, store, display, on_result)
         facts: dict[str, Any] = {"sweep": sweep.name, "states": dict(summary.states)}
-        _print_summary(planned, store, summary, stream)
+        _print_summary(sweep.name, store, summary, stream)
         report = None
         if summary.exit_code != 130 and not options.no_report:
             report = _write_report(options, sweep.name, store)
@@ -139,55 +143,101 @@ def _submit(options: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _run_driver(
+def _run_sweep(
     options: argparse.Namespace,
-    planned: Plan,
+    stage: Stage,
     store: Store,
     display: ProgressDisplay,
     on_result: Callable[[str], None],
 ) -> Summary:
-    sweep, missing = planned.sweep, trials_to_run(planned, options.retry_failed)
+    """Run a stage of a sweep and those that follow it, with one executor."""
+    sweep, missing = stage.plan.sweep, trials_to_run(stage.plan, options.retry_failed)
     command = _redact_command(options)
-    yaml, experiment_yaml = sweep.source.document.text, sweep.source.base_document.text
-    describe = partial(describe_sweep, yaml=yaml, experiment_yaml=experiment_yaml, command=command)
-    search = None if sweep.search is None else Searcher(planned, store, describe)
-    if search is not None:
-        promote_trials(search, store, options.promote)
-        planned = search.plan
-    may_run = bool(missing) or search is not None
+    may_run = bool(missing) or sweep.search is not None or not stage.is_last
     origin, stop_flag = capture_origin(command), store.new_driver_stop_flag(sweep.name)
     stop_flags = store.stop_flag(sweep.name), stop_flag
-    display.print_line(f"{sweep.name}: {planned.format_totals()}")
+    display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
     executor = _make_executor(options, store, origin, stop_flags, may_run)
+
+    def run_stage(one: Stage) -> Summary:
+        driver_options = {
+            "origin": origin,
+            "stop_flag": stop_flag,
+            "on_result": on_result,
+            "retry_failed": options.retry_failed and one is stage,  # later ones failed just now
+        }
+        return _run_stage(options, one, store, executor, display, command, driver_options)
+
     is_forced = True
     try:
         if options.address and may_run:
             folder = store.sweep_directory(sweep.name)
             check_store_is_shared(store.path, folder, executor.run_on_all_machines)
         location = f" on {executor.describe()}" if may_run else ""
-        trials = _describe_missing(planned, len(missing))
+        trials = _describe_missing(stage.plan, len(missing))
         display.print_line(f"{trials}{location}; record in {options.store}")
-        driver = Driver(
-            planned,
-            store,
-            executor,
-            origin=origin,
-            stop_flag=stop_flag,
-            description=describe(planned),
-            prepare=_make_preflight(options, planned, store, executor, origin, display),
-            on_event=display.handle_event,
-            on_result=on_result,
-            retry_failed=options.retry_failed,
-            source=search,
-        )
-        with stop_on_signal(driver.stop), display.watch(driver):
-            summary = driver.run()
-        if search is not None:
-            display.print_line("\n".join(format_search(search)))
+        summary = run_stages(stage, run_stage, partial(_plan_next_stage, sweep, store, display))
         is_forced = False
         return summary
     finally:
         executor.close(force=is_forced)
+
+
+def _run_stage(
+    options: argparse.Namespace,
+    stage: Stage,
+    store: Store,
+    executor: Executor,
+    display: ProgressDisplay,
+    command: str,
+    driver_options: dict[str, Any],
+) -> Summary:
+    """Run one stage with a driver of its own."""
+    sweep = stage.plan.sweep
+    yaml, experiment_yaml = sweep.source.document.text, sweep.source.base_document.text
+
+    def describe(planned: Plan) -> dict[str, Any]:
+        own = replace(stage, plan=planned)
+        return describe_stage(own, yaml=yaml, experiment_yaml=experiment_yaml, command=command)
+
+    planned = stage.plan
+    search = None if sweep.search is None else Searcher(planned, store, describe)
+    if search is not None:
+        promote_trials(search, store, options.promote)
+        planned = search.plan
+    driver = Driver(
+        planned,
+        store,
+        executor,
+        description=describe(planned),
+        prepare=_make_preflight(
+            options, planned, store, executor, driver_options["origin"], display
+        ),
+        on_event=display.handle_event,
+        source=search,
+        **driver_options,
+    )
+    with stop_on_signal(driver.stop), display.watch(driver):
+        summary = driver.run()
+    if search is not None:
+        display.print_line("\n".join(format_search(search)))
+    return summary
+
+
+def _plan_next_stage(sweep: Sweep, store: Store, display: ProgressDisplay) -> Stage:
+    """Plan the next stage from the record, and print what was decided."""
+    stage = plan_stage(sweep, store)
+    display.begin_stage(stage.plan)
+    for line in stage.lines:
+        display.print_line(line)
+    if trials_to_run(stage.plan):
+        display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
+    return stage
+
+
+def _name_stage(stage: Stage) -> str:
+    name = stage.plan.sweep.name
+    return f"{name}, {stage.name}" if stage.name else name
 
 
 def _make_preflight(
@@ -270,7 +320,7 @@ def _describe_missing(planned: Plan, missing: int) -> str:
     return f"{ended} ended before, {missing} to run" if missing else "nothing is missing"
 
 
-def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO) -> None:
+def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -> None:
     states = summary.states
     parts = [f"{states['done']} done", f"{states['failed']} failed"]
     parts += [
@@ -278,7 +328,7 @@ def _print_summary(planned: Plan, store: Store, summary: Summary, stream: TextIO
     ]
     print(f"{', '.join(parts)} in {format_duration(summary.seconds)}", file=stream)
     if states["failed"]:
-        for trial_id in (one.trial.id for one in planned.trials):
+        for trial_id in store.sweep_trials(sweep):
             if store.status(trial_id) == "failed":
                 print(f"  {trial_id}  {format_outcome(store, trial_id)}", file=stream)
         print("failed trials are not run again unless asked: --retry-failed", file=stream)

@@ -30,12 +30,12 @@ def join_sweep(
     """Register a driver of the sweep for the length of the block.
 
     Args:
-        description: Written to ``sweep.json``.
+        description: Written to ``sweep.json``, unless that describes a later stage already.
         exclusive: Refuse other drivers, now and later.
 
     Raises:
         UsageError: Another driver runs, and one of the two is exclusive, or its plan has other
-            cells, or it has been asked to stop.
+            cells, or declares other stages, or it has been asked to stop.
         StoreError: The store cannot be written.
     """
     own_lock, exclusive_lock = store.driver_lock(name), _exclusive_lock(store, name)
@@ -48,7 +48,7 @@ def join_sweep(
             store.stop_flag(name).unlink(missing_ok=True)
             own_lock.acquire()
             stack.callback(_leave_sweep, store, name, own_lock)
-            if description is not None:
+            if description is not None and not _is_outdated(store, name, description):
                 store.write_sweep(dict(description))
         yield
 
@@ -99,8 +99,25 @@ def _check_can_join(
 
 
 def _cells_differ(store: Store, name: str, description: Mapping[str, Any]) -> bool:
+    """Return whether two drivers run different sweeps; cells grow from stage to stage."""
     try:
-        recorded = store.sweep(name)["cells"]
-    except (UsageError, KeyError):
+        recorded = store.sweep(name)
+    except UsageError:
         return True
-    return bool(recorded != json.loads(json.dumps(description["cells"])))
+    key = "stages" if "stages" in description or "stages" in recorded else "cells"
+    ours, theirs = json.loads(json.dumps(description.get(key))), recorded.get(key)
+    if key == "stages" and ours and theirs:
+        ours, theirs = ours["declared"], theirs["declared"]
+    return bool(ours != theirs)
+
+
+def _is_outdated(store: Store, name: str, description: Mapping[str, Any]) -> bool:
+    """Return whether another driver of the same stages has gone on since this one was planned."""
+    try:
+        recorded = store.sweep(name).get("stages")
+    except (UsageError, StoreError):
+        return False
+    own = json.loads(json.dumps(description.get("stages")))
+    if not own or not recorded or own["declared"] != recorded["declared"]:
+        return False
+    return bool(recorded["number"] > own["number"])

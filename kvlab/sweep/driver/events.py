@@ -78,7 +78,7 @@ class Summary:
         seconds: Duration of the run.
         stopped: Whether the driver was asked to stop.
         halt_reason: Why the driver gave up before the end, if it did.
-        has_more: Whether the source of trials was to supply more.
+        has_more: Whether the source of trials was to supply more, or a stage was to follow.
     """
 
     states: Counter[str] = field(default_factory=Counter)

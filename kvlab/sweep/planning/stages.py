@@ -1,0 +1,90 @@
+"""Plan a sweep stage by stage: what runs next may depend on how the trials before it have ended.
+
+A stage's plan contains all trials that the sweep has asked for so far, so that a driver runs those
+that are missing. It is computed from the record alone. So every driver computes the same stage,
+also after a kill, and several drivers of one sweep go through the same stages. Most sweeps have
+one stage.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlab.spec.sweep import Sweep
+from kvlab.store import Store
+from kvlab.sweep.planning.planner import IdentifyDataset, Plan, describe_sweep, plan
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a sweep runs next.
+
+    Attributes:
+        plan: All trials up to this stage.
+        name: Shown to people, such as ``look 2 of 4``; empty for a sweep with one stage.
+        number: Stages are counted from 1. ``sweep.json`` keeps the latest one.
+        is_last: Whether no stage follows, however its trials end.
+        declaration: What all stages share, as JSON. Drivers with other declarations cannot join.
+            None for a sweep with one stage.
+        record: Further keys of ``sweep.json``: what was decided before this stage, and why.
+        lines: What was decided since the stage before, for people.
+    """
+
+    plan: Plan
+    name: str = ""
+    number: int = 1
+    is_last: bool = True
+    declaration: Mapping[str, Any] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+
+
+def plan_stage(
+    sweep: Sweep,
+    store: Store | None = None,
+    *,
+    identify: IdentifyDataset | None = None,
+    provisional: bool = False,
+) -> Stage:
+    """Plan the stage that a sweep's record asks for.
+
+    If all trials of a stage have ended, it is the next one, until a stage is the last.
+
+    Args:
+        sweep: From `kvlab.spec.load_sweep`.
+        store: The record; None takes it as empty.
+        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
+        provisional: Plan even if a dataset or a checkpoint is unavailable; see `kvlab.sweep.plan`.
+
+    Raises:
+        SpecError: A cell is impossible, a checkpoint is unavailable, or the sweep declares
+            something else than before its first stage.
+        DataError: A dataset is unavailable, and ``provisional`` is not set.
+        StoreError: The record is damaged.
+    """
+    return Stage(plan(sweep, store, identify=identify, provisional=provisional))
+
+
+def describe_stage(
+    stage: Stage, *, yaml: str, experiment_yaml: str, command: str
+) -> dict[str, Any]:
+    """Return the content of ``sweep.json`` for a stage.
+
+    Args:
+        stage: From `plan_stage`.
+        yaml: Text of the sweep's file.
+        experiment_yaml: Text of the base experiment's file.
+        command: As typed, without absolute paths.
+    """
+    description = describe_sweep(
+        stage.plan, yaml=yaml, experiment_yaml=experiment_yaml, command=command
+    )
+    if stage.declaration is None:
+        return description
+    stages = {
+        "declared": dict(stage.declaration),
+        "number": stage.number,
+        "name": stage.name,
+        "is_last": stage.is_last,
+    }
+    return {**description, **stage.record, "stages": stages}
