@@ -68,7 +68,10 @@ class TrainingConfig(SpecModel):
         description="Of wsd, at the end of training; default 20% of tokens.",
     )
     warmup_tokens: NonNegativeInt | None = Field(
-        default=None, validate_default=True, description="Linear warm-up; default 4% of tokens."
+        default=None,
+        validate_default=True,
+        description="Linear warm-up; default 4% of tokens. Under wsd, token budgets of equal"
+        " warm-up share their stable phase.",
     )
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(
         default=0.1, description="On matrices only."
@@ -134,3 +137,24 @@ class TrainingConfig(SpecModel):
     def steps(self) -> int:
         """The number of optimizer steps."""
         return self.tokens // self.batch_tokens
+
+    @property
+    def warmup_steps(self) -> int:
+        """The steps of the warm-up, ``warmup_tokens`` rounded up to whole steps."""
+        assert self.warmup_tokens is not None, "filled in"
+        return min(-(-self.warmup_tokens // self.batch_tokens), self.steps)
+
+    @property
+    def decay_steps(self) -> int:
+        """The steps of the decay of wsd, ``decay_tokens`` rounded up; 0 of other schedules."""
+        decay = -(-(self.decay_tokens or 0) // self.batch_tokens)
+        return min(decay, self.steps - self.warmup_steps)
+
+    @property
+    def stable_steps(self) -> int:
+        """The steps of wsd before its decay, warm-up included.
+
+        They are equal in trainings that differ in ``tokens``, ``decay_tokens`` and
+        ``final_learning_rate`` alone. 0 if there is no decay to branch into.
+        """
+        return self.steps - self.decay_steps if self.decay_steps else 0

@@ -39,7 +39,8 @@ def find_garbage(
 ) -> list[Garbage]:
     """Return what can be removed, the largest first, without what a process uses now.
 
-    Unfinished files and the checkpoints of trainings that have ended are always included.
+    Unfinished files, the checkpoints of trainings that have ended, and stable phases that no
+    sweep branches from any more are always included.
 
     Args:
         weights: include final weights where every sweep that uses them has ended.
@@ -47,7 +48,7 @@ def find_garbage(
         pruned: include checkpoints of trainings whose trials are all pruned. A trial that is
             promoted later then trains from the start, with the same result.
     """
-    garbage = [*_find_temporary_files(store), *_find_checkpoints(store)]
+    garbage = [*_find_temporary_files(store), *_find_checkpoints(store), *_find_trunks(store)]
     if weights:
         garbage += _find_measured_weights(store)
     if unused:
@@ -109,13 +110,29 @@ def _find_checkpoints(store: Store) -> Iterator[Garbage]:
         yield from _make_garbage(directory / "checkpoints", reason, directory / "lock")
 
 
-def _find_measured_weights(store: Store) -> Iterator[Garbage]:
-    """Find final weights that no sweep of the store still has to measure."""
-    needed: set[str | None] = set()
+def _find_trunks(store: Store) -> Iterator[Garbage]:
+    """Find stable phases that no token budget of an unfinished sweep branches from."""
+    folders = _list_folders(store.path / "trunks")
+    if not folders:
+        return
+    needed = {store.read_trunk_id(trial) for trial in _list_unfinished(store)}
+    for directory in folders:
+        if directory.name not in needed:
+            reason = "a stable phase that every token budget has branched from"
+            yield from _make_garbage(directory, reason, directory / "lock")
+
+
+def _list_unfinished(store: Store) -> Iterator[str]:
+    """Yield the trials of every sweep that has not ended, also those that have."""
     for name in store.sweep_names():
         trials = store.sweep_trials(name)
         if not all(store.status(trial) in ("done", "diverged", "pruned") for trial in trials):
-            needed |= {store.read_training_id(trial) for trial in trials}
+            yield from trials
+
+
+def _find_measured_weights(store: Store) -> Iterator[Garbage]:
+    """Find final weights that no sweep of the store still has to measure."""
+    needed = {store.read_training_id(trial) for trial in _list_unfinished(store)}
     for directory in _list_folders(store.path / "trainings"):
         if directory.name not in needed:
             reason = "weights that every sweep has measured"

@@ -25,6 +25,9 @@ class RecordedTrial(Protocol):
     def training_id(self) -> str: ...
 
     @property
+    def trunk_id(self) -> str | None: ...
+
+    @property
     def experiment(self) -> Experiment: ...
 
     @property
@@ -110,6 +113,7 @@ def describe_trial(trial: RecordedTrial) -> dict[str, Any]:
     return {
         "trial": trial.id,
         "training": trial.training_id,
+        **({"trunk": trial.trunk_id} if trial.trunk_id else {}),
         "seed": trial.seed,
         "data_identity": trial.data_identity,
         "experiment": describe_experiment(trial.experiment),

@@ -2,6 +2,7 @@
 
     <store>/trainings/<id>/  config.json, start.json, checkpoints/, rungs.json, final/,
                              training.json | diverged.json
+    <store>/trunks/<id>/     step-<n>/, checkpoints of a stable phase that token budgets share
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              attempts/<n>/{log.txt, traceback.txt, paused}
     <store>/sweeps/<name>/   sweep.json, search.json, stop, drivers/
@@ -36,6 +37,7 @@ Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
 search has paused its training, which any other sweep continues."""
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
+_TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
 _RESULT_HEAD = re.compile(
     rb'\{\s*"schema": %d,\s*"trial": "\w+",\s*"training": "\w+",'
     rb'\s*"status": "(done|failed|diverged|pruned)"' % SCHEMA
@@ -60,6 +62,9 @@ class Store:
 
     def training_directory(self, training_id: str) -> Path:
         return self.path / "trainings" / _check_id(training_id)
+
+    def trunk_directory(self, trunk_id: str) -> Path:
+        return self.path / "trunks" / _check_id(trunk_id)
 
     def sweep_directory(self, name: str) -> Path:
         if not re.match(NAME_PATTERN, name) or name.endswith("\n"):
@@ -182,8 +187,15 @@ class Store:
 
     def read_training_id(self, trial_id: str) -> str | None:
         """Return the training of a trial, from its ``trial.json``; None if that is unreadable."""
+        return self._read_trial_key(trial_id, "training")
+
+    def read_trunk_id(self, trial_id: str) -> str | None:
+        """Return the trunk that a trial's training may branch from; None without any."""
+        return self._read_trial_key(trial_id, "trunk")
+
+    def _read_trial_key(self, trial_id: str, key: str) -> str | None:
         try:
-            return str(read_json(self.trial_directory(trial_id) / "trial.json")["training"])
+            return str(read_json(self.trial_directory(trial_id) / "trial.json")[key])
         except (FileNotFoundError, StoreError, KeyError, TypeError):
             return None
 
@@ -275,6 +287,11 @@ class Store:
             return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
         except FileNotFoundError:
             return {}
+
+    def trunk_steps(self, trunk_id: str) -> list[int]:
+        """Return the steps after which a trunk has a checkpoint, sorted; see `kvlab.train`."""
+        names = _list_names(self.trunk_directory(trunk_id))
+        return sorted(int(name[5:]) for name in names if _TRUNK_STEP.match(name))
 
     # Sweeps
 

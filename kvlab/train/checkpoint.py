@@ -6,6 +6,8 @@
 
 A folder gets its name only after everything in it is on disk. If a disk loses bytes all the same,
 the hashes detect it, and the previous checkpoint is used.
+
+Trainings of several token budgets under wsd share a `Trunk`: checkpoints of their stable phase.
 """
 
 import hashlib
@@ -14,6 +16,8 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ from kvlab.train.tensor_files import copy_weights, fsync_path, read_tensors, wri
 from kvlab.train.training_record import Curve
 
 _FILES = ("model.safetensors", "optimizer.safetensors")
+_STATE_FILE = "state.json"
 _log = logging.getLogger(__name__)
 
 
@@ -40,21 +45,51 @@ class TrainingState:
         step: optimizer steps taken. The batches and the schedule are functions of it.
         seconds: time in all steps.
         timed_seconds, timed_steps: time and number of the steps that count for the rate.
-        pending: losses since the last point of the curve.
-        recent, lowest: arguments of `kvlab.train.divergence.check_spike`.
-        train_curve, validation_curve, resumed_from: as in `TrainingRecord`.
+        losses: of every step, in nats per token. The curve is made of them at the end, since the
+            steps between its points depend on the token budget.
+        lowest: argument of `kvlab.train.divergence.check_spike`.
+        validation_curve, resumed_from, branched_at: as in `TrainingRecord`.
     """
 
     step: int = 0
     seconds: float = 0.0
     timed_seconds: float = 0.0
     timed_steps: int = 0
-    pending: list[float] = field(default_factory=list)
-    recent: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     lowest: float | None = None
-    train_curve: Curve = field(default_factory=list)
     validation_curve: Curve = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
+    branched_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """The stable phase of wsd that trainings of several token budgets have in common.
+
+    Until its decay a training does not depend on ``tokens``, ``decay_tokens`` or
+    ``final_learning_rate``: the checkpoint after any of these steps is bitwise that of every such
+    budget (Hägele et al., arXiv 2405.18392, for the idea).
+
+    Attributes:
+        directory: of the store; named by the fingerprint of all that the budgets have in common.
+        steps: steps after which a checkpoint is kept, since other budgets branch there.
+    """
+
+    directory: Path
+    steps: frozenset[int] = frozenset()
+
+    def path(self, step: int) -> Path:
+        return self.directory / _folder_name(step)
+
+    def newest(self, last_step: int) -> Path | None:
+        """Return the checkpoint with the most steps, at most ``last_step``; None without any."""
+        folders = sorted(self.directory.glob("step-*"))
+        fitting = [folder for folder in folders if folder.name <= _folder_name(last_step)]
+        return fitting[-1] if fitting else None
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def resume_identity(
@@ -107,25 +142,70 @@ class Checkpoints:
             StoreError: the disk is full or gone; earlier checkpoints stay.
             LeaseLost: another process has taken this training over.
         """
+        with self._new_folder(self._folder / _folder_name(state.step)) as folder:
+            self._write_files(folder, model, optimizer, state)
+        self._remove_all_but(self._list_newest_first()[: self._keep_last])
+
+    def share(self, step: int, trunk: Trunk) -> None:
+        """Add the checkpoint of ``step`` to a trunk, unless it has that step.
+
+        Raises:
+            StoreError: the disk is full or gone.
+            LeaseLost: another process has taken this training over.
+        """
+        source, target = self._folder / _folder_name(step), trunk.path(step)
+        if target.exists():
+            return
+        with self._new_folder(target) as folder:
+            for name in (*_FILES, _STATE_FILE):
+                _link_or_copy(source / name, folder / name)
+
+    def branch(self, trunk: Trunk, last_step: int) -> bool:
+        """Make the newest checkpoint of a trunk one of this training.
+
+        Args:
+            last_step: steps of the trunk from then on are not this training's.
+
+        Returns:
+            False if the trunk has none that can be used: garbage collection may remove it
+            meanwhile. Then the training takes these steps itself.
+        """
+        source = trunk.newest(last_step)
+        if source is None:
+            return False
+        with suppress(StoreError, FileNotFoundError, KeyError, TypeError):
+            content: dict[str, Any] = read_json(source / _STATE_FILE)
+            own = {"resumed_from": [], "branched_at": content["state"]["step"]}
+            content |= {"identity": self._identity, "state": {**content["state"], **own}}
+            with self._new_folder(self._folder / source.name) as folder:
+                for name in _FILES:
+                    _link_or_copy(source / name, folder / name)
+                write_json(folder / _STATE_FILE, content, fence=self._fence)
+            return True
+        return False
+
+    @contextmanager
+    def _new_folder(self, path: Path) -> Iterator[Path]:
+        """Yield a folder to be filled, which becomes ``path`` when it is whole."""
         temporary = None
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            for parent in (self._folder, path.parent):
+                parent.mkdir(parents=True, exist_ok=True)
+            # in the own folder, also if it is for a trunk: others may tidy up there
             temporary = Path(tempfile.mkdtemp(prefix=".step-", dir=self._folder))
-            self._write_files(temporary, model, optimizer, state)
-            path = self._folder / f"step-{state.step:08d}"
+            yield temporary
             if self._fence is not None:
                 self._fence.check()
-            if path.exists():  # it is damaged, otherwise this run had resumed from it
+            if path.exists():  # damaged, or this run had resumed from it; or of another budget
                 shutil.rmtree(path)
             os.rename(temporary, path)
-            fsync_path(self._folder)
+            fsync_path(path.parent)
         except OSError as error:
-            text = f"{self._folder} cannot be written: {error.strerror}"
+            text = f"{path.parent} cannot be written: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, run again") from None
         finally:
             if temporary is not None and temporary.exists():
                 shutil.rmtree(temporary, ignore_errors=True)
-        self._remove_all_but(self._list_newest_first()[: self._keep_last])
 
     def _write_files(
         self, folder: Path, model: nn.Module, optimizer: Optimizer, state: TrainingState
@@ -135,7 +215,7 @@ class Checkpoints:
         write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters), self._fence)
         hashes = {name: file_sha256(folder / name) for name in _FILES}
         content = {"schema": 1, "identity": self._identity, "sha256": hashes}
-        write_json(folder / "state.json", {**content, "state": asdict(state)}, fence=self._fence)
+        write_json(folder / _STATE_FILE, {**content, "state": asdict(state)}, fence=self._fence)
         fsync_path(folder)
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
@@ -184,7 +264,7 @@ class Checkpoints:
 
     def _read_state(self, folder: Path) -> tuple[str, TrainingState]:
         """Return the identity and state of a checkpoint after checking its files."""
-        content: dict[str, Any] = read_json(folder / "state.json")
+        content: dict[str, Any] = read_json(folder / _STATE_FILE)
         for name in _FILES:
             if file_sha256(folder / name) != content["sha256"][name]:
                 raise ValueError(f"{name} is not what was written")
@@ -201,11 +281,19 @@ class Checkpoints:
 def _validation_loss(folder: Path) -> float | None:
     """Return the validation loss at a checkpoint's step; None if it is missing or damaged."""
     try:
-        state = read_json(folder / "state.json")["state"]
+        state = read_json(folder / _STATE_FILE)["state"]
         last = state["validation_curve"][-1]
         return float(last[2]) if last[0] == state["step"] else None
     except (StoreError, OSError, KeyError, TypeError, IndexError):
         return None
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name. Files of checkpoints are never written in place."""
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
 
 
 def _optimizer_tensors(

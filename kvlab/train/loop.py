@@ -1,6 +1,5 @@
 """`train`: one training, from its initial weights or its newest checkpoint to its final weights."""
 
-import math
 import resource
 import sys
 import time
@@ -15,15 +14,15 @@ from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec.experiment import Experiment
-from kvlab.train.checkpoint import Checkpoints, TrainingState, resume_identity
+from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
 from kvlab.train.mfu import MfuMeter
 from kvlab.train.tensor_files import FINAL_WEIGHTS, load_final_weights, write_tensors
 from kvlab.train.train_step import TokenSplits, TrainStepper
 from kvlab.train.training_record import (
-    CURVE_POINTS,
     TrainingRecord,
     load_training_record,
+    mean_curve,
     write_rung,
     write_training_record,
 )
@@ -59,6 +58,7 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     initial_weights: WeightLoader | None = None,
     until: int | None = None,
+    trunk: Trunk | None = None,
     fence: Fence | None = None,
 ) -> TrainingRecord:
     """Train ``model`` in place as ``experiment.training`` says.
@@ -80,6 +80,8 @@ def train(
         initial_weights: loaded into the model before step 0, never on a resume.
         until: pause after this step. The schedule remains that of the whole training, so a
             training that resumes is bitwise equal to one that never paused.
+        trunk: checkpoints of the stable phase of wsd, shared with other token budgets: the
+            training starts from the newest that is its own too, and adds those asked for.
         fence: of the lock on ``directory``, checked before each file is put in place.
 
     Raises:
@@ -93,7 +95,7 @@ def train(
     """
     directory = Path(directory)
     run = _Run(
-        model.to(device), dataset, experiment, seed, directory, initial_weights, until, fence
+        model.to(device), dataset, experiment, seed, directory, initial_weights, until, trunk, fence
     )
     record = load_training_record(directory)
     if record is not None and (directory / FINAL_WEIGHTS).exists():
@@ -118,6 +120,7 @@ class _Run:
         directory: Path,
         initial_weights: WeightLoader | None,
         until: int | None,
+        trunk: Trunk | None,
         fence: Fence | None,
     ):
         self.stepper = TrainStepper(model, dataset, experiment, seed)
@@ -125,6 +128,7 @@ class _Run:
         self.experiment, self.training = experiment, experiment.training
         self.device, self.directory = model.device, directory
         self.initial_weights, self.until, self.fence = initial_weights, until, fence
+        self.trunk = trunk
         source = initial_weights and initial_weights.identity
         identity = resume_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(
@@ -141,6 +145,7 @@ class _Run:
         self.mfu_meter = MfuMeter(self.experiment, self.device, self.workers.size)
         self.saved_step = first_step = state.step
         self.saved_at = reported_at = start = time.monotonic()
+        self.share_if_due(state)  # an earlier attempt may have been killed before it did
         self.pause_if_due(state)  # an earlier attempt may have paused here or gone further
         while state.step < self.training.steps:
             self.take_step(state, is_first=state.step == first_step)
@@ -161,14 +166,25 @@ class _Run:
         return self.finish(state)
 
     def load_state(self) -> TrainingState:
-        """Resume from the newest checkpoint, or begin a new training."""
+        """Resume from the newest checkpoint, branch from a trunk, or begin a new training."""
         state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
         if state is None:
-            state = TrainingState()
             if self.initial_weights is not None and self.workers.is_rank_zero:
                 self.initial_weights.load(self.stepper.model)
+            if self.workers.broadcast_decision(self.branch, self.device):
+                state = self.checkpoints.resume(self.stepper.model, self.stepper.optimizer)
         self.stepper.connect_workers()
-        return state
+        return state or TrainingState()
+
+    def branch(self) -> bool:
+        """Take the newest checkpoint of the trunk; return whether there was one.
+
+        Not with ``keep_best``: the best checkpoints of the steps before would be missing.
+        """
+        if self.trunk is None or self.training.keep_best:
+            return False
+        limits = [self.training.stable_steps, *([self.until] if self.until is not None else [])]
+        return self.checkpoints.branch(self.trunk, min(limits))
 
     def take_step(self, state: TrainingState, *, is_first: bool) -> None:
         """Take one optimizer step and record its loss and time.
@@ -188,15 +204,10 @@ class _Run:
         self.record_loss(state, loss)
 
     def record_loss(self, state: TrainingState, loss: float) -> None:
-        """Add a loss to the curve, whose points are means over the steps since the last point."""
-        interval = max(1, self.training.steps // CURVE_POINTS)
-        state.pending.append(loss)
-        state.recent = [*state.recent, loss][-WINDOW:]
-        state.lowest = check_spike(state.recent, state.lowest, self.training, state.step)
-        if state.step % interval == 0 or state.step == self.training.steps:
-            mean = math.fsum(state.pending) / len(state.pending)
-            state.train_curve.append([state.step, self.tokens(state), mean])
-            state.pending = []
+        """Add the loss of a step, and check whether the training has diverged."""
+        state.losses.append(loss)
+        recent = state.losses[-WINDOW:]
+        state.lowest = check_spike(recent, state.lowest, self.training, state.step)
 
     def validate_if_due(self, state: TrainingState) -> None:
         if state.step % self.training.evaluate_every == 0 or state.step == self.training.steps:
@@ -227,6 +238,8 @@ class _Run:
     def is_save_due(self, state: TrainingState, is_last: bool) -> bool:
         if is_last or self.is_among_best(state):
             return self.is_among_best(state)
+        if self.trunk is not None and state.step in self.trunk.steps:
+            return True
         interval = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
         is_time = time.monotonic() - self.saved_at >= interval
         return is_time or state.step % self.training.checkpoint_every == 0
@@ -250,6 +263,12 @@ class _Run:
                 self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - start
+        self.share_if_due(state)
+
+    def share_if_due(self, state: TrainingState) -> None:
+        """Give the trunk the checkpoint of this step, if another token budget branches here."""
+        if self.trunk is not None and state.step in self.trunk.steps and self.workers.is_rank_zero:
+            self.checkpoints.share(state.step, self.trunk)
 
     def finish(self, state: TrainingState) -> TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
@@ -259,9 +278,10 @@ class _Run:
             tokens=self.tokens(state),
             seconds=state.seconds,
             tokens_per_second=rate,
-            train_curve=state.train_curve,
+            train_curve=mean_curve(state.losses, state.step, self.training.batch_tokens),
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
+            branched_at=state.branched_at,
             peak_bytes=_peak_bytes(self.device),
             **self.mfu_meter.record_fields(rate),
         )
@@ -277,7 +297,7 @@ class _Run:
             "stage": "training",
             "step": state.step,
             "steps": self.training.steps,
-            "loss": state.pending[-1] if state.pending else state.train_curve[-1][2],
+            "loss": state.losses[-1],
             "tokens_per_second": rate,
             "flops_per_second": self.mfu_meter.flops_per_second(rate),
             "mfu": self.mfu_meter.mfu(rate),

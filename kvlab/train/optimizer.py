@@ -46,36 +46,31 @@ def learning_rate(training: TrainingConfig, step: int) -> float:
     """
     peak, final = training.learning_rate, training.final_learning_rate
     assert final is not None, "filled in by the spec"
-    assert training.warmup_tokens is not None, "filled in by the spec"
-    warmup = min(_whole_steps(training, training.warmup_tokens), training.steps)
+    warmup = training.warmup_steps
     if step < warmup:
         return peak * (step + 1) / warmup
-    share = _SCHEDULES[training.schedule](training, warmup, step)
+    share = _SCHEDULES[training.schedule](training, step)
     return share * peak + (1 - share) * final
 
 
-def _cosine_share(training: TrainingConfig, warmup: int, step: int) -> float:
+def _cosine_share(training: TrainingConfig, step: int) -> float:
     """Half a cosine after the warm-up."""
+    warmup = training.warmup_steps
     progress = (step - warmup) / max(1, training.steps - warmup)
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _wsd_share(training: TrainingConfig, warmup: int, step: int) -> float:
+def _wsd_share(training: TrainingConfig, step: int) -> float:
     """Warm-up, stable, decay: the peak until ``decay_tokens`` before the end, then 1 - sqrt.
 
     Hägele et al. (arXiv 2405.18392) find that shape better than a straight line.
     """
-    assert training.decay_tokens is not None, "filled in by the spec"
-    decay = min(_whole_steps(training, training.decay_tokens), training.steps - warmup)
+    decay = training.decay_steps
     start = training.steps - decay
     return 1.0 if step < start else 1 - math.sqrt((step - start) / max(1, decay))
 
 
-def _whole_steps(training: TrainingConfig, tokens: int) -> int:
-    return -(-tokens // training.batch_tokens)
-
-
-_SCHEDULES: dict[str, Callable[[TrainingConfig, int, int], float]] = {
+_SCHEDULES: dict[str, Callable[[TrainingConfig, int], float]] = {
     "cosine": _cosine_share,
     "wsd": _wsd_share,
 }

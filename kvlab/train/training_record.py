@@ -1,5 +1,7 @@
 """The record of a finished training (`training.json`), and rungs of a search (`rungs.json`)."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ class TrainingRecord:
             warms up and compiles.
         train_curve, validation_curve: see `Curve`.
         resumed_from: the step from which each later attempt resumed.
+        branched_at: the step after which this training went on from the stable phase that another
+            token budget had trained; None if it took all steps itself. Those steps and their
+            seconds are part of this record all the same.
         peak_bytes: peak of the device memory allocated; on CPU the peak resident size of the
             process that finished the training, including its other work. With several
             workers that of rank zero.
@@ -50,6 +55,24 @@ class TrainingRecord:
     mfu: float
     peak_flops_per_second: float
     peak_flops_origin: str
+    branched_at: int | None = None
+
+
+def mean_curve(losses: Sequence[float], steps: int, batch_tokens: int) -> Curve:
+    """Return the training curve of a finished training.
+
+    Args:
+        losses: of every step, in nats per token.
+        steps: of the whole training, which set the steps between points.
+        batch_tokens: tokens of a step.
+    """
+    interval = max(1, steps // CURVE_POINTS)
+    curve = []
+    for start in range(0, len(losses), interval):
+        part = losses[start : start + interval]
+        step = start + len(part)
+        curve.append([step, step * batch_tokens, math.fsum(part) / len(part)])
+    return curve
 
 
 def write_training_record(
@@ -87,6 +110,7 @@ def load_training_record(directory: str | Path) -> TrainingRecord | None:
     path = Path(directory) / "training.json"
     try:
         content: dict[str, Any] = read_json(path)
+        content = {"branched_at": None, **content}
         return TrainingRecord(**{key: content[key] for key in TrainingRecord.__dataclass_fields__})
     except FileNotFoundError:
         return None

@@ -123,7 +123,7 @@ def _run_worker(config: dict[str, Any]) -> None:
     from kvlab.data import prepare_dataset
     from kvlab.model import GPT
     from kvlab.train import train
-    from kvlab.trial.initial_weights_loader import make_weight_loader
+    from kvlab.trial.initial_weights_loader import find_trunk, make_weight_loader
 
     task: _WorkerTask = config["task"]
     trial, experiment, rank = task.trial, task.trial.experiment, dist.get_rank()
@@ -148,6 +148,7 @@ def _run_worker(config: dict[str, Any]) -> None:
             should_stop=task.should_stop,
             initial_weights=make_weight_loader(trial, task.directory, report, task.fence),
             until=trial.until,
+            trunk=find_trunk(trial, task.directory),
             fence=task.fence,
         )
     except Exception as error:

@@ -96,6 +96,31 @@ def training_fingerprint(
     return fingerprint(training_identity(experiment, data_identity, seed, initial_weights))
 
 
+def trunk_fingerprint(
+    experiment: Experiment,
+    data_identity: str,
+    seed: int,
+    initial_weights: "InitialWeights | None" = None,
+) -> str | None:
+    """Return 64 hex digits that name the stable phase of a training under wsd.
+
+    Trainings of several token budgets have it in common: the same recipe but for ``tokens``,
+    ``decay_tokens`` and ``final_learning_rate``, which act from the decay on. ``warmup_tokens``
+    must be equal, too; its default depends on ``tokens``.
+
+    Returns:
+        None if the training has no stable phase followed by a decay.
+    """
+    if not experiment.training.stable_steps:
+        return None
+    facts = training_identity(experiment, data_identity, seed, initial_weights)
+    recipe = {key: value for key, value in facts["training"].items() if key not in _DECAY_FIELDS}
+    return fingerprint({**facts, "training": recipe, "phase": "stable"})
+
+
+_DECAY_FIELDS = frozenset({"tokens", "decay_tokens", "final_learning_rate"})
+
+
 def trial_identity(experiment: Experiment, training: str) -> dict[str, Any]:
     """Return what a result depends on; ``training`` is the training fingerprint."""
     return {

@@ -1,4 +1,4 @@
-"""Load initial weights into a model: the tensors of a checkpoint or of another training."""
+"""Load what a training starts from: a checkpoint, another training, a shared stable phase."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -14,8 +14,10 @@ from kvlab.fs.lease import Fence
 from kvlab.model import GPT
 from kvlab.model.uptraining import Conversion, initialize_from
 from kvlab.spec.model_config import ModelConfig
+from kvlab.store import Store
 from kvlab.store.progress import ProgressUpdate
 from kvlab.train import read_final_weights
+from kvlab.train.checkpoint import Trunk
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity
 from kvlab.trial.trial import Trial
 
@@ -93,6 +95,18 @@ def make_weight_loader(
     """Return the loader of a trial's initial weights; None if they are freshly drawn."""
     weights = trial.initial_weights
     return None if weights is None else InitialWeightsLoader(weights, directory, report, fence)
+
+
+def find_trunk(trial: Trial, directory: Path) -> Trunk | None:
+    """Return the trunk that a trial's training may branch from; None if it has no stable phase.
+
+    Args:
+        directory: of the training, in a store.
+    """
+    if trial.trunk_id is None:
+        return None
+    store = Store(directory.parent.parent)
+    return Trunk(store.trunk_directory(trial.trunk_id), frozenset(trial.shared_steps))
 
 
 def read_initialization_record(directory: Path) -> dict[str, Any] | None:

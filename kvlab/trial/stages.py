@@ -28,7 +28,11 @@ from kvlab.store.result import TrialMeasurements
 from kvlab.train import load_final_weights, load_training_record, train
 from kvlab.trial.ddp import train_ddp
 from kvlab.trial.gpu_timing_lock import TimingLock
-from kvlab.trial.initial_weights_loader import make_weight_loader, read_initialization_record
+from kvlab.trial.initial_weights_loader import (
+    find_trunk,
+    make_weight_loader,
+    read_initialization_record,
+)
 from kvlab.trial.trial import Trial
 
 BENCHMARK_TEXT_TOKENS = 100_000
@@ -78,6 +82,7 @@ class TorchStages:
             should_stop=self._yield_between_steps(should_stop),
             initial_weights=make_weight_loader(self._trial, directory, self._report, fence),
             until=self._trial.until,
+            trunk=find_trunk(self._trial, directory),
             fence=fence,
         )
 

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.trial.fingerprint import ID_LENGTH, fingerprint, training_fingerprint, trial_identity
+from kvlab.trial.fingerprint import (
+    ID_LENGTH,
+    fingerprint,
+    training_fingerprint,
+    trial_identity,
+    trunk_fingerprint,
+)
 from kvlab.trial.initial_weights import InitialWeights, TrainedWeights
 
 
@@ -21,6 +27,10 @@ class Trial:
         initial_weights: where the training starts from; None for freshly drawn weights.
         until: the step after which the training pauses, set by a search that prunes; None
             trains to the end. Not part of the fingerprints.
+        trunk_id: first digits of the fingerprint of the stable phase that trainings of other
+            token budgets have in common with this one; None if there is no such phase.
+        shared_steps: steps of that phase whose checkpoints other trainings of the plan branch
+            from, set by the planner. Not part of the fingerprints.
     """
 
     id: str
@@ -30,6 +40,8 @@ class Trial:
     data_identity: str
     initial_weights: InitialWeights | None = None
     until: int | None = None
+    trunk_id: str | None = None
+    shared_steps: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -45,7 +57,9 @@ class Trial:
         training = training_fingerprint(experiment, data_identity, seed, initial_weights)
         trial = fingerprint(trial_identity(experiment, training))
         ids = trial[:ID_LENGTH], training[:ID_LENGTH]
-        return cls(*ids, experiment, seed, data_identity, initial_weights)
+        trunk = trunk_fingerprint(experiment, data_identity, seed, initial_weights)
+        trunk_id = trunk and trunk[:ID_LENGTH]
+        return cls(*ids, experiment, seed, data_identity, initial_weights, trunk_id=trunk_id)
 
     @property
     def resources(self) -> ResourcesConfig:

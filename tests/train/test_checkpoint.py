@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.atomic_files import read_json
 from kvlab.train import load_training_record, train
+from kvlab.train.checkpoint import Trunk
 from tests.support.tiny_training import dataset, experiment, model
 
 DATA = dataset()
@@ -112,7 +113,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before(tmp_path, who
     elif damage == "state":
         state.write_text(state.read_text()[:50])
     else:
-        state.write_text(state.read_text().replace('"pending"', '"older"'))
+        state.write_text(state.read_text().replace('"losses"', '"older"'))
     record = run(tmp_path)
     assert record.resumed_from == [8]
     assert "step-00000010 is damaged" in caplog.text
@@ -204,3 +205,99 @@ def test_a_rung_that_was_passed_before_is_taken_where_the_training_stands(tmp_pa
     rung = read_json(tmp_path / "rungs.json")["rungs"]["6"]
     assert rung["step"] == 9
     assert read_json(next(tmp_path.glob("checkpoints/step-*09/state.json")))["state"]["step"] == 9
+
+
+def wsd(steps, **training):
+    """Warm up for 4 steps, stay, decay over the last 6."""
+    recipe = {"schedule": "wsd", "warmup_tokens": 256, "decay_tokens": 384, "tokens": 64 * steps}
+    return experiment(training={**recipe, **training})
+
+
+def run_budget(directory, of, shared_steps=(), **options):
+    """Train one token budget, with the trunk of its store."""
+    trunk = Trunk(directory.parent / "trunk", frozenset(shared_steps))
+    return run(directory, of, trunk=trunk, **options)
+
+
+def test_token_budgets_branch_from_one_stable_phase_bitwise_as_alone(tmp_path):
+    order, records = (14, 30, 20), {}
+    for steps in order:
+        directory = tmp_path / "store" / str(steps)
+        records[steps] = run_budget(directory, wsd(steps), [8, 14, 24])
+    for steps in order:
+        alone = run(tmp_path / f"alone{steps}", wsd(steps))
+        directory = tmp_path / "store" / str(steps)
+        assert_same_training(records[steps], directory, alone, tmp_path / f"alone{steps}")
+        assert alone.branched_at is None
+    branched = [records[steps].branched_at for steps in order]
+    assert branched == [None, 8, 14], "at the newest checkpoint that is its own too"
+    assert sorted(path.name for path in (tmp_path / "store" / "trunk").iterdir()) == [
+        "step-00000008", "step-00000014", "step-00000024",
+    ]  # fmt: skip
+
+
+def test_a_branch_with_coarser_curve_points_has_the_curve_of_its_own_budget(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.train.training_record.CURVE_POINTS", 5)
+    run_budget(tmp_path / "store" / "long", wsd(30), [8])
+    branch = run_budget(tmp_path / "store" / "short", wsd(14))
+    alone = run(tmp_path / "alone", wsd(14))
+    assert branch.train_curve == alone.train_curve
+    assert [point[0] for point in branch.train_curve] == [2, 4, 6, 8, 10, 12, 14]
+
+
+def test_a_branch_that_is_killed_and_resumed_ends_bitwise_the_same(tmp_path):
+    """Stopped before, at and after the branch point, in the trunk and in the branch."""
+    long, short = tmp_path / "store" / "long", tmp_path / "store" / "short"
+    for steps in (3, 5, 4):
+        calls = iter(range(1, 100))
+        with pytest.raises(Stopped):
+            run_budget(long, wsd(30), [8], should_stop=lambda c=calls, s=steps: next(c) == s)
+        if steps == 3:
+            assert not (tmp_path / "store" / "trunk").exists()
+    assert (tmp_path / "store" / "trunk" / "step-00000008").is_dir()
+    shutil.rmtree(tmp_path / "store" / "trunk")
+    with pytest.raises(Stopped):  # the trunk is gone: it trains the steps itself
+        run_budget(short, wsd(14), [8], should_stop=lambda: True)
+    record = run_budget(short, wsd(14), [8])
+    assert (record.branched_at, record.resumed_from) == (None, [1])
+    other = tmp_path / "store" / "other"
+    with pytest.raises(Stopped):
+        run_budget(other, wsd(18), should_stop=lambda: True)
+    resumed = run_budget(other, wsd(18))
+    assert (resumed.branched_at, resumed.resumed_from) == (8, [8, 9])
+    for steps, directory, one in ((14, short, record), (18, other, resumed)):
+        alone = tmp_path / f"alone{steps}"
+        assert_same_training(one, directory, run(alone, wsd(steps)), alone)
+
+
+def test_a_kill_between_a_checkpoint_and_the_trunk_loses_neither(tmp_path, monkeypatch):
+    long = tmp_path / "store" / "long"
+    with monkeypatch.context() as patch:
+        patch.setattr("kvlab.train.checkpoint.Checkpoints.share", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_budget(long, wsd(30), [8])
+    assert (long / "checkpoints" / "step-00000008").is_dir()
+    assert not (tmp_path / "store" / "trunk").exists()
+    run_budget(long, wsd(30), [8])
+    assert (tmp_path / "store" / "trunk" / "step-00000008").is_dir()
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_damaged_trunk_is_not_used(tmp_path, caplog):
+    run_budget(tmp_path / "store" / "long", wsd(30), [8])
+    weights = tmp_path / "store" / "trunk" / "step-00000008" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    record = run_budget(tmp_path / "store" / "short", wsd(14))
+    assert "is damaged" in caplog.text
+    alone = run(tmp_path / "alone", wsd(14))
+    assert_same_training(record, tmp_path / "store" / "short", alone, tmp_path / "alone")
+    assert record.branched_at is None
+
+
+def test_best_checkpoints_need_all_steps(tmp_path):
+    run_budget(tmp_path / "store" / "long", wsd(30), [8])
+    record = run_budget(tmp_path / "store" / "short", wsd(14, keep_best=1))
+    assert record.branched_at is None

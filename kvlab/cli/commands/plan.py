@@ -143,6 +143,10 @@ def _format_trial(one: PlannedTrial) -> list[str]:
 def _describe_state(one: PlannedTrial) -> str:
     if one.state == "new":
         start = one.trial.initial_weights
+        if one.branch.steps:
+            trial = one.branch.source
+            source = f"from {trial[:8]}" if trial else "from the store"
+            return f"new, branches {source} after step {one.branch.steps:,}"
         if one.starts_from:
             return f"new, after the training of {one.starts_from[:8]}"
         return f"new, from {start.name}" if start else "new"
@@ -194,6 +198,9 @@ def _collect_facts(planned: Plan) -> dict[str, Any]:
                 "kv_bytes_at_block_size": one.kv_bytes,
                 "training_flops": one.flops,
                 "training_tokens": one.tokens,
+                "saved_tokens": one.saved_tokens,
+                "branches_from": one.branch.source,
+                "branches_at": one.branch.steps or None,
                 "state": one.state,
                 "shares_with": one.shares_with,
                 "starts_from": one.starts_from
@@ -207,6 +214,7 @@ def _collect_facts(planned: Plan) -> dict[str, Any]:
             "states": planned.count_states(),
             "training_flops_to_do": planned.flops,
             "training_tokens_to_do": planned.tokens,
+            "training_tokens_saved": planned.saved_tokens,
         },
     }
 

@@ -23,6 +23,7 @@ from kvlab.sweep.driver.trial_queue import (
     RemoteTrials,
     TrainingWaitlist,
     TrialQueue,
+    TrunkWaitlist,
     order_trials,
 )
 from kvlab.sweep.executors.executor import EndedTask, Executor, WorkerKilled
@@ -83,6 +84,7 @@ class Driver:
         self._running: dict[str, float] = {}  # trial id -> when it was started
         self._queue, self._trainings = TrialQueue(), TrainingWaitlist()
         self.remote_trials = RemoteTrials(store, self._trainings)
+        self._trunks = TrunkWaitlist(store, lambda: [*self.running_trials, *self.remote_trials])
         self._admission = Admission(executor, self._on_event)
         self._retry_policy = RetryPolicy(plan.sweep.failures, store, executor)
         self._stop_request = StopRequest(store, plan.sweep.name, stop_flag)
@@ -215,6 +217,7 @@ class Driver:
     # Start
 
     def _start_ready_trials(self) -> None:
+        self._queue.push_front(*self._trunks.pop_ready())
         for planned in self._queue.pop_ready(self._executor):
             trial = planned.trial
             if self._has_ended_remotely(planned):
@@ -225,6 +228,8 @@ class Driver:
                 self._trainings.wait_for(trial.training_id, planned)
             elif self.remote_trials.holds(trial):
                 self.remote_trials.add(planned)
+            elif self._trunks.is_worthwhile(trial):
+                self._trunks.add(planned)
             else:
                 self._start(planned)
 

@@ -27,7 +27,8 @@ def order_trials(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     The baseline comes first; then one trial of every distinct architecture, so that a broken one
     is known within minutes; then a fixed shuffle, so that the results at any time represent the
     whole design. Ids are hashes, so sorting by id is a shuffle that is the same everywhere. A
-    trial that trains comes before the trials that share its training.
+    trial that trains comes before the trials that share its training, and of token budgets that
+    share a stable phase the longest comes first, so that the others can branch while it goes on.
     """
     first_of_architecture: dict[str, PlannedTrial] = {}
     for planned in trials:
@@ -38,12 +39,23 @@ def order_trials(trials: Sequence[PlannedTrial]) -> list[PlannedTrial]:
     trainers: dict[str, PlannedTrial] = {}
     for planned in trials:
         trainers.setdefault(planned.trial.training_id, planned)
+    trunks: dict[str, PlannedTrial] = {}
+    for planned in sorted(trainers.values(), key=_stable_steps, reverse=True):
+        if planned.trial.trunk_id is not None:
+            trunks.setdefault(planned.trial.trunk_id, planned)
     ordered: dict[str, PlannedTrial] = {}
     for planned in shuffled:
         trainer = trainers[planned.trial.training_id]
+        if planned.trial.trunk_id is not None:
+            longest = trunks[planned.trial.trunk_id]
+            ordered.setdefault(longest.trial.id, longest)
         ordered.setdefault(trainer.trial.id, trainer)
         ordered.setdefault(planned.trial.id, planned)
     return list(ordered.values())
+
+
+def _stable_steps(planned: PlannedTrial) -> int:
+    return planned.trial.experiment.training.stable_steps
 
 
 def architecture_key(planned: PlannedTrial) -> str:
@@ -136,6 +148,38 @@ class TrainingWaitlist:
         return [] if self.is_running(training_id) else self._waiting.pop(training_id, [])[::-1]
 
 
+class TrunkWaitlist:
+    """Trials that wait for the stable phase that a trial of another token budget trains now.
+
+    Args:
+        active: Returns the trials that run now, here or elsewhere.
+    """
+
+    def __init__(self, store: Store, active: Callable[[], Iterable[PlannedTrial]]):
+        self._store, self._active = store, active
+        self._waiting: list[PlannedTrial] = []
+
+    def is_worthwhile(self, trial: Trial) -> bool:
+        """Return whether a trial that waits can branch later than it could now."""
+        if not trial.shared_steps or self._store.is_trained(trial.training_id):
+            return False
+        own = [other.trial for other in self._active() if other.trial.trunk_id == trial.trunk_id]
+        if all(self._store.is_trained(other.training_id) for other in own):
+            return False
+        assert trial.trunk_id is not None, "it shares steps"
+        stable_steps = trial.experiment.training.stable_steps
+        return stable_steps not in self._store.trunk_steps(trial.trunk_id)
+
+    def add(self, planned: PlannedTrial) -> None:
+        self._waiting.append(planned)
+
+    def pop_ready(self) -> list[PlannedTrial]:
+        """Remove and return the trials that need not wait any more; last first."""
+        ready = [p for p in self._waiting if not self.is_worthwhile(p.trial)]
+        self._waiting = [p for p in self._waiting if p not in ready]
+        return ready[::-1]
+
+
 class RemoteTrials:
     """Trials that another process runs: another driver of this sweep, or of one that shares them.
 
@@ -150,6 +194,9 @@ class RemoteTrials:
     def __len__(self) -> int:
         """Return how many trials other processes run now. Any thread may call this."""
         return len(self._trials)
+
+    def __iter__(self) -> Iterator[PlannedTrial]:
+        return iter(list(self._trials.values()))
 
     def holds(self, trial: Trial) -> bool:
         """Return whether another process runs the trial, or the training that it needs."""

@@ -121,8 +121,8 @@ def estimate_budget(
         trials=len(missing),
         trainings=len(trainings),
         parameters=(min(parameters), max(parameters)),
-        flops=sum(planned.flops for planned in trainings),
-        tokens=sum(planned.tokens for planned in trainings),
+        flops=sum(planned.flops_to_do for planned in trainings),
+        tokens=sum(planned.tokens_to_do for planned in trainings),
         peak_bytes=peaks[largest],
         peak_trial=largest,
         device="GPU" if uses_gpus else "CPU core",
@@ -142,7 +142,7 @@ def _device_hours(missing: list[PlannedTrial], rate: TrainingRate | None) -> flo
     seconds = 0.0
     for planned in missing:
         resources = planned.trial.resources
-        training = planned.flops / rate.flops_per_second if planned.trains else 0.0
+        training = planned.flops_to_do / rate.flops_per_second if planned.trains else 0.0
         devices = resources.devices or resources.cpus
         seconds += (training + (rate.measure_seconds or 0.0)) * devices
     return seconds / 3600

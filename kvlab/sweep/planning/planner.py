@@ -3,14 +3,14 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import DataError
-from kvlab.humanize import format_count
+from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec import DataConfig
 from kvlab.spec.decide_config import list_claims
@@ -19,6 +19,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
+from kvlab.sweep.planning.trunks import Branch, plan_branches
 from kvlab.trial.initial_weights import InitialWeightsResolver
 from kvlab.trial.trial import Trial
 
@@ -56,6 +57,7 @@ class PlannedTrial:
         state: In the store, or of this plan: ``new`` trains, ``shares training`` does not.
         shares_with: Id of the earlier trial of this plan that has the same training, if any.
         starts_from: Id of the first trial of this plan whose training its own starts from, if any.
+        branch: What its training has in common with those of other token budgets, under wsd.
         parameters: Of the model.
         kv_bytes_per_token: In all cache buffers together.
         kv_bytes: Of one sequence of the block size.
@@ -68,6 +70,7 @@ class PlannedTrial:
     state: TrialState
     shares_with: str | None
     starts_from: str | None
+    branch: Branch
     parameters: int
     kv_bytes_per_token: int
     kv_bytes: int
@@ -86,6 +89,23 @@ class PlannedTrial:
     def trains(self) -> bool:
         """Whether to run it means to train."""
         return self.state == "new"
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens of its training that another token budget processes, or has processed."""
+        return self.branch.steps * self.trial.experiment.training.batch_tokens
+
+    @property
+    def flops_to_do(self) -> int:
+        """FLOPs of its training without those that another token budget spends."""
+        if not self.saved_tokens:
+            return self.flops
+        return self.flops * (self.tokens - self.saved_tokens) // self.tokens
+
+    @property
+    def tokens_to_do(self) -> int:
+        """Tokens of its training without those that another token budget processes."""
+        return self.tokens - self.saved_tokens
 
     @property
     def has_ended(self) -> bool:
@@ -139,12 +159,17 @@ class Plan:
     @property
     def flops(self) -> int:
         """Training FLOPs that are still to be spent."""
-        return sum(planned.flops for planned in self.trials if planned.trains)
+        return sum(planned.flops_to_do for planned in self.trials if planned.trains)
 
     @property
     def tokens(self) -> int:
         """Training tokens that are still to be processed."""
-        return sum(planned.tokens for planned in self.trials if planned.trains)
+        return sum(planned.tokens_to_do for planned in self.trials if planned.trains)
+
+    @property
+    def saved_tokens(self) -> int:
+        """Training tokens saved by stable phases that token budgets share."""
+        return sum(planned.saved_tokens for planned in self.trials if planned.trains)
 
     def count_states(self) -> dict[TrialState, int]:
         """Return the number of trials in every state that occurs."""
@@ -158,6 +183,11 @@ class Plan:
         if sharing:
             verb = "trial shares" if sharing == 1 else "trials share"
             text += f": {sharing:,} {verb} a training with another"
+        if self.saved_tokens:
+            branching = sum(planned.branch.steps > 0 for planned in self.trials if planned.trains)
+            verb = "training branches" if branching == 1 else "trainings branch"
+            text += f"; {branching:,} {verb} from a shared stable phase, which saves"
+            text += f" {format_number(self.saved_tokens)} tokens"
         return text
 
 
@@ -254,10 +284,23 @@ class _PlanBuilder:
                     state=state,
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
+                    branch=Branch(),
                     **self._costs[trial.id],
                 )
             )
-        return tuple(planned)
+        return tuple(self._add_branches(planned))
+
+    def _add_branches(self, trials: list[PlannedTrial]) -> Iterator[PlannedTrial]:
+        """Yield ``trials`` with what trainings of several token budgets have in common."""
+        branches = plan_branches([p.trial for p in trials if p.trains], self._store)
+        for planned in trials:
+            branch = branches.get(planned.trial.training_id)
+            if branch is None:
+                yield planned
+            else:  # any trial of a training may run it
+                trial = replace(planned.trial, shared_steps=branch.shared_steps)
+                own = branch if planned.trains else planned.branch
+                yield replace(planned, trial=trial, branch=own)
 
     def _make_trial(self, cell: Cell, seed: int) -> Trial:
         key = (cell_key(cell.levels), seed)

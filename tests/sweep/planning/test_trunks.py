@@ -1,0 +1,155 @@
+"""Token budgets under wsd: planned with a shared stable phase, trained once, removed after."""
+
+import json
+
+import pytest
+
+from kvlab.spec import load_sweep
+from kvlab.store import Store
+from kvlab.store.gc import find_garbage, remove_garbage
+from kvlab.sweep import plan
+from kvlab.sweep.driver.trial_queue import TrunkWaitlist, order_trials
+from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.trial.run import run_trial
+from tests.support import stub_trials as stub
+from tests.support.stub_trials import StubRun, tiny_plan
+from tests.support.tiny_sweep import EXPERIMENT, run_kvlab, tiny_sweep_folder
+
+RECIPE = "{training.tokens: %d, training.schedule: wsd, training.decay_tokens: 64%s}"
+BUDGETS = f"""\
+question: What do more tokens buy?
+experiment: e.yaml
+factors:
+  budget:
+    short: {RECIPE % (160, ", training.warmup_tokens: 32")}
+    long: {RECIPE % (640, ", training.warmup_tokens: 32")}
+    middle: {RECIPE % (320, ", training.warmup_tokens: 32")}
+seeds: [0, 1]
+"""
+
+
+def branches(planned):
+    """Return the shared steps, the source's budget and the saved steps of every trial."""
+    budgets = {one.trial.id: one.levels["budget"] for one in planned.trials}
+    return {
+        (one.levels["budget"], one.trial.seed): (
+            one.trial.shared_steps,
+            budgets.get(one.branch.source),
+            one.branch.steps,
+        )
+        for one in planned.trials
+    }
+
+
+def test_budgets_share_the_stable_phase_of_the_longest_at_every_seed(tmp_path):
+    planned = tiny_plan(tmp_path, text=BUDGETS)
+    of_seed = {
+        "short": ((6,), "long", 6),
+        "long": ((6, 16), None, 0),
+        "middle": ((6, 16), "long", 16),
+    }
+    assert branches(planned) == {(b, seed): of_seed[b] for b in of_seed for seed in (0, 1)}
+    assert planned.saved_tokens == 2 * (6 + 16) * 16
+    assert planned.tokens == 2 * (160 + 640 + 320) - planned.saved_tokens
+    assert planned.flops < sum(one.flops for one in planned.trials)
+    text = "4 trainings branch from a shared stable phase, which saves 704 tokens"
+    assert text in planned.format_totals()
+
+
+def test_ids_are_those_of_budgets_that_are_planned_alone(tmp_path):
+    together = {
+        one.levels["budget"]: one.trial.id for one in tiny_plan(tmp_path, None, BUDGETS).trials
+    }
+    lines = [line for line in BUDGETS.splitlines() if "long:" not in line and "middle:" not in line]
+    alone = tiny_plan(tmp_path, text="\n".join(lines))
+    assert alone.trials[1].trial.id == together["short"]
+    assert (alone.saved_tokens, alone.trials[0].trial.shared_steps) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("", "the default warm-up is a share of the tokens"),
+        (", training.warmup_tokens: 48", "another warm-up"),
+        (", training.warmup_tokens: 32, training.learning_rate: 1e-3", "another rate"),
+        (", training.warmup_tokens: 32, model.n_kv_head: 1", "another model"),
+    ],
+)
+def test_what_differs_before_the_decay_is_not_shared(tmp_path, change, why):
+    middle = RECIPE % (320, change)
+    lines = [line for line in BUDGETS.splitlines() if "long:" not in line]
+    lines = [f"    middle: {middle}" if "middle:" in line else line for line in lines]
+    planned = tiny_plan(tmp_path, text="\n".join(lines))
+    assert planned.saved_tokens == 0, why
+    assert not any(one.trial.shared_steps for one in planned.trials)
+
+
+def test_the_decay_may_differ(tmp_path):
+    text = BUDGETS.replace("decay_tokens: 64, training.warmup_tokens: 32}", "decay_tokens: 32,"
+        " training.warmup_tokens: 32, training.final_learning_rate: 0}", 1)  # fmt: skip
+    assert branches(tiny_plan(tmp_path, text=text))["short", 0] == ((8,), "long", 8)
+
+
+def test_the_longest_budget_starts_first_and_the_others_wait_for_their_branch_points(tmp_path):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, store, BUDGETS)
+    ordered = order_trials(planned.trials)
+    for seed in (0, 1):
+        assert next(p.levels["budget"] for p in ordered if p.trial.seed == seed) == "long"
+    by_budget = {one.levels["budget"]: one for one in planned.trials if one.trial.seed == 0}
+    running = [by_budget["long"]]
+    waitlist = TrunkWaitlist(store, lambda: running)
+    short, middle = by_budget["short"].trial, by_budget["middle"].trial
+    assert waitlist.is_worthwhile(short)
+    assert waitlist.is_worthwhile(middle)
+    other_seed = next(p.trial for p in planned.trials if p.trial.seed == 1)
+    assert not waitlist.is_worthwhile(other_seed)
+    waitlist.add(by_budget["short"])
+    waitlist.add(by_budget["middle"])
+    assert waitlist.pop_ready() == []
+    (store.trunk_directory(short.trunk_id) / "step-00000006").mkdir(parents=True)
+    assert waitlist.pop_ready() == [by_budget["short"]]
+    running.clear()
+    assert waitlist.pop_ready() == [by_budget["middle"]]
+
+
+def test_a_driver_ends_though_no_trunk_appears(tmp_path):
+    """Stub stages write none: every trial trains alone, in its turn."""
+    store = Store(tmp_path / "runs")
+    summary = stub.drive(tiny_plan(tmp_path, store, BUDGETS), store, StubRun(store.path))
+    assert summary.states["done"] == 6
+
+
+def test_driven_budgets_train_their_stable_phase_once(tmp_path):
+    recipe = "schedule: wsd, warmup_tokens: 64, decay_tokens: 192, "
+    experiment = EXPERIMENT.replace("training: {", f"training: {{{recipe}")
+    levels = "".join(f"    t{n}: {{training.tokens: {n}}}\n" for n in (640, 1280, 960))
+    sweep = f"question: q\nexperiment: e.yaml\nfactors:\n  budget:\n{levels}"
+    with tiny_sweep_folder(tmp_path, sweep, experiment):
+        facts = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])
+        assert facts["totals"]["training_tokens_saved"] == 448 + 768
+        assert "branches from" in run_kvlab("plan", "s.yaml")[1]
+        store = Store("runs")
+        planned = plan(load_sweep("s.yaml"), store)
+        summary = stub.drive(planned, store, lambda trial: run_trial(trial, store.path))
+        assert summary.states["done"] == 3
+        store.write_sweep(describe_sweep(planned, yaml=sweep, experiment_yaml="", command=""))
+        records = {r["experiment"]["training"]["tokens"]: r for r in store.results("s")}
+        records = {tokens: record["training_record"] for tokens, record in records.items()}
+        assert {t: one["branched_at"] for t, one in records.items()} == {
+            640: 7,
+            960: 12,
+            1280: None,
+        }
+        assert [len(one["resumed_from"]) for one in records.values()] == [1, 0, 1]
+        trunk = next((tmp_path / "runs" / "trunks").iterdir()).name
+        assert store.trunk_steps(trunk) == [7, 12]
+        longer = sweep + "    t1600: {training.tokens: 1600}\n"
+        (tmp_path / "s.yaml").write_text(longer)
+        assert "branches from the store after step 12" in run_kvlab("plan", "s.yaml")[1]
+        garbage = [item for item in find_garbage(store) if item.path.name == trunk]
+        assert [item.reason for item in garbage] == [
+            "a stable phase that every token budget has branched from"
+        ]
+        assert remove_garbage(garbage[0])
+        assert store.trunk_steps(trunk) == []
