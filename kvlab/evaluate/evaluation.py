@@ -12,8 +12,9 @@ from kvlab.evaluate.associative_recall import make_recall_rows, recall_measureme
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag_prompts import CONVENTIONS
 from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hellaswag
-from kvlab.evaluate.kv_precision import compare_kv_precision, stores_other_dtype
+from kvlab.evaluate.serving_comparison import compare_serving, stores_other_dtype
 from kvlab.evaluate.validation_loss import (
+    Floats,
     Tokens,
     bits_per_byte,
     position_losses,
@@ -76,7 +77,7 @@ def evaluate(
 
     The served loss is over the first ``served_tokens`` validation tokens, the one-shot loss over
     the first ``loss_tokens``, both rounded up to whole windows of ``block_size``. The serving gap
-    compares both on the served tokens.
+    and the divergence compare both on the served tokens.
 
     Args:
         on_progress: gets ``stage, note, step, steps``, at most about twice per second. An
@@ -103,38 +104,53 @@ def evaluate(
 def _measure_losses(
     model: GPT, dataset: ValidationText, experiment: Experiment, start_progress: StartProgress
 ) -> Measurements:
-    config = experiment.evaluation
-    served_tokens = (config.served_tokens or config.loss_tokens) if config.served else 0
-    block_size, start = model.config.block_size, experiment.data.document_start
-    loss_windows = -(-config.loss_tokens // block_size)
-    served_windows = -(-served_tokens // block_size)
-    count = max(loss_windows, served_windows) * block_size
-    on_progress = start_progress("validation loss", count)
-    one_shot = window_losses(model, dataset.validation, count, None, on_progress, start)
-    loss = float(one_shot[:loss_windows].mean())
-    measurements: Measurements = {
+    config, start = experiment.evaluation, experiment.data.document_start
+    loss_tokens, served_tokens = (
+        _round_to_windows(count, model)
+        for count in (config.loss_tokens, config.served_tokens or config.loss_tokens)
+    )
+    measurements: Measurements = {}
+    if config.served:
+        measurements, one_shot = _measure_serving(model, dataset, experiment, start_progress)
+    if not config.served or loss_tokens != served_tokens:
+        on_progress = start_progress("validation loss", loss_tokens)
+        text = dataset.validation
+        one_shot = window_losses(model, text, loss_tokens, None, on_progress, start)
+    loss = float(one_shot.mean())
+    return {
         "loss": loss,
         "bits_per_byte": bits_per_byte(loss, dataset.bytes_per_token),
-        "loss_tokens": loss_windows * block_size,
+        "loss_tokens": loss_tokens,
+        **measurements,
     }
-    if not config.served:
-        return measurements
-    serving, text = experiment.serving, dataset.validation
-    has_other_dtype = stores_other_dtype(model, serving)
-    passes = 2 if has_other_dtype else 1
-    on_progress = start_progress("served loss", passes * served_windows * block_size)
-    if has_other_dtype:
-        comparison = compare_kv_precision(model, text, served_tokens, serving, on_progress, start)
-        served, measurements = comparison.served, measurements | comparison.measurements
-    else:
-        served = window_losses(model, text, served_tokens, serving, on_progress, start)
-    served_loss = float(served.mean())
-    return measurements | {
-        "loss_served": served_loss,
-        "bits_per_byte_served": bits_per_byte(served_loss, dataset.bytes_per_token),
-        "served_tokens": served_windows * block_size,
-        "serving_gap": served_loss - float(one_shot[:served_windows].mean()),
+
+
+def _measure_serving(
+    model: GPT, dataset: ValidationText, experiment: Experiment, start_progress: StartProgress
+) -> tuple[Measurements, Floats]:
+    """Return what is measured through the serving cache, and the one-shot loss of its windows."""
+    config, serving = experiment.evaluation, experiment.serving
+    start = experiment.data.document_start
+    count = _round_to_windows(config.served_tokens or config.loss_tokens, model)
+    passes = 2 if stores_other_dtype(model, serving) else 1
+    on_progress = start_progress("validation loss, served", passes * count)
+    compared = compare_serving(model, dataset.validation, count, serving, on_progress, start)
+    loss = float(compared.served.mean())
+    measurements: Measurements = {
+        "loss_served": loss,
+        "bits_per_byte_served": bits_per_byte(loss, dataset.bytes_per_token),
+        "served_tokens": count,
+        "serving_gap": loss - float(compared.one_shot.mean()),
+        # with documents masked, a position in the window is not the number of tokens seen
+        **compared.measurements(by_position=start is None),
     }
+    return measurements, compared.one_shot
+
+
+def _round_to_windows(count: int, model: GPT) -> int:
+    """Return ``count`` tokens, rounded up to whole windows."""
+    block_size = model.config.block_size
+    return -(-count // block_size) * block_size
 
 
 def measure_probes(

@@ -13,6 +13,7 @@ _ROUNDING = 1e-6
 """A difference of losses below it is rounding; a larger one is never shown as zero."""
 
 _UNKNOWN_METRIC = Metric("", "")
+_SHARE_PREFIXES = ("hellaswag_", "needle_", "recall_", "serving_top_")
 _SHORT_TITLES = {
     "loss": "one-shot loss",
     "loss_served": "served loss",
@@ -27,7 +28,7 @@ def _unit(metric: str) -> str:
 
 def is_share(metric: str) -> bool:
     """Whether a metric is a share of items: shown in percent, its differences in points."""
-    return metric.startswith(("hellaswag_", "recall_")) and not _unit(metric)
+    return metric.startswith(_SHARE_PREFIXES) and not _unit(metric)
 
 
 def format_fixed(value: float, digits: int) -> str:

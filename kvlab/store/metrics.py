@@ -46,11 +46,26 @@ _POSITION_METRICS = {
     for name, title in {**_CONTEXT_PARTS, "loss_beyond": "loss beyond the trained length"}.items()
     for suffix, scoring in (("", "one-shot"), ("_served", "served"))
 }
+_SERVING_CHANGES = {
+    "serving_kl": ("KL(one-shot || served) of the next token", "nats"),
+    "serving_top_changed": ("positions whose top token serving changes", ""),
+}
+_SERVING_CHANGE_METRICS = {
+    name: Metric(title, unit, "lower") for name, (title, unit) in _SERVING_CHANGES.items()
+} | {
+    f"{name}_{part}": Metric(f"{title}, {where}", unit)
+    for name, (title, unit) in _SERVING_CHANGES.items()
+    for part, where in {
+        "stderr": "standard error over windows",
+        **{f"part{i}": f"part {i} of 8 of the context" for i in range(1, 9)},
+    }.items()
+}
 
 METRICS: dict[str, Metric] = {
     "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
     "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
     "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
+    **_SERVING_CHANGE_METRICS,
     "kv_dtype_loss_change": Metric(
         "served loss, minus through the same cache in the model's dtype", "nats/token", "lower"
     ),

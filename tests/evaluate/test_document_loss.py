@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.evaluate.kv_precision import compare_kv_precision
+from kvlab.evaluate.serving_comparison import compare_serving
 from kvlab.evaluate.validation_loss import window_losses
 from kvlab.spec import ServingConfig
 from tests.model.test_document_mask import START, make_model, packed_tokens
@@ -40,6 +40,6 @@ def test_one_shot_and_served_losses_are_those_of_documents_alone():
 
 def test_a_coarse_cache_is_compared_document_by_document():
     serving = ServingConfig(kv_dtype="float16")
-    comparison = compare_kv_precision(MODEL, TEXT, 120, serving, lambda _: None, START)
+    comparison = compare_serving(MODEL, TEXT, 120, serving, lambda _: None, START)
     assert comparison.exact == pytest.approx(by_hand(), abs=1e-5)
     assert 0 < comparison.logit_rms < 0.1

@@ -100,6 +100,16 @@ def test_unserved_measures_nothing_served():
     assert set(measurements) == {"loss", "loss_tokens", "bits_per_byte"}
 
 
+@pytest.mark.parametrize("served_tokens", [None, 48])
+def test_serving_leaves_the_one_shot_loss_bitwise(served_tokens):
+    of = experiment(serving={"tie": "adjacent:2"}, served_tokens=served_tokens)
+    model = lively(of)
+    losses = [
+        evaluate(model, DATA, one).measurements["loss"] for one in (of, experiment(served=False))
+    ]
+    assert losses[0] == losses[1]
+
+
 def test_too_little_text_is_refused():
     of = experiment(loss_tokens=2001)
     with pytest.raises(DataError, match="too few"):

@@ -1,0 +1,269 @@
+"""What serving changes: the loss, the distribution of the next token, and what the dtype costs.
+
+The same windows are scored one-shot and token by token through the serving cache. Two means of the
+loss may agree while the predictions differ, so the distributions are compared as well, at every
+token: by the Kullback-Leibler divergence KL(one-shot || served), and by whether the likeliest token
+is another. That is how quantized models are compared with their originals (Dutta et al.,
+arXiv 2407.09141).
+
+Where the cache stores K and V in another dtype than the model's, the windows are decoded once more,
+through a cache that differs from the serving cache only in dtype. The cost of tying is therefore
+not in what is measured of the dtype.
+
+Shapes: B rows, T tokens of a window, W windows, N tokens, E n_embd, V vocab_size.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from kvlab.data import iter_validation_batches
+from kvlab.evaluate.forward_passes import OnCount, decode_rows, hidden_states, pass_rows
+from kvlab.evaluate.validation_loss import POSITION_PARTS, Tokens
+from kvlab.layout import KVLayout
+from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
+from kvlab.model import GPT
+from kvlab.model.loss import token_losses
+from kvlab.spec import ServingConfig
+
+Floats = npt.NDArray[np.float64]
+
+_LARGEST_EXPONENT = 30.0
+"""A logit that serving raises by more nats than this is summed in logarithms instead."""
+
+
+@dataclass
+class ServingComparison:
+    """The serving cache beside one-shot scoring, over the same windows.
+
+    Attributes:
+        one_shot: nats per token of each window, one-shot, (W,).
+        served: the same through the serving cache.
+        exact: the same with its K and V in the model's dtype; empty where they have it anyway.
+        kl: KL(one-shot || served) of each window, in nats per token, (W,).
+        top_changed: the share of each window's positions whose likeliest token differs, (W,).
+        kl_by_position: mean over windows, (T,).
+        top_changed_by_position: mean over windows, (T,).
+        logit_rms: root mean square of what the dtype changes in the logits.
+        logit_largest: the largest such change.
+    """
+
+    one_shot: Floats
+    served: Floats
+    exact: Floats
+    kl: Floats
+    top_changed: Floats
+    kl_by_position: Floats
+    top_changed_by_position: Floats
+    logit_rms: float
+    logit_largest: float
+
+    def measurements(self, *, by_position: bool = True) -> dict[str, float]:
+        """Return what is measured by the names of `kvlab.store.metrics`.
+
+        Standard errors are over windows, since the tokens of a window depend on each other.
+
+        Args:
+            by_position: with the means over eight equal parts of a window.
+        """
+        measured: dict[str, float] = {}
+        for name, by_window, by_place in (
+            ("serving_kl", self.kl, self.kl_by_position),
+            ("serving_top_changed", self.top_changed, self.top_changed_by_position),
+        ):
+            measured[name] = float(by_window.mean())
+            if len(by_window) > 1:
+                measured[f"{name}_stderr"] = float(by_window.std(ddof=1) / len(by_window) ** 0.5)
+            parts = np.array_split(by_place, POSITION_PARTS) if by_position else []
+            measured |= {
+                f"{name}_part{i + 1}": float(p.mean()) for i, p in enumerate(parts) if len(p)
+            }
+        if len(self.exact):
+            measured |= {
+                "kv_dtype_loss_change": float(self.served.mean() - self.exact.mean()),
+                "kv_dtype_logit_rms": self.logit_rms,
+                "kv_dtype_logit_largest": self.logit_largest,
+            }
+        return measured
+
+
+def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
+    """Return whether the cache stores K and V in another dtype than the model's."""
+    storage_dtype = KVLayout.of(model.config, serving).storage_dtype(model.dtype_name)
+    return storage_dtype != model.dtype_name
+
+
+@torch.inference_mode()
+def compare_serving(
+    model: GPT,
+    tokens: Tokens,
+    count: int,
+    serving: ServingConfig,
+    on_progress: OnCount,
+    document_start: int | None = None,
+) -> ServingComparison:
+    """Score validation windows one-shot and through the serving cache.
+
+    Args:
+        tokens: validation token ids, (tokens,).
+        count: tokens to score, rounded up to whole windows of ``block_size``.
+        on_progress: called with the number of tokens that are newly decoded: twice each if
+            `stores_other_dtype`.
+        document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
+
+    Raises:
+        DataError: there are fewer tokens.
+    """
+    block_size = model.config.block_size
+    has_other_dtype = stores_other_dtype(model, serving)
+    exact_serving = serving.model_copy(update={"kv_dtype": "model"})
+    batches = iter_validation_batches(
+        tokens,
+        target_tokens=count,
+        block_size=block_size,
+        batch_size=_batch_rows(model, exact_serving),
+    )
+    sums = _Sums()
+    for x, y in batches:
+        inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
+        served = hidden_states(model, inputs, serving, on_progress, document_start)
+        one_shot = _one_shot_states(model, inputs, document_start)
+        sums.one_shot.append(_window_losses(model, one_shot, targets))
+        sums.served.append(_window_losses(model, served, targets))
+        sums.add_divergence(model, one_shot, served)
+        on_progress(x.size)
+        if has_other_dtype:
+            exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
+            sums.exact.append(_window_losses(model, exact, targets))
+            sums.add_logit_errors(model, served - exact)
+            on_progress(x.size)
+    return sums.compute()
+
+
+@dataclass
+class _Sums:
+    """What is summed batch by batch; nothing of size (W, T, V) is ever held."""
+
+    one_shot: list[Tensor] = field(default_factory=list)
+    served: list[Tensor] = field(default_factory=list)
+    exact: list[Tensor] = field(default_factory=list)
+    by_window: list[Tensor] = field(default_factory=list)  # means of (KL, top changed), (2, B)
+    by_position: Tensor | float = 0.0  # sums of the same, (2, T)
+    squares: float = 0.0
+    largest: float = 0.0
+    logits: int = 0
+
+    def add_divergence(self, model: GPT, one_shot: Tensor, served: Tensor) -> None:
+        """Add a batch of residual streams (B, T, E)."""
+        measured = torch.stack(_token_divergences(model, one_shot, served))  # (2, B, T)
+        self.by_window.append(measured.mean(2))
+        self.by_position += measured.sum(1)
+
+    def add_logit_errors(self, model: GPT, difference: Tensor) -> None:
+        """Add a batch of differences (B, T, E) of residual streams.
+
+        The head is linear, so the logits of a difference are the differences of the logits.
+        """
+        for chunk in _chunks(difference):
+            logits = model.compute_logits(chunk).float()
+            self.squares += float(logits.square().sum(dtype=torch.float64))
+            self.largest = max(self.largest, float(logits.abs().max()))
+            self.logits += logits.numel()
+
+    def compute(self) -> ServingComparison:
+        kl, top_changed = _to_numpy(torch.cat(self.by_window, 1))
+        assert isinstance(self.by_position, Tensor), "there is at least one window"
+        return ServingComparison(
+            _to_numpy(torch.cat(self.one_shot)),
+            _to_numpy(torch.cat(self.served)),
+            _to_numpy(torch.cat(self.exact)) if self.exact else np.zeros(0),
+            kl,
+            top_changed,
+            *(_to_numpy(self.by_position) / len(kl)),
+            logit_rms=(self.squares / max(1, self.logits)) ** 0.5,
+            logit_largest=self.largest,
+        )
+
+
+def _batch_rows(model: GPT, serving: ServingConfig) -> int:
+    """Return the windows decoded side by side: whole one-shot passes, as far as they fit.
+
+    One-shot scores are then bitwise those of a trial that does not serve.
+    """
+    block_size = model.config.block_size
+    rows, one_shot_rows = decode_rows(model, block_size, serving), pass_rows(model, block_size)
+    return max(rows // one_shot_rows * one_shot_rows, min(rows, one_shot_rows))
+
+
+def _one_shot_states(model: GPT, x: Tensor, document_start: int | None) -> Tensor:
+    """Return the residual stream (B, T, E) of tokens (B, T), in passes of the usual size."""
+    parts = x.split(pass_rows(model, x.shape[1]))
+    return torch.cat([model.hidden_states(rows, document_start=document_start) for rows in parts])
+
+
+def _window_losses(model: GPT, states: Tensor, targets: Tensor) -> Tensor:
+    return token_losses(states, model.lm_head.weight, targets).double().mean(1)
+
+
+def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, of every token (B, T) in float64, the KL divergence and whether the top changed.
+
+    The head is linear, so the logits' differences are the head's product with the difference of
+    the residual streams. They are as exact as that difference, where a difference of two logits
+    would carry the rounding of both, which exceeds the divergence of a bfloat16 cache.
+
+    Args:
+        one_shot, served: residual streams (B, T, E).
+    """
+    divergences, changes = [], []
+    for states, difference in zip(_chunks(one_shot), _chunks(served - one_shot), strict=True):
+        logits = model.compute_logits(states)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        change = model.compute_logits(difference).to(logits.dtype)
+        top = logits.max(1).indices[:, None]
+        served_logits = logits + change
+        # equal logits are no change: there either token may be sampled first
+        changes.append(served_logits.amax(1) > served_logits.gather(1, top)[:, 0])
+        divergences.append(kl_divergence(logits, change))
+    shape = one_shot.shape[:2]
+    return torch.cat(divergences).view(shape), torch.cat(changes).double().view(shape)
+
+
+def kl_divergence(logits: Tensor, change: Tensor) -> Tensor:
+    """Return KL(p || q) in nats, with p = softmax(logits) and q = softmax(logits + change).
+
+    With d the change less its mean under p, KL = log E_p[e^d] = log(1 + E_p[e^d - 1 - d]). No term
+    of that mean is negative, so small divergences are not lost among the rounding of large
+    logarithms, as they are in sum p (log p - log q).
+
+    Args:
+        logits: (N, V).
+        change: (N, V), in the same dtype; overwritten.
+
+    Returns:
+        (N,) in float64.
+    """
+    probabilities = torch.softmax(logits, -1)
+    change -= torch.linalg.vecdot(probabilities, change)[:, None]
+    terms = change.clamp_max(_LARGEST_EXPONENT).expm1_().sub_(change)
+    divergence = torch.linalg.vecdot(probabilities, terms).double().log1p()
+    is_large = change.amax(1) > _LARGEST_EXPONENT
+    if is_large.any():  # e^d would overflow
+        exponents = logits[is_large].log_softmax(-1) + change[is_large]
+        divergence[is_large] = exponents.double().logsumexp(-1)
+    return divergence
+
+
+def _chunks(states: Tensor) -> Iterator[Tensor]:
+    """Yield residual streams (N, E) of so many tokens that their logits may exist four times."""
+    size = LOSS_CHUNK_TOKENS.get(states.device.type, LOSS_CHUNK_TOKENS["cuda"])
+    yield from torch.split(states.flatten(0, -2), size // 4)
+
+
+def _to_numpy(values: Tensor) -> Floats:
+    array: Floats = values.cpu().numpy()
+    return array

@@ -1,0 +1,146 @@
+"""What serving changes in the distribution of the next token, against plain float64."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.evaluate import evaluate
+from kvlab.evaluate.serving_comparison import compare_serving, kl_divergence
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
+from kvlab.store.metrics import METRICS
+from tests.support.random_model import random_model
+
+SHAPE = {"vocab_size": 61, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
+TEXT = np.random.default_rng(3).integers(0, 61, 400).astype(np.uint16)
+TIE = {"tie": "adjacent:2", "tie_rule": "owner"}
+
+
+def exact_kl(logits, change):
+    p, q = (x.double().log_softmax(-1) for x in (logits, logits.double() + change.double()))
+    return F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-3, 0.1, 3.0, 40.0, 300.0])
+def test_small_and_large_divergences_are_those_of_float64(scale):
+    generator = torch.Generator().manual_seed(1)
+    logits = 4 * torch.randn(64, 500, generator=generator)
+    change = scale * torch.randn(64, 500, generator=generator)
+    expected = exact_kl(logits, change)
+    divergence = kl_divergence(logits, change.clone())
+    assert divergence.dtype == torch.float64
+    assert divergence.numpy() == pytest.approx(expected.numpy(), rel=2e-3)
+
+
+def test_float32_logarithms_would_lose_what_a_bfloat16_cache_changes():
+    """The reason for the formula: by its definition the divergence is lost among rounding."""
+    generator = torch.Generator().manual_seed(1)
+    logits = 10 * torch.randn(64, 500, generator=generator)
+    change = 1e-4 * torch.randn(64, 500, generator=generator)
+    expected = exact_kl(logits, change)
+    p, q = logits.log_softmax(-1), (logits + change).log_softmax(-1)
+    by_definition = F.kl_div(q, p, reduction="none", log_target=True).sum(-1)
+    errors = [
+        float(((kl - expected).abs() / expected).median())
+        for kl in (by_definition.double(), kl_divergence(logits, change))
+    ]
+    assert errors[0] > 1 > 100 * errors[1]
+
+
+def test_a_constant_added_to_every_logit_changes_nothing():
+    logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(2))
+    assert kl_divergence(logits, torch.full_like(logits, 7.0)).abs().max() < 1e-12
+
+
+def by_hand(model, windows, serving):
+    """KL and changed top tokens (windows, 16), one row of cache and one token at a time."""
+    divergences, changes = [], []
+    for start in range(0, windows * 16, 16):
+        x = torch.from_numpy(TEXT[start : start + 16].astype(np.int64))
+        cache = model.new_cache(1, 16, serving)
+        with torch.no_grad():
+            one_shot = model(x[None])[0]
+            served = torch.cat([model(token.view(1, 1), cache=cache)[0] for token in x])
+        divergences.append(exact_kl(one_shot, served - one_shot))
+        changes.append(one_shot.argmax(-1) != served.argmax(-1))
+    return torch.stack(divergences).numpy(), torch.stack(changes).double().numpy()
+
+
+@pytest.mark.parametrize(
+    ("shape", "serving"),
+    [
+        ({}, TIE),
+        ({}, {**TIE, "tie_rule": "overwrite"}),
+        ({"n_kv_head": 1, "attention_pattern": "GL", "window": 5}, {"kv_dtype": "int8"}),
+        ({"position": "rope"}, {"kv_dtype": "fp8"}),
+    ],
+)
+def test_divergence_is_that_of_every_token_alone(shape, serving):
+    model, how = random_model(ModelConfig(**{**SHAPE, **shape})), ServingConfig(**serving)
+    kl, changed = by_hand(model, 5, how)
+    compared = compare_serving(model, TEXT, 80, how, lambda _: None)
+    assert compared.kl == pytest.approx(kl.mean(1), rel=1e-9)
+    assert compared.top_changed == pytest.approx(changed.mean(1))
+    measured = compared.measurements()
+    assert measured["serving_kl"] == pytest.approx(kl.mean())
+    assert measured["serving_kl_stderr"] == pytest.approx(kl.mean(1).std(ddof=1) / math.sqrt(5))
+    assert measured["serving_top_changed"] == pytest.approx(changed.mean())
+    for part in range(8):
+        places = slice(2 * part, 2 * part + 2)
+        assert measured[f"serving_kl_part{part + 1}"] == pytest.approx(kl[:, places].mean())
+        assert measured[f"serving_top_changed_part{part + 1}"] == pytest.approx(
+            changed[:, places].mean()
+        )
+
+
+def test_a_tie_changes_nothing_at_the_first_token():
+    model = random_model(ModelConfig(**SHAPE))
+    how = ServingConfig(tie="adjacent:2", tie_rule="overwrite")
+    compared = compare_serving(model, TEXT, 80, how, lambda _: None)
+    assert compared.kl_by_position[0] < 1e-20 < 1e-3 < compared.kl_by_position[1:].min()
+
+
+def test_coarser_caches_diverge_more_and_the_plain_one_by_rounding_alone():
+    model = random_model(ModelConfig(**SHAPE), dtype=torch.float32)
+    ways = ({}, {"kv_dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}, TIE)
+    plain, *others = (
+        compare_serving(model, TEXT, 160, ServingConfig(**way), lambda _: None).kl.mean()
+        for way in ways
+    )
+    assert plain < 1e-9
+    assert others == sorted(others)
+    assert others[0] > 1e-7
+
+
+def experiment(**sections):
+    return Experiment(
+        name="small",
+        model={**SHAPE, "vocab_size": 257},
+        data={"tokenizer": "bytes", **sections.pop("data", {})},
+        benchmark={"prompt_tokens": 4, "new_tokens": 4},
+        evaluation={"loss_tokens": 64, **sections.pop("evaluation", {})},
+        serving=TIE,
+        **sections,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, {"kl", "top_changed", "kl_stderr", "kl_part1", "top_changed_part8"}),
+        ({"data": {"mask_documents": True}}, {"kl", "top_changed_stderr"}),
+        ({"evaluation": {"served_tokens": 16}}, {"kl", "kl_part8"}),
+        ({"evaluation": {"served": False}}, set()),
+    ],
+)
+def test_an_evaluation_measures_it_wherever_it_serves(changes, names):
+    of = experiment(**changes)
+    data = SimpleNamespace(validation=TEXT, bytes_per_token=1.0)
+    measured = set(evaluate(random_model(of.model), data, of).measurements)
+    assert measured <= set(METRICS)
+    assert {f"serving_{name}" for name in names} <= measured
+    assert any("part1" in name for name in measured) == any("part" in name for name in names)
+    assert any("stderr" in name for name in measured) == any("stderr" in name for name in names)
