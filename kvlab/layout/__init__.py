@@ -1,16 +1,16 @@
 """The size of KV caches in exact bytes, and the cost of models. Pure arithmetic, no torch."""
 
 from kvlab.layout.extrapolation import RESCALE_PRESETS, RescaleError, rescale
-from kvlab.layout.flops import (
+from kvlab.layout.kv_layout import KVLayout
+from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
+from kvlab.layout.training_memory import training_peak_bytes
+from kvlab.spec.flops import (
     decode_flops,
     forward_flops,
     parameter_count,
     training_flops,
     weight_bytes_read,
 )
-from kvlab.layout.kv_layout import KVLayout
-from kvlab.layout.serving_estimate import ServingEstimate, estimate_serving
-from kvlab.layout.training_memory import training_peak_bytes
 
 __all__ = [
     "RESCALE_PRESETS",

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.layout.flops import forward_flops, parameter_count
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec import ServingConfig
+from kvlab.spec.flops import forward_flops, parameter_count
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from kvlab.layout.flops import parameter_count
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.layout.roofline_model import Bound, DevicePeaks, StepCost, decode_step_cost
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
+from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.validation_errors import list_field_errors

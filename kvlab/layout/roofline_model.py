@@ -2,7 +2,7 @@
 
 A step moves bytes and does arithmetic; both can overlap, so it takes the longer of the two.
 Counted are every weight matrix read once, one row of each embedding, the K/V that every layer
-reads, the K/V that are written, and FLOPs as in `kvlab.layout.flops`. Activations and logits are
+reads, the K/V that are written, and FLOPs as in `kvlab.spec.flops`. Activations and logits are
 left out: they are small beside those at the batches of interest.
 
 Weights are read at the rate of one-row matrix products of a large layer, which may be below the
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvlab.humanize import format_count
-from kvlab.layout.flops import decode_flops, weight_bytes_read
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.flops import decode_flops, weight_bytes_read
 from kvlab.spec.model_config import ModelConfig
 
 Bound = Literal["memory", "compute"]

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from kvlab.layout.flops import decode_flops, forward_flops, parameter_count
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
+from kvlab.spec.flops import decode_flops, forward_flops, parameter_count
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ the allocator's waste and the process itself.
 """
 
 from kvlab.layout.cpu_attention_memory import saved_probability_bytes
-from kvlab.layout.flops import parameter_count
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.flops import parameter_count
 
 CPU_MICROBATCH_TOKENS = 4096
 """The most tokens of one pass on CPU. Narrow models gain from longer passes, in which the cost of

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.spec.design import Axis, Design, DesignError, DesignRequest, Positions
 from kvlab.spec.designs import DESIGNS
+from kvlab.spec.size_matching import MATCH_FACTOR
 
 if TYPE_CHECKING:
     from kvlab.spec.sweep import Sweep
@@ -82,15 +83,19 @@ def select_cells(sweep: "Sweep") -> Selection:
         DesignError: the design is impossible with these factors, or has too many cells.
     """
     axes = _make_axes(sweep)
+    n_designed = len(axes)
+    crossed: list[Positions] = [()]
+    if MATCH_FACTOR in sweep.factors and len(sweep.match) > 1:
+        n_designed, crossed = len(axes) - 1, [(n,) for n in range(len(axes[-1].points))]
     cells: CellsByLevels = {}
     designed: set[Positions] = set()
     notes: list[str] = []
     for name, seeds in sweep.design_seeds.items():
-        design, request = _make_request(sweep, axes, name)
+        design, request = _make_request(sweep, axes[:n_designed], name)
         if not design.can_be_filtered and (sweep.exclude or sweep.when):
             text = f"{name} is valid only as a whole; remove exclude and when"
             raise DesignError("design", text)
-        for positions in _limit_positions(design, request):
+        for positions in _limit_positions(design, request, crossed):
             designed.add(positions)
             _add_cell(cells, _make_cell(sweep, axes, positions, seeds))
         notes += design.notes(request)
@@ -154,8 +159,12 @@ def _find_position(axis: Axis, levels: Levels, key: str) -> int:
     raise DesignError(key, text)
 
 
-def _limit_positions(design: Design, request: DesignRequest) -> Iterator[Positions]:
-    for count, positions in enumerate(design.positions(request)):
+def _limit_positions(
+    design: Design, request: DesignRequest, crossed: Sequence[Positions]
+) -> Iterator[Positions]:
+    """Yield every cell of the design, followed by each of the positions that it is crossed with."""
+    cells = ((*cell, *more) for cell in design.positions(request) for more in crossed)
+    for count, positions in enumerate(cells):
         if count == MAX_CELLS:
             text = f"has more than {MAX_CELLS:,} cells; drop levels, or use a smaller design"
             raise DesignError("design", text)

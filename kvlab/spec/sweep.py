@@ -24,6 +24,7 @@ from kvlab.spec.designs import DESIGNS, describe_designs, design_pattern
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.search_config import SearchConfig
+from kvlab.spec.size_matching import MATCH_FACTOR, MatchModes, match_sizes
 from kvlab.spec.spec_model import (
     Name,
     NonNegativeInt,
@@ -34,6 +35,7 @@ from kvlab.spec.spec_model import (
     raise_problems,
 )
 from kvlab.spec.sweep_validation import (
+    find_match_problems,
     find_name_problems,
     find_search_problems,
     find_unused_key_problems,
@@ -178,6 +180,11 @@ class Sweep(SpecModel):
         default=(), description="Drops every cell that has all of a rule."
     )
     include: TupleOf[LevelRule] = Field(default=(), description="Adds cells; left out is baseline.")
+    match: MatchModes = Field(
+        default=("none",),
+        description="Set model.ffn_dim by cell, so that every cell has the baseline's parameters or"
+        " training FLOPs a token within 0.5%. Several, as in [none, parameters], are a factor.",
+    )
     seeds: Seeds = (0,)
     failures: FailuresConfig = FailuresConfig()
     search: SearchConfig | None = Field(
@@ -191,9 +198,19 @@ class Sweep(SpecModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _add_search_factor(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("search") is not None and "factors" not in data:
+    def _add_derived_factors(cls, data: Any) -> Any:
+        """Add the factor of a search, and that of several ways to match sizes."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("search") is not None and "factors" not in data:
             return {**data, "factors": {SEARCH_FACTOR: {"base": {}}}}
+        factors, modes = data.get("factors"), data.get("match")
+        if isinstance(factors, dict) and isinstance(modes, list) and len(modes) > 1:
+            if MATCH_FACTOR in factors:
+                text = "is a factor already, as match has several values; rename it"
+                raise_problems([(f"factors.{MATCH_FACTOR}", text)])
+            levels: dict[str, Any] = {mode: {} for mode in modes if isinstance(mode, str)}
+            return {**data, "factors": {**factors, MATCH_FACTOR: levels}}
         return data
 
     @field_validator("baseline")
@@ -206,6 +223,7 @@ class Sweep(SpecModel):
     def _check(self) -> "Sweep":
         raise_problems(find_search_problems(self, SEARCH_FACTOR))
         raise_problems([*find_name_problems(self), *find_unused_key_problems(self)])
+        raise_problems(find_match_problems(self))
         raise_problems(find_zip_problems(self))
         raise_problems(find_claim_problems(self.decide, self.factors, self.baseline))
         try:
@@ -227,7 +245,7 @@ class Sweep(SpecModel):
         sweep = self.model_copy()
         sweep._source = source
         sweep._check_patch_keys()
-        sweep._cells = sweep._make_cells()
+        sweep._cells = match_sizes(sweep, sweep._make_cells())
         return sweep
 
     @property

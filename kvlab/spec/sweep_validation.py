@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from kvlab.spec.designs import DESIGNS
+from kvlab.spec.size_matching import MATCH_FACTOR
 from kvlab.spec.spec_model import FieldMessage
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
         return
     written = sweep.model_fields_set & {
         "baseline", "design", "designs", "zip", "when", "target", "listed_cells", "generators",
-        "exclude", "include", "decide",
+        "exclude", "include", "decide", "match",
     }  # fmt: skip
     if sweep.factors.keys() != {search_factor}:
         written.add("factors")
@@ -69,6 +70,30 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
         if getattr(sweep, "listed_cells" if key == "cells" else key) and not designs & readers:
             text = f"is used by design: {' or '.join(sorted(readers))} alone; leave it out"
             yield key, text
+
+
+def find_match_problems(sweep: "Sweep") -> Problems:
+    """Yield where the factor of several ``match`` is named and cannot be.
+
+    A design selects cells of the other factors, and each is then sized in every way.
+    """
+    if len(set(sweep.match)) != len(sweep.match):
+        yield "match", "names a way twice; name each once"
+    if len(sweep.match) < 2:
+        return
+    text = "is crossed with every cell of the design; leave it out, or use exclude"
+    for key, names in (("target", sweep.target), ("when", sweep.when)):
+        if MATCH_FACTOR in names:
+            yield f"{key}.{MATCH_FACTOR}", text
+    for number, cell in enumerate(sweep.listed_cells):
+        if MATCH_FACTOR in cell:
+            yield f"cells.{number}.{MATCH_FACTOR}", text
+    for number, group in enumerate(sweep.zip):
+        if MATCH_FACTOR in group:
+            yield f"zip.{number}", f"names {MATCH_FACTOR}, which {text}"
+    for factor, parents in sweep.generators.items():
+        if MATCH_FACTOR in (factor, *parents):
+            yield f"generators.{factor}", f"names {MATCH_FACTOR}, which {text}"
 
 
 def find_zip_problems(sweep: "Sweep") -> Problems:

@@ -1,7 +1,7 @@
 """FLOPs per second of a training, and their share of what the device can do (MFU).
 
 Model FLOPs utilization is that of the PaLM report (arXiv 2204.02311): the FLOPs that the model
-needs, by `kvlab.layout.flops`, over what the device could do in the same time. The latter is the
+needs, by `kvlab.spec.flops`, over what the device could do in the same time. The latter is the
 maker's figure for a known device, or measured here.
 """
 

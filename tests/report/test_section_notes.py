@@ -143,3 +143,44 @@ def test_the_front_is_drawn_in_steps_and_its_bars_are_as_said(tmp_path):
         "Bars are standard deviations over seeds, of the front and the baseline" in figure.caption
     )
     assert all(point.label for point in front.points)
+
+
+MATCHED = {"heads": ("mha", "mqa"), "match": ("none", "parameters")}
+
+
+class Matched(Record):
+    """A record whose cells were resized, or not: 64 wide and a million parameters, or less."""
+
+    modes = ("none", "parameters")
+
+    def description(self, cells):
+        return {**super().description(cells), "match": list(self.modes)}
+
+    def result(self, levels, seed, status):
+        found = super().result(levels, seed, status)
+        resized = levels["heads"] == "mqa" and levels.get("match") != "none"
+        found["experiment"]["model"]["ffn_dim"] = 70 if resized else 64
+        found["model"]["parameters"] += 29_000 * resized
+        return found
+
+
+def test_matched_sizes_are_said_with_what_was_not_matched(tmp_path):
+    text = markdown(Matched(factors=MATCHED), tmp_path, "design")
+    assert (
+        "The cells with match=parameters were matched with the baseline in parameters by"
+        " `model.ffn_dim` (64 to 70): 1,000,000, with a largest miss of 0.10%."
+    ) in text
+    assert "ffn\\_dim by cell, for the baseline's parameters" in text
+    assert (
+        "heads=mqa (\N{MINUS SIGN}3.0%). Their effects include that; nothing was resized there"
+        in text
+    )
+
+
+def test_a_sweep_that_matches_all_cells_has_no_level_that_changes_parameters(tmp_path):
+    class All(Matched):
+        modes = ("parameters",)
+
+    text = markdown(All(factors={"heads": ("mha", "mqa")}), tmp_path, "design")
+    assert "All cells were matched with the baseline in parameters" in text
+    assert "nothing was resized" not in text

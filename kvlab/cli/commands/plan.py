@@ -11,6 +11,7 @@ from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positiv
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
+from kvlab.spec.size_matching import describe_matching
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, plan
@@ -102,16 +103,23 @@ def _explain_missing(
 
 def _format_plan(planned: Plan) -> list[str]:
     factors = list(planned.sweep.factors)
-    head = [*factors, "seed", "trial", "parameters", "KV/token", "KV/block", "FLOPs", "state"]
+    sizes = [] if planned.sweep.match == ("none",) else ["ffn_dim"]
+    columns = ["parameters", "KV/token", "KV/block", "FLOPs", "state"]
+    head = [*factors, "seed", "trial", *sizes, *columns]
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells if cell.off}
-    rows = [[*_format_levels(one.levels, off), *_format_trial(one)] for one in planned.trials]
-    lines = [format_table([head, *rows], right="l" * len(factors) + "rlrrrrl"), ""]
+    rows = [
+        [*_format_levels(one.levels, off), *_format_trial(one, with_width=bool(sizes))]
+        for one in planned.trials
+    ]
+    right = "l" * len(factors) + "rl" + "r" * len(sizes) + "rrrrl"
+    lines = [format_table([head, *rows], right=right), ""]
     lines += [
         f"{_format_label(cell)} computes the same as {_format_label(first)} ({reason})."
         for cell, first, reason in _find_equal_cells(planned)
     ]
     if planned.sweep.search is not None:
         lines += format_search_space(planned.sweep)
+    lines += [f"Sizes: {line}." for line in describe_matching(planned.sweep)]
     selection = planned.sweep.selection
     lines += [f"{rule}." for rule in selection.rules]
     lines += [f"Aliasing: {note}." for note in selection.notes]
@@ -128,10 +136,11 @@ def _format_levels(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]
     return ["-" if factor in inapplicable else level for factor, level in levels.items()]
 
 
-def _format_trial(one: PlannedTrial) -> list[str]:
+def _format_trial(one: PlannedTrial, with_width: bool) -> list[str]:
     return [
         str(one.trial.seed),
         one.trial.id[:8],
+        *([f"{one.trial.experiment.model.ffn_dim:,}"] if with_width else []),
         f"{one.parameters:,}",
         f"{one.kv_bytes_per_token:,} B",
         f"{one.kv_bytes:,} B",
@@ -194,6 +203,7 @@ def _collect_facts(planned: Plan) -> dict[str, Any]:
                 "seed": one.trial.seed,
                 "cells": [dict(cell) for cell in one.cells],
                 "parameters": one.parameters,
+                "ffn_dim": one.trial.experiment.model.ffn_dim,
                 "kv_bytes_per_token": one.kv_bytes_per_token,
                 "kv_bytes_at_block_size": one.kv_bytes,
                 "training_flops": one.flops,

@@ -5,6 +5,7 @@ from math import prod
 
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     Bullets,
@@ -20,6 +21,7 @@ from kvlab.report.document import (
 )
 from kvlab.report.formatting import format_signed
 from kvlab.spec.designs import DESIGNS
+from kvlab.spec.size_matching import MATCH_FACTOR, SIZES
 
 
 def report_factors(study: Study) -> Section:
@@ -65,6 +67,8 @@ def _table(study: Study) -> Table:
             text = ", ".join(f"{key}: {value}" for key, value in patch.items())
             role = "baseline" if level == levels[0] else ""
             setting = Cell(text or "as the base experiment", text, code=bool(text))
+            if factor == MATCH_FACTOR and level in SIZES and "match" in study.sweep:
+                setting = cell(f"model.ffn_dim by cell, for the baseline's {SIZES[level].unit}")
             names = (cell(factor), cell(level), cell(role))
             rows.append(Row((*names, setting)))
     columns = (Column("factor"), Column("level"), Column("role"), Column("what it sets"))
@@ -86,6 +90,9 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             yield (f"{text} {partner}",)
     for effect in study.effects(study.primary_metric):
         yield from _limit_notes(effect)
+    for mode in study.sweep.get("match", ()):
+        if mode in SIZES:
+            yield _describe_matched_sizes(study, mode)
     yield from _parameter_notes(study)
     if study.done_rows and not study.is_untrained:
         yield (
@@ -106,6 +113,55 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
         )
 
 
+def _match_mode(study: Study, levels: Levels) -> str:
+    """Return how the size of a cell was matched, a key of `SIZES` or ``none``."""
+    modes = study.sweep.get("match", ["none"])
+    if MATCH_FACTOR in study.factors and len(modes) > 1:
+        return levels[list(study.factors).index(MATCH_FACTOR)]
+    return str(modes[0])
+
+
+def _describe_matched_sizes(study: Study, mode: str) -> tuple[Span, ...]:
+    """Say what was made equal by resizing, and how closely."""
+    cells = [levels for levels in study.cells if _match_mode(study, levels) == mode]
+    widths = [width for levels in cells if (width := _ffn_dim(study, levels))]
+    target = _size(study, study.baseline, mode)
+    sizes = [size for levels in cells if (size := _size(study, levels, mode))]
+    is_factor = len(study.sweep["match"]) > 1
+    where = f"The cells with {MATCH_FACTOR}={mode}" if is_factor else "All cells"
+    text = ""
+    if widths:
+        low, high = min(widths), max(widths)
+        text += f" ({low:,})" if low == high else f" ({low:,} to {high:,})"
+    if target and sizes:
+        miss = max(abs(size / target - 1) for size in sizes)
+        text += f": {target:,.0f}, with a largest miss of {100 * miss:.2f}%"
+    return (
+        f"{where} were matched with the baseline in {SIZES[mode].unit} by ",
+        Code("model.ffn_dim"),
+        f"{text}. A resized MLP starts from weights of its own.",
+    )
+
+
+def _ffn_dim(study: Study, levels: Levels) -> int | None:
+    for row in study.cells[levels].values():
+        model = row.record.get("experiment", {}).get("model", {})
+        if "ffn_dim" in model:
+            return int(model["ffn_dim"])
+    return None
+
+
+def _size(study: Study, levels: Levels, mode: str) -> float | None:
+    """Return a cell's parameters, or its training FLOPs a token; None if it has no record."""
+    if mode == "parameters":
+        return study.parameters(levels)
+    for row in study.cells.get(levels, {}).values():
+        tokens = (row.record.get("training_record") or {}).get("tokens")
+        if tokens and "model" in row.record:
+            return int(row.record["model"]["training_flops"]) / int(tokens)
+    return None
+
+
 def _parameter_notes(study: Study) -> Iterator[tuple[Span, ...]]:
     """Note the levels that also change the number of parameters."""
     changes = []
@@ -118,20 +174,25 @@ def _parameter_notes(study: Study) -> Iterator[tuple[Span, ...]]:
                 )
                 changes.append(f"{factor}={level} ({low if low == high else f'{low} to {high}'})")
     if changes:
+        resized = " there" if "match" in study.sweep else ""
         yield (
             f"Some levels also change the number of parameters: {', '.join(changes)}. Their"
-            " effects include that; nothing was resized to make up for it.",
+            f" effects include that; nothing was resized{resized} to make up for it.",
         )
 
 
 def _parameter_shares(study: Study, factor: str, level: str) -> list[float]:
-    """Return a level's relative change of the parameters, in every cell that has a partner."""
+    """Return a level's relative change of the parameters, in every cell that has a partner.
+
+    Cells that were matched in parameters are left out.
+    """
     index = list(study.factors).index(factor)
     shares = []
     for levels in study.cells:
         partner = (*levels[:index], study.factors[factor][0], *levels[index + 1 :])
         count, partner_count = study.parameters(levels), study.parameters(partner)
-        if levels[index] == level and count and partner_count:
+        is_matched = _match_mode(study, levels) == "parameters"
+        if levels[index] == level and count and partner_count and not is_matched:
             shares.append(count / partner_count - 1)
     return shares
 

@@ -387,6 +387,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
             **sweep.decide.model_dump(mode="json"),
             "claims": list(list_claims(sweep.decide, sweep.factors, sweep.baseline)),
         },
+        **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
         "report": sweep.report.model_dump(mode="json"),
         "cells": [
             {

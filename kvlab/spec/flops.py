@@ -40,6 +40,12 @@ def training_flops(experiment: Experiment) -> int:
     return 3 * sequences * forward_flops(model, model.block_size)
 
 
+def training_flops_per_token(model: ModelConfig) -> int:
+    """Return the training FLOPs of each token of a sequence of the block size, on average."""
+    # every term of a forward pass is a multiple of its tokens, so the division is exact
+    return 3 * forward_flops(model, model.block_size) // model.block_size
+
+
 def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
     """Return the bytes of weights that a decode step reads: matrices, one row of each embedding."""
     rows = 1 + model.position_scheme.has_embedding
