@@ -150,6 +150,21 @@ def estimate_interactions(cells: Cells, factors: Factors, metric: str) -> list[E
     return apply_holm([effect for effect in effects if effect.pairs_designed])
 
 
+def list_compared_cells(cells: Cells, factors: Factors, change: Change) -> set[Levels]:
+    """Return the cells that the estimate of a change is made from; empty if there is none.
+
+    Args:
+        cells: The cells of the design; their trials are not read.
+        factors: Factor -> levels, the baseline's first.
+        change: The level, or the two levels.
+    """
+    corners = {cell for one in _matched_corners(cells, factors, change) for _, cell in one}
+    if corners:
+        return corners
+    contrast = Contrasts(list(cells), factors).of(change)
+    return set(contrast.weights) if contrast is not None else set()
+
+
 def apply_holm(effects: list[Effect]) -> list[Effect]:
     """Correct the p-values of effects as one family, for all effects that are tested."""
     tested = [effect for effect in effects if effect.estimate and effect.is_tested]

@@ -303,6 +303,13 @@ def fair_coin_cdf(heads: int, tosses: int) -> float:
     return float(bdtr(heads, tosses, 0.5))
 
 
+def normal_cdf(z: float) -> float:
+    """Return P(Z <= z) of the standard normal distribution."""
+    from scipy.special import ndtr
+
+    return float(ndtr(z))
+
+
 def normal_two_sided_p(z: float) -> float:
     """Return the two-sided p-value of a standard normal statistic."""
     from scipy.special import erfc

@@ -24,6 +24,7 @@ from kvlab.spec.designs import DESIGNS, describe_designs, design_pattern
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.search_config import SearchConfig
+from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
 from kvlab.spec.size_matching import MATCH_FACTOR, MatchModes, match_sizes
 from kvlab.spec.spec_model import (
     Name,
@@ -58,8 +59,6 @@ _DESIGN = TextRule(design_pattern, lambda: f"is not one of {describe_designs()}"
 
 LevelName = Annotated[Name, BeforeValidator(normalize_level_name)]
 LevelNames = Annotated[tuple[Name, ...], BeforeValidator(_normalize_level_names)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Seeds = Annotated[TupleOf[Seed], Field(min_length=1)]
 DesignName = Annotated[str, _DESIGN]
 LevelRule = dict[Name, LevelNames]
 FactorGroup = Annotated[TupleOf[Name], Field(min_length=2)]
@@ -185,7 +184,9 @@ class Sweep(SpecModel):
         description="Set model.ffn_dim by cell, so that every cell has the baseline's parameters or"
         " training FLOPs a token within 0.5%. Several, as in [none, parameters], are a factor.",
     )
-    seeds: Seeds = (0,)
+    seeds: SeedsField = Field(
+        default=(0,), description="A list, or {looks: [3, 5, 7, 10]}: seeds where undecided."
+    )
     failures: FailuresConfig = FailuresConfig()
     search: SearchConfig | None = Field(
         default=None, description="Instead of factors: look for the best in a space."
@@ -250,8 +251,19 @@ class Sweep(SpecModel):
 
     @property
     def design_seeds(self) -> dict[str, tuple[int, ...]]:
-        """Every design of this sweep with its seeds."""
-        return self.designs or {self.design: self.seeds}
+        """Every design of this sweep with its seeds; with looks, those of the last."""
+        return self.designs or {self.design: self._listed_seeds}
+
+    @property
+    def looks(self) -> SeedLooks | None:
+        """The looks at which it is decided which seeds are still needed, if there are any."""
+        return self.seeds if isinstance(self.seeds, SeedLooks) else None
+
+    @property
+    def _listed_seeds(self) -> tuple[int, ...]:
+        if isinstance(self.seeds, SeedLooks):
+            return self.seeds.seeds(self.seeds.looks[-1])
+        return self.seeds
 
     @property
     def all_seeds(self) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
         written.add("factors")
     for name in sorted("cells" if name == "listed_cells" else name for name in written):
         yield name, "cannot be combined with search, which chooses its own cells; remove one"
-    if len(sweep.seeds) > 1:
+    if len(sweep.all_seeds) > 1:
         text = "has several seeds, and a search trains each suggestion once"
         yield "seeds", f"{text}; give one, and repeat the best in a sweep of its own"
 
@@ -59,9 +59,8 @@ def find_unused_key_problems(sweep: "Sweep") -> Problems:
     """Yield every key that is written and has no effect."""
     if sweep.designs and sweep.model_fields_set & {"design", "seeds"}:
         yield "designs", "already names designs and their seeds; leave out design and seeds"
-    seeds_by_key = {"seeds": sweep.seeds}
-    seeds_by_key |= {f"designs.{name}": seeds for name, seeds in sweep.designs.items()}
-    for key, seeds in seeds_by_key.items():
+    for name, seeds in sweep.design_seeds.items():
+        key = f"designs.{name}" if sweep.designs else "seeds"
         if len(set(seeds)) != len(seeds):
             yield key, "names a seed twice; name each once"
     designs = {name.partition(":")[0] for name in sweep.design_seeds}

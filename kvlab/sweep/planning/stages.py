@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Sweep
 from kvlab.store import Store
+from kvlab.sweep.planning.looks import RECORD_KEY, LookPlan, LookPlanner
 from kvlab.sweep.planning.planner import IdentifyDataset, Plan, describe_sweep, plan
 
 
@@ -62,7 +64,23 @@ def plan_stage(
         DataError: A dataset is unavailable, and ``provisional`` is not set.
         StoreError: The record is damaged.
     """
-    return Stage(plan(sweep, store, identify=identify, provisional=provisional))
+    if sweep.looks is None:
+        return Stage(plan(sweep, store, identify=identify, provisional=provisional))
+    planner = LookPlanner(sweep, sweep.cells(), store, identify=identify, provisional=provisional)
+    return _look_stage(sweep.looks, planner.plan())
+
+
+def _look_stage(seeds: SeedLooks, look: LookPlan) -> Stage:
+    name = f"look {look.number} of {len(seeds.looks)}"
+    return Stage(
+        look.plan,
+        "all looks taken" if look.is_last else name,
+        look.number,
+        look.is_last,
+        {RECORD_KEY: look.declaration},
+        look.record,
+        look.lines,
+    )
 
 
 def describe_stage(

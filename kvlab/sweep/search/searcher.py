@@ -215,7 +215,7 @@ class Searcher:
             observation.state, observation.violations = "beyond", {"possible": 1.0}
             suggestion.skip_reason = f"is not possible: {_first_message(error)}"
             return None
-        cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.seeds)
+        cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.all_seeds)
         return plan(sweep, self._store, identify=self._identify, cells=(cell,))
 
     def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> PlannedTrial:

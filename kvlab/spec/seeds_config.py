@@ -1,0 +1,68 @@
+"""`seeds`: a list, or looks at which it is decided which seeds are still needed.
+
+seeds: [0, 1, 2]
+seeds: {looks: [3, 5, 7, 10]}
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import (
+    Field,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+
+from kvlab.spec.spec_model import FieldMessage, PositiveInt, SpecModel, TupleOf, raise_problems
+
+MAX_LOOKS = 20
+
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Seeds = Annotated[TupleOf[Seed], Field(min_length=1)]
+
+
+class SeedLooks(SpecModel):
+    """`seeds` of a sweep that is looked at while it gets seeds.
+
+    After each look only what is undecided is trained at further seeds, with the cells that it is
+    compared with. `kvlab.analysis.sequential` says how the looks share one error.
+    """
+
+    looks: Annotated[TupleOf[PositiveInt], Field(min_length=2, max_length=MAX_LOOKS)] = Field(
+        description="Number of seeds at each look, increasing; the last is the most."
+    )
+    first: Seed = Field(default=0, description="The first seed; the others follow it.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "SeedLooks":
+        raise_problems(self._find_problems())
+        return self
+
+    def _find_problems(self) -> Iterator[FieldMessage]:
+        if self.looks[0] < 2:
+            yield "looks.0", "is one seed, which gives no error; begin with 2 or more"
+        for number, (before, after) in enumerate(zip(self.looks, self.looks[1:], strict=False), 1):
+            if after <= before:
+                yield f"looks.{number}", f"is not above {before}, the look before; use a larger one"
+        if self.first + self.looks[-1] > 2**31:
+            yield "first", "leaves too few seeds below 2147483648; use a smaller one"
+
+    def seeds(self, count: int) -> tuple[int, ...]:
+        """Return the first ``count`` seeds."""
+        return tuple(range(self.first, self.first + count))
+
+
+_LIST: TypeAdapter[tuple[int, ...]] = TypeAdapter(Seeds)
+
+
+def _validate_seeds(value: Any, _handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a mapping as looks, anything else as a list: an error is about one of them."""
+    is_looks = isinstance(value, dict | SeedLooks)
+    return (
+        SeedLooks.model_validate(value) if is_looks else _LIST.validate_python(value, strict=True)
+    )
+
+
+SeedsField = Annotated[Seeds | SeedLooks, WrapValidator(_validate_seeds)]
