@@ -14,9 +14,10 @@ from kvlab.humanize import format_bytes, format_count, format_duration, format_n
 from kvlab.spec.size_matching import describe_matching
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
-from kvlab.sweep import Plan, PlannedTrial, plan
+from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.planning.budget import Budget, estimate_budget
 from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
+from kvlab.sweep.planning.stages import plan_at_most
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 
 Levels = Mapping[str, str]
@@ -44,28 +45,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    planned = plan(read_sweep(options.sweep), store, provisional=True)
-    memory = options.memory or _measure_local_memory(planned)
-    costs = estimate_budget(
+    sweep = read_sweep(options.sweep)
+    stage = plan_stage(sweep, store, provisional=True)
+    most = plan_at_most(sweep, store, provisional=True)
+    planned = stage.plan
+    costs = _estimate_costs(planned, store, options)
+    most_costs = None if most is None else _estimate_costs(most, store, options)
+    why = None if options.why is None else _explain_missing(planned, store, options.why)
+    if options.json:
+        facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
+        if most is not None:
+            at_most = {"trials": len(most.trials), "trainings": most.training_count}
+            facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
+            facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
+        if why is not None:
+            facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
+        print(json.dumps(facts, indent=1))
+        return 0
+    lines = [*_format_plan(planned), *(_format_budget(costs) if costs else [])]
+    if most is not None:
+        lines += _format_stage(stage, most, most_costs)
+    print("\n".join(lines))
+    if why is not None:
+        print("\n".join(_format_difference(*why)))
+    return 0
+
+
+def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) -> Budget | None:
+    """Return the budget of what is missing, None if nothing is."""
+    return estimate_budget(
         planned,
         store,
         suggestions=count_remaining_suggestions(planned, store),
         rate=options.rate,
         price=options.price,
-        memory=memory,
+        memory=options.memory or _measure_local_memory(planned),
         at_once=_count_concurrent_trials(planned),
     )
-    why = None if options.why is None else _explain_missing(planned, store, options.why)
-    if options.json:
-        facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
-        if why is not None:
-            facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
-        print(json.dumps(facts, indent=1))
-        return 0
-    print("\n".join([*_format_plan(planned), *(_format_budget(costs) if costs else [])]))
-    if why is not None:
-        print("\n".join(_format_difference(*why)))
-    return 0
 
 
 def _measure_local_memory(planned: Plan) -> int | None:
@@ -260,6 +276,24 @@ def _format_difference(planned: PlannedTrial, nearest: NearestTrial | None) -> I
     yield f"{name} has no result: the nearest finished trial, {nearest.trial[:8]}, differs in"
     for key, here, there in nearest.differences:
         yield f"  {key}: {format_value(here)} here, {format_value(there)} there"
+
+
+def _format_stage(stage: Stage, most: Plan, costs: Budget | None) -> Iterator[str]:
+    """Yield where a sweep with several stages is, and the most that it may still take."""
+    yield from (f"{line[:1].upper()}{line[1:]}." for line in stage.lines)
+    if stage.is_last and not any(one.trains for one in stage.plan.trials):
+        yield f"{stage.name[:1].upper()}{stage.name[1:]}: nothing more is to be decided."
+        return
+    least = stage.plan.format_totals().partition(":")[0]
+    yield f"This is {stage.name}, the least that the sweep takes: {least}."
+    yield f"The most, if nothing is decided before the last: {most.format_totals()}."
+    if costs is not None:
+        work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
+        counts = format_count(costs.trials, "trial")
+        hours = (
+            "" if costs.hours is None else f", {format_number(costs.hours)} {costs.device} hours"
+        )
+        yield f"Then still to run: {counts}; training takes {work}{hours}."
 
 
 def _format_memory(costs: Budget) -> str:

@@ -92,7 +92,9 @@ class LookPlanner:
         first = self._plan_cells(self._first_counts())
         declaration = self._declare(first)
         taken = self._read_taken(declaration, first)
-        counts, planned, states, lines = self._first_counts(), first, {}, ()
+        counts, planned = self._first_counts(), first
+        states: dict[str, ClaimState] = {}
+        lines: tuple[str, ...] = ()
         for number in range(1, len(self._seeds.looks) + 1):
             if number > 1:
                 counts = self._next_counts(counts, states, number)
@@ -107,16 +109,15 @@ class LookPlanner:
                 break
         return LookPlan(planned, len(taken) + 1, True, declaration, _record(taken), lines)
 
-    def plan_most(self, planned: LookPlan) -> Plan:
-        """Plan the trials that are needed at most: if nothing more is decided before the end."""
-        if planned.is_last:
-            return planned.plan
-        taken = planned.record[RECORD_KEY]["taken"]
-        counts = {tuple(c.levels.values()): len(c.trials) for c in planned.plan.cells}
-        for number in range(planned.number + 1, len(self._seeds.looks) + 1):
-            states = _read_states(taken[-1]) if taken else {}
-            counts = self._next_counts(counts, states, number)
-        return self._plan_cells(counts)
+    def plan_most(self) -> Plan:
+        """Plan what is needed at most: if nothing more is decided before the last look."""
+        present = self.plan()
+        if present.is_last:
+            return present.plan
+        counts = {tuple(c.levels.values()): len(c.trials) for c in present.plan.cells}
+        taken = present.record[RECORD_KEY]["taken"]
+        states = _read_states(taken[-1]) if taken else {}
+        return self._plan_cells(self._next_counts(counts, states, len(self._seeds.looks)))
 
     def _first_counts(self) -> dict[Levels, int]:
         """Return the number of seeds of every cell at the first look."""
@@ -196,17 +197,17 @@ class LookPlanner:
 
     def _refuse(self, declared: Mapping[str, Any], declaration: Mapping[str, Any]) -> None:
         document = self._sweep.source.document
-        hint = "restore it, or give the sweep another name to start anew"
+        hint = "restore it, or start anew with another name and seeds that no look has seen"
         for section in ("seeds", "decide"):
             for key, value in declared[section].items():
                 new = declaration[section].get(key)
                 if value != new:
                     text = f"{section}.{key} = {json.dumps(new)} was {json.dumps(value)} at the"
-                    text += f" first look, and its error holds for that alone; {hint}"
+                    text += f" first look, and its error holds for that alone; {hint} (seeds.first)"
                     path = (section, key) if key in document.data.get(section, {}) else (section,)
                     raise SpecError([document.problem(path, text)])
         text = "factors: the cells compute something else than at the first look"
-        raise SpecError([document.problem(("factors",), f"{text}; {hint}", at_key=True)])
+        raise SpecError([document.problem(("factors",), f"{text}; {hint} (seeds.first)")])
 
     # Look
 

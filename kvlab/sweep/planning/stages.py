@@ -70,6 +70,24 @@ def plan_stage(
     return _look_stage(sweep.looks, planner.plan())
 
 
+def plan_at_most(
+    sweep: Sweep,
+    store: Store | None,
+    *,
+    identify: IdentifyDataset | None = None,
+    provisional: bool = False,
+) -> Plan | None:
+    """Plan the most that a sweep may still need, whatever its trials show; see `plan_stage`.
+
+    Returns:
+        None if no stage depends on how trials end, so that the plan of `plan_stage` is all.
+    """
+    if sweep.looks is None:
+        return None
+    planner = LookPlanner(sweep, sweep.cells(), store, identify=identify, provisional=provisional)
+    return planner.plan_most()
+
+
 def _look_stage(seeds: SeedLooks, look: LookPlan) -> Stage:
     name = f"look {look.number} of {len(seeds.looks)}"
     return Stage(

@@ -1,0 +1,133 @@
+"""Bounds of looks against plain simulation, and what a look decides."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.analysis.sequential import (
+    ClaimState,
+    Looks,
+    fixed_size_error,
+    spent_alpha,
+    t_bounds,
+)
+
+SIZES = (3, 5, 7, 10)
+
+
+def t_statistics(values, sizes):
+    """Return the t statistic of each column after each of these numbers of rows."""
+    return np.array([values[:n].mean(0) / values[:n].std(0, ddof=1) * n**0.5 for n in sizes])
+
+
+def look_by_look(sizes, differences, looks=None, **options):
+    """Take all looks at one family; return the states after each."""
+    looks = looks or Looks(sizes, len(differences), **options)
+    states, history = {name: ClaimState() for name in differences}, []
+    for size in sizes:
+        states = looks.take(states, {name: d[:size] for name, d in differences.items()})
+        history.append(states)
+    return history
+
+
+def test_the_bounds_of_four_looks_are_those_of_the_t_statistic():
+    assert t_bounds(SIZES, 10, 0.05) == pytest.approx((53.77, 5.52, 3.35, 2.41), rel=2e-3)
+
+
+@pytest.mark.parametrize(("sizes", "alpha"), [(SIZES, 0.05), ((2, 4, 8), 0.02), ((5, 6), 0.1)])
+def test_the_looks_spend_the_error_that_is_declared(sizes, alpha):
+    values = np.random.default_rng(1).standard_normal((sizes[-1], 400_000))
+    crossed = np.zeros(values.shape[1], dtype=bool)
+    bounds = t_bounds(sizes, sizes[-1], alpha)
+    for size, bound, t in zip(sizes, bounds, t_statistics(values, sizes), strict=True):
+        crossed |= abs(t) >= bound
+        spent = spent_alpha(size / sizes[-1], alpha)
+        assert crossed.mean() == pytest.approx(spent, abs=4 * (spent / values.shape[1]) ** 0.5)
+    assert spent == pytest.approx(alpha)
+
+
+def test_fewer_seeds_than_declared_spend_less():
+    assert t_bounds((3, 5), 10, 0.05) == t_bounds((3, 5, 7, 10), 10, 0.05)[:2]
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(2, 12))
+def test_a_larger_level_never_has_a_higher_bound(claims):
+    strict, loose = t_bounds(SIZES, 10, 0.05 / claims), t_bounds(SIZES, 10, 0.05 / (claims - 1))
+    assert all(one > other for one, other in zip(strict, loose, strict=True))
+
+
+def test_the_same_level_at_every_look_errs_in_15_percent():
+    assert fixed_size_error((2, 3, 5, 10)) == pytest.approx(0.154, abs=0.005)
+    assert fixed_size_error((10,)) == pytest.approx(0.05, abs=0.004)
+
+
+def test_what_is_decided_passes_its_error_on():
+    """A borderline claim is rejected at alpha once the other is, but not at alpha / 2."""
+    clear = [1.0 + 0.01 * n for n in range(10)]
+    pattern = np.array([1.0, -1.0] * 5)
+    t = 2.6  # between the last bounds at level 0.05 and 0.025
+    border = (t * pattern.std(ddof=1) / 10**0.5 + pattern).tolist()
+    alone = look_by_look(SIZES, {"border": border, "null": pattern.tolist()})[-1]
+    beside = look_by_look(SIZES, {"border": border, "clear": clear})[-1]
+    assert not alone["border"].outcome
+    assert alone["border"].low < 0 < alone["border"].high
+    assert (beside["border"].outcome, beside["border"].level) == ("higher", 0.05)
+    assert beside["border"].low == 0.0, "Bonferroni's interval covers zero: it is cut there"
+
+
+def test_a_found_difference_keeps_half_its_error_if_it_might_have_been_called_equivalent():
+    clear = [1.0 + 0.01 * n for n in range(10)]
+    noise = {"clear": clear, "null": [1.0, -1.0] * 5}
+    assert look_by_look(SIZES, noise)[-1]["null"].level == pytest.approx(0.05)
+    assert look_by_look(SIZES, noise, margin=0.2)[-1]["null"].level == pytest.approx(0.0375)
+
+
+def test_an_interval_inside_the_margin_is_equivalent_at_an_interim_look():
+    close = [0.001, -0.001] * 5
+    states = look_by_look(SIZES, {"close": close}, margin=0.02)
+    first = next(number for number, one in enumerate(states) if one["close"].outcome)
+    assert (states[first]["close"].outcome, first) == ("equivalent", 1)
+    assert -0.02 < states[first]["close"].low < 0 < states[first]["close"].high < 0.02
+    assert states[-1]["close"] == states[first]["close"], "a decision is final"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([None, 0.5, 3.0]), st.floats(0, 3))
+def test_an_interval_excludes_zero_if_and_only_if_a_difference_is_called(
+    seed, claims, margin, effect
+):
+    random = np.random.default_rng(seed)
+    differences = {f"c{n}": random.normal(effect * n, 1, 10).tolist() for n in range(claims)}
+    for states in look_by_look(SIZES, differences, margin=margin):
+        for state in states.values():
+            covers_zero = state.low < 0 < state.high
+            assert covers_zero == (state.outcome not in ("higher", "lower"))
+            if state.outcome == "equivalent":
+                assert max(-state.low, state.high) < margin
+            assert ClaimState.from_json(state.to_json()) == state
+
+
+def test_a_claim_with_failed_trials_goes_on_with_the_seeds_that_it_has():
+    looks = Looks(SIZES, 1)
+    values = [0.5, 0.7, 0.4, 0.6, 0.9, 0.5, 0.6, 0.4, 0.8]
+    states = {"one": ClaimState()}
+    for count in (1, 4, 4, 9):
+        states = looks.take(states, {"one": values[:count]})
+    assert states["one"].sizes == (4, 9), "no look without a new seed, none with one seed"
+    assert states["one"].bound == t_bounds((4, 9), 10, 0.05)[-1] > t_bounds(SIZES, 10, 0.05)[-1]
+
+
+def test_a_claim_without_any_pair_is_given_up_and_equal_cells_are_identical():
+    states = Looks(SIZES, 2).take(
+        {"gone": ClaimState(), "same": ClaimState()}, {"gone": [], "same": [0.0, 0.0, 0.0]}
+    )
+    assert (states["gone"].outcome, states["gone"].is_open) == ("", False)
+    assert states["same"].outcome == "identical"
+
+
+def test_nothing_is_given_up_before_half_of_the_seeds():
+    null = [1.0, -1.0, 0.01] * 4
+    opened = [states["null"].is_open for states in look_by_look(SIZES, {"null": null[:10]})]
+    assert opened == [True, False, False, False]

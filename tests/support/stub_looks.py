@@ -1,0 +1,80 @@
+"""A sweep with looks over known differences, with stub trials."""
+
+import random
+
+from kvlab.spec import load_sweep
+from kvlab.store import Store
+from kvlab.store.result import TrialMeasurements
+from kvlab.sweep import Driver
+from kvlab.sweep.driver.staged_run import run_stages
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.planning.stages import describe_stage, plan_stage
+from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
+
+LOOKS = """\
+question: Which of them costs something?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+  position:
+    learned: {}
+    rope: {model.position: rope}
+design: one_factor
+seeds: {looks: [3, 5, 7]}
+"""
+"""mqa costs 0.3 and rope nothing, over a noise of 0.01: mqa is decided at the second look."""
+
+
+class KnownLoss(StubStages):
+    """A loss that depends on the cell and on noise of each training."""
+
+    def measure(self, directory):
+        found = super().measure(directory)
+        trial = self.trial
+        loss = 5.0 + 0.3 * (trial.experiment.model.n_kv_head == 1)
+        noise = random.Random(trial.training_id).gauss(0.0, 0.01)
+        found.measurements["loss"] = loss + noise + random.Random(trial.seed).gauss(0.0, 0.1)
+        return TrialMeasurements(**vars(found))
+
+
+class KnownRun(StubRun):
+    def make(self, trial, report):
+        return KnownLoss(trial, report, flag=self.flag, **self.stages)
+
+
+def load_looks(folder, text=LOOKS):
+    return load_sweep(write_sweep(folder, text))
+
+
+def drive_looks(sweep, store, *, lines=None, on_stage=None, **stages):
+    """Run all stages of a sweep on the inline executor; return the summary.
+
+    Args:
+        lines: Receives what was decided.
+        on_stage: Called with every stage before it runs.
+        stages: Arguments of the stub stages.
+    """
+
+    def next_stage():
+        stage = plan_stage(sweep, store, identify=identify)
+        if lines is not None:
+            lines.extend(stage.lines)
+        return stage
+
+    def run(stage):
+        if on_stage is not None:
+            on_stage(stage)
+        executor = InlineExecutor(KnownRun(store.path, **stages))
+        description = describe_stage(stage, yaml="", experiment_yaml="", command="")
+        return Driver(stage.plan, store, executor, description=description).run()
+
+    return run_stages(next_stage(), run, next_stage)
+
+
+def read_decisions(store: Store):
+    """Return the seeds of every cell and the looks of a sweep, as recorded."""
+    sweep = store.sweep("s")
+    seeds = {" ".join(cell["levels"].values()): len(cell["trials"]) for cell in sweep["cells"]}
+    return seeds, sweep["looks"]["taken"]

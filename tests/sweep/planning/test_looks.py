@@ -1,0 +1,120 @@
+"""Looks of a sweep: what is trained after each, what is recorded, what is refused."""
+
+import pytest
+
+from kvlab.errors import SpecError
+from kvlab.store import Store
+from kvlab.sweep.planning.stages import plan_at_most, plan_stage
+from tests.support.stub_looks import LOOKS, drive_looks, load_looks, read_decisions
+from tests.support.stub_trials import identify
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory):
+    """Return the folder and the printed lines of a sweep that was driven to its end."""
+    folder, lines = tmp_path_factory.mktemp("looks"), []
+    drive_looks(load_looks(folder), Store(folder / "runs"), lines=lines)
+    return folder, lines
+
+
+def test_only_what_is_undecided_gets_more_seeds_with_its_partner(tmp_path):
+    text = LOOKS.replace("seeds: {looks: [3, 5, 7]}", "seeds: {looks: [2, 5, 8, 12]}")
+    stages, store = [], Store(tmp_path / "runs")
+    drive_looks(load_looks(tmp_path, text), store, on_stage=stages.append)
+    seeds, taken = read_decisions(store)
+    assert [stage.name for stage in stages][:2] == ["look 1 of 4", "look 2 of 4"]
+    assert seeds["mqa learned"] == 5 < seeds["mha rope"] == seeds["mha learned"]
+    outcomes = [look["claims"]["heads=mqa"]["outcome"] for look in taken]
+    assert outcomes[:2] == ["", "higher"]
+
+
+def test_the_record_declares_the_looks_before_the_first_trial(tmp_path):
+    store, found = Store(tmp_path / "runs"), []
+    sweep = load_looks(tmp_path)
+
+    def look(stage):
+        found.append(stage.declaration["looks"])
+
+    drive_looks(sweep, store, on_stage=look)
+    assert found[0]["seeds"] == {"looks": [3, 5, 7], "first": 0}
+    assert found[0]["decide"]["claims"] == ["heads=mqa", "position=rope"]
+    assert all(one == found[0] for one in found)
+    assert store.sweep("s")["stages"]["declared"]["looks"] == found[0]
+
+
+def test_a_finished_sweep_plans_nothing_and_decides_the_same_again(driven):
+    folder, lines = driven
+    store, again = Store(folder / "runs"), []
+    before = read_decisions(store)
+    summary = drive_looks(load_looks(folder), store, lines=again)
+    assert (summary.trials_run, again) == (0, [])
+    assert read_decisions(store) == before
+    assert any("heads=mqa is worse: +0.30" in line for line in lines)
+
+
+def test_a_look_that_was_taken_is_not_taken_anew(tmp_path):
+    """What a failed trial shows when it is run again counts from the next look on."""
+    sweep, store = load_looks(tmp_path), Store(tmp_path / "runs")
+    bad = next(
+        one.trial.id
+        for one in plan_stage(sweep, store, identify=identify).plan.trials
+        if one.levels["heads"] == "mqa" and one.trial.seed == 1
+    )
+    drive_looks(sweep, store, script={(bad, "measure", 0): "bug"})
+    _, taken = read_decisions(store)
+    assert taken[0]["claims"]["heads=mqa"]["sizes"] == [2]
+    store.archive_result(bad)
+    drive_looks(sweep, store)
+    assert store.status(bad) == "done"
+    assert read_decisions(store)[1] == taken
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[3, 5, 7]",
+            "[3, 5, 9]",
+            "s.yaml:11:16: seeds.looks = [3, 5, 9] was [3, 5, 7] at the first look, and its error"
+            " holds for that alone; restore it, or start anew with another name and seeds that no"
+            " look has seen (seeds.first)",
+        ),
+        ("seeds:", "decide: {alpha: 0.1}\nseeds:", "s.yaml:11:17: decide.alpha = 0.1 was 0.05"),
+        ("n_kv_head: 1", "n_kv_head: 1, model.n_embd: 16", "compute something else than at the"),
+    ],
+)
+def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new, message):
+    folder, _ = driven
+    sweep = load_looks(folder, LOOKS.replace(old, new))
+    with pytest.raises(SpecError) as caught:
+        plan_stage(sweep, Store(folder / "runs"), identify=identify)
+    assert message in str(caught.value)
+    renamed = load_looks(folder, f"name: anew\n{LOOKS.replace(old, new)}")
+    assert plan_stage(renamed, Store(folder / "runs"), identify=identify).plan.trials
+
+
+def test_before_the_first_look_a_declaration_may_change(tmp_path):
+    store = Store(tmp_path / "runs")
+    first = plan_stage(load_looks(tmp_path), store, identify=identify)
+    assert len(first.plan.trials) == 9
+    text = LOOKS.replace("[3, 5, 7]", "[4, 5]")
+    assert len(plan_stage(load_looks(tmp_path, text), store, identify=identify).plan.trials) == 12
+
+
+def test_the_most_is_every_seed_of_the_last_look(tmp_path):
+    sweep = load_looks(tmp_path)
+    assert len(plan_at_most(sweep, None, identify=identify).trials) == 21
+    first = sweep.model_copy(update={"seeds": (0, 1)})
+    assert plan_at_most(first, None, identify=identify) is None
+
+
+def test_cells_that_others_start_from_are_trained_at_the_same_seeds(tmp_path):
+    text = LOOKS.replace(
+        "{model.n_kv_head: 1}", "{model.n_kv_head: 1, training.init_from: {heads: gqa}}"
+    ).replace("    mqa:", "    gqa: {training.learning_rate: 1e-4}\n    mqa:")
+    text = text.replace("[3, 5, 7]", "[2, 5, 8]") + "decide: {claims: [heads=mqa]}\n"
+    store = Store(tmp_path / "runs")
+    drive_looks(load_looks(tmp_path, text), store)
+    seeds, _ = read_decisions(store)
+    assert seeds["gqa learned"] == seeds["mqa learned"] == seeds["mha learned"] == 5
+    assert seeds["mha rope"] == 2
