@@ -177,15 +177,17 @@ class _Sums:
     def compute(self) -> ServingComparison:
         kl, top_changed = _to_numpy(torch.cat(self.by_window, 1))
         assert isinstance(self.by_position, Tensor), "there is at least one window"
+        kl_by_position, top_changed_by_position = _to_numpy(self.by_position) / len(kl)
         return ServingComparison(
             _to_numpy(torch.cat(self.one_shot)),
             _to_numpy(torch.cat(self.served)),
             _to_numpy(torch.cat(self.exact)) if self.exact else np.zeros(0),
             kl,
             top_changed,
-            *(_to_numpy(self.by_position) / len(kl)),
-            logit_rms=(self.squares / max(1, self.logits)) ** 0.5,
-            logit_largest=self.largest,
+            kl_by_position,
+            top_changed_by_position,
+            (self.squares / max(1, self.logits)) ** 0.5,
+            self.largest,
         )
 
 
@@ -201,7 +203,8 @@ def _batch_rows(model: GPT, serving: ServingConfig) -> int:
 
 def _one_shot_states(model: GPT, x: Tensor, document_start: int | None) -> Tensor:
     """Return the residual stream (B, T, E) of tokens (B, T), in passes of the usual size."""
-    parts = x.split(pass_rows(model, x.shape[1]))
+    size = pass_rows(model, x.shape[1])
+    parts = [x[start : start + size] for start in range(0, len(x), size)]
     return torch.cat([model.hidden_states(rows, document_start=document_start) for rows in parts])
 
 
@@ -250,7 +253,7 @@ def kl_divergence(logits: Tensor, change: Tensor) -> Tensor:
     probabilities = torch.softmax(logits, -1)
     change -= torch.linalg.vecdot(probabilities, change)[:, None]
     terms = change.clamp_max(_LARGEST_EXPONENT).expm1_().sub_(change)
-    divergence = torch.linalg.vecdot(probabilities, terms).double().log1p()
+    divergence: Tensor = torch.linalg.vecdot(probabilities, terms).double().log1p()
     is_large = change.amax(1) > _LARGEST_EXPONENT
     if is_large.any():  # e^d would overflow
         exponents = logits[is_large].log_softmax(-1) + change[is_large]

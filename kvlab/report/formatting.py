@@ -19,7 +19,11 @@ _SHORT_TITLES = {
     "loss_served": "served loss",
     "bits_per_byte": "one-shot bits/byte",
     "bits_per_byte_served": "served bits/byte",
+    "serving_kl": "KL(one-shot || served)",
+    "serving_top_changed": "top token changed by serving",
 }
+_SPREAD_PREFIX = "serving_kl"
+"""Metrics of this name spread over orders of magnitude."""
 
 
 def _unit(metric: str) -> str:
@@ -55,10 +59,20 @@ def format_significant(value: float, digits: int = 3) -> str:
     return format_fixed(round(value, decimals), max(0, decimals))
 
 
+def format_spread(value: float, digits: int = 3) -> str:
+    """Format with significant digits, and with an exponent below 0.001."""
+    if value == 0 or abs(value) >= 1e-3:
+        return format_significant(value, digits)
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
+
+
 def format_metric(metric: str, value: float) -> str:
     """Format a metric's value, without its unit."""
     if is_share(metric):
         return format_fixed(100 * value, 2)
+    if metric.startswith(_SPREAD_PREFIX):
+        return format_spread(value)
     unit = _unit(metric)
     if unit in _DECIMALS:
         return format_fixed(value, _DECIMALS[unit])
@@ -70,6 +84,8 @@ def format_difference(metric: str, value: float) -> str:
     """Format a difference of two values of a metric, with its sign, without its unit."""
     if is_share(metric):
         return format_signed(100 * value, 2)
+    if metric.startswith(_SPREAD_PREFIX):
+        return f"+{format_spread(value)}" if value > 0 else format_spread(value)
     unit = _unit(metric)
     if unit in _DECIMALS and not _ROUNDING <= abs(value) < 0.5 * 10.0 ** -_DECIMALS[unit]:
         return format_signed(value, _DECIMALS[unit])

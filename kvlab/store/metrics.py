@@ -47,7 +47,7 @@ _POSITION_METRICS = {
     for suffix, scoring in (("", "one-shot"), ("_served", "served"))
 }
 _SERVING_CHANGES = {
-    "serving_kl": ("KL(one-shot || served) of the next token", "nats"),
+    "serving_kl": ("KL(one-shot || served) of the next token", "nats/token"),
     "serving_top_changed": ("positions whose top token serving changes", ""),
 }
 _SERVING_CHANGE_METRICS = {

@@ -44,6 +44,10 @@ class FullRecord(Record):
         found |= {"tpot_ms_uncached_p50": 3.0 + seed, "training_tokens_per_second": 1000.0 + seed}
         found |= {"kv_dtype_loss_change": 1e-3 + 1e-4 * seed, "kv_dtype_logit_rms": 0.01}
         found |= {"kv_dtype_logit_largest": 0.1, "loss_tokens": 16_384, "served_tokens": 16_384}
+        kl = 1e-12 if levels["sharing"] == "none" else 1e-6 * 2**seed
+        for name, value in (("kl", kl), ("top_changed", 0.01 + 0.001 * seed)):
+            found |= {f"serving_{name}": value, f"serving_{name}_stderr": value / 10}
+            found |= {f"serving_{name}_part{i}": value / i for i in range(1, 9)}
         return found | {"recall_rows": 32, "recall_pairs": 64}
 
     def result(self, levels, seed, status):
@@ -80,7 +84,8 @@ TEXTS = {
     "interactions": ("level", "with", "verdict"),
     "pareto": ("cell",), "memory": ("cell", "agree"), "speed": ("cell",),
     "equal-memory": ("best cell", "next best", "verdict"),
-    "serving-gap": ("cell",), "kv-dtype": ("cell", "kept as"), "hellaswag": ("cell",),
+    "serving-gap": ("cell",), "kv-dtype": ("cell", "kept as"), "serving-divergence": ("cell",),
+    "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
     "hellaswag-one-shot": ("cell", "these weights"),
     "hellaswag-cache": ("cell", "these weights"), "break-even": ("cell",),
     "recall": ("cell", "scored"), "positions": ("cell", "scored"),

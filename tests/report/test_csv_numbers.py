@@ -58,6 +58,10 @@ MEANS = {
     ("serving-gap", "served loss", "nats/token"): ("loss_served", 1),
     ("serving-gap", "gap", "nats/token"): ("serving_gap", 1),
     ("kv-dtype", "loss change", "nats/token"): ("kv_dtype_loss_change", 1),
+    **{("serving-kl-positions", f"{i}/8", "nats/token"): (f"serving_kl_part{i}", 1)
+       for i in range(1, 9)},
+    **{("serving-top-positions", f"{i}/8", "%"): (f"serving_top_changed_part{i}", 100)
+       for i in range(1, 9)},
     ("speed", "first token", "ms"): ("ttft_ms", 1),
     ("speed", "per token p50", "ms"): ("tpot_ms_p50", 1),
     ("speed", "per token p95", "ms"): ("tpot_ms_p95", 1),
@@ -125,7 +129,7 @@ CELLS = {
 
 OWN_TESTS = {"effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
              "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance",
-             "break-even"}  # fmt: skip
+             "break-even", "serving-divergence"}  # fmt: skip
 """Tables whose numbers have a test of their own below."""
 
 RANGE = re.compile(r"[\d.]\s*(to|of|[\u00b1\u00d7\u2013])\s*[-+\u2212]?\d|\u2212\d")
@@ -209,7 +213,7 @@ def test_effects_on_other_measurements_say_their_unit(tables, study):
     for row in tables["effects-other"]:
         metric, unit = named[row["measurement"]], row["unit"]
         effect = next(e for e in study.effects(metric) if e.change[0][1] == row["level"])
-        factor = 100 if metric.startswith("hellaswag") else 1
+        factor = 100 if metric.startswith(("hellaswag", "serving_top")) else 1
         assert unit == ("points" if factor == 100 else METRICS[metric].unit)
         units.add(unit)
         near(row["difference"], factor * effect.estimate.value)

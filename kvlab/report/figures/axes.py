@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import sanitize_line
 from kvlab.report.figures.plot import Line, Plot, Point, Points
-from kvlab.report.formatting import format_fixed, format_mebibytes, format_megabytes
+from kvlab.report.formatting import (
+    format_fixed,
+    format_mebibytes,
+    format_megabytes,
+    format_spread,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,6 +168,8 @@ def _set_scales(drawn: DrawnPlot, width: float) -> None:
     if plot.x.kind == "bytes":
         sizes = [point.x for layer in plot.layers for point in layer.points]
         _set_bytes_scale(axes, sizes, max(2, int(_axes_width(plot, width) / 90)))
+    elif plot.x.kind == "log":
+        _set_log_scale(axes, plot, max(2, int(_axes_width(plot, width) / 62)))
     else:
         _set_linear_ticks(axes.xaxis, max(2, int(_axes_width(plot, width) / 62)))
     if plot.y.kind == "names":
@@ -202,6 +209,19 @@ def _set_bytes_scale(axes: "Axes", sizes: Sequence[float], n_ticks: int) -> None
     axes.xaxis.set_minor_locator(NullLocator())
     labels = FuncFormatter(lambda size, _: f"{_binary_size(size)}\n{_decimal_size(size)}")
     axes.xaxis.set_major_formatter(labels)
+
+
+def _set_log_scale(axes: "Axes", plot: Plot, n_ticks: int) -> None:
+    """Use a base-10 logarithmic x axis that holds every point and its bar."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    points = [point for layer in plot.layers for point in layer.points]
+    ends = [x for point in points for x in (point.x, *(point.x_range or ()))]
+    axes.set_xscale("log")
+    axes.set_xlim(min(ends, default=1.0) / 2, max(ends, default=1.0) * 2)
+    axes.xaxis.set_major_locator(LogLocator(numticks=n_ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_spread(value, 1)))
 
 
 def _binary_size(size: float) -> str:

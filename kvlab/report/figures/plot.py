@@ -60,13 +60,13 @@ class Axis:
 
     Attributes:
         title: The axis' title.
-        kind: ``bytes`` is logarithmic. ``names`` has one row per name at y = 0, 1, ..., the first
-            on top.
+        kind: ``bytes`` and ``log`` are logarithmic, on the x axis alone. ``names`` has one row per
+            name at y = 0, 1, ..., the first on top.
         names: Names of the rows.
     """
 
     title: str
-    kind: Literal["linear", "bytes", "names"] = "linear"
+    kind: Literal["linear", "bytes", "log", "names"] = "linear"
     names: tuple[str, ...] = ()
 
 

@@ -52,6 +52,8 @@ from kvlab.store.metrics import METRICS
 OTHER_METRICS = (
     "loss",
     "bits_per_byte",
+    "serving_kl",
+    "serving_top_changed",
     "hellaswag_acc_norm",
     "hellaswag_acc_norm_served",
     "tpot_ms_p50",

@@ -20,6 +20,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_significant
+from kvlab.report.sections.serving_divergence import serving_divergence
 from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
 
 
@@ -51,6 +52,7 @@ def report_serving_gap(study: Study) -> Section | None:
     contents: list[Content] = [paragraph(*spans), *_token_note(study)]
     if with_gap:
         contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
+    contents += serving_divergence(study)
     contents += _kv_dtype_contents(study)
     return Section("Serving gap", tuple(contents))
 

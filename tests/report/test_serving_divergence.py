@@ -1,0 +1,83 @@
+"""Divergence in the report: its intervals by scipy, its order, and what is rounding."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kvlab.analysis.study import Study
+from kvlab.report.document import Figure, Table
+from kvlab.report.figures.inline_svg import render_inline_svg
+from kvlab.report.sections.serving_gap import report_serving_gap
+from tests.support.record_factory import Record
+
+FACTORS = {"serving": ("plain", "coarse", "tied")}
+KL = {"plain": 3e-14, "coarse": 2e-6, "tied": 0.01}
+CHANGED = {"plain": 0.0, "coarse": 0.002, "tied": 0.11}
+WINDOWS = 64
+
+
+class Served(Record):
+    """Divergences that spread by factors over seeds."""
+
+    def measurements(self, levels, seed):
+        level = levels["serving"]
+        factor = np.random.default_rng([seed, len(level)]).lognormal(0, 0.1)
+        found = super().measurements(levels, seed) | {"served_tokens": 256 * WINDOWS}
+        for name, values in (("kl", KL), ("top_changed", CHANGED)):
+            value = values[level] * factor
+            found |= {f"serving_{name}": value, f"serving_{name}_stderr": value / 20}
+        return found
+
+
+def contents(folder, **changes):
+    record = Served(factors=FACTORS, **changes)
+    study = Study.load(record.write(folder), "made")
+    section = report_serving_gap(study)
+    table = next(c for c in section.contents if getattr(c, "name", "") == "serving-divergence"
+                 and isinstance(c, Table))  # fmt: skip
+    figures = [c for c in section.contents if isinstance(c, Figure)]
+    return study, table, figures
+
+
+def test_cells_stand_in_the_order_of_their_divergence_with_simultaneous_intervals(tmp_path):
+    study, table, _ = contents(tmp_path, seeds=(0, 1, 2, 3, 4))
+    assert [row.cells[0].text for row in table.rows] == ["baseline", "coarse", "tied"]
+    assert table.rows[0].cells[2].text == "rounding"
+    assert table.rows[0].cells[3].value is None
+    ends = []
+    for row, level in zip(table.rows[1:], ("coarse", "tied"), strict=True):
+        values = np.array(list(study.values((level,), "serving_kl").values()))
+        # two cells are beyond rounding, so each interval has half of the error
+        interval = stats.ttest_1samp(np.log(values), 0).confidence_interval(1 - 0.05 / 2)
+        assert row.cells[2].value == pytest.approx(stats.gmean(values))
+        assert row.cells[3].csv == pytest.approx(tuple(np.exp(interval)))
+        shares = np.array(list(study.values((level,), "serving_top_changed").values()))
+        interval = stats.ttest_1samp(shares, 0).confidence_interval(1 - 0.05 / 2)
+        assert row.cells[4].value == pytest.approx(100 * shares.mean())
+        assert row.cells[5].csv == pytest.approx(tuple(100 * np.array(interval)))
+        ends.append(row.cells[3].csv)
+    assert ends[0][1] < ends[1][0], "they do not overlap"
+
+
+def test_at_one_seed_the_error_is_over_windows(tmp_path):
+    study, table, _ = contents(tmp_path, seeds=(0,))
+    half_width = stats.t.ppf(1 - 0.05 / 2 / 2, WINDOWS - 1) / 20
+    (value,) = study.values(("tied",), "serving_kl").values()
+    expected = (value * np.exp(-half_width), value * np.exp(half_width))
+    assert table.rows[2].cells[3].csv == pytest.approx(expected)
+    (share,) = study.values(("tied",), "serving_top_changed").values()
+    expected = (100 * share * (1 - half_width), 100 * share * (1 + half_width))
+    assert table.rows[2].cells[5].csv == pytest.approx(expected)
+
+
+def test_the_figure_is_logarithmic(tmp_path):
+    _, _, (figure,) = contents(tmp_path, seeds=(0, 1, 2))
+    assert figure.plot.x.kind == "log"
+    text = render_inline_svg(figure.plot, 880, figure.alt, "wide")
+    assert "1e\N{MINUS SIGN}5" in text
+    assert "coarse" in text
+
+
+def test_a_record_without_it_has_no_such_table(tmp_path):
+    section = report_serving_gap(Study.load(Record(factors=FACTORS).write(tmp_path), "made"))
+    assert not [c for c in section.contents if getattr(c, "name", "") == "serving-divergence"]
