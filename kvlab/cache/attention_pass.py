@@ -6,7 +6,7 @@ Every layer does the same, with or without a cache:
         attention_pass.write_kv(layer, k, v)         # becomes the slot's K/V of this pass
     context = attention_pass.read_kv(layer)          # the slot's past tokens, then this pass's
     ...                                              # attend
-    attention_pass.end_layer(layer)                  # the slot's last reader commits its K/V
+    attention_pass.end_layer(layer)                  # after the slot's last reader: commit, release
 
 So training, one-shot scoring and serving share one code path, and a consumer never writes. For
 the tokens of this pass a layer reads the K/V of the last layer at or below it that wrote its
@@ -72,15 +72,46 @@ class AttentionPass(ABC):
     def read_kv(self, layer: int) -> KeysValues:
         """Return what the layer attends to."""
 
-    def end_layer(self, layer: int) -> None:  # noqa: B027  (passes without a cache commit nothing)
-        """Mark the layer's attention as done."""
+    @abstractmethod
+    def end_layer(self, layer: int) -> None:
+        """Mark the layer's attention as done: the K/V of this pass may have no reader left."""
 
     def finish(self) -> None:  # noqa: B027
         """Mark the pass as done: a cache advances by its tokens."""
 
 
-class OneShotPass(AttentionPass):
-    """A pass without a cache: every token belongs to it. Consumers read their trained owner.
+class UncachedPass(AttentionPass):
+    """What all passes without a cache share: consumers read the K/V of their trained owner.
+
+    K/V are released after their last reader. Otherwise those of every layer would be in memory
+    at once, and with them the queries, which are in the same tensor, the product of ``qkv``.
+    Autograd keeps what the backward pass needs itself.
+
+    Args:
+        owners: the layer whose K/V each layer reads.
+    """
+
+    def __init__(self, owners: Sequence[int]):
+        self._owners = owners
+        self._last_readers = {owner: layer for layer, owner in enumerate(owners)}
+        self._current: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def writes_kv(self, layer: int) -> bool:
+        return self._owners[layer] == layer
+
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        if self._last_readers[layer] != layer and not torch.is_grad_enabled():
+            k, v = k.contiguous(), v.contiguous()  # later layers need no queries of this one
+        self._current[layer] = k, v
+
+    def end_layer(self, layer: int) -> None:
+        owner = self._owners[layer]
+        if self._last_readers[owner] == layer:
+            del self._current[owner]
+
+
+class OneShotPass(UncachedPass):
+    """A pass over whole texts: every token belongs to it.
 
     Args:
         owners: the layer whose K/V each layer reads.
@@ -96,11 +127,11 @@ class OneShotPass(AttentionPass):
         device: torch.device,
         documents: DocumentMask | None = None,
     ):
-        self._owners, self._length, self._documents = owners, length, documents
+        super().__init__(owners)
+        self._length, self._documents = length, documents
         self._positions = (
             torch.arange(length, device=device) if documents is None else documents.positions
         )
-        self._current: dict[int, KeysValues] = {}
 
     @property
     def positions(self) -> Tensor:
@@ -110,11 +141,5 @@ class OneShotPass(AttentionPass):
     def end(self) -> int:
         return self._length
 
-    def writes_kv(self, layer: int) -> bool:
-        return self._owners[layer] == layer
-
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self._current[layer] = KeysValues(k, v, documents=self._documents)
-
     def read_kv(self, layer: int) -> KeysValues:
-        return self._current[self._owners[layer]]
+        return KeysValues(*self._current[self._owners[layer]], documents=self._documents)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import AttentionPass, KeysValues
+from kvlab.cache.attention_pass import KeysValues, UncachedPass
 
 SHARED_PREFIX, PADDING = 0, -1
 
 
-class TreePass(AttentionPass):
+class TreePass(UncachedPass):
     """A token sees itself, the earlier tokens of its branch, and the shared prefix.
 
     Args:
@@ -36,8 +36,8 @@ class TreePass(AttentionPass):
         branches: Tensor,
         dtype: torch.dtype,
     ):
-        self._owners, self._windows, self._positions = owners, windows, positions
-        self._current: dict[int, tuple[Tensor, Tensor]] = {}
+        super().__init__(owners)
+        self._windows, self._positions = windows, positions
         distance = positions[:, :, None] - positions[:, None, :]
         same_branch = branches[:, :, None] == branches[:, None, :]
         is_prefix = (branches == SHARED_PREFIX)[:, None, :]
@@ -56,12 +56,6 @@ class TreePass(AttentionPass):
     @property
     def end(self) -> int:
         return int(self._positions.max()) + 1
-
-    def writes_kv(self, layer: int) -> bool:
-        return self._owners[layer] == layer
-
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        self._current[layer] = k, v
 
     def read_kv(self, layer: int) -> KeysValues:
         k, v = self._current[self._owners[layer]]

@@ -102,6 +102,42 @@ def test_peaks_differ_by_the_caches():
     assert saved == pytest.approx(kv + fewer_weights, rel=0.1)
 
 
+WIDE = {"vocab_size": 64, "block_size": 512, "n_head": 4, "n_embd": 256}
+STREAM = 512 * 256 * 4
+"""Bytes of one residual stream of `WIDE`; the product of qkv has three times as many."""
+
+
+def one_shot_growth(documents=None, **shape):
+    model = GPT(ModelConfig(**{**WIDE, **shape})).eval()
+    tokens = torch.arange(512)[None] % 64
+
+    @torch.inference_mode()
+    def work():
+        model.hidden_states(tokens, document_start=documents)
+
+    work()
+    return growth(work)
+
+
+def test_a_one_shot_pass_holds_the_keys_and_values_of_one_layer_at_a_time():
+    """Beside the stream x: norm(x), the MLP's four times wider product, its gelu, and its output.
+
+    Were the products of qkv kept to the end, twelve layers would hold 36 streams more.
+    """
+    for layers in (2, 12):
+        assert one_shot_growth(n_layer=layers) < (11 + 2) * STREAM
+    assert one_shot_growth(n_layer=12, documents=3) < (11 + 2) * STREAM
+
+
+def test_shared_keys_and_values_live_until_their_last_reader_and_without_the_queries():
+    """Four owners with two readers each, all read once more at the end of the depth."""
+    owners = [[i, i + 4] for i in range(4)]
+    kept = 4 * 2 * STREAM
+    grown = one_shot_growth(n_layer=8, kv_sharing=owners)
+    assert (11 + 6) * STREAM < grown < 11 * STREAM + kept + 2 * STREAM
+    assert one_shot_growth(n_layer=8, kv_sharing=[[0, 1], [2, 3], [4, 5], [6, 7]]) < 15 * STREAM
+
+
 @pytest.mark.parametrize(("count", "rounded"), [(0, 0), (1, 512), (512, 512), (513, 1024)])
 def test_the_allocator_rounds_up_to_blocks(count, rounded):
     assert round_up_to_blocks(count) == rounded

@@ -1,7 +1,8 @@
-"""Keep the memory that a model's passes free in the process, for the next pass.
+"""Keep the memory that a model's passes free in the process, for the next pass, or return it.
 
 glibc returns a large buffer to the system when it is freed, so every step faults its pages in and
-has them cleared again. Keeping them costs some 10% more peak memory.
+has them cleared again. Keeping them costs some 10% more peak memory. Once glibc has seen buffers
+of up to 32 MiB freed, it keeps them by itself, in a heap with gaps.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 
 _NEVER = 2**31 - 1
 _DEFAULT_MMAP_MAX = 65536
+_DEFAULT_THRESHOLD = 128 * 2**10
 _MAX_DYNAMIC_THRESHOLD = 32 * 2**20
 """The most that glibc's own rule raises its threshold to; any setting ends that rule."""
 
@@ -50,9 +52,33 @@ def _change_malloc_settings(device: str = "cpu") -> Iterator[None]:  # noqa: ARG
         yield
     finally:
         libc.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
-        libc.mallopt(_MMAP_THRESHOLD, _MAX_DYNAMIC_THRESHOLD)
-        libc.mallopt(_TRIM_THRESHOLD, 2 * _MAX_DYNAMIC_THRESHOLD)
+        _end_dynamic_threshold(libc)
         libc.malloc_trim(0)
+
+
+def _end_dynamic_threshold(libc: ctypes.CDLL) -> None:
+    libc.mallopt(_MMAP_THRESHOLD, _MAX_DYNAMIC_THRESHOLD)
+    libc.mallopt(_TRIM_THRESHOLD, 2 * _MAX_DYNAMIC_THRESHOLD)
+
+
+@contextmanager
+def return_freed_memory() -> Iterator[None]:
+    """Return every buffer above 128 KiB to the system when it is freed inside the block.
+
+    The size of the process is then that of what is in use. Nothing changes without glibc, nor
+    where the environment sets malloc. Free memory of the calling thread's heap is still used
+    first, so the block belongs in a new thread, which has a heap of its own.
+    """
+    libc = _find_glibc()
+    if libc is None:
+        yield
+        return
+    libc.mallopt(_MMAP_THRESHOLD, _DEFAULT_THRESHOLD)
+    libc.mallopt(_TRIM_THRESHOLD, _DEFAULT_THRESHOLD)
+    try:
+        yield
+    finally:
+        _end_dynamic_threshold(libc)
 
 
 def _find_glibc() -> ctypes.CDLL | None:
