@@ -1,5 +1,8 @@
 """Peak rates of this device: measured once, kept in the data folder, and named in results.
 
+They are measured by work of their own, and no decode step changes them: ceilings that are raised
+when a step is faster would follow the steps that they predict.
+
 - Bandwidth: the better of a matrix-vector product over a matrix far larger than the caches (the
   access pattern of a decode step; bytes read) and a copy of it (bytes read and written).
 - Product bandwidth: what the model's own one-row products reach on the matrices of GPT-2 XL's
@@ -20,6 +23,8 @@ from pathlib import Path
 import torch
 
 from kvlab.benchmark.decode_timing import DeviceClock
+from kvlab.benchmark.interleaving import NoiseWatch
+from kvlab.benchmark.nvml import Nvml
 from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
@@ -38,11 +43,17 @@ BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**31}
 MATRIX_SIDE = {"cpu": 1536, "cuda": 8192}
 
 
-def load_device_peaks(device: torch.device, dtype: str, *, remeasure: bool = False) -> DevicePeaks:
+def load_device_peaks(
+    device: torch.device, dtype: str, *, remeasure: bool = False, nvml: Nvml | None = None
+) -> DevicePeaks:
     """Return this device's peaks for matrices of ``dtype``, measuring them if necessary.
+
+    Peaks that were measured while other processes used the device are returned with that note and
+    not kept: the next call measures again.
 
     Args:
         remeasure: ignore peaks that were kept.
+        nvml: the GPU in use, to detect other processes on it.
 
     Raises:
         StoreError: the data folder cannot be written.
@@ -55,6 +66,7 @@ def load_device_peaks(device: torch.device, dtype: str, *, remeasure: bool = Fal
             return DevicePeaks(**read_json(path))
         except (FileNotFoundError, StoreError, TypeError):
             pass  # not measured yet, or the file is damaged
+    watch = NoiseWatch(nvml)
     peaks = DevicePeaks(
         name,
         dtype,
@@ -62,24 +74,11 @@ def load_device_peaks(device: torch.device, dtype: str, *, remeasure: bool = Fal
         measure_bandwidth(device),
         measure_matrix_rate(device, dtype),
         measure_product_bandwidth(device, dtype),
+        watch.read_noise().note,
     )
-    write_json(path, asdict(peaks))
+    if not peaks.disturbance:
+        write_json(path, asdict(peaks))
     return peaks
-
-
-def raise_device_peaks(peaks: DevicePeaks, device: torch.device) -> DevicePeaks:
-    """Measure again and keep the higher of each peak, after a model was faster than ``peaks``."""
-    product_bandwidth = measure_product_bandwidth(device, peaks.dtype)
-    raised = DevicePeaks(
-        peaks.device,
-        peaks.dtype,
-        peaks.threads,
-        max(peaks.bandwidth, measure_bandwidth(device)),
-        max(peaks.flops, measure_matrix_rate(device, peaks.dtype)),
-        max(peaks.product_bandwidth or 0.0, product_bandwidth),
-    )
-    write_json(_peaks_path(peaks.device, peaks.dtype, peaks.threads), asdict(raised))
-    return raised
 
 
 def device_name(device: torch.device) -> str:
@@ -103,7 +102,7 @@ def processor_name() -> str:
 
 
 def _peaks_path(name: str, dtype: str, threads: int) -> Path:
-    key = json.dumps([name, dtype, threads, torch.__version__, GPT2_XL_LAYER])
+    key = json.dumps([name, dtype, threads, torch.__version__, GPT2_XL_LAYER, SECONDS_PER_PEAK])
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     return get_data_dir() / "ceilings" / f"{digest}.json"
 

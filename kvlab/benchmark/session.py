@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
-from kvlab.benchmark.device_peaks import device_name, load_device_peaks, raise_device_peaks
+from kvlab.benchmark.device_peaks import device_name, load_device_peaks
 from kvlab.benchmark.interleaving import InterleavedTimings, Work, run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.nvml import Nvml
@@ -135,14 +135,9 @@ class Session:
         if dtype not in self.device_peaks:
             self.on_turn("device peaks")
             self.device_peaks[dtype] = load_device_peaks(
-                self.device, dtype, remeasure=self.remeasure_peaks
+                self.device, dtype, remeasure=self.remeasure_peaks, nvml=self.nvml
             )
         return self.device_peaks[dtype]
-
-    def raise_peaks(self, dtype: str) -> None:
-        """Measure the peaks again after a step was faster than they allow; keep the higher."""
-        self.on_turn("device peaks again")
-        self.device_peaks[dtype] = raise_device_peaks(self.peaks(dtype), self.device)
 
     @cached_property
     def latencies(self) -> dict[int, InterleavedTimings[str]]:

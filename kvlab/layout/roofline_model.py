@@ -40,6 +40,7 @@ class DevicePeaks:
         flops: of matrix products, in FLOP/s.
         product_bandwidth: bytes/s at which one-row products read a large layer's weights; None:
             the bandwidth itself.
+        disturbance: what else used the device while the rates were measured; empty if nothing did.
     """
 
     device: str
@@ -48,6 +49,7 @@ class DevicePeaks:
     bandwidth: float
     flops: float
     product_bandwidth: float | None = None
+    disturbance: str = ""
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ import torch
 
 from kvlab.benchmark import device_peaks
 from kvlab.benchmark.device_peaks import load_device_peaks
+from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.benchmark.measures import (
     decode_memory,
     decode_roofline,
@@ -55,14 +56,22 @@ def test_use_of_the_ceilings_follows_from_bytes_and_time():
     }
 
 
-def test_ceilings_that_are_beaten_are_measured_again(tmp_path, monkeypatch):
+def test_ceilings_do_not_learn_from_the_steps_that_they_predict(tmp_path, monkeypatch):
+    """A ceiling of 1 byte/s is beaten by every step, and stays. The steps are marked instead."""
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path))
-    monkeypatch.setattr(device_peaks, "SECONDS_PER_PEAK", 0.01)
+    slow = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
     made, _ = make_session()
-    made.device_peaks["float32"] = DevicePeaks("made", "float32", 1, bandwidth=1.0, flops=1e30)
-    assert all(point.efficiency < 1000 for point in decode_roofline.roofline_points(made))
-    assert made.peaks("float32").bandwidth > 1e8
-    assert made.peaks("float32").flops == 1e30, "the higher of each is kept"
+    made.device_peaks["float32"] = slow
+    lines = list(decode_roofline.measure(made))
+    assert made.peaks("float32") == slow
+    assert list(tmp_path.iterdir()) == []
+    steps = [line for line in lines if line.metric == "step_predicted"]
+    costs = [line.value for line in lines if line.metric == "step_weight_bytes"]
+    assert all(step.value > cost for step, cost in zip(steps, costs, strict=True))
+    for line in lines:
+        if line.metric == "efficiency":
+            assert line.noisy
+            assert line.note.startswith("faster than the ceilings")
 
 
 def test_a_projection_spans_the_efficiencies_that_were_measured():
@@ -159,6 +168,11 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(device_peaks, "BUFFER_BYTES", {"cpu": 2**22})
     monkeypatch.setattr(device_peaks, "MATRIX_SIDE", {"cpu": 64})
     monkeypatch.setattr(device_peaks, "SECONDS_PER_PEAK", 0.01)
+    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _self: Noise(0.3))
+    disturbed = load_device_peaks(torch.device("cpu"), "float32")
+    assert disturbed.disturbance == "other processes used 30% of this machine's cores"
+    assert not (tmp_path / "ceilings").exists(), "what was measured on a busy machine is not kept"
+    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _self: Noise(0.0))
     first = load_device_peaks(torch.device("cpu"), "float32")
     assert first.bandwidth > 1e8
     assert first.flops > 1e6

@@ -24,7 +24,8 @@ TABLES = (
 )  # fmt: skip
 
 FASTER_THAN_PEAKS = (
-    "faster than the ceilings: the model fits the caches, or the machine was busy before"
+    "faster than the ceilings: the model fits the caches, or the machine was busy when they were"
+    " measured (kvlab bench --remeasure)"
 )
 
 
@@ -59,8 +60,11 @@ def measure(session: Session) -> Iterator[Measurement]:
             ("product_bandwidth", peaks.product_bandwidth, "bytes/s"),
             ("matrix_rate", peaks.flops, "FLOP/s"),
         ):
-            note = f"measured on {peaks.name}"
-            yield session.make_line("roofline", metric, variant, value, unit, note=note)
+            note = "; ".join(filter(None, [f"measured on {peaks.name}", peaks.disturbance]))
+            noisy = bool(peaks.disturbance) or None
+            yield session.make_line(
+                "roofline", metric, variant, value, unit, note=note, noisy=noisy
+            )
     for point in points:
         yield from _point_lines(session, point)
     for variant in session.variants[1:]:
@@ -68,19 +72,7 @@ def measure(session: Session) -> Iterator[Measurement]:
 
 
 def roofline_points(session: Session) -> list[RooflinePoint]:
-    """Return every step that latency (by prompt) and throughput (by batch) time.
-
-    If a step was faster than the peaks allow, as happens when they were measured on a busy
-    machine, they are measured once more. If a step is still faster, its model fits the caches.
-    """
-    points = _predict_points(session)
-    dtypes = {point.variant.dtype for point in points if point.efficiency > 1}
-    for dtype in dtypes:
-        session.raise_peaks(dtype)
-    return _predict_points(session) if dtypes else points
-
-
-def _predict_points(session: Session) -> list[RooflinePoint]:
+    """Return every step that latency (by prompt) and throughput (by batch) time."""
     settings = session.settings
     measured = {(1, length): timings for length, timings in session.latencies.items()}
     for batch, timings in session.throughputs.items():
