@@ -20,9 +20,10 @@ not the data, and a claim may be given up (futility): neither adds to the error.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvlab.analysis.statistics import normal_cdf, t_quantile
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 SAMPLES = 40_000
 """Null samples of a bound. The level of a look is exact to 0.3% of itself."""
 
-FUTILE_POWER = 0.05
+FUTILE_POWER = 0.02
 """A claim is given up if it would be decided at the last look with less than this probability."""
 
 Outcome = Literal["", "higher", "lower", "equivalent", "identical"]
@@ -48,7 +49,7 @@ def spent_alpha(fraction: float, alpha: float) -> float:
     return 2 * normal_cdf(float(ndtri(alpha / 2)) / fraction**0.5)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=100_000)
 def t_bounds(sizes: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
     """Return the bound on |t| at every look.
 
@@ -95,11 +96,11 @@ def _earlier_statistics(
     return np.array(rows)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _centred_sums(
     sizes: tuple[int, ...],
-) -> tuple["list[NDArray[np.float64]]", "list[NDArray[np.float64]]"]:
-    """Return sums and sums of squares over the seeds of each look but the last.
+) -> tuple["NDArray[np.float64]", "NDArray[np.float64]"]:
+    """Return sums and sums of squares over the seeds of each look but the last, one row a look.
 
     The samples have mean 0 and variance 1 over all seeds of the last look.
     """
@@ -109,8 +110,8 @@ def _centred_sums(
     values = np.random.default_rng(last).standard_normal((last, SAMPLES))
     values -= values.mean(axis=0)
     values /= np.sqrt((values**2).sum(axis=0) / (last - 1))
-    sums, squares = values.cumsum(axis=0), (values**2).cumsum(axis=0)
-    return [sums[size - 1] for size in sizes[:-1]], [squares[size - 1] for size in sizes[:-1]]
+    rows = [size - 1 for size in sizes[:-1]]
+    return values.cumsum(axis=0)[rows], (values**2).cumsum(axis=0)[rows]
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,10 @@ class Looks:
     margin: float | None = None
 
     def take(
-        self, states: Mapping[str, ClaimState], differences: Mapping[str, Sequence[float]]
+        self,
+        states: Mapping[str, ClaimState],
+        differences: Mapping[str, Sequence[float]],
+        barred: Mapping[str, Collection[Outcome]] = MappingProxyType({}),
     ) -> dict[str, ClaimState]:
         """Return the claims after one more look.
 
@@ -185,6 +189,8 @@ class Looks:
             states: Every claim before the look; at the first, `ClaimState()`.
             differences: Of each claim, the differences at all its seeds so far. Without a new seed,
                 or with fewer than two, a claim is not tested; without any it is given up.
+            barred: Outcomes that a claim may not have, as some of its trials are missing for a
+                reason that has to do with the difference. If the data show one it is given up.
         """
         assert len(states) == self.claims, "a look is at the whole family"
         new = {name: self._observe(state, differences[name]) for name, state in states.items()}
@@ -194,8 +200,11 @@ class Looks:
             level, has_decided = self._level(new.values()), False
             for name in looked:
                 if not new[name].outcome:
-                    new[name] = self._test(new[name], level)
-                    has_decided |= bool(new[name].outcome)
+                    tested = self._test(new[name], level)
+                    if tested.outcome in barred.get(name, ()):
+                        tested = replace(tested, outcome="", is_open=False)
+                    new[name] = tested
+                    has_decided |= bool(tested.outcome)
         return new
 
     def _observe(self, state: ClaimState, differences: Sequence[float]) -> ClaimState:

@@ -9,10 +9,12 @@ from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import KvlabError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
-from kvlab.sweep import Driver, plan
+from kvlab.sweep import Driver, Stage, Summary, plan_stage
 from kvlab.sweep.driver.shutdown import stop_on_signal
+from kvlab.sweep.driver.staged_run import run_stages
 from kvlab.sweep.executors import make_executor
-from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.stages import describe_stage
+from tests.support.stub_looks import KnownRun
 from tests.support.stub_trials import StubRun, identify
 
 
@@ -23,30 +25,39 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--script", default="[]", help="[[index of trial, stage, step, act], ...]")
     parser.add_argument("--mlflow", action="store_true")
+    parser.add_argument(
+        "--known-loss", action="store_true", help="that of tests.support.stub_looks"
+    )
     options = parser.parse_args()
     store = Store(options.folder / "runs")
-    planned = plan(load_sweep(options.folder / "s.yaml"), store, identify=identify)
+    sweep = load_sweep(options.folder / "s.yaml")
+    stage = plan_stage(sweep, store, identify=identify)
     script = {
-        (planned.trials[index].trial.id, stage, step): act
-        for index, stage, step, act in json.loads(options.script)
+        (stage.plan.trials[index].trial.id, kind, step): act
+        for index, kind, step, act in json.loads(options.script)
     }
     own_flag = store.new_driver_stop_flag("s")
-    run = StubRun(store.path, own_flag=str(own_flag), seconds=options.seconds, script=script)
+    run_class = KnownRun if options.known_loss else StubRun
+    run = run_class(store.path, own_flag=str(own_flag), seconds=options.seconds, script=script)
     executor = make_executor(options.executor, run)
     retried = []
     mirror = MLflowCallback(store, "s", None, lambda line: print(line, file=sys.stderr))
-    driver = Driver(
-        planned,
-        store,
-        executor,
-        stop_flag=own_flag,
-        description=describe_sweep(planned, yaml="", experiment_yaml="", command=""),
-        on_event=lambda e: retried.append(1) if e.message else None,
-        on_result=mirror.on_result if options.mlflow else None,
-    )
-    try:
+
+    def run_stage(one: Stage) -> Summary:
+        driver = Driver(
+            one.plan,
+            store,
+            executor,
+            stop_flag=own_flag,
+            description=describe_stage(one, yaml="", experiment_yaml="", command=""),
+            on_event=lambda e: retried.append(1) if e.message else None,
+            on_result=mirror.on_result if options.mlflow else None,
+        )
         with stop_on_signal(driver.stop):
-            summary = driver.run()
+            return driver.run()
+
+    try:
+        summary = run_stages(stage, run_stage, lambda: plan_stage(sweep, store, identify=identify))
         if options.mlflow:
             mirror.finish(None)
     except KvlabError as error:

@@ -24,7 +24,8 @@ factors:
 design: one_factor
 seeds: {looks: [3, 5, 7]}
 """
-"""mqa costs 0.3 and rope nothing, over a noise of 0.01: mqa is decided at the second look."""
+"""mqa costs 0.3 and rope nothing, over a noise of 0.01: mqa is decided at the second look, and rope
+is not decided at all."""
 
 
 class KnownLoss(StubStages):
