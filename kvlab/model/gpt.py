@@ -296,9 +296,9 @@ class GPT(nn.Module):
         load_weights(model, folder, architecture)
         return model
 
-    def save_pretrained(self, folder: str | Path) -> str:
+    def save_pretrained(self, folder: str | Path, *, end_of_text: int | None = None) -> str:
         """Write a Hugging Face folder; see `kvlab.model.pretrained.save_pretrained`."""
-        return save_pretrained(self, folder)
+        return save_pretrained(self, folder, end_of_text=end_of_text)
 
     def extra_repr(self) -> str:
         owners = len(set(self.config.kv_owners))

@@ -52,7 +52,10 @@ class Architecture(ABC):
 
     @abstractmethod
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        """Return Hugging Face's configuration of a model without `incompatibilities`."""
+        """Return Hugging Face's configuration of a model without `incompatibilities`.
+
+        Token ids are left out: they belong to the tokenizer.
+        """
 
     @abstractmethod
     def incompatibilities(self, config: ModelConfig) -> list[str]:

@@ -115,8 +115,13 @@ def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMappin
         parameter.copy_(value)
 
 
-def save_pretrained(model: "GPT", folder: str | Path) -> str:
+def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None = None) -> str:
     """Write ``model`` as a Hugging Face folder; return its ``model_type``.
+
+    Args:
+        end_of_text: the token id between documents, written as the id of their beginning and of
+            their end. None: unknown, and written as such, since the defaults of Hugging Face are
+            those of other tokenizers.
 
     Raises:
         PretrainedError: no published architecture computes what this model does; the message
@@ -126,13 +131,17 @@ def save_pretrained(model: "GPT", folder: str | Path) -> str:
     for model_type, architecture in ARCHITECTURES.items():
         incompatibilities = architecture.incompatibilities(model.config)
         if not incompatibilities:
-            _write_checkpoint(model, Path(folder), architecture)
+            hf_config = architecture.write_config(model.config)
+            hf_config |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+            _write_checkpoint(model, Path(folder), architecture, hf_config)
             return model_type
         reasons.append(f"not {model_type}: {', '.join(incompatibilities)}")
     raise PretrainedError(f"no Hugging Face architecture fits this model: {'; '.join(reasons)}")
 
 
-def _write_checkpoint(model: "GPT", folder: Path, architecture: Architecture) -> None:
+def _write_checkpoint(
+    model: "GPT", folder: Path, architecture: Architecture, hf_config: dict[str, Any]
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     parameters, tensors = dict(model.named_parameters()), {}
     for mapping in architecture.iter_weights(model.config):
@@ -141,4 +150,4 @@ def _write_checkpoint(model: "GPT", folder: Path, architecture: Architecture) ->
         for hf_name, part in zip(mapping.hf_names, parts, strict=True):
             tensors[hf_name] = (part.T if mapping.transposed else part).contiguous().clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", architecture.write_config(model.config))
+    write_json(folder / "config.json", hf_config)

@@ -10,7 +10,8 @@ from kvlab.errors import UsageError
 EPILOG = """\
 The model must have an architecture that exists there: gpt2 (learned positions, full heads), llama
 or mistral (rope, rmsnorm, swiglu). Others are refused with the reason. The tokenizer is not
-written, because other programs have their own files of GPT-2's ranks.
+written, because other programs have their own files of GPT-2's ranks; config.json has the id of
+its end of text.
 
 examples:
   kvlab export 3f2a weights/mine          (a trial, by the first digits of its id)
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from kvlab.data import load_tokenizer
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_trial
 
@@ -34,7 +36,9 @@ def run(options: argparse.Namespace) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} is there and not empty; name a new folder")
     opened = open_trial(options.trial, Store(options.store))
-    kind = opened.model.save_pretrained(folder)
+    assert opened.tokenizer is not None, "a trial has a tokenizer"
+    end_of_text = load_tokenizer(opened.tokenizer).end_of_text
+    kind = opened.model.save_pretrained(folder, end_of_text=end_of_text)
     facts = {"trial": opened.name, "model_type": kind, "folder": str(folder)}
     text = f"{folder}: trial {opened.name} as {kind}"
     print(json.dumps(facts, indent=1) if options.json else text)
