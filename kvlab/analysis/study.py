@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.spec.decide_config import DecideConfig, list_claims
@@ -217,6 +218,21 @@ class Study:
         if metric not in self._interactions:
             self._interactions[metric] = estimate_interactions(self.cells, self.factors, metric)
         return self._interactions[metric]
+
+    @cached_property
+    def size_trends(self) -> list[SizeTrend]:
+        """Every level's trend of `primary_metric` over sizes; empty unless the sweep has `size`."""
+        size = self.sweep.get("size")
+        if not size:
+            return []
+        return estimate_size_trends(
+            self.cells,
+            self.factors,
+            self.primary_metric,
+            size["factor"],
+            size["parameters"],
+            self.decide.alpha,
+        )
 
     @cached_property
     def _ambiguous_levels(self) -> frozenset[str]:

@@ -21,6 +21,17 @@ def parameter_count(model: ModelConfig) -> int:
     return total
 
 
+def non_embedding_parameters(model: ModelConfig) -> int:
+    """Return the parameters without the embeddings of tokens and positions, with the output head.
+
+    A tied embedding counts as the head. See `kvlab.analysis.scaling` for why.
+    """
+    embeddings = 0 if model.tie_embeddings else model.vocab_size * model.n_embd
+    if model.position_scheme.has_embedding:
+        embeddings += model.block_size * model.n_embd
+    return parameter_count(model) - embeddings
+
+
 def forward_flops(model: ModelConfig, tokens: int) -> int:
     """Return the FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
     pairs = sum(tokens * _visible_tokens(model, kind, tokens) for kind in model.layer_kinds)

@@ -25,6 +25,7 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
+from kvlab.spec.size_config import SizeConfig, check_sizes, find_size_problems
 from kvlab.spec.size_matching import MATCH_FACTOR, MatchModes, match_sizes
 from kvlab.spec.spec_model import (
     Name,
@@ -192,6 +193,9 @@ class Sweep(SpecModel):
         default=None, description="Instead of factors: look for the best in a space."
     )
     decide: DecideConfig = DecideConfig()
+    size: SizeConfig | None = Field(
+        default=None, description="Fit effects against the size of the model, and predict them."
+    )
     report: ReportConfig = ReportConfig()
 
     _source: SweepSource | None = PrivateAttr(default=None)
@@ -226,6 +230,7 @@ class Sweep(SpecModel):
         raise_problems([*find_name_problems(self), *find_unused_key_problems(self)])
         raise_problems(find_match_problems(self))
         raise_problems(find_zip_problems(self))
+        raise_problems(find_size_problems(self))
         raise_problems(find_claim_problems(self.decide, self.factors, self.baseline))
         try:
             baseline = self.selection.cells[:1]
@@ -247,6 +252,7 @@ class Sweep(SpecModel):
         sweep._source = source
         sweep._check_patch_keys()
         sweep._cells = match_sizes(sweep, sweep._make_cells())
+        check_sizes(sweep, sweep._cells)
         return sweep
 
     @property

@@ -6,7 +6,7 @@ from kvlab.analysis.study import Study
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
-from tests.support.record_factory import Record
+from tests.support.record_factory import Record, SizedRecord
 
 
 @pytest.fixture(scope="module", params=list(SECTIONS))
@@ -15,8 +15,18 @@ def name(request):
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory):
+def full_study(tmp_path_factory):
     return Study.load(RECORD.write(tmp_path_factory.mktemp("store")), "made")
+
+
+@pytest.fixture(scope="module")
+def sized_study(tmp_path_factory):
+    return Study.load(SizedRecord().write(tmp_path_factory.mktemp("sizes")), "made")
+
+
+@pytest.fixture(scope="module")
+def study(name, full_study, sized_study):
+    return sized_study if name == "size-trends" else full_study
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Synthetic records with known effects, as a driver and its workers would leave them."""
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -229,3 +230,28 @@ class Record:
 def no_learned_hybrid(levels: Levels) -> bool:
     """Exclude what the shipped sweeps exclude: a hybrid horizon needs relative positions."""
     return levels["position"] == "learned" and levels["horizon"] == "hybrid"
+
+
+SIZES = {"small": 1_000_000, "large": 10_000_000, "middle": 3_000_000}
+_PLACES = {"small": 0.0, "middle": math.log10(3), "large": 1.0}
+
+
+class SizedRecord(Record):
+    """Multi-query attention costs less in larger models; rope gains the same in all."""
+
+    def __init__(self, predict=(), **changes):
+        made = {
+            "factors": {"size": tuple(SIZES), "heads": ("mha", "mqa"), "position": ("learned", "rope")},
+            "effects": {"mqa": 0.10, "rope": -0.05},
+            "seeds": (0, 1, 2, 3),
+        }  # fmt: skip
+        super().__init__(**{**made, **changes})
+        self.predict = predict
+
+    def loss(self, levels, seed):
+        trend = -0.04 * _PLACES[levels["size"]] * ("mqa" in levels.values())
+        return super().loss(levels, seed) + trend - 0.3 * _PLACES[levels["size"]]
+
+    def description(self, cells):
+        size = {"factor": "size", "predict": list(self.predict), "parameters": SIZES}
+        return {**super().description(cells), "size": size}

@@ -23,6 +23,7 @@ from kvlab.report.sections.provenance_table import report_provenance
 from kvlab.report.sections.roofline_table import report_roofline
 from kvlab.report.sections.serving_gap import report_serving_gap
 from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
+from kvlab.report.sections.size_trends import report_size_trends
 from kvlab.report.sections.starting_weights import report_starting_weights
 
 
@@ -46,6 +47,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "cells": SectionEntry(report_cells, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),
+    "size-trends": SectionEntry(report_size_trends, compares_quality=True),
     "pareto": SectionEntry(report_pareto, compares_quality=True),
     "equal-memory": SectionEntry(report_equal_memory, compares_quality=True),
     "serving-gap": SectionEntry(report_serving_gap, compares_quality=True),

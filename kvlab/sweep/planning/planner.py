@@ -17,6 +17,7 @@ from kvlab.spec.decide_config import list_claims
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
+from kvlab.spec.size_config import count_size_parameters
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.trunks import Branch, plan_branches
@@ -349,6 +350,13 @@ def _trial_costs(experiment: Experiment) -> dict[str, int]:
     }
 
 
+def _describe_sizes(sweep: Sweep) -> dict[str, Any]:
+    if sweep.size is None:
+        return {}
+    parameters = count_size_parameters(sweep, sweep.cells())
+    return {"size": {**sweep.size.model_dump(mode="json"), "parameters": parameters}}
+
+
 def _with_absolute_paths(experiment: Experiment) -> Experiment:
     """Make text paths absolute, so that any worker finds them from its working folder."""
     data = experiment.data
@@ -387,6 +395,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
             **sweep.decide.model_dump(mode="json"),
             "claims": list(list_claims(sweep.decide, sweep.factors, sweep.baseline)),
         },
+        **_describe_sizes(sweep),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
         "report": sweep.report.model_dump(mode="json"),
         "cells": [

@@ -1,0 +1,315 @@
+"""How an effect changes with the size of the model: its trend, and what a larger one would show.
+
+At every seed the paired difference is a straight line of log10 N, fitted by least squares over the
+sizes. The seed is the replicate, as everywhere: the slopes of the seeds have a one-sample t-test,
+so it holds whatever sizes share at a seed. All levels are judged together (Bonferroni's
+correction), and a trend is claimed if and only if its simultaneous interval leaves out zero.
+
+N counts the parameters without the embeddings of tokens and positions, but with the output head:
+the weights that multiply every token. Kaplan et al. (2020, arXiv 2001.08361) leave out the head as
+well, Hoffmann et al. (2022, arXiv 2203.15556) count everything. In small models embeddings are most
+of the parameters and do little, which bends a straight law (Pearce and Song 2024, arXiv
+2406.12907); the head's work is real (Porian et al. 2024, arXiv 2406.19146).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from kvlab.analysis.effects import Cells, Effect, Factors, estimate_main_effects
+from kvlab.analysis.statistics import ALPHA, Estimate, estimate, t_cdf, t_quantile
+from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
+
+MIN_SEEDS = 2
+_GRID = 40
+"""Quantiles of each variance in a prediction interval."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A difference at one size.
+
+    Attributes:
+        parameters: The size.
+        value: The line's value, the mean over seeds.
+        low: Lower end of the interval.
+        high: Upper end.
+    """
+
+    parameters: float
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class SizeLaw:
+    """A straight line of log10 N at every seed.
+
+    Attributes:
+        parameters: Size of each model, increasing.
+        differences: Paired difference by seed and size.
+    """
+
+    parameters: tuple[float, ...]
+    differences: tuple[tuple[float, ...], ...]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.differences)
+
+    @cached_property
+    def _positions(self) -> tuple[float, ...]:
+        """log10 N of every size, minus the mean."""
+        logs = [math.log10(count) for count in self.parameters]
+        return tuple(value - sum(logs) / len(logs) for value in logs)
+
+    @cached_property
+    def _squares(self) -> float:
+        return sum(position**2 for position in self._positions)
+
+    @cached_property
+    def means(self) -> tuple[float, ...]:
+        """Mean difference over sizes, by seed."""
+        return tuple(sum(row) / len(row) for row in self.differences)
+
+    @cached_property
+    def slopes(self) -> tuple[float, ...]:
+        """Change of the difference with ten times the parameters, by seed."""
+        return tuple(
+            sum(x * y for x, y in zip(self._positions, row, strict=True)) / self._squares
+            for row in self.differences
+        )
+
+    @cached_property
+    def residual_variance(self) -> float:
+        """Variance around the lines, with seeds x (sizes - 2) degrees of freedom; 0 if none."""
+        freedom = self.seeds * (len(self.parameters) - 2)
+        squares = sum(
+            (y - mean - slope * x) ** 2
+            for row, mean, slope in zip(self.differences, self.means, self.slopes, strict=True)
+            for x, y in zip(self._positions, row, strict=True)
+        )
+        return squares / freedom if freedom else 0.0
+
+    def _offset(self, parameters: float) -> float:
+        center = math.log10(self.parameters[0]) - self._positions[0]
+        return math.log10(parameters) - center
+
+    def by_seed(self, parameters: float) -> list[float]:
+        """Return the line's value at a size, by seed."""
+        offset = self._offset(parameters)
+        return [mean + slope * offset for mean, slope in zip(self.means, self.slopes, strict=True)]
+
+    def line(self, parameters: float, alpha: float = ALPHA) -> Prediction:
+        """Return the mean of the lines at a size, with its t interval over seeds."""
+        values = self.by_seed(parameters)
+        value, variance = _mean_and_variance(values)
+        half_width = t_quantile(1 - alpha / 2, self.seeds - 1) * (variance / self.seeds) ** 0.5
+        return Prediction(parameters, value, value - half_width, value + half_width)
+
+    def predict(self, parameters: float, alpha: float = ALPHA) -> Prediction:
+        """Predict the mean difference that as many new seeds would show at a size.
+
+        Its variance is that of the line plus that of the new mean. A seed's line at N has the
+        variance ``a = t + r h``: ``t`` of the seeds' true lines, ``r`` of the residuals, ``h`` the
+        leverage of N. The new mean has ``(t + r) / seeds``, so both together have
+        ``(2 a + r (1 - h)) / seeds``. ``a`` and ``r`` are estimated independently; the interval
+        integrates over what the data leave open about them (generalized pivotal quantities,
+        Weerahandi 1993). Simulated coverage: ``python -m tests.size_laws``.
+
+        Raises:
+            ValueError: The size is more than ten times the largest, or there is one seed.
+        """
+        import numpy as np
+        from scipy.special import chdtri, ndtr  # type: ignore[import-untyped]
+
+        check_range(parameters, self.parameters)
+        if self.seeds < MIN_SEEDS:
+            raise ValueError("one seed has no spread, so nothing is predicted; add seeds")
+        value, variance = _mean_and_variance(self.by_seed(parameters))
+        leverage = 1 / len(self.parameters) + self._offset(parameters) ** 2 / self._squares
+        tails = (np.arange(_GRID) + 0.5) / _GRID
+        freedom = self.seeds - 1, self.seeds * (len(self.parameters) - 2)
+        of_line, of_residuals = (df / chdtri(df, tails) for df in freedom)
+        line = variance * of_line[:, None]
+        total = 2 * line + self.residual_variance * of_residuals * (1 - leverage)
+        deviations = np.sqrt(np.maximum(total, line) / self.seeds)
+        if not deviations.any():
+            return Prediction(parameters, value, value, value)
+        low, high = 0.0, 100.0 * float(deviations.max())
+        for _ in range(48):
+            middle = (low + high) / 2
+            is_short = float(ndtr(middle / deviations).mean()) < 1 - alpha / 2
+            low, high = (middle, high) if is_short else (low, middle)
+        return Prediction(parameters, value, value - high, value + high)
+
+    def without_largest(self) -> "SizeLaw":
+        return SizeLaw(self.parameters[:-1], tuple(row[:-1] for row in self.differences))
+
+
+def check_range(target: float, sizes: Sequence[float]) -> None:
+    """Refuse a prediction too far from what was measured.
+
+    Raises:
+        ValueError: ``target`` is more than `MAX_EXTRAPOLATION` times the largest of ``sizes``.
+    """
+    largest = max(sizes)
+    if target > MAX_EXTRAPOLATION * largest * (1 + 1e-9):
+        text = f"{target:.4g} parameters are more than {MAX_EXTRAPOLATION:g} times the largest size"
+        raise ValueError(f"{text} ({largest:.4g}); train a larger one")
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    return mean, sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+
+
+@dataclass(frozen=True)
+class SizeTrend:
+    """How the effect of one level changes with size.
+
+    Attributes:
+        factor: Its factor.
+        level: The level.
+        law: The lines; None if fewer than three sizes share a seed.
+        sizes: Level of the size factor for every size of the law.
+        seeds: Seeds that have all of these sizes.
+        slope: Change of the difference with ten times the parameters; None without a law.
+        low: Lower end of its simultaneous interval.
+        high: Upper end.
+        corrected_p: p-value, corrected for all levels.
+        n_tests: Number of levels that are judged together.
+        miss: Difference at the largest size minus the line through the other sizes.
+        has_diverged: Whether a training of the level or of its baseline diverged.
+    """
+
+    factor: str
+    level: str
+    law: SizeLaw | None
+    sizes: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    slope: Estimate | None = None
+    low: float = 0.0
+    high: float = 0.0
+    corrected_p: float = 1.0
+    n_tests: int = 1
+    miss: Estimate | None = None
+    has_diverged: bool = False
+
+    @property
+    def is_tested(self) -> bool:
+        return self.slope is not None and self.slope.kind == "tested" and not self.has_diverged
+
+    @property
+    def verdict(self) -> str:
+        """What is claimed of the trend."""
+        if self.law is None or self.slope is None:
+            return f"fewer than {MIN_SIZES} sizes"
+        if self.has_diverged:
+            return "diverged"
+        if self.slope.kind == "one seed":
+            return "one seed: not tested"
+        if self.slope.kind == "identical":
+            return "the same at every size"
+        if self.low > 0 or self.high < 0:
+            return "rises with size" if self.low > 0 else "falls with size"
+        return "no trend shown"
+
+
+def estimate_size_trends(
+    cells: Cells,
+    factors: Factors,
+    metric: str,
+    size_factor: str,
+    parameters: Mapping[str, int],
+    alpha: float = ALPHA,
+) -> list[SizeTrend]:
+    """Fit the effect of every level of the other factors against the size of the model.
+
+    Args:
+        cells: The rows of every cell by seed.
+        factors: Factor -> levels, the baseline's first.
+        size_factor: The factor whose levels are sizes.
+        parameters: Size of each of its levels.
+        alpha: Probability of any wrong statement about the trends.
+
+    Returns:
+        One trend per level, judged together.
+    """
+    by_size = {
+        size: _estimate_at_size(cells, factors, metric, size_factor, size)
+        for size in sorted(parameters, key=parameters.__getitem__)
+    }
+    changes = [
+        (factor, level)
+        for factor, levels in factors.items()
+        if factor != size_factor
+        for level in levels[1:]
+    ]
+    trends = []
+    for factor, level in changes:
+        effects = {size: found[factor, level] for size, found in by_size.items()}
+        diverged = _has_diverged(cells, factors, factor, level)
+        trends.append(_fit_trend(factor, level, effects, parameters, diverged))
+    tests = max(1, sum(trend.is_tested for trend in trends))
+    return [_with_interval(trend, tests, alpha) for trend in trends]
+
+
+def _estimate_at_size(
+    cells: Cells, factors: Factors, metric: str, size_factor: str, size: str
+) -> dict[tuple[str, str], Effect]:
+    place = list(factors).index(size_factor)
+    own_cells = {levels: rows for levels, rows in cells.items() if levels[place] == size}
+    own_factors = {**factors, size_factor: (size,)}
+    effects = estimate_main_effects(own_cells, own_factors, metric)
+    return {effect.change[0]: effect for effect in effects}
+
+
+def _has_diverged(cells: Cells, factors: Factors, factor: str, level: str) -> bool:
+    place, compared = list(factors).index(factor), {level, factors[factor][0]}
+    rows = (row for levels, at in cells.items() if levels[place] in compared for row in at.values())
+    return any(row.status == "diverged" for row in rows)
+
+
+def _fit_trend(
+    factor: str,
+    level: str,
+    effects: Mapping[str, Effect],
+    parameters: Mapping[str, int],
+    has_diverged: bool,
+) -> SizeTrend:
+    found = {
+        size: dict(effect.by_seed)
+        for size, effect in effects.items()
+        if effect.estimate is not None and not effect.is_contrast
+    }
+    seeds = sorted(set.intersection(*map(set, found.values()))) if found else []
+    if len(found) < MIN_SIZES or not seeds:
+        return SizeTrend(factor, level, None, has_diverged=has_diverged)
+    rows = tuple(tuple(by_seed[seed] for by_seed in found.values()) for seed in seeds)
+    law = SizeLaw(tuple(float(parameters[size]) for size in found), rows)
+    scale = max((abs(value) for row in rows for value in row), default=1.0)
+    refit = law.without_largest().by_seed(law.parameters[-1])
+    misses = [row[-1] - value for row, value in zip(rows, refit, strict=True)]
+    return SizeTrend(
+        factor,
+        level,
+        law,
+        tuple(found),
+        tuple(seeds),
+        estimate(law.slopes, scale),
+        miss=estimate(misses, scale),
+        has_diverged=has_diverged,
+    )
+
+
+def _with_interval(trend: SizeTrend, tests: int, alpha: float) -> SizeTrend:
+    slope = trend.slope
+    if slope is None or not trend.is_tested:
+        return trend if slope is None else replace(trend, low=slope.low, high=slope.high)
+    half_width = t_quantile(1 - alpha / (2 * tests), slope.df) * slope.standard_error
+    p = min(1.0, tests * 2 * t_cdf(-abs(slope.value) / slope.standard_error, slope.df))
+    low, high = slope.value - half_width, slope.value + half_width
+    return replace(trend, low=low, high=high, corrected_p=p, n_tests=tests)

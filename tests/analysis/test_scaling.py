@@ -1,0 +1,112 @@
+"""Trends of effects over sizes: against numpy and scipy, and covered in synthetic sweeps."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from kvlab.analysis.scaling import SizeLaw
+from kvlab.analysis.study import Study
+from tests.size_laws import NOISES, coverage
+from tests.support.record_factory import SIZES, SizedRecord
+
+
+def trends_of(folder, **changes):
+    study = Study.load(SizedRecord(**changes).write(folder), "made")
+    return {trend.level: trend for trend in study.size_trends}, study
+
+
+def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_path):
+    trends, study = trends_of(tmp_path)
+    trend = trends["mqa"]
+    assert trend.sizes == ("small", "middle", "large")
+    x = np.log10([SIZES[size] for size in trend.sizes])
+    slopes = []
+    for seed in trend.seeds:
+        differences = [
+            np.mean([
+                study.cells[size, "mqa", position][seed].measurements["loss_served"]
+                - study.cells[size, "mha", position][seed].measurements["loss_served"]
+                for position in ("learned", "rope")
+            ])
+            for size in trend.sizes
+        ]  # fmt: skip
+        slopes.append(np.polyfit(x, differences, 1)[0])
+    assert trend.law.slopes == pytest.approx(slopes)
+    expected = stats.ttest_1samp(slopes, 0.0)
+    assert trend.corrected_p == pytest.approx(2 * expected.pvalue), "two levels are judged"
+    interval = expected.confidence_interval(1 - 0.05 / 2)
+    assert (trend.low, trend.high) == pytest.approx((interval.low, interval.high))
+    assert trend.verdict == "falls with size"
+    assert trends["rope"].verdict == "no trend shown"
+    assert trends["rope"].low < 0 < trends["rope"].high
+
+
+def test_the_line_is_that_of_least_squares_and_the_miss_of_a_refit(tmp_path):
+    trend = trends_of(tmp_path)[0]["mqa"]
+    x = np.log10(trend.law.parameters)
+    rows = np.array(trend.law.differences)
+    fits = [np.polyfit(x, row, 1) for row in rows]
+    target = 5e7
+    values = [np.polyval(fit, np.log10(target)) for fit in fits]
+    line = trend.law.line(target)
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+    assert (line.value, line.low, line.high) == pytest.approx(
+        (np.mean(values), expected.low, expected.high)
+    )
+    residuals = [row - np.polyval(fit, x) for row, fit in zip(rows, fits, strict=True)]
+    assert trend.law.residual_variance == pytest.approx(np.square(residuals).sum() / 4)
+    misses = [row[-1] - np.polyval(np.polyfit(x[:-1], row[:-1], 1), x[-1]) for row in rows]
+    assert trend.miss.value == pytest.approx(np.mean(misses))
+    assert trend.miss.p == pytest.approx(stats.ttest_1samp(misses, 0.0).pvalue)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_synthetic_laws_are_covered(name):
+    """`python -m tests.size_laws` has more sweeps, seeds and sizes."""
+    assert coverage(NOISES[name], seeds=3, sizes=4, sweeps=400) == pytest.approx(
+        (0.945,) * 3, abs=0.04
+    )
+
+
+def test_a_prediction_is_wider_than_the_line_and_its_interval_grows_with_the_distance(tmp_path):
+    law = trends_of(tmp_path)[0]["mqa"].law
+    widths = [law.predict(target).high - law.predict(target).low for target in (1e7, 3e7, 1e8)]
+    assert widths == sorted(widths)
+    near, line = law.predict(3e6), law.line(3e6)
+    assert near.low < line.low < near.value == line.value
+
+
+def test_nothing_is_predicted_beyond_ten_times_the_largest_size_or_from_one_seed():
+    law = SizeLaw((1e6, 3e6, 1e7), ((0.1, 0.09, 0.08), (0.11, 0.08, 0.09)))
+    assert law.predict(1e8).parameters == 1e8
+    with pytest.raises(ValueError, match="more than 10 times the largest size"):
+        law.predict(1.01e8)
+    with pytest.raises(ValueError, match="one seed has no spread"):
+        SizeLaw((1e6, 3e6, 1e7), ((0.1, 0.09, 0.08),)).predict(2e7)
+
+
+def test_two_sizes_one_seed_and_diverged_trainings_are_no_trend(tmp_path):
+    one_seed = trends_of(tmp_path / "one", seeds=(0,))[0]["mqa"]
+    assert (one_seed.verdict, one_seed.is_tested) == ("one seed: not tested", False)
+    two = trends_of(
+        tmp_path / "two",
+        exclude=lambda levels: levels["size"] == "large" and levels["heads"] == "mqa",
+    )[0]
+    assert (two["mqa"].verdict, two["mqa"].law) == ("fewer than 3 sizes", None)
+    assert two["rope"].n_tests == 1
+    bad = ({"size": "large", "heads": "mqa", "position": "learned"}, 0)
+    diverged = trends_of(
+        tmp_path / "diverged",
+        status=lambda levels, seed: "diverged" if (levels, seed) == bad else "done",
+    )[0]
+    assert (diverged["mqa"].verdict, diverged["mqa"].is_tested) == ("diverged", False)
+
+
+def test_seeds_without_all_sizes_are_left_out(tmp_path):
+    gone = ({"size": "middle", "heads": "mqa", "position": "rope"}, 2)
+    trend = trends_of(
+        tmp_path,
+        factors={"size": tuple(SIZES), "heads": ("mha", "mqa"), "position": ("rope",)},
+        status=lambda levels, seed: "missing" if (levels, seed) == gone else "done",
+    )[0]["mqa"]
+    assert trend.seeds == (0, 1, 3)
