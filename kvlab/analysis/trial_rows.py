@@ -49,6 +49,7 @@ _RECORD_KEYS = (
     "provenance",
     "training_record",
     "benchmark",
+    "needle",
     "pruned",
 )
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvlab.evaluate.forward_passes import OnCount, batch_rows, hidden_states
+from kvlab.evaluate.forward_passes import OnCount, iter_states_at
 from kvlab.model import GPT
 from kvlab.spec import ServingConfig
 
@@ -96,17 +96,14 @@ def score_recall(
 def _correct_answers(
     model: GPT, rows: RecallRows, serving: ServingConfig | None, on_progress: OnCount
 ) -> Iterator[npt.NDArray[np.bool_]]:
-    size = batch_rows(model, rows.tokens.shape[1], serving)
-    positions = torch.from_numpy(rows.positions).to(model.device)
-    for start in range(0, len(rows.tokens), size):
-        part = slice(start, start + size)
-        tokens, values, answers = (
-            torch.from_numpy(array[part]).to(model.device)
-            for array in (rows.tokens, rows.values, rows.answers)
+    done = 0
+    for states in iter_states_at(model, rows.tokens, rows.positions, serving, on_progress):
+        part = slice(done, done + len(states))
+        done += len(states)
+        values, answers = (
+            torch.from_numpy(array[part]).to(model.device) for array in (rows.values, rows.answers)
         )
-        states = hidden_states(model, tokens, serving, on_progress)[:, positions]  # (R, P, E)
         logits = states @ model.lm_head.weight[values].transpose(1, 2)  # of the row's values only
-        on_progress(tokens.numel())
         yield (logits.argmax(-1) == answers).cpu().numpy()
 
 

@@ -12,6 +12,12 @@ from kvlab.evaluate.associative_recall import make_recall_rows, recall_measureme
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag_prompts import CONVENTIONS
 from kvlab.evaluate.hellaswag_scoring import hellaswag_measurements, score_hellaswag
+from kvlab.evaluate.needle import (
+    make_needle_rows,
+    needle_lines,
+    needle_measurements,
+    score_needles,
+)
 from kvlab.evaluate.serving_comparison import compare_serving, stores_other_dtype
 from kvlab.evaluate.validation_loss import (
     Floats,
@@ -59,10 +65,12 @@ class Evaluation:
     Attributes:
         measurements: by the names of `kvlab.store.metrics`.
         items: HellaSwag records, see `score_hellaswag`.
+        needle: lines of the needle probe, see `needle_lines`.
     """
 
     measurements: Measurements
     items: list[dict[str, Any]] = field(default_factory=list)
+    needle: list[dict[str, Any]] = field(default_factory=list)
 
 
 def evaluate(
@@ -95,10 +103,13 @@ def evaluate(
     with keep_freed_memory(model.device.type):
         measurements = _measure_losses(model, dataset, experiment, start_progress)
         measurements |= measure_probes(model, dataset.validation, experiment, start_progress)
+        needle = _probe_needles(model, dataset.validation, experiment, start_progress)
+        if needle:
+            measurements |= needle_measurements(needle)
         items = _score_hellaswag_items(model, experiment, start_progress)
         if items:
             measurements |= hellaswag_measurements(items)
-    return Evaluation(measurements, items)
+    return Evaluation(measurements, items, needle)
 
 
 def _measure_losses(
@@ -184,6 +195,29 @@ def measure_probes(
             losses = position_losses(model, validation, count, length, serving, on_progress)
             measurements |= position_measurements(losses, block_size, suffix)
     return measurements
+
+
+def _probe_needles(
+    model: GPT, validation: Tokens, experiment: Experiment, start_progress: StartProgress
+) -> list[dict[str, Any]]:
+    """Return the lines of the needle probe, of every length and depth."""
+    config = experiment.evaluation
+    if config.needle is None:
+        return []
+    depths, count = config.needle.depths, config.needle.rows
+    modes = 2 if config.served else 1
+    total = sum(config.needle.lengths) * (len(depths) + 1) * count * modes
+    on_progress = start_progress("needle in a haystack", total)
+    lines: list[dict[str, Any]] = []
+    for length in config.needle.lengths:
+        vocabulary = experiment.data.vocab_size - 1
+        rows = make_needle_rows(validation, length, depths, count, vocabulary)
+        one_shot = score_needles(model, rows, None, on_progress)
+        served = None
+        if config.served:
+            served = score_needles(model, rows, experiment.serving, on_progress)
+        lines += needle_lines(rows, one_shot, served)
+    return lines
 
 
 def position_loss_windows(experiment: Experiment) -> tuple[int, int]:

@@ -1,11 +1,13 @@
 """Forward passes of evaluation, one-shot and token by token through the serving cache.
 
-Shapes: B rows, T tokens, E n_embd.
+Shapes: B rows of a batch, R rows, T tokens, P positions, E n_embd.
 """
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -71,6 +73,27 @@ def hidden_states(
         states.append(model.hidden_states(x[:, position : position + 1], cache=cache))
         on_progress(0)
     return torch.cat(states, 1)
+
+
+def iter_states_at(
+    model: GPT,
+    rows: npt.NDArray[np.int64],
+    positions: npt.NDArray[np.int64],
+    serving: ServingConfig | None,
+    on_progress: OnCount,
+) -> Iterator[Tensor]:
+    """Yield the residual stream (B, P, E) of rows (R, T) at ``positions`` (P,), batch by batch.
+
+    Args:
+        serving: see `hidden_states`.
+        on_progress: called with the number of tokens that are newly read.
+    """
+    size = batch_rows(model, rows.shape[1], serving)
+    selected = torch.from_numpy(positions).to(model.device)
+    for start in range(0, len(rows), size):
+        tokens = torch.from_numpy(rows[start : start + size]).to(model.device)
+        yield hidden_states(model, tokens, serving, on_progress)[:, selected]
+        on_progress(tokens.numel())
 
 
 def _decode_by_document(

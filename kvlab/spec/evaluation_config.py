@@ -1,14 +1,61 @@
 """`evaluation` of an experiment: which qualities are measured, and on how much."""
 
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, SpecModel
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    NonNegativeInt,
+    PositiveInt,
+    SpecModel,
+    TupleOf,
+    raise_problems,
+)
+
+NEEDLE_KEY_TOKENS = 4
+NEEDLE_ANSWER_TOKENS = 4
+
+SHORTEST_NEEDLE_ROW = 4 * (NEEDLE_KEY_TOKENS + NEEDLE_ANSWER_TOKENS)
+"""Tokens of the shortest row of the needle probe: half of it is text."""
+
+Depth = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class NeedleConfig(SpecModel):
+    """`evaluation.needle`: find a key's answer in real text, by length and depth."""
+
+    lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = Field(
+        description="Tokens of a row, in increasing order."
+    )
+    depths: Annotated[TupleOf[Depth], Field(min_length=1)] = Field(
+        default=(0.0, 0.25, 0.5, 0.75, 1.0),
+        description="Shares of the text before the needle, in increasing order.",
+    )
+    rows: Annotated[PositiveInt, Field(ge=2)] = Field(
+        default=32, description="Rows of each length and depth; errors are over them."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "NeedleConfig":
+        raise_problems(self._find_problems())
+        return self
+
+    def _find_problems(self) -> Iterator[FieldMessage]:
+        for name, values in (("lengths", self.lengths), ("depths", self.depths)):
+            if list(values) != sorted(set(values)):
+                increasing = ", ".join(f"{value:g}" for value in sorted(set(values)))
+                yield name, f"does not increase; use [{increasing}]"
+        if self.lengths[0] < SHORTEST_NEEDLE_ROW:
+            text = "has a length that leaves too little text around the needle and its question"
+            yield "lengths", f"{text}; use {SHORTEST_NEEDLE_ROW} or more"
 
 
 class EvaluationConfig(SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
+
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {"needle": None}
 
     loss_tokens: PositiveInt = Field(
         default=65_536, description="Validation tokens of the final loss."
@@ -28,6 +75,7 @@ class EvaluationConfig(SpecModel):
     positions: bool = Field(
         default=False, description="Measure the loss by position; over served_tokens if served."
     )
+    needle: NeedleConfig | None = Field(default=None, description="The needle probe; default none.")
 
     @property
     def hellaswag_items(self) -> int | None:

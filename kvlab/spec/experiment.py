@@ -46,6 +46,7 @@ class Experiment(SpecModel):
         raise_problems(
             [
                 *_find_data_problems(self),
+                *_find_needle_problems(self),
                 *_find_benchmark_problems(self),
                 *_find_training_problems(self),
                 *_find_tie_problems(self.model, self.serving),
@@ -70,6 +71,15 @@ def _find_data_problems(experiment: Experiment) -> Iterator[FieldMessage]:
     if data.mask_documents and experiment.evaluation.positions:
         text = "measures the loss by tokens seen, of which data.mask_documents hides some"
         yield "evaluation.positions", f"{text}; turn one off"
+
+
+def _find_needle_problems(experiment: Experiment) -> Iterator[FieldMessage]:
+    needle, model = experiment.evaluation.needle, experiment.model
+    if needle is None:
+        return
+    if needle.lengths[-1] > model.block_size and model.position_scheme.has_embedding:
+        text = f"exceeds block_size = {model.block_size}, where learned positions end"
+        yield "evaluation.needle.lengths", f"{text}; use {model.block_size} or less"
 
 
 def _find_benchmark_problems(experiment: Experiment) -> Iterator[FieldMessage]:

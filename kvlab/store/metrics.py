@@ -40,6 +40,13 @@ def derive_cache_speedup(measurements: Mapping[str, float]) -> float | None:
     return uncached / cached if uncached and cached else None
 
 
+def derive_needle_loss_change(measurements: Mapping[str, float]) -> float | None:
+    """Return what serving adds to the loss of the needle's answer."""
+    if not {"needle_loss", "needle_loss_served"} <= measurements.keys():
+        return None
+    return measurements["needle_loss_served"] - measurements["needle_loss"]
+
+
 _CONTEXT_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
 _POSITION_METRICS = {
     f"{name}{suffix}": Metric(f"{title}, {scoring}", "nats/token", "lower")
@@ -97,6 +104,17 @@ METRICS: dict[str, Metric] = {
     "recall_acc_far_served": Metric("associative recall, over 1/2 back, served", "", "higher"),
     "recall_rows": Metric("associative recall rows", "rows"),
     "recall_pairs": Metric("associative recall pairs a row (chance is one in these)", "pairs"),
+    "needle_loss": Metric("needle's answer, one-shot", "nats/token", "lower"),
+    "needle_loss_served": Metric("needle's answer, served", "nats/token", "lower"),
+    "needle_loss_absent": Metric("the same answer without the needle, one-shot", "nats/token"),
+    "needle_loss_absent_served": Metric("the same answer without the needle, served", "nats/token"),
+    "needle_loss_change": Metric(
+        "needle's answer, served minus one-shot", "nats/token", "lower", derive_needle_loss_change
+    ),
+    "needle_accuracy": Metric("answer tokens of the needle on top, one-shot", "", "higher"),
+    "needle_accuracy_served": Metric("answer tokens of the needle on top, served", "", "higher"),
+    "needle_chance": Metric("needle's answer guessed by token frequencies", "nats/token"),
+    "needle_rows": Metric("rows of each length and depth of the needle probe", "rows"),
     **_POSITION_METRICS,
     "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
     "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),

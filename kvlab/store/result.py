@@ -48,6 +48,7 @@ class TrialMeasurements:
             where its initial weights came from, and what became of each.
         items: HellaSwag results, one per item.
         benchmark: lines of the benchmark, see `kvlab.benchmark.measurement`.
+        needle: lines of the needle probe, one per length and depth.
 
     Raises:
         MeasurementError: a measurement is not in `METRICS`, or is not finite.
@@ -60,6 +61,7 @@ class TrialMeasurements:
     data: DataProvenance
     items: list[dict[str, Any]] = field(default_factory=list)
     benchmark: list[dict[str, Any]] = field(default_factory=list)
+    needle: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, value in self.measurements.items():
@@ -101,6 +103,7 @@ def build_result(
         "measurements": measured.measurements if measured else {},
         "curves": measured.curves if measured else {"train_loss": [], "validation_loss": []},
         "benchmark": measured.benchmark if measured else [],
+        **({"needle": measured.needle} if measured and measured.needle else {}),
         "training_record": measured.training_record if measured else None,
         "error": failure.as_dict() if failure else None,
         **({"pruned": dict(pruned)} if pruned else {}),

@@ -121,6 +121,7 @@ class TorchStages:
                 tokenizer=self._dataset.tokenizer,
             ),
             items=evaluation.items,
+            needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
 
@@ -216,6 +217,9 @@ def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
         requests.append((evaluation.served_tokens, block))
     if evaluation.positions:
         requests.append(position_loss_windows(experiment))
+    if evaluation.needle is not None:
+        longest = evaluation.needle.lengths[-1]
+        requests.append((longest, longest))
     if experiment.training.steps:
         requests.append((experiment.training.evaluate_tokens, block))
     for count, length in requests:  # the call raises, and reads no tokens yet

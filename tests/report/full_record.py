@@ -20,6 +20,21 @@ def status(levels, seed):
     return "failed" if failed else "pruned" if pruned else "done"
 
 
+def needle_line(length, depth, levels, seed):
+    """Found one-shot everywhere, and served unless tied; 0.1 off at every seed."""
+    lost = 4.0 if levels["sharing"] == "tied" else 0.0
+    loss = 1.0 + depth + length / 64 + 0.1 * seed
+    values = {
+        "loss": loss, "loss_absent": 6.0 + 0.1 * seed, "accuracy": 0.5 + 0.01 * seed,
+        "loss_served": loss + lost, "loss_absent_served": 6.0 + 0.1 * seed,
+        "accuracy_served": 0.25, "loss_change": lost,
+    }  # fmt: skip
+    values |= {"gain": 5 - depth - length / 64}
+    values |= {"gain_served": values["gain"] - 2 * lost}
+    errors = {f"{name}_stderr": 0.2 for name in values}
+    return {"length": length, "depth": depth, "rows": 8, "chance": 5.5, **values, **errors}
+
+
 class FullRecord(Record):
     """Curves, roofline, probes, starting weights, a cache of another dtype, failures."""
 
@@ -67,12 +82,15 @@ class FullRecord(Record):
             result["training_record"]["start"] = {
                 "source": "made", **names, "fresh": {"e": "another shape"},
             }  # fmt: skip
+            result["needle"] = [needle_line(length, depth, levels, seed) for length in (32, 64)
+                                for depth in NEEDLE_DEPTHS]  # fmt: skip
         if status == "pruned":
             result["pruned"] = {"step": 30, "steps": 150, "loss": 5.5}
             result["error"] = None
         return result
 
 
+NEEDLE_DEPTHS = (0.0, 0.5, 1.0)
 RECORD = FullRecord()
 BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 
@@ -88,6 +106,7 @@ TEXTS = {
     "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
     "hellaswag-one-shot": ("cell", "these weights"),
     "hellaswag-cache": ("cell", "these weights"), "break-even": ("cell",),
+    "needle": ("cell", "scored"), "needle-accuracy": ("cell", "scored"),
     "recall": ("cell", "scored"), "positions": ("cell", "scored"),
     "roofline": ("cell", "bound by"), "projection": ("cell", "size"),
     "starts": ("cell", "starts from"), "provenance": ("what", "value"),

@@ -21,12 +21,14 @@ from tests.report.full_record import (
     FACTORS,
     FAILED,
     ITEMS,
+    NEEDLE_DEPTHS,
     PRUNED,
     RECORD,
     TEXTS,
     against,
     average,
     levels_of,
+    needle_line,
     values,
 )
 
@@ -129,7 +131,7 @@ CELLS = {
 
 OWN_TESTS = {"effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
              "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance",
-             "break-even", "serving-divergence"}  # fmt: skip
+             "break-even", "serving-divergence", "needle", "needle-accuracy"}  # fmt: skip
 """Tables whose numbers have a test of their own below."""
 
 RANGE = re.compile(r"[\d.]\s*(to|of|[\u00b1\u00d7\u2013])\s*[-+\u2212]?\d|\u2212\d")
@@ -270,6 +272,27 @@ def test_accuracies_are_percent_and_their_differences_points(tables):
             seeds = len(values(levels_of(row["cell"]), "loss"))
             near(100 * net / ITEMS / seeds, 100 * difference)
             assert 0 <= float(row["p"]) <= float(row["p (Holm)"]) <= 1
+
+
+def test_needles_are_nats_and_percent_by_depth(tables):
+    for name, metric, unit in (
+        ("needle", "loss", "nats/token"),
+        ("needle-accuracy", "accuracy", "%"),
+    ):
+        scored = set()
+        for row in tables[name]:
+            levels, way = levels_of(row["cell"]), row["scored"]
+            scored.add(way)
+            kind = {"one-shot": metric, "served": f"{metric}_served"}.get(way, "loss_change")
+            for depth in NEEDLE_DEPTHS:
+                seeds = values(levels, "loss")
+                lines = [needle_line(int(row["length"]), depth, levels, seed) for seed in seeds]
+                seen = [(100 if unit == "%" else 1) * line[kind] for line in lines]
+                near(row[f"depth {100 * depth:.0f}% ({unit})"], mean(seen))
+                near(row[f"depth {100 * depth:.0f}% error ({unit})"], stdev(seen))
+        assert scored == {"one-shot", "served"} | (
+            {"served minus one-shot"} if unit != "%" else set()
+        )
 
 
 def test_projections_are_gigabytes_and_seconds(tables):

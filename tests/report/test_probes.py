@@ -75,3 +75,39 @@ def test_the_figure_draws_the_served_loss_of_the_cells_nearest_the_baseline(tmp_
     assert drawn == [pytest.approx((i, 5.0 - i / 10 + 0.125)) for i in range(1, 9)]
     assert "through the serving cache" in figure.caption
     assert "baseline goes from 5.025" in figure.alt
+
+
+class Haystack(Record):
+    """One cell finds the needle one-shot and not served, the others find none."""
+
+    def result(self, levels, seed, status):
+        line = {"length": 64, "depth": 0.5, "rows": 16, "chance": 5.5, "loss_absent": 6.0}
+        gain = {"gain": 3.0 if "rope" in levels.values() else 0.1 * seed, "gain_served": 0.3}
+        loss = {"loss": 6.0 - gain["gain"], "loss_served": 5.7, "loss_absent_served": 6.0,
+                "loss_change": gain["gain"] - 0.3}  # fmt: skip
+        line |= {**gain, **loss, "accuracy": 0.75, "accuracy_served": 0.0}
+        line |= {f"{name}_stderr": 0.25 for name in (*gain, *loss, "accuracy", "accuracy_served")}
+        return super().result(levels, seed, status) | {"needle": [line]}
+
+
+FACTORS = {"position": ("learned", "rope")}
+
+
+def test_needles_that_serving_loses_are_marked_and_counted(tmp_path):
+    found = section(Haystack(factors=FACTORS, seeds=(0, 1)), tmp_path)
+    table = next(part for part in found.contents if getattr(part, "name", "") == "needle")
+    tones = {(row.cells[0].text, row.cells[2].text): row.cells[4].tone for row in table.rows}
+    assert (tones["rope", "one-shot"], tones["rope", "served"]) == ("good", "bad")
+    assert {tones["baseline", way] for way in ("one-shot", "served")} == {""}
+    text = found.contents[1].spans[0]
+    assert "found at 1 of 2 places, and 1 of these are lost when served" in text
+    assert "costs 5.50 nats/token" in text
+
+
+def test_at_one_seed_the_needle_s_error_is_over_rows(tmp_path):
+    found = section(Haystack(factors={"position": ("learned",)}, seeds=(0,)), tmp_path)
+    table = next(part for part in found.contents if getattr(part, "name", "") == "needle")
+    absent, at_half = table.rows[0].cells[3:5]
+    assert absent.text == "6.000", "without a recorded error none is shown"
+    assert at_half.text == "6.000 \N{PLUS-MINUS SIGN} 0.250"
+    assert "these models do not recall" in found.contents[1].spans[0]

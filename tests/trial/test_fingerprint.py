@@ -90,6 +90,7 @@ OTHER = {
     "evaluation.served_tokens": 600,
     "evaluation.recall": 8,
     "evaluation.positions": True,
+    "evaluation.needle": {"lengths": [32]},
     "benchmark.prompt_tokens": 8,
     "benchmark.new_tokens": 8,
     "benchmark.batch_sizes": [1, 2],

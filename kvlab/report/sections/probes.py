@@ -1,4 +1,4 @@
-"""Probes: associative recall, and loss by position in the context."""
+"""Probes: associative recall, the needle, and loss by position in the context."""
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
@@ -17,6 +17,7 @@ from kvlab.report.document import (
 )
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.formatting import PLUS_MINUS, display_unit, format_metric
+from kvlab.report.sections.needle import needle_contents
 from kvlab.report.table_columns import mean_cell, mean_column
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}
@@ -26,7 +27,7 @@ _SCORINGS = {"": "one-shot", "_served": "served"}
 
 def report_probes(study: Study) -> Section | None:
     """Report what average loss hides."""
-    contents = [*_recall(study), *_positions(study)]
+    contents = [*_recall(study), *needle_contents(study), *_positions(study)]
     return Section("Probes", tuple(contents)) if contents else None
 
 

@@ -1,0 +1,201 @@
+"""A needle in a haystack: what is still found of a text, by its length and the needle's depth.
+
+A row is real validation text. At one place a key of random tokens and an answer of random tokens
+stand in place of the text's own (the needle), and the row ends with the key again:
+
+    text ... k1 k2 k3 k4 a1 a2 a3 a4 ... text ... k1 k2 k3 k4 | a1 a2 a3 a4
+
+Scored are the loss of the answer and the share of its tokens that are the likeliest. The same row
+is also scored without a needle, with the text's own tokens in its place: no token outside it moves,
+so where a window or a cache does not reach back to the needle, both losses are equal. The probe is
+Kamradt's needle in a haystack (github.com/gkamradt/LLMTest_NeedleInAHaystack) in the form of
+RULER's keys and values (arXiv 2404.06654), with random tokens, so that small models need no
+instruction and knowledge of language does not help.
+
+Shapes: R rows, D depths, T tokens of a row, A answer tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvlab.evaluate.forward_passes import OnCount, iter_states_at
+from kvlab.evaluate.validation_loss import Tokens
+from kvlab.model import GPT
+from kvlab.model.loss import token_scores
+from kvlab.spec import ServingConfig
+from kvlab.spec.evaluation_config import NEEDLE_ANSWER_TOKENS, NEEDLE_KEY_TOKENS
+
+_STREAM = 0x6E65656C  # separates these draws from other uses of a row's number
+
+Array = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NeedleRows:
+    """R rows of one length, at each depth and without a needle.
+
+    Attributes:
+        depths: shares of the text before the needle, D of them.
+        tokens: (D + 1, R, T); the last of the first axis has no needle.
+        answers: (R, A), predicted at the last A positions of a row.
+        chance: nats per answer token of guessing by how often tokens occur in the text.
+    """
+
+    depths: tuple[float, ...]
+    tokens: Array
+    answers: Array
+    chance: float
+
+    @property
+    def length(self) -> int:
+        return int(self.tokens.shape[2])
+
+
+@dataclass(frozen=True)
+class NeedleScores:
+    """Scores by depth and row, without a needle at the last depth.
+
+    Attributes:
+        losses: nats per answer token, (D + 1, R).
+        accuracies: shares of answer tokens that are the likeliest token, (D + 1, R).
+    """
+
+    losses: Floats
+    accuracies: Floats
+
+
+def make_needle_rows(
+    text: Tokens, length: int, depths: Sequence[float], count: int, vocabulary: int
+) -> NeedleRows:
+    """Make ``count`` rows of ``length`` tokens, the same ones on every machine.
+
+    Args:
+        text: validation token ids, at least ``length``; rows are spread evenly over it.
+        vocabulary: ids below it may be drawn: the tokenizer's words without its end of text.
+    """
+    body = length - (NEEDLE_KEY_TOKENS + NEEDLE_ANSWER_TOKENS - 1)
+    starts = np.linspace(0, len(text) - body, count).astype(np.int64)
+    frequencies = _count_tokens(text, vocabulary)
+    rows, answers = [], []
+    for number, start in enumerate(starts.tolist()):
+        haystack = text[start : start + body].astype(np.int64)
+        key, answer = np.split(_draw_needle(number, haystack, frequencies), [NEEDLE_KEY_TOKENS])
+        rows.append(_place_needle(haystack, key, answer, depths))
+        answers.append(answer)
+    shares = (frequencies + 1) / (frequencies + 1).sum()
+    chance = -float(np.log(shares[np.stack(answers)]).mean())
+    return NeedleRows(tuple(depths), np.stack(rows, 1), np.stack(answers), chance)
+
+
+def _count_tokens(text: Tokens, vocabulary: int) -> Array:
+    """Return how often each token occurs, (V,), without a copy of a text that lies on disk."""
+    chunks = (text[start : start + 2**20] for start in range(0, len(text), 2**20))
+    return sum(
+        (np.bincount(chunk, minlength=vocabulary)[:vocabulary] for chunk in chunks),
+        np.zeros(vocabulary, np.int64),
+    )
+
+
+def _draw_needle(number: int, haystack: Array, frequencies: Array) -> Array:
+    """Draw the tokens of a key and an answer: by frequency, each once, none of the haystack's.
+
+    Token i of weight w is drawn by its exponential clock -log(u) / w (Efraimidis and Spirakis
+    2006).
+    """
+    weights = frequencies.astype(np.float64)
+    weights[haystack[haystack < len(weights)]] = 0.0
+    count = NEEDLE_KEY_TOKENS + NEEDLE_ANSWER_TOKENS
+    if np.count_nonzero(weights) < count:  # a text of few words: then any word
+        weights = (frequencies + 1).astype(np.float64)
+    philox = np.random.Philox(key=[_STREAM, number])
+    uniform = (philox.random_raw(len(weights)) >> np.uint64(11)) * 2.0**-53
+    with np.errstate(divide="ignore"):
+        clocks = -np.log1p(-uniform) / weights
+    return np.argsort(clocks, kind="stable")[:count]
+
+
+def _place_needle(haystack: Array, key: Array, answer: Array, depths: Sequence[float]) -> Array:
+    """Return the row (D + 1, T) at every depth, and without the needle."""
+    question = np.concatenate([haystack, key, answer[:-1]])  # the last token is never fed
+    row = np.repeat(question[None], len(depths) + 1, 0)
+    needle = np.concatenate([key, answer])
+    for index, depth in enumerate(depths):
+        place = round(depth * (len(haystack) - len(needle)))
+        row[index, place : place + len(needle)] = needle
+    return row
+
+
+@torch.inference_mode()
+def score_needles(
+    model: GPT, rows: NeedleRows, serving: ServingConfig | None, on_progress: OnCount
+) -> NeedleScores:
+    """Score the answers.
+
+    Args:
+        serving: feed each token alone through this cache. None: one-shot.
+        on_progress: called with the number of tokens that are newly read.
+    """
+    shape, size = rows.tokens.shape[:2], rows.answers.shape[1]
+    tokens = rows.tokens.reshape(-1, rows.length)
+    targets = torch.from_numpy(np.tile(rows.answers, (shape[0], 1))).to(model.device)
+    positions = np.arange(rows.length - size, rows.length)
+    losses, hits, done = [], [], 0
+    for states in iter_states_at(model, tokens, positions, serving, on_progress):
+        part = targets[done : done + len(states)]
+        done += len(states)
+        nats, is_top = token_scores(states, model.lm_head.weight, part)
+        losses.append(nats.double().mean(1).cpu())
+        hits.append(is_top.double().mean(1).cpu())
+    return NeedleScores(*(torch.cat(values).view(shape).numpy() for values in (losses, hits)))
+
+
+def needle_lines(
+    rows: NeedleRows, one_shot: NeedleScores, served: NeedleScores | None
+) -> list[dict[str, Any]]:
+    """Return what is recorded of one length: a line a depth.
+
+    Every number is a mean over rows, with its standard error over rows under ``*_stderr``: the
+    ``loss`` of the answer in nats per token, the ``loss_absent`` of the same rows without a needle,
+    the ``gain`` of the needle (their paired difference) and the ``accuracy``; each again with the
+    suffix ``_served``, and the paired ``loss_change`` of serving.
+    """
+    lines = []
+    for index, depth in enumerate(rows.depths):
+        values: dict[str, Floats] = {}
+        for suffix, scores in (("", one_shot), ("_served", served)):
+            if scores is not None:
+                loss, absent = scores.losses[index], scores.losses[-1]
+                values |= {f"loss{suffix}": loss, f"loss_absent{suffix}": absent}
+                values |= {f"gain{suffix}": absent - loss}
+                values |= {f"accuracy{suffix}": scores.accuracies[index]}
+        if served is not None:
+            values["loss_change"] = served.losses[index] - one_shot.losses[index]
+        line: dict[str, Any] = {
+            "length": rows.length,
+            "depth": depth,
+            "rows": rows.answers.shape[0],
+        }
+        for name, by_row in values.items():
+            line[name] = float(by_row.mean())
+            if len(by_row) > 1:
+                line[f"{name}_stderr"] = float(by_row.std(ddof=1) / len(by_row) ** 0.5)
+        lines.append({**line, "chance": rows.chance})
+    return lines
+
+
+def needle_measurements(lines: Sequence[dict[str, Any]]) -> dict[str, float | int]:
+    """Return means over all lengths and depths by the names of `kvlab.store.metrics`."""
+    names = [f"{name}{suffix}" for suffix in ("", "_served") for name in
+             ("loss", "loss_absent", "accuracy")]  # fmt: skip
+    means = {
+        f"needle_{name}": sum(line[name] for line in lines) / len(lines)
+        for name in [*names, "chance"]
+        if name in lines[0]
+    }
+    return {"needle_rows": lines[0]["rows"], **means}
