@@ -4,12 +4,21 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.data.deduplication import (
+    MAX_SHARED,
+    OVERLAP_LENGTHS,
+    PASSAGE_BYTES,
+    find_first_of_kind,
+    measure_overlap,
+    shared_passage_shares,
+)
 from kvlab.data.shards import DATASET_SCHEMA
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
@@ -27,6 +36,8 @@ from kvlab.spec import DataConfig
 
 _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<u8")])
 _CHUNK_TOKENS = 16_000_000
+_SCAN_TOKENS = 1_000_000
+_FEWEST_GROUPS = 4
 
 
 def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
@@ -43,10 +54,23 @@ def locate_documents(jobs: Sequence[PieceJob]) -> DocumentTable:
     return np.concatenate(tables)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The documents of a dataset.
+
+    Attributes:
+        table: The documents, in order.
+        repeated: How many copies and near-duplicates of these were left out.
+    """
+
+    table: DocumentTable
+    repeated: int
+
+
 def select_documents(
     table: DocumentTable, *, is_shuffled: bool, max_bytes: int | None, max_tokens: int | None = None
-) -> DocumentTable:
-    """Return the documents to use, in order and without duplicates.
+) -> Selection:
+    """Return the documents to use, in order and without copies or near-duplicates.
 
     Args:
         is_shuffled: Keep the order of ``table``; otherwise sort by hash. Either way every prefix is
@@ -56,13 +80,13 @@ def select_documents(
     """
     if not is_shuffled:
         table = table[np.argsort(table["order"], kind="stable")]
-    _, first = np.unique(table["hash"], return_index=True)
-    table = table[np.sort(first)]
+    kept = np.flatnonzero(find_first_of_kind(table["hash"], table["bands"]))
     for column, limit in (("bytes", max_bytes), ("tokens", max_tokens)):
         if limit is not None:
-            ends = np.cumsum(table[column], dtype=np.uint64)
-            table = table[: np.searchsorted(ends, limit) + 1]
-    return table
+            ends = np.cumsum(table[column][kept], dtype=np.uint64)
+            kept = kept[: np.searchsorted(ends, limit) + 1]
+    considered = int(kept[-1]) + 1 if len(kept) else 0
+    return Selection(table[kept], considered - len(kept))
 
 
 def describe_shortage(data: DataConfig, table: DocumentTable) -> str | None:
@@ -75,37 +99,62 @@ def describe_shortage(data: DataConfig, table: DocumentTable) -> str | None:
     return None
 
 
-def validation_mask(table: DocumentTable, fraction: float) -> npt.NDArray[np.bool_]:
-    """Return which documents are held out, shape (documents,). Depends on each text alone."""
-    mask: npt.NDArray[np.bool_] = table["split"] < np.uint64(int(fraction * 2**64))
-    return mask
+def validation_mask(
+    table: DocumentTable, fraction: float, *, is_grouped: bool = False
+) -> npt.NDArray[np.bool_]:
+    """Return which documents are held out, shape (documents,).
+
+    Without groups this depends on each text alone, so a document that is held out remains so when
+    text is added. Groups differ so much in size that chance would decide the size of the split.
+    They are held out in the order of their hash until they have ``fraction`` of the text; those
+    with over a quarter of that are training text, unless all have more.
+    """
+    if not is_grouped:
+        mask: npt.NDArray[np.bool_] = table["split"] < np.uint64(int(fraction * 2**64))
+        return mask
+    _, groups = np.unique(table["split"], return_inverse=True)
+    sizes = np.bincount(groups, weights=table["bytes"])
+    target = fraction * sizes.sum()
+    is_small = sizes <= max(target / _FEWEST_GROUPS, sizes.min())
+    ends = np.cumsum(np.where(is_small, sizes, 0))
+    return np.asarray((is_small & (ends - sizes < target))[groups])
 
 
 def write_dataset(
-    folder: Path, data: DataConfig, identity: str, jobs: Sequence[PieceJob], table: DocumentTable
+    folder: Path,
+    data: DataConfig,
+    identity: str,
+    jobs: Sequence[PieceJob],
+    selection: Selection,
+    threads: int = 1,
 ) -> None:
-    """Write shards and manifest of the documents in ``table`` into an empty folder.
+    """Write shards and manifest of the selected documents into an empty folder.
 
     Args:
         identity: `kvlab.data.dataset_identity` of ``data``.
         jobs: The jobs whose pieces hold the tokens.
-        table: The selected documents, in order, from `locate_documents`.
+        selection: The documents, from `select_documents` of `locate_documents`.
+        threads: Threads that look for training passages in the held-out text.
 
     Raises:
         DataError: A split would be empty, or the disk is full.
     """
-    is_held_out = validation_mask(table, data.validation_fraction)
+    table, source = selection.table, get_source(data.source)
+    is_held_out = validation_mask(table, data.validation_fraction, is_grouped=source.is_grouped)
     _check_counts(data, len(table), int(is_held_out.sum()))
     dtype = np.dtype(token_dtype(load_tokenizer(data.tokenizer).vocab_size))
     _check_free_space(folder, int(table["tokens"].sum(dtype=np.uint64)) * dtype.itemsize)
-    documents = {"train": table[~is_held_out], "validation": table[is_held_out]}
+    held_out = table[is_held_out]
     try:
-        splits = {
-            name: _write_split(folder / f"{name}.bin", part, jobs, dtype)
-            for name, part in documents.items()
-        }
+        splits = {"train": _write_split(folder / "train.bin", table[~is_held_out], jobs, dtype)}
+        train = np.memmap(folder / "train.bin", dtype, mode="r")
+        kept = held_out[_find_new_text(held_out, jobs, train, data.tokenizer, threads)]
+        _check_new_text(data, len(kept), len(held_out))
+        splits["validation"] = _write_split(folder / "validation.bin", kept, jobs, dtype)
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror})") from None
+    validation = np.memmap(folder / "validation.bin", dtype, mode="r")
+    overlap = {n: measure_overlap(validation, train, n, threads) for n in OVERLAP_LENGTHS}
     digests = "".join(f"{name} {facts['sha256']}\n" for name, facts in splits.items())
     manifest = {
         "schema": DATASET_SCHEMA,
@@ -113,16 +162,44 @@ def write_dataset(
         "source": data.source,
         "tokenizer": data.tokenizer,
         "vocab_size": data.vocab_size,
-        "licence": data.licence or get_source(data.source).licence,
+        "licence": data.licence or source.licence,
         "max_bytes": data.max_bytes,
         "max_tokens": data.max_tokens,
         "validation_fraction": data.validation_fraction,
         "dtype": dtype.str,
         "splits": splits,
+        "repeated_documents": selection.repeated,
+        "shared_documents": len(held_out) - len(kept),
+        "overlap": {str(length): share for length, share in overlap.items()},
         "short": describe_shortage(data, table),
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
     write_json(folder / "manifest.json", manifest)
+
+
+def _find_new_text(
+    held_out: DocumentTable,
+    jobs: Sequence[PieceJob],
+    train: npt.NDArray[np.integer],
+    tokenizer_name: str,
+    threads: int,
+) -> npt.NDArray[np.bool_]:
+    """Return which held-out documents are not, in part, passages of the training text."""
+    tokenizer = load_tokenizer(tokenizer_name)
+    documents = [
+        tokenizer.decode_array(tokens)
+        for chunk in _iter_chunks(held_out)
+        for tokens in np.split(
+            _gather_tokens(chunk, jobs, train.dtype), np.cumsum(chunk["tokens"].astype(int))[:-1]
+        )
+    ]
+    starts = range(0, len(train), _SCAN_TOKENS)
+    # parts overlap by a passage, which has at most as many tokens as bytes
+    parts = (
+        tokenizer.decode_array(train[start : start + _SCAN_TOKENS + PASSAGE_BYTES])
+        for start in starts
+    )
+    return shared_passage_shares(documents, parts, threads) <= MAX_SHARED
 
 
 def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
@@ -133,6 +210,13 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
         text = f"data.validation_fraction = {data.validation_fraction} holds out {share}"
         hint = "change it, or give more, smaller documents"
         raise DataError(f"{text} of the {documents} documents; {hint}")
+
+
+def _check_new_text(data: DataConfig, kept: int, held_out: int) -> None:
+    if not kept:
+        text = f"data.source = {data.source}: each of the {held_out} held-out documents repeats"
+        hint = "raise data.validation_fraction, or give text that repeats itself less"
+        raise DataError(f"{text} passages of the training text; {hint}")
 
 
 def _check_free_space(folder: Path, required: int) -> None:

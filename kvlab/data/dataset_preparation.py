@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
+import numpy as np
+
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
 from kvlab.data.dataset_builder import locate_documents, select_documents, write_dataset
 from kvlab.data.disk_space import check_disk_space
@@ -27,8 +29,8 @@ from kvlab.fs.lease import Fence
 from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig
 
-RECIPE = 1
-"""Increased when the same text gives other tokens: reading, cleaning, order or split changed."""
+RECIPE = 2
+"""Increased when the same text gives other tokens: reading, selection, order or split changed."""
 
 REPORT_SECONDS = 1.0
 
@@ -139,19 +141,21 @@ def _build_dataset(
     started = time.monotonic()
     with TokenizerPool(processes, fence) as pool:
         jobs = _TokenizingRun(data, work / "pieces", progress, pool).run()
-    documents = select_documents(
+    selection = select_documents(
         locate_documents(jobs),
         is_shuffled=get_source(data.source).is_shuffled,
         max_bytes=data.max_bytes,
         max_tokens=data.max_tokens,
     )
     fence.check()
-    write_dataset(complete, data, identity, jobs, documents)
+    write_dataset(complete, data, identity, jobs, selection, processes)
     replace_file(complete, folder, fence)
     shutil.rmtree(work, ignore_errors=True)
-    tokens = int(documents["tokens"].sum())
+    dataset = open_dataset(folder)
+    tokens = len(dataset.train) + len(dataset.validation)
+    documents = dataset.train_documents + dataset.validation_documents
     seconds = time.monotonic() - started
-    progress(f"{tokens:,} tokens of {len(documents):,} documents in {seconds:.1f} s: {folder}")
+    progress(f"{tokens:,} tokens of {documents:,} documents in {seconds:.1f} s: {folder}")
 
 
 def _remove_leftovers() -> None:
@@ -183,7 +187,7 @@ class _TokenizingRun:
     def _find_order_limit(self, max_bytes: int) -> int:
         """Return the ``order`` at which documents reach ``max_bytes``, from a survey of all."""
         table = locate_documents(self._run_jobs(None, is_survey=True))
-        selected = select_documents(table, is_shuffled=False, max_bytes=max_bytes)
+        selected = select_documents(table, is_shuffled=False, max_bytes=max_bytes).table
         return int(selected["order"][-1]) if len(selected) else 0
 
     def _run_jobs(self, order_limit: int | None, *, is_survey: bool) -> list[PieceJob]:
@@ -234,17 +238,26 @@ class _Limit:
     def __init__(self, data: DataConfig):
         self.column = "bytes" if data.max_tokens is None else "tokens"
         self.maximum = data.max_bytes if data.max_tokens is None else data.max_tokens
-        self._count = 0
-        self._seen: set[int] = set()
+        self._tables: list[DocumentTable] = []
+        self._read = 0
+        self._needed = self.maximum or 0
 
     def is_reached_with(self, table: DocumentTable) -> bool:
-        """Add a piece's documents; return whether the limit is reached."""
+        """Add a piece's documents; return whether the limit is reached.
+
+        Repeated documents do not count. They are looked for only when enough has been read, and
+        again when as much more as they leave missing.
+        """
         assert self.maximum is not None
-        sizes = table[self.column].tolist()
-        for document, size in zip(table["hash"].tolist(), sizes, strict=True):
-            self._count += 0 if document in self._seen else size
-            self._seen.add(document)
-        return self._count >= self.maximum
+        self._tables.append(table)
+        self._read += int(table[self.column].sum(dtype=np.uint64))
+        if self._read < self._needed:
+            return False
+        tables = np.concatenate(self._tables)
+        selected = select_documents(tables, is_shuffled=True, max_bytes=None).table
+        missing = self.maximum - int(selected[self.column].sum(dtype=np.uint64))
+        self._needed = self._read + max(0, missing)
+        return missing <= 0
 
 
 class ThroughputMeter:

@@ -25,6 +25,7 @@ class Dataset:
         train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk.
         validation: As ``train``, of the held-out documents.
         bytes_per_token: Validation text bytes per validation token, end-of-text included.
+        overlap: Share of validation tokens inside an n-gram of the training text, by n.
         shortage: Message if the source has less text than the limit; None if it has enough.
     """
 
@@ -39,6 +40,7 @@ class Dataset:
     train_documents: int
     validation_documents: int
     bytes_per_token: float
+    overlap: dict[int, float]
     shortage: str | None = None
 
 
@@ -70,6 +72,7 @@ def open_dataset(folder: Path) -> Dataset:
         train_documents=splits["train"]["documents"],
         validation_documents=held_out["documents"],
         bytes_per_token=held_out["text_bytes"] / held_out["tokens"],
+        overlap={int(n): share for n, share in manifest.get("overlap", {}).items()},
         shortage=manifest.get("short"),
     )
 

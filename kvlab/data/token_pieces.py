@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from kvlab.data.deduplication import BANDS, Hashes, band_hashes
 from kvlab.data.sources import get_source
 from kvlab.data.text_source import TextUnit
 from kvlab.data.tokenizers import encode_utf8, load_tokenizer
@@ -35,12 +36,19 @@ if TYPE_CHECKING:
 DocumentTable = npt.NDArray[np.void]
 
 DOCUMENT_DTYPE = np.dtype(
-    [("hash", "<u8"), ("order", "<u8"), ("split", "<u8"), ("bytes", "<u4"), ("tokens", "<u4")]
+    [
+        ("hash", "<u8"),
+        ("order", "<u8"),
+        ("split", "<u8"),
+        ("bands", "<u8", (BANDS,)),
+        ("bytes", "<u4"),
+        ("tokens", "<u4"),
+    ]
 )
-"""One document: three numbers from its sha256, its UTF-8 bytes, and its tokens with end-of-text.
+"""One document: numbers from its sha256, `band_hashes`, UTF-8 bytes, tokens with end-of-text.
 
 ``hash`` names it, ``order`` sorts it, ``split`` decides whether it is held out. They come from
-different bytes of the sha256, so they are independent.
+different bytes of the sha256, so they are independent. Documents of a group have its ``split``.
 """
 
 _PARENT_POLL_SECONDS = 0.5
@@ -100,14 +108,14 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
     rows, tokens = [], bytearray()
     end_of_text = dtype(tokenizer.end_of_text).tobytes()
-    for text, size, hashes in _iter_documents(job):
+    for text, size, hashes, bands in _iter_documents(job):
         count = 0
         if not job.is_survey:
             ids = tokenizer.encode_array(text).astype(dtype)
             count = 1 + len(ids)
             tokens += end_of_text
             tokens += ids.data
-        rows.append((*hashes, size, count))
+        rows.append((*hashes, bands, size, count))
     if not job.is_survey:
         write_atomic(job.tokens_path, tokens, fence=fence)
     table = io.BytesIO()
@@ -121,16 +129,18 @@ def read_document_table(job: PieceJob) -> DocumentTable:
     return table
 
 
-def _iter_documents(job: PieceJob) -> Iterator[tuple[str, int, tuple[int, int, int]]]:
-    """Yield each document's text, its bytes, and its ``hash``, ``order`` and ``split``."""
-    for text in get_source(job.source).read(job.unit):
+def _iter_documents(job: PieceJob) -> Iterator[tuple[str, int, tuple[int, int, int], Hashes]]:
+    """Yield each document's text, its bytes, ``hash``, ``order`` and ``split``, and its bands."""
+    for text, group in get_source(job.source).read_grouped(job.unit):
         if not text or text.isspace():
             continue
         raw = encode_utf8(text)
         digest = hashlib.sha256(raw).digest()
-        name, order, split = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8, 16))
+        group_digest = digest if group is None else hashlib.sha256(encode_utf8(group)).digest()
+        name, order = (int.from_bytes(digest[i : i + 8], "big") for i in (0, 8))
+        split = int.from_bytes(group_digest[16:24], "big")
         if job.order_limit is None or order <= job.order_limit:
-            yield text, len(raw), (name, order, split)
+            yield text, len(raw), (name, order, split), band_hashes(raw)
 
 
 class TokenizerPool:

@@ -54,6 +54,14 @@ class Tokenizer(ABC):
             DataError: An id is not in the vocabulary.
         """
 
+    @abstractmethod
+    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
+        """Return the bytes of ids that this tokenizer gave, as `decode_bytes`."""
+
+    @abstractmethod
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        """Return the bytes of text of each token, shape (vocab_size,); 0 for `end_of_text`."""
+
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self.encode_array(text).tolist()
         return ids
@@ -105,6 +113,14 @@ class ByteTokenizer(Tokenizer):
         pieces = (bytes([i]) if i < 256 else END_OF_TEXT.encode() for i in ids)
         return b"".join(pieces)
 
+    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
+        documents = np.split(ids, np.flatnonzero(ids == self.end_of_text))
+        parts = [part[part < 256].astype(np.uint8).tobytes() for part in documents]
+        return END_OF_TEXT.encode().join(parts)
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        return np.array([1] * 256 + [0])
+
 
 @final
 class BytePairTokenizer(Tokenizer):
@@ -124,6 +140,13 @@ class BytePairTokenizer(Tokenizer):
     def decode_bytes(self, ids: Sequence[int]) -> bytes:
         self._check_ids(ids)
         return self._encoding.decode_bytes(list(ids))
+
+    def decode_array(self, ids: npt.NDArray[np.integer]) -> bytes:
+        return self._encoding.decode_bytes(ids.tolist())
+
+    def token_bytes(self) -> npt.NDArray[np.int64]:
+        tokens = range(self.end_of_text)
+        return np.array([len(self._encoding.decode_single_token_bytes(i)) for i in tokens] + [0])
 
 
 def encode_utf8(text: str) -> bytes:

@@ -62,7 +62,7 @@ class SourceContract(ABC):
 
     def test_a_prepared_dataset_holds_its_documents_and_licence(self, source, data):
         data = data.model_copy(
-            update={"tokenizer": "bytes", "max_bytes": 20_000, "validation_fraction": 0.3}
+            update={"tokenizer": "bytes", "max_bytes": 100_000, "validation_fraction": 0.3}
         )
         dataset = prepare_dataset(data, workers=1)
         prepared = [*documents(dataset.train, "bytes"), *documents(dataset.validation, "bytes")]

@@ -408,11 +408,27 @@ def test_the_token_dtype_is_the_smallest_that_fits(vocabulary, size):
     assert (dtype.itemsize, np.iinfo(dtype).max >= vocabulary - 1) == (size, True)
 
 
-def test_a_dataset_of_docstrings():
-    data = DataConfig(tokenizer="gpt2:2048", max_bytes=300_000, validation_fraction=0.1)
+def covered_share(held_out, train, length):
+    """Brute force: the share of held-out tokens inside an n-gram of the training text."""
+    train, held_out = train.tolist(), held_out.tolist()
+    seen = {tuple(train[i : i + length]) for i in range(len(train) - length + 1)}
+    covered = set()
+    for i in range(len(held_out) - length + 1):
+        if tuple(held_out[i : i + length]) in seen:
+            covered.update(range(i, i + length))
+    return len(covered) / len(held_out)
+
+
+def test_a_dataset_of_docstrings_is_held_out():
+    data = DataConfig(tokenizer="gpt2:2048", max_bytes=1_000_000, validation_fraction=0.04)
     dataset = prepare_dataset(data, workers=1)
     held_out, train = read_splits(dataset)
     size = sum(len(text.encode()) for text in [*held_out, *train])
-    assert 300_000 <= size < 400_000
+    assert 950_000 <= size < 1_050_000
+    assert 0.02 < sum(len(text.encode()) for text in held_out) / size < 0.06
     assert 1.5 < dataset.bytes_per_token < 4
     assert len(set(train)) == len(train)
+    for length in (13, 50):
+        share = covered_share(dataset.validation, dataset.train, length)
+        assert dataset.overlap[length] == pytest.approx(share, abs=1e-12)
+    assert share < 0.01

@@ -115,11 +115,13 @@ def _run_list(options: argparse.Namespace) -> int:
         "datasets": datasets,
         "hellaswag": str(hellaswag) if hellaswag else None,
     }
-    rows = [["train", "held out", "documents", "on disk", "tokenizer", "identity", "source"]]
+    rows = [
+        ["train", "held out", "overlap", "documents", "on disk", "tokenizer", "identity", "source"]
+    ]
     rows += [_make_dataset_row(item) for item in datasets]
     lines = [f"data folder: {get_data_dir()}", f"HellaSwag: {hellaswag or 'not here'}"]
     _print_result(
-        options, facts, "\n".join([*lines, *([format_table(rows, "rrrr")] if datasets else [])])
+        options, facts, "\n".join([*lines, *([format_table(rows, "rrrrr")] if datasets else [])])
     )
     return 0
 
@@ -179,11 +181,17 @@ def _collect_dataset_facts(folder: Path) -> dict[str, Any]:
 
 
 def _format_dataset(dataset: Dataset) -> str:
+    manifest = read_manifest(dataset.folder)
     return "\n".join([
         f"{dataset.folder}",
         f"train      {len(dataset.train):,} tokens, {dataset.train_documents:,} documents",
         f"held out   {len(dataset.validation):,} tokens,"
         f" {dataset.validation_documents:,} documents, {dataset.bytes_per_token:.3f} bytes a token",
+        f"left out   {manifest['repeated_documents']:,} copies and near-duplicates,"
+        f" {manifest['shared_documents']:,} held-out documents with passages of the training text",
+        "overlap    of the held-out tokens "
+        + ", ".join(f"{share:.2%} are in {n}-grams" for n, share in dataset.overlap.items())
+        + " of the training text",
         f"tokenizer  {dataset.tokenizer}",
         f"licence    {dataset.licence}",
         f"digest     {dataset.digest}",
@@ -197,12 +205,23 @@ def _make_dataset_row(facts: dict[str, Any]) -> list[str]:
     return [
         format_number(train["tokens"]),
         format_number(validation["tokens"]),
+        _format_overlap(facts.get("overlap")),
         f"{train['documents'] + validation['documents']:,}",
         format_bytes(size),
         facts["tokenizer"],
         facts["identity"][:16],
         facts["source"],
     ]
+
+
+def _format_overlap(overlap: dict[str, float] | None) -> str:
+    """Return the share of held-out tokens inside the longest measured n-gram of the training text.
+
+    Datasets that were prepared before it was measured have none.
+    """
+    if overlap is None:
+        return "not measured"
+    return f"{overlap[max(overlap, key=int)]:.2%}"
 
 
 def _print_result(options: argparse.Namespace, facts: dict[str, Any], text: str) -> None:

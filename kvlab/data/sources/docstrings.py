@@ -35,6 +35,7 @@ class Docstrings(TextSource):
 
     licence = "the packages' own: BSD-3-Clause, Apache-2.0, MIT and PSF-based"
     is_shuffled = True  # files are sorted by their hash
+    is_grouped = True  # by file: a module's docstrings repeat each other
 
     def identity(self, data: DataConfig) -> Any:  # noqa: ARG002
         """Return versions, and the sha256 of every file as the installer recorded it."""
@@ -56,16 +57,26 @@ class Docstrings(TextSource):
         for start in range(0, len(files), _UNIT_FILES):
             part = files[start : start + _UNIT_FILES]
             key = " ".join(f"{name} {digest}" for name, digest, _ in part)
-            yield {"key": f"docstrings {key}", "paths": [path for _, _, path in part]}
+            names = [name for name, _, _ in part]
+            yield {
+                "key": f"docstrings {key}",
+                "paths": [path for _, _, path in part],
+                "names": names,
+            }
 
     def read(self, unit: TextUnit) -> Iterator[str]:
-        for path in unit["paths"]:
+        for text, _ in self.read_grouped(unit):
+            yield text
+
+    def read_grouped(self, unit: TextUnit) -> Iterator[tuple[str, str | None]]:
+        for path, name in zip(unit["paths"], unit["names"], strict=False):
             try:
                 raw = Path(path).read_bytes()
             except OSError as error:
                 text = f"{path} cannot be read ({error.strerror})"
                 raise DataError(f"{text}; reinstall its package") from None
-            yield from extract_docstrings(raw)
+            for text in extract_docstrings(raw):
+                yield text, name
 
 
 def extract_docstrings(source: bytes) -> Iterator[str]:
