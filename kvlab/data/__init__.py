@@ -1,6 +1,6 @@
 """Text, tokens, batches and evaluation sets, with numpy and without torch."""
 
-from kvlab.data.batches import get_training_batch, iter_validation_batches
+from kvlab.data.batches import ScoredText, get_training_batch, spread_indices, spread_windows
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
 from kvlab.data.dataset_preparation import dataset_identity, list_prepared_datasets, prepare_dataset
 from kvlab.data.hellaswag_dataset import HellaSwagItem, get_hellaswag_file, load_hellaswag
@@ -11,16 +11,18 @@ __all__ = [
     "Dataset",
     "HellaSwagItem",
     "ProgressCallback",
+    "ScoredText",
     "Tokenizer",
     "dataset_identity",
     "get_data_dir",
     "get_hellaswag_file",
     "get_training_batch",
-    "iter_validation_batches",
     "list_prepared_datasets",
     "load_hellaswag",
     "load_tokenizer",
     "open_dataset",
     "prepare_dataset",
+    "spread_indices",
+    "spread_windows",
     "verify_dataset",
 ]

@@ -10,6 +10,7 @@ a pure function of (seed, epoch). The offset makes later epochs cut the text els
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,32 +61,67 @@ def get_training_batch(
     return _gather_windows(tokens, starts, block_size)
 
 
-def iter_validation_batches(
-    tokens: Tokens, *, target_tokens: int, block_size: int, batch_size: int
-) -> Iterator[Batch]:
-    """Return batches of adjacent windows from the start: each token but the first is a target once.
+@dataclass(frozen=True, eq=False)
+class ScoredText:
+    """Windows of held-out text that a loss is measured over.
+
+    Attributes:
+        tokens: Token ids of the text, shape (tokens,).
+        starts: Where the windows begin, ascending, shape (windows,).
+        block_size: Targets of a window, each the token after one input.
+    """
+
+    tokens: Tokens
+    starts: IndexArray
+    block_size: int
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self.starts)
+
+    @property
+    def target_count(self) -> int:
+        """The number of tokens that are scored."""
+        return len(self.starts) * self.block_size
+
+    def select(self, windows: IndexArray) -> "ScoredText":
+        """Return the text of some windows, by their indices."""
+        return replace(self, starts=self.starts[windows])
+
+    def targets(self) -> IndexArray:
+        """Return the tokens that are scored, shape (windows, block_size)."""
+        return _gather_windows(self.tokens, self.starts, self.block_size)[1]
+
+    def iter_batches(self, batch_size: int) -> Iterator[Batch]:
+        """Yield up to ``batch_size`` windows at a time: inputs and targets, (rows, block_size)."""
+        for first in range(0, len(self), batch_size):
+            starts = self.starts[first : first + batch_size]
+            yield _gather_windows(self.tokens, starts, self.block_size)
+
+
+def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> ScoredText:
+    """Return windows that are evenly spaced over a text.
+
+    Equal arguments give equal windows, so all cells of a sweep are scored on the same text.
 
     Args:
         tokens: Token ids of the text, shape (tokens,).
         target_tokens: Number of targets; rounded up to whole windows.
         block_size: Tokens per window.
-        batch_size: Windows per batch; the last batch may have fewer.
 
     Raises:
-        DataError: ``tokens`` is too short. Raised by the call, not by the first batch.
+        DataError: ``tokens`` is too short.
     """
     windows = -(-target_tokens // block_size)
     if windows < 1 or windows * block_size + 1 > len(tokens):
         raise DataError(_too_few_tokens("held-out", len(tokens), windows * block_size))
-    return _iter_adjacent_windows(tokens, windows, block_size, batch_size)
+    indices = spread_indices(windows, (len(tokens) - 1) // block_size)
+    return ScoredText(tokens, indices * block_size, block_size)
 
 
-def _iter_adjacent_windows(
-    tokens: Tokens, windows: int, block_size: int, batch_size: int
-) -> Iterator[Batch]:
-    for first in range(0, windows, batch_size):
-        indices = np.arange(first, min(first + batch_size, windows), dtype=np.int64)
-        yield _gather_windows(tokens, indices * block_size, block_size)
+def spread_indices(count: int, total: int) -> IndexArray:
+    """Return ``count`` different, evenly spaced numbers of ``range(total)``."""
+    return np.arange(count, dtype=np.int64) * total // count
 
 
 def _gather_windows(tokens: Tokens, starts: IndexArray, block_size: int) -> Batch:

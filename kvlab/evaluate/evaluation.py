@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
-from kvlab.data import load_hellaswag, load_tokenizer
+from kvlab.data import (
+    ScoredText,
+    load_hellaswag,
+    load_tokenizer,
+    spread_indices,
+    spread_windows,
+)
 from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag_prompts import CONVENTIONS
@@ -25,7 +31,7 @@ from kvlab.evaluate.validation_loss import (
     bits_per_byte,
     position_losses,
     position_measurements,
-    window_losses,
+    target_losses,
 )
 from kvlab.model import GPT
 from kvlab.model.kernels import keep_freed_memory
@@ -53,10 +59,6 @@ class ValidationText(Protocol):
     def validation(self) -> Tokens:
         """Token ids, (tokens,)."""
 
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes of validation text per validation token."""
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -83,9 +85,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure what ``experiment.evaluation`` asks for.
 
-    The served loss is over the first ``served_tokens`` validation tokens, the one-shot loss over
-    the first ``loss_tokens``, both rounded up to whole windows of ``block_size``. The serving gap
-    and the divergence compare both on the served tokens.
+    The one-shot loss is over ``loss_tokens``, the served loss over ``served_tokens``, both rounded
+    up to whole windows of ``block_size`` that are spread evenly over the held-out text. The
+    serving gap and the divergence compare both on the served tokens.
 
     Args:
         on_progress: gets ``stage, note, step, steps``, at most about twice per second. An
@@ -115,42 +117,35 @@ def evaluate(
 def _measure_losses(
     model: GPT, dataset: ValidationText, experiment: Experiment, start_progress: StartProgress
 ) -> Measurements:
-    config, start = experiment.evaluation, experiment.data.document_start
-    loss_tokens, served_tokens = (
-        _round_to_windows(count, model)
-        for count in (config.loss_tokens, config.served_tokens or config.loss_tokens)
-    )
+    start = experiment.data.document_start
+    text, served_text = select_scored_text(dataset.validation, experiment)
     measurements: Measurements = {}
-    if config.served:
-        measurements, one_shot = _measure_serving(model, dataset, experiment, start_progress)
-    if not config.served or loss_tokens != served_tokens:
-        on_progress = start_progress("validation loss", loss_tokens)
-        text = dataset.validation
-        one_shot = window_losses(model, text, loss_tokens, None, on_progress, start)
-    loss = float(one_shot.mean())
+    if served_text is not None:
+        measurements, one_shot = _measure_serving(model, served_text, experiment, start_progress)
+    if served_text is None or len(text) != len(served_text):
+        on_progress = start_progress("validation loss", text.target_count)
+        one_shot = target_losses(model, text, None, on_progress, start)
     return {
-        "loss": loss,
-        "bits_per_byte": bits_per_byte(loss, dataset.bytes_per_token),
-        "loss_tokens": loss_tokens,
+        "loss": float(one_shot.mean()),
+        "bits_per_byte": _bits_per_byte(one_shot, text, experiment),
+        "loss_tokens": text.target_count,
         **measurements,
     }
 
 
 def _measure_serving(
-    model: GPT, dataset: ValidationText, experiment: Experiment, start_progress: StartProgress
+    model: GPT, text: ScoredText, experiment: Experiment, start_progress: StartProgress
 ) -> tuple[Measurements, Floats]:
-    """Return what is measured through the serving cache, and the one-shot loss of its windows."""
-    config, serving = experiment.evaluation, experiment.serving
-    start = experiment.data.document_start
-    count = _round_to_windows(config.served_tokens or config.loss_tokens, model)
+    """Return what is measured through the serving cache, and the one-shot loss of its targets."""
+    serving, start = experiment.serving, experiment.data.document_start
     passes = 2 if stores_other_dtype(model, serving) else 1
-    on_progress = start_progress("validation loss, served", passes * count)
-    compared = compare_serving(model, dataset.validation, count, serving, on_progress, start)
+    on_progress = start_progress("validation loss, served", passes * text.target_count)
+    compared = compare_serving(model, text, serving, on_progress, start)
     loss = float(compared.served.mean())
     measurements: Measurements = {
         "loss_served": loss,
-        "bits_per_byte_served": bits_per_byte(loss, dataset.bytes_per_token),
-        "served_tokens": count,
+        "bits_per_byte_served": _bits_per_byte(compared.served, text, experiment),
+        "served_tokens": text.target_count,
         "serving_gap": loss - float(compared.one_shot.mean()),
         # with documents masked, a position in the window is not the number of tokens seen
         **compared.measurements(by_position=start is None),
@@ -158,10 +153,33 @@ def _measure_serving(
     return measurements, compared.one_shot
 
 
-def _round_to_windows(count: int, model: GPT) -> int:
-    """Return ``count`` tokens, rounded up to whole windows."""
-    block_size = model.config.block_size
-    return -(-count // block_size) * block_size
+def select_scored_text(
+    validation: Tokens, experiment: Experiment
+) -> tuple[ScoredText, ScoredText | None]:
+    """Return the windows to score one-shot, and those to score served, None if nothing is.
+
+    Of two numbers of windows the smaller is an even selection of the larger.
+
+    Args:
+        validation: token ids, (tokens,).
+
+    Raises:
+        DataError: there are too few.
+    """
+    config, block_size = experiment.evaluation, experiment.model.block_size
+    if not config.served:
+        return spread_windows(validation, config.loss_tokens, block_size), None
+    counts = config.loss_tokens, config.served_tokens or config.loss_tokens
+    text = spread_windows(validation, max(counts), block_size)
+    one_shot, served = (
+        text.select(spread_indices(-(-count // block_size), len(text))) for count in counts
+    )
+    return one_shot, served
+
+
+def _bits_per_byte(losses: Floats, text: ScoredText, experiment: Experiment) -> float:
+    token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
+    return bits_per_byte(losses, text.targets(), token_bytes)
 
 
 def measure_probes(
@@ -189,10 +207,10 @@ def measure_probes(
             measurements |= recall_measurements(rows, is_correct, suffix)
     if config.positions:
         count, length = position_loss_windows(experiment)
-        total = -(-count // length) * length * len(modes)
-        on_progress = start_progress("loss by position", total)
+        text = spread_windows(validation, count, length)
+        on_progress = start_progress("loss by position", text.target_count * len(modes))
         for suffix, serving in modes:
-            losses = position_losses(model, validation, count, length, serving, on_progress)
+            losses = position_losses(model, text, serving, on_progress)
             measurements |= position_measurements(losses, block_size, suffix)
     return measurements
 

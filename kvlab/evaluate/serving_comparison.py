@@ -21,9 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvlab.data import iter_validation_batches
+from kvlab.data import ScoredText
 from kvlab.evaluate.forward_passes import OnCount, decode_rows, hidden_states, pass_rows
-from kvlab.evaluate.validation_loss import POSITION_PARTS, Tokens
+from kvlab.evaluate.validation_loss import POSITION_PARTS
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
@@ -41,7 +41,7 @@ class ServingComparison:
     """The serving cache beside one-shot scoring, over the same windows.
 
     Attributes:
-        one_shot: nats per token of each window, one-shot, (W,).
+        one_shot: nats of each target, one-shot, (W, T).
         served: the same through the serving cache.
         exact: the same with its K and V in the model's dtype; empty where they have it anyway.
         kl: KL(one-shot || served) of each window, in nats per token, (W,).
@@ -100,8 +100,7 @@ def stores_other_dtype(model: GPT, serving: ServingConfig) -> bool:
 @torch.inference_mode()
 def compare_serving(
     model: GPT,
-    tokens: Tokens,
-    count: int,
+    text: ScoredText,
     serving: ServingConfig,
     on_progress: OnCount,
     document_start: int | None = None,
@@ -109,36 +108,24 @@ def compare_serving(
     """Score validation windows one-shot and through the serving cache.
 
     Args:
-        tokens: validation token ids, (tokens,).
-        count: tokens to score, rounded up to whole windows of ``block_size``.
         on_progress: called with the number of tokens that are newly decoded: twice each if
             `stores_other_dtype`.
         document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
-
-    Raises:
-        DataError: there are fewer tokens.
     """
-    block_size = model.config.block_size
     has_other_dtype = stores_other_dtype(model, serving)
     exact_serving = serving.model_copy(update={"kv_dtype": "model"})
-    batches = iter_validation_batches(
-        tokens,
-        target_tokens=count,
-        block_size=block_size,
-        batch_size=_batch_rows(model, exact_serving),
-    )
     sums = _Sums()
-    for x, y in batches:
+    for x, y in text.iter_batches(_batch_rows(model, exact_serving)):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
         served = hidden_states(model, inputs, serving, on_progress, document_start)
         one_shot = _one_shot_states(model, inputs, document_start)
-        sums.one_shot.append(_window_losses(model, one_shot, targets))
-        sums.served.append(_window_losses(model, served, targets))
+        sums.one_shot.append(_target_losses(model, one_shot, targets))
+        sums.served.append(_target_losses(model, served, targets))
         sums.add_divergence(model, one_shot, served)
         on_progress(x.size)
         if has_other_dtype:
             exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
-            sums.exact.append(_window_losses(model, exact, targets))
+            sums.exact.append(_target_losses(model, exact, targets))
             sums.add_logit_errors(model, served - exact)
             on_progress(x.size)
     return sums.compute()
@@ -208,8 +195,8 @@ def _one_shot_states(model: GPT, x: Tensor, document_start: int | None) -> Tenso
     return torch.cat([model.hidden_states(rows, document_start=document_start) for rows in parts])
 
 
-def _window_losses(model: GPT, states: Tensor, targets: Tensor) -> Tensor:
-    return token_losses(states, model.lm_head.weight, targets).double().mean(1)
+def _target_losses(model: GPT, states: Tensor, targets: Tensor) -> Tensor:
+    return token_losses(states, model.lm_head.weight, targets).double()
 
 
 def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> tuple[Tensor, Tensor]:

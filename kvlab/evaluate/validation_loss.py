@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvlab.data import iter_validation_batches
+from kvlab.data import ScoredText
 from kvlab.evaluate.forward_passes import OnCount, batch_rows, hidden_states
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
@@ -23,76 +23,50 @@ Floats = npt.NDArray[np.float64]
 POSITION_PARTS = 8
 
 
-def window_losses(
+def target_losses(
     model: GPT,
-    tokens: Tokens,
-    count: int,
+    text: ScoredText,
     serving: ServingConfig | None,
     on_progress: OnCount,
     document_start: int | None = None,
 ) -> Floats:
-    """Return the nats per token of each validation window of ``block_size`` tokens.
+    """Return the nats of each target (windows, block_size).
 
     Args:
-        tokens: validation token ids, (tokens,).
-        count: tokens to score, rounded up to whole windows.
         serving: feed each token alone through this cache. None: one-shot.
         document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
-
-    Raises:
-        DataError: there are fewer tokens.
     """
-    block_size = model.config.block_size
-    batches = _batch_losses(model, tokens, count, block_size, serving, on_progress, document_start)
-    return np.concatenate([losses.mean(1).cpu().numpy() for losses in batches])
+    batches = _batch_losses(model, text, serving, on_progress, document_start)
+    return np.concatenate([losses.cpu().numpy() for losses in batches])
 
 
 def position_losses(
-    model: GPT,
-    tokens: Tokens,
-    count: int,
-    length: int,
-    serving: ServingConfig | None,
-    on_progress: OnCount,
+    model: GPT, text: ScoredText, serving: ServingConfig | None, on_progress: OnCount
 ) -> Floats:
-    """Return the mean nats (length,) of the token that follows each position.
+    """Return the mean nats (block_size,) of the token that follows each position.
 
     A mean over positions hides where a window or a trained length ends.
 
     Args:
-        tokens: validation token ids, (tokens,).
-        count: tokens to score, rounded up to whole windows of ``length``.
         serving: feed each token alone through this cache. None: one-shot.
-
-    Raises:
-        DataError: there are fewer tokens.
     """
-    total, windows = np.zeros(length), 0
-    for losses in _batch_losses(model, tokens, count, length, serving, on_progress):
+    total = np.zeros(text.block_size)
+    for losses in _batch_losses(model, text, serving, on_progress):
         total += losses.sum(0).cpu().numpy()
-        windows += len(losses)
-    mean: Floats = total / windows
+    mean: Floats = total / len(text)
     return mean
 
 
 @torch.inference_mode()
 def _batch_losses(
     model: GPT,
-    tokens: Tokens,
-    count: int,
-    length: int,
+    text: ScoredText,
     serving: ServingConfig | None,
     on_progress: OnCount,
     document_start: int | None = None,
 ) -> Iterator[Tensor]:
-    """Yield losses (B, T) in float64 of successive validation windows."""
-    batches = iter_validation_batches(
-        tokens,
-        target_tokens=count,
-        block_size=length,
-        batch_size=batch_rows(model, length, serving),
-    )
-    for x, y in batches:
+    """Yield losses (B, T) in float64 of successive windows."""
+    for x, y in text.iter_batches(batch_rows(model, text.block_size, serving)):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
         states = hidden_states(model, inputs, serving, on_progress, document_start)
         yield token_losses(states, model.lm_head.weight, targets).double()
@@ -111,6 +85,14 @@ def position_measurements(losses: Floats, block_size: int, suffix: str) -> dict[
     return means | ({f"loss_beyond{suffix}": float(beyond.mean())} if len(beyond) else {})
 
 
-def bits_per_byte(loss: float, bytes_per_token: float) -> float:
-    """Convert nats per token to bits per byte of text, which compare across tokenizers."""
-    return loss / math.log(2) / bytes_per_token
+def bits_per_byte(losses: Floats, targets: Tokens, token_bytes: npt.NDArray[np.int64]) -> float:
+    """Return bits per byte of the scored text, which compare across tokenizers.
+
+    End-of-text tokens cost bits and have no bytes.
+
+    Args:
+        losses: nats of each target, any shape.
+        targets: their token ids, of the same shape.
+        token_bytes: bytes of each token, (vocab_size,).
+    """
+    return float(losses.sum() / math.log(2) / max(1, token_bytes[targets].sum()))

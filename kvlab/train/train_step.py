@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kvlab.data import get_training_batch, iter_validation_batches
+from kvlab.data import get_training_batch, spread_windows
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
 from kvlab.model.loss import summed_loss
@@ -129,15 +129,11 @@ class TrainStepper:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Return nats per token over the first ``evaluate_tokens``, in the training's precision."""
-        batches = iter_validation_batches(
-            self.dataset.validation,
-            target_tokens=self.training.evaluate_tokens,
-            block_size=self.block_size,
-            batch_size=self.microbatch_rows,
-        )
+        """Return nats per token over ``evaluate_tokens``, in the training's precision."""
+        evaluate_tokens = self.training.evaluate_tokens
+        text = spread_windows(self.dataset.validation, evaluate_tokens, self.block_size)
         sums = torch.zeros(2, dtype=torch.float64)
-        for number, (x, y) in enumerate(batches):
+        for number, (x, y) in enumerate(text.iter_batches(self.microbatch_rows)):
             if number % self.workers.size == self.workers.rank:
                 is_short = len(x) != self.microbatch_rows
                 loss = float(self.loss(self._to_device(x), self._to_device(y), eager=is_short))

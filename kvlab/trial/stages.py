@@ -12,7 +12,7 @@ import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
 from kvlab.benchmark.device_peaks import processor_name
-from kvlab.data import dataset_identity, iter_validation_batches, prepare_dataset
+from kvlab.data import dataset_identity, prepare_dataset, spread_windows
 from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import position_loss_windows
@@ -223,4 +223,4 @@ def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
     if experiment.training.steps:
         requests.append((experiment.training.evaluate_tokens, block))
     for count, length in requests:  # the call raises, and reads no tokens yet
-        iter_validation_batches(tokens, target_tokens=count, block_size=length, batch_size=1)
+        spread_windows(tokens, count, length)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvlab.data import get_training_batch, iter_validation_batches
+from kvlab.data import get_training_batch, spread_indices, spread_windows
 from kvlab.data.batches import window_starts
 from kvlab.errors import DataError
 
@@ -114,22 +114,39 @@ def test_the_shortest_text_has_one_window():
         get_training_batch(TOKENS[:32], seed=0, step=0, **SHAPE)
 
 
-def test_validation_predicts_every_token_once():
-    batches = list(iter_validation_batches(TOKENS, target_tokens=320, block_size=32, batch_size=4))
-    assert [x.shape for x, _ in batches] == [(4, 32), (4, 32), (2, 32)]
-    targets = np.concatenate([y.ravel() for _, y in batches])
-    assert targets.tolist() == list(range(1, 321))
+def test_scored_windows_are_whole_and_evenly_spaced():
+    text = spread_windows(TOKENS, 320, 32)
+    gaps = np.diff(text.starts) // 32
+    assert len(text) == 10
+    assert (text.starts % 32 == 0).all()
+    assert gaps.max() - gaps.min() <= 1
+    assert gaps.min() * 32 * 10 > len(TOKENS) * 0.8
+    batches = list(text.iter_batches(4))
+    assert [len(x) for x, _ in batches] == [4, 4, 2]
+    starts = np.concatenate([x[:, 0] for x, _ in batches])
+    assert (starts == TOKENS[text.starts]).all()
     assert all((y == x + 1).all() for x, y in batches)
+    assert (text.targets() == np.concatenate([y for _, y in batches])).all()
+    assert text.target_count == 320
 
 
-def test_validation_rounds_up_to_whole_windows():
-    batches = list(iter_validation_batches(TOKENS, target_tokens=33, block_size=32, batch_size=4))
-    assert sum(x.size for x, _ in batches) == 64
+def test_a_whole_text_is_scored_once():
+    text = spread_windows(TOKENS[: 32 * 9 + 20], 32 * 9, 32)
+    targets = np.concatenate([y.ravel() for _, y in text.iter_batches(2)])
+    assert (targets == TOKENS[1 : 32 * 9 + 1]).all()
 
 
-def test_too_few_validation_tokens_are_refused():
-    assert len(
-        list(iter_validation_batches(TOKENS[:65], target_tokens=64, block_size=32, batch_size=1))
-    )
+def test_fewer_windows_are_a_selection_of_more():
+    text = spread_windows(TOKENS, 640, 32)
+    assert set(text.select(spread_indices(7, len(text))).starts) < set(text.starts)
+    assert (spread_indices(20, 20) == np.arange(20)).all()
+
+
+def test_scored_tokens_are_rounded_up_to_whole_windows():
+    assert spread_windows(TOKENS, 33, 32).target_count == 64
+
+
+def test_too_few_held_out_tokens_are_refused():
+    assert len(spread_windows(TOKENS[:65], 64, 32)) == 2
     with pytest.raises(DataError, match="validation_fraction"):
-        iter_validation_batches(TOKENS[:64], target_tokens=64, block_size=32, batch_size=1)
+        spread_windows(TOKENS[:64], 64, 32)

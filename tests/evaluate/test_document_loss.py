@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
+from kvlab.data import spread_windows
 from kvlab.evaluate.serving_comparison import compare_serving
-from kvlab.evaluate.validation_loss import window_losses
+from kvlab.evaluate.validation_loss import target_losses
 from kvlab.spec import ServingConfig
 from tests.model.test_document_mask import START, make_model, packed_tokens
 
 SHAPE = {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5}
 MODEL = make_model(SHAPE, torch.float32).eval()
 TEXT = np.concatenate([*packed_tokens().numpy(), [3]])
+SCORED = spread_windows(TEXT, 120, 40)
 
 
 def by_hand():
@@ -32,14 +34,15 @@ def by_hand():
 
 def test_one_shot_and_served_losses_are_those_of_documents_alone():
     expected = pytest.approx(by_hand(), abs=1e-5)
-    assert window_losses(MODEL, TEXT, 120, None, lambda _: None, START) == expected
-    served = window_losses(MODEL, TEXT, 120, ServingConfig(), lambda _: None, START)
+    assert target_losses(MODEL, SCORED, None, lambda _: None, START).mean(1) == expected
+    served = target_losses(MODEL, SCORED, ServingConfig(), lambda _: None, START).mean(1)
     assert served == expected
-    assert window_losses(MODEL, TEXT, 120, None, lambda _: None) != expected, "packed text differs"
+    packed = target_losses(MODEL, SCORED, None, lambda _: None).mean(1)
+    assert packed != expected, "packed text differs"
 
 
 def test_a_coarse_cache_is_compared_document_by_document():
     serving = ServingConfig(kv_dtype="float16")
-    comparison = compare_serving(MODEL, TEXT, 120, serving, lambda _: None, START)
-    assert comparison.exact == pytest.approx(by_hand(), abs=1e-5)
+    comparison = compare_serving(MODEL, SCORED, serving, lambda _: None, START)
+    assert comparison.exact.mean(1) == pytest.approx(by_hand(), abs=1e-5)
     assert 0 < comparison.logit_rms < 0.1

@@ -175,7 +175,7 @@ def test_evaluate_scores_the_first_items_under_the_known_names(monkeypatch):
         evaluation={"loss_tokens": 256, "hellaswag": 3},
         benchmark={"prompt_tokens": 4, "new_tokens": 4},
     )
-    data = SimpleNamespace(validation=np.zeros(300, np.uint16), bytes_per_token=1.0)
+    data = SimpleNamespace(validation=np.zeros(300, np.uint16))
     updates = []
     evaluation = evaluate(GPT(of.model), data, of, on_progress=updates.append)
     assert evaluation.measurements["hellaswag_items"] == len(evaluation.items) == 3

@@ -3,6 +3,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kvlab.data import spread_windows
 from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.evaluation import measure_probes
 from kvlab.evaluate.validation_loss import position_losses, position_measurements
@@ -99,19 +100,25 @@ def test_served_probes_are_the_one_shot_ones_where_nothing_is_tied(changes):
     one_shot, served = (score_recall(model, rows, how, ignore) for how in (None, SERVING))
     assert (one_shot == served).mean() > 0.98, "but for near ties"
     one_shot, served = (
-        position_losses(model, TEXT, 128, 32, how, ignore) for how in (None, SERVING)
+        position_losses(model, spread_windows(TEXT, 128, 32), how, ignore)
+        for how in (None, SERVING)
     )
     assert np.abs(one_shot - served).max() < 1e-4
-    tied = position_losses(model, TEXT, 128, 32, ServingConfig(tie=[[0], [1]]), ignore)
+    tied = position_losses(
+        model, spread_windows(TEXT, 128, 32), ServingConfig(tie=[[0], [1]]), ignore
+    )
     assert np.abs(one_shot - tied).max() < 1e-4
 
 
 def test_loss_by_position_is_the_loss_of_each_place():
     model = loud(position="rope")
-    losses = position_losses(model, TEXT, 130, 64, None, ignore)
-    text = torch.from_numpy(TEXT[: 3 * 64 + 1].astype(np.int64))
-    logits = model(text[:-1].view(3, 64)).detach()
-    expected = F.cross_entropy(logits.flatten(0, 1), text[1:], reduction="none").view(3, 64).mean(0)
+    scored = spread_windows(TEXT, 130, 64)
+    losses = position_losses(model, scored, None, ignore)
+    rows = np.stack([TEXT[start : start + 65] for start in scored.starts]).astype(np.int64)
+    text = torch.from_numpy(rows)
+    logits = model(text[:, :-1]).detach()
+    nats = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="none")
+    expected = nats.view(3, 64).mean(0)
     assert losses == pytest.approx(expected.numpy(), abs=1e-5)
     measurements = position_measurements(losses, 32, "")
     assert measurements["loss_part1"] == pytest.approx(float(expected[:4].mean()), abs=1e-5)

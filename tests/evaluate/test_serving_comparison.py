@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from kvlab.data import spread_windows
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.serving_comparison import compare_serving, kl_divergence
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
@@ -16,6 +17,7 @@ from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 61, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
 TEXT = np.random.default_rng(3).integers(0, 61, 400).astype(np.uint16)
+SCORED = spread_windows(TEXT, 80, 16)
 TIE = {"tie": "adjacent:2", "tie_rule": "owner"}
 
 
@@ -58,7 +60,7 @@ def test_a_constant_added_to_every_logit_changes_nothing():
 def by_hand(model, windows, serving):
     """KL and changed top tokens (windows, 16), one row of cache and one token at a time."""
     divergences, changes = [], []
-    for start in range(0, windows * 16, 16):
+    for start in spread_windows(TEXT, windows * 16, 16).starts:
         x = torch.from_numpy(TEXT[start : start + 16].astype(np.int64))
         cache = model.new_cache(1, 16, serving)
         with torch.no_grad():
@@ -81,7 +83,7 @@ def by_hand(model, windows, serving):
 def test_divergence_is_that_of_every_token_alone(shape, serving):
     model, how = random_model(ModelConfig(**{**SHAPE, **shape})), ServingConfig(**serving)
     kl, changed = by_hand(model, 5, how)
-    compared = compare_serving(model, TEXT, 80, how, lambda _: None)
+    compared = compare_serving(model, SCORED, how, lambda _: None)
     assert compared.kl == pytest.approx(kl.mean(1), rel=1e-9)
     assert compared.top_changed == pytest.approx(changed.mean(1))
     measured = compared.measurements()
@@ -99,7 +101,7 @@ def test_divergence_is_that_of_every_token_alone(shape, serving):
 def test_a_tie_changes_nothing_at_the_first_token():
     model = random_model(ModelConfig(**SHAPE))
     how = ServingConfig(tie="adjacent:2", tie_rule="overwrite")
-    compared = compare_serving(model, TEXT, 80, how, lambda _: None)
+    compared = compare_serving(model, SCORED, how, lambda _: None)
     assert compared.kl_by_position[0] < 1e-20 < 1e-3 < compared.kl_by_position[1:].min()
 
 
@@ -107,7 +109,9 @@ def test_coarser_caches_diverge_more_and_the_plain_one_by_rounding_alone():
     model = random_model(ModelConfig(**SHAPE), dtype=torch.float32)
     ways = ({}, {"kv_dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}, TIE)
     plain, *others = (
-        compare_serving(model, TEXT, 160, ServingConfig(**way), lambda _: None).kl.mean()
+        compare_serving(
+            model, spread_windows(TEXT, 160, 16), ServingConfig(**way), lambda _: None
+        ).kl.mean()
         for way in ways
     )
     assert plain < 1e-9
@@ -138,7 +142,7 @@ def experiment(**sections):
 )
 def test_an_evaluation_measures_it_wherever_it_serves(changes, names):
     of = experiment(**changes)
-    data = SimpleNamespace(validation=TEXT, bytes_per_token=1.0)
+    data = SimpleNamespace(validation=TEXT)
     measured = set(evaluate(random_model(of.model), data, of).measurements)
     assert measured <= set(METRICS)
     assert {f"serving_{name}" for name in names} <= measured

@@ -68,7 +68,7 @@ def test_the_check_refuses_exactly_what_the_evaluation_does(sweep_folder, change
     for there, count in [(97, 96), (96, 96), (101, 96), (113, 97), (112, 97), (129, 100)]:
         of = experiment(sweep_folder, count, **changes)
         model = model or GPT(of.model, seed=0)
-        short = SimpleNamespace(validation=text.validation[:there], bytes_per_token=1.0)
+        short = SimpleNamespace(validation=text.validation[:there])
         calls = (
             partial(check_validation_tokens, short.validation, of),
             partial(evaluate, model, short, of),
