@@ -79,7 +79,11 @@ def _iter_rows(store: Store, sweep: Mapping[str, Any]) -> Iterator[TrialRow]:
     results: dict[str, tuple[str, dict[str, Any]]] = {}  # several cells may share a trial
     for cell in sweep["cells"]:
         levels = tuple(cell["levels"][factor] for factor in sweep["factors"])
-        for seed, trial in cell["trials"].items():
+        # while its settings are tuned, a cell has no trials yet
+        trials = cell["trials"] or dict.fromkeys(map(str, sweep["seeds"]), "")
+        for seed, trial in trials.items():
+            if not trial:
+                results[trial] = "missing", {}
             if trial not in results:
                 results[trial] = _read_result(store, trial)
             status, result = results[trial]

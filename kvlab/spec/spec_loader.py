@@ -14,6 +14,7 @@ from kvlab.spec.init_from import check_init_from
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
+from kvlab.spec.tuning_config import check_tune
 from kvlab.spec.validation_errors import format_value, list_field_errors
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
 
@@ -70,6 +71,7 @@ def load_sweep(path: str | Path) -> Sweep:
         raise SpecError([*error.problems, *_find_level_problems(document, path)]) from None
     sweep = _attach_source(sweep, document, path)
     check_init_from(sweep)
+    check_tune(sweep)
     return sweep
 
 

@@ -43,6 +43,7 @@ from kvlab.spec.sweep_validation import (
     find_unused_key_problems,
     find_zip_problems,
 )
+from kvlab.spec.tuning_config import TuneConfig, find_tune_problems
 from kvlab.spec.validation_errors import FieldError, list_field_errors
 from kvlab.spec.yaml_reader import Key, YamlDocument
 
@@ -185,6 +186,9 @@ class Sweep(SpecModel):
         description="Set model.ffn_dim by cell, so that every cell has the baseline's parameters or"
         " training FLOPs a token within 0.5%. Several, as in [none, parameters], are a factor.",
     )
+    tune: TuneConfig | None = Field(
+        default=None, description="Find each architecture's learning rate first."
+    )
     seeds: SeedsField = Field(
         default=(0,), description="A list, or {looks: [3, 5, 7, 10]}: seeds where undecided."
     )
@@ -228,7 +232,7 @@ class Sweep(SpecModel):
     def _check(self) -> "Sweep":
         raise_problems(find_search_problems(self, SEARCH_FACTOR))
         raise_problems([*find_name_problems(self), *find_unused_key_problems(self)])
-        raise_problems(find_match_problems(self))
+        raise_problems([*find_match_problems(self), *find_tune_problems(self)])
         raise_problems(find_zip_problems(self))
         raise_problems(find_size_problems(self))
         raise_problems(find_claim_problems(self.decide, self.factors, self.baseline))
@@ -349,7 +353,7 @@ class Sweep(SpecModel):
         dotted = ".".join(map(str, path))
         document = self.source.document
         for factor, level in reversed(list(levels.items())):
-            for key in self.factors[factor][level]:
+            for key in self.factors.get(factor, {}).get(level, {}):
                 is_unknown_section = at_key and key.startswith(dotted + ".")
                 if dotted == key or dotted.startswith(key + ".") or is_unknown_section:
                     inner = path[key.count(".") + 1 :]
@@ -358,7 +362,7 @@ class Sweep(SpecModel):
         label = ", ".join(f"{factor}: {level}" for factor, level in levels.items())
         section = str(path[0]) + "." if path else ""
         for factor, level in reversed(list(levels.items())):
-            for key in self.factors[factor][level]:
+            for key in self.factors.get(factor, {}).get(level, {}):
                 if key.startswith(section):
                     text = f"{message} (in the cell {label}; exclude it or change a level)"
                     return document.problem(("factors", factor, level, key), text)

@@ -44,7 +44,7 @@ def find_search_problems(sweep: "Sweep", search_factor: str) -> Problems:
         return
     written = sweep.model_fields_set & {
         "baseline", "design", "designs", "zip", "when", "target", "listed_cells", "generators",
-        "exclude", "include", "decide", "size", "match",
+        "exclude", "include", "decide", "size", "match", "tune",
     }  # fmt: skip
     if sweep.factors.keys() != {search_factor}:
         written.add("factors")

@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -322,7 +322,7 @@ class Store:
 
     def sweep_trials(self, name: str) -> list[str]:
         """Return the trial ids of a sweep, each once, cell by cell."""
-        cells = self.sweep(name)["cells"]
+        cells = list_cells(self.sweep(name))
         return list(dict.fromkeys(trial for cell in cells for trial in cell["trials"].values()))
 
     def results(self, name: str) -> Iterator[dict[str, Any]]:
@@ -332,6 +332,18 @@ class Store:
                 result = self.result(trial_id)
                 if result is not None:
                     yield result
+
+
+def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells of a sweep's description, first those in which settings were tuned.
+
+    Args:
+        sweep: The content of ``sweep.json``.
+
+    Returns:
+        For each cell its levels and its trials by seed. A tuned setting is one more level.
+    """
+    return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
 
 
 def _check_id(text: str) -> str:

@@ -17,6 +17,7 @@ from kvlab.fs.atomic_files import file_sha256
 from kvlab.humanize import sanitize_text
 from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
+from kvlab.store.store import list_cells
 
 VERSION = 1
 """Raise it when the same record is mirrored differently: every run is then made anew."""
@@ -110,7 +111,7 @@ def run_key(trial: str, levels: Mapping[str, str]) -> str:
 
 def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> str:
     """Return the levels that differ from the baseline, and the seed."""
-    changed = [level for factor, level in levels.items() if level != sweep["baseline"][factor]]
+    changed = [level for factor, level in levels.items() if level != sweep["baseline"].get(factor)]
     return sanitize_text(f"{'+'.join(changed) or 'baseline'} seed {seed}")
 
 
@@ -122,7 +123,7 @@ def find_start_ms(
     Attempts count as well as results. So it does not matter which trial ends first, and a sweep
     that is mirrored while it runs equals one that is mirrored at its end.
     """
-    trials = {trial for cell in sweep["cells"] for trial in cell["trials"].values()}
+    trials = {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}
     attempts = (_first_attempt_ms(store, trial) for trial in trials)
     starts = [start for start in attempts if start is not None]
     return min([*starts, *(row.started for row in rows)], default=None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.store import Store
+from kvlab.store.store import list_cells
 from kvlab.track.connection import (
     connect,
     hold_mlflow_lock,
@@ -189,7 +190,7 @@ class Tracker:
     ) -> dict[str, RunDescription]:
         """Return the runs, by key, of every cell and seed with a readable result."""
         runs: dict[str, RunDescription] = {}
-        for cell in sweep["cells"]:
+        for cell in list_cells(sweep):
             for trial in cell["trials"].values():
                 if only is not None and trial != only:
                     continue

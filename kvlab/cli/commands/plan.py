@@ -6,18 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli.search_summary import format_search_space
 from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positive_float, read_sweep
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
+from kvlab.spec import Sweep
 from kvlab.spec.size_matching import describe_matching
+from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.planning.budget import Budget, estimate_budget
 from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
-from kvlab.sweep.planning.stages import plan_at_most
+from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 
 Levels = Mapping[str, str]
@@ -49,22 +52,28 @@ def run(options: argparse.Namespace) -> int:
     stage = plan_stage(sweep, store, provisional=True)
     most = plan_at_most(sweep, store, provisional=True)
     planned = stage.plan
-    costs = _estimate_costs(planned, store, options)
+    least = plan_at_least(stage, provisional=True)
+    costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
     why = None if options.why is None else _explain_missing(planned, store, options.why)
     if options.json:
         facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
         if most is not None:
             at_most = {"trials": len(most.trials), "trainings": most.training_count}
+            facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
             facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
             facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
         if why is not None:
             facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
         print(json.dumps(facts, indent=1))
         return 0
-    lines = [*_format_plan(planned), *(_format_budget(costs) if costs else [])]
+    lines = [
+        *_format_plan(planned),
+        *_format_tuning(stage),
+        *(_format_budget(costs) if costs else []),
+    ]
     if most is not None:
-        lines += _format_stage(stage, most, most_costs)
+        lines += _format_stage(stage, least, most, most_costs)
     print("\n".join(lines))
     if why is not None:
         print("\n".join(_format_difference(*why)))
@@ -118,13 +127,16 @@ def _explain_missing(
 
 
 def _format_plan(planned: Plan) -> list[str]:
-    factors = list(planned.sweep.factors)
+    factors = list(planned.trials[0].levels)  # with the tuned setting, while it is tuned
     sizes = [] if planned.sweep.match == ("none",) else ["ffn_dim"]
     columns = ["parameters", "KV/token", "KV/block", "FLOPs", "state"]
     head = [*factors, "seed", "trial", *sizes, *columns]
     off = {tuple(cell.levels.values()): cell.off for cell in planned.cells if cell.off}
     rows = [
-        [*_format_levels(one.levels, off), *_format_trial(one, with_width=bool(sizes))]
+        [
+            *_format_levels(one.levels, planned.sweep, off),
+            *_format_trial(one, with_width=bool(sizes)),
+        ]
         for one in planned.trials
     ]
     right = "l" * len(factors) + "rl" + "r" * len(sizes) + "rrrrl"
@@ -146,9 +158,11 @@ def _format_plan(planned: Plan) -> list[str]:
     return lines
 
 
-def _format_levels(levels: Levels, off: Mapping[tuple[str, ...], frozenset[str]]) -> list[str]:
+def _format_levels(
+    levels: Levels, sweep: Sweep, off: Mapping[tuple[str, ...], frozenset[str]]
+) -> list[str]:
     """Return the levels of a cell, with ``-`` for a factor that does not apply."""
-    inapplicable = off.get(tuple(levels.values()), frozenset())
+    inapplicable = off.get(tuple(levels[factor] for factor in sweep.factors), frozenset())
     return ["-" if factor in inapplicable else level for factor, level in levels.items()]
 
 
@@ -278,15 +292,27 @@ def _format_difference(planned: PlannedTrial, nearest: NearestTrial | None) -> I
         yield f"  {key}: {format_value(here)} here, {format_value(there)} there"
 
 
-def _format_stage(stage: Stage, most: Plan, costs: Budget | None) -> Iterator[str]:
+def _format_tuning(stage: Stage) -> Iterator[str]:
+    """Yield the rate that was found for each architecture."""
+    if "tuning" in stage.record and not stage.is_tuning:
+        for one in stage.record["tuning"]["architectures"]:
+            found = describe_optimum(Optimum(**one["optimum"]), one["recipe"])
+            yield f"Tuned for {_format_label(one['levels'])}: {TUNED_KEY} = {found}."
+
+
+def _format_stage(stage: Stage, least: Plan, most: Plan, costs: Budget | None) -> Iterator[str]:
     """Yield where a sweep with several stages is, and the most that it may still take."""
     yield from (f"{line[:1].upper()}{line[1:]}." for line in stage.lines)
     if stage.is_last and not any(one.trains for one in stage.plan.trials):
         yield f"{stage.name[:1].upper()}{stage.name[1:]}: nothing more is to be decided."
         return
-    least = stage.plan.format_totals().partition(":")[0]
-    yield f"This is {stage.name}, the least that the sweep takes: {least}."
-    yield f"The most, if nothing is decided before the last: {most.format_totals()}."
+    counts = least.format_totals().partition(":")[0]
+    if stage.is_tuning:
+        yield f"This is {stage.name}. With the design at the rates found, at least {counts}."
+        yield f"The most, if every grid gets all rates that it may: {most.format_totals()}."
+    else:
+        yield f"This is {stage.name}, the least that the sweep takes: {counts}."
+        yield f"The most, if nothing is decided before the last: {most.format_totals()}."
     if costs is not None:
         work = f"{format_number(costs.flops)} FLOPs, {format_number(costs.tokens)} tokens"
         counts = format_count(costs.trials, "trial")

@@ -13,6 +13,7 @@ from kvlab.cli.terminal import format_table
 from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.progress import format_progress
+from kvlab.store.store import list_cells
 from kvlab.sweep.driver.eta import SweepPace, estimate_pace
 from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
 
@@ -51,7 +52,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
                 "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
     trials: dict[str, dict[str, Any]] = {}
-    for cell in sweep["cells"]:
+    for cell in list_cells(sweep):
         for seed, trial in cell["trials"].items():
             if trial not in trials:
                 facts = {"trial": trial, "levels": cell["levels"], "seed": int(seed)}

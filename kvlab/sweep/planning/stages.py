@@ -7,14 +7,21 @@ one stage.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.looks import RECORD_KEY, LookPlan, LookPlanner
-from kvlab.sweep.planning.planner import IdentifyDataset, Plan, describe_sweep, plan
+from kvlab.sweep.planning.planner import (
+    IdentifyDataset,
+    Plan,
+    PlannedCell,
+    describe_sweep,
+    plan,
+)
+from kvlab.sweep.planning.tuning import Tuning, plan_most_tuning, plan_tuning
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,11 @@ class Stage:
     record: Mapping[str, Any] = field(default_factory=dict)
     lines: tuple[str, ...] = ()
 
+    @property
+    def is_tuning(self) -> bool:
+        """Whether its trials find settings, and those of the design are not known yet."""
+        return "tuning" in self.record and not self.record["tuning"]["is_over"]
+
 
 def plan_stage(
     sweep: Sweep,
@@ -64,10 +76,39 @@ def plan_stage(
         DataError: A dataset is unavailable, and ``provisional`` is not set.
         StoreError: The record is damaged.
     """
+    tuning = None
+    if sweep.tune is not None:
+        tuning = plan_tuning(sweep, store, identify=identify, provisional=provisional)
+        if not tuning.is_over:
+            return _tuning_stage(tuning)
+    cells = sweep.cells() if tuning is None else tuning.tuned_cells()
     if sweep.looks is None:
-        return Stage(plan(sweep, store, identify=identify, provisional=provisional))
-    planner = LookPlanner(sweep, sweep.cells(), store, identify=identify, provisional=provisional)
-    return _look_stage(sweep.looks, planner.plan())
+        planned = plan(sweep, store, identify=identify, provisional=provisional, cells=cells)
+        stage = Stage(planned, "" if tuning is None else "design")
+    else:
+        looks = LookPlanner(sweep, cells, store, identify=identify, provisional=provisional)
+        stage = _look_stage(sweep.looks, looks.plan())
+    return stage if tuning is None else _follow_tuning(stage, tuning)
+
+
+def plan_at_least(
+    stage: Stage, *, identify: IdentifyDataset | None = None, provisional: bool = False
+) -> Plan:
+    """Plan the least that a sweep still needs: a stage's trials, and the design if it is tuned.
+
+    The design's trials have the rates of the recipe while their own are not known.
+
+    Args:
+        stage: From `plan_stage`.
+        identify: Returns the digest of a dataset's text; see `kvlab.sweep.plan`.
+        provisional: Plan even if a dataset is unavailable; see `kvlab.sweep.plan`.
+    """
+    sweep = stage.plan.sweep
+    if not stage.is_tuning:
+        return stage.plan
+    untuned = sweep.model_copy(update={"tune": None})
+    design = plan_stage(untuned, None, identify=identify, provisional=provisional).plan
+    return replace(stage.plan, trials=(*stage.plan.trials, *design.trials))
 
 
 def plan_at_most(
@@ -82,10 +123,45 @@ def plan_at_most(
     Returns:
         None if no stage depends on how trials end, so that the plan of `plan_stage` is all.
     """
-    if sweep.looks is None:
-        return None
-    planner = LookPlanner(sweep, sweep.cells(), store, identify=identify, provisional=provisional)
-    return planner.plan_most()
+    tuning, cells = None, sweep.cells()
+    if sweep.tune is not None:
+        tuning = plan_most_tuning(sweep, store, identify=identify, provisional=provisional)
+        cells = tuning.tuned_cells()
+        store = store if tuning.is_over else None
+    design = None
+    if sweep.looks is not None:
+        looks = LookPlanner(sweep, cells, store, identify=identify, provisional=provisional)
+        design = looks.plan_most()
+    if tuning is None or tuning.is_over:
+        return design
+    if design is None:
+        design = plan(sweep, None, identify=identify, provisional=provisional, cells=cells)
+    return replace(tuning.plan, trials=(*tuning.plan.trials, *design.trials))
+
+
+def _tuning_stage(tuning: Tuning) -> Stage:
+    """Return a round of the tuning as a stage; the cells of the design have no trials yet."""
+    cells = tuple(PlannedCell(cell.levels, {}, cell.off) for cell in tuning.sweep.cells())
+    return Stage(
+        replace(tuning.plan, cells=cells),
+        f"tuning {tuning.round}",
+        tuning.round,
+        False,
+        {"tune": tuning.declare()},
+        {"tuning": tuning.describe()},
+        tuning.lines,
+    )
+
+
+def _follow_tuning(stage: Stage, tuning: Tuning) -> Stage:
+    """Return a stage of the design as one that follows the rounds of the tuning."""
+    return replace(
+        stage,
+        number=tuning.round + stage.number,
+        declaration={"tune": tuning.declare(), **(stage.declaration or {})},
+        record={"tuning": tuning.describe(), **stage.record},
+        lines=(*tuning.lines, *stage.lines),
+    )
 
 
 def _look_stage(seeds: SeedLooks, look: LookPlan) -> Stage:

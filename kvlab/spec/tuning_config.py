@@ -1,0 +1,158 @@
+"""`tune` of a sweep: find each architecture's learning rate before the cells are compared.
+
+A recipe that was tuned for the baseline flatters it. Best rates differ by architecture and move
+with depth and width (Yang et al. 2022, arXiv 2203.03466), so each one gets its own.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvlab.errors import Problem, SpecError
+from kvlab.spec.experiment import Experiment
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    Name,
+    PositiveInt,
+    SpecModel,
+    TupleOf,
+    raise_problems,
+)
+from kvlab.spec.training_config import TrainingConfig
+from kvlab.spec.validation_errors import FieldError, list_field_errors
+
+if TYPE_CHECKING:
+    from kvlab.spec.sweep import Cell, Sweep
+
+TUNED_KEY = "training.learning_rate"
+"""The setting that can be tuned."""
+
+
+def _check_rising(rates: tuple[float, ...]) -> tuple[float, ...]:
+    if any(high <= low for low, high in pairwise(rates)):
+        text = "is not rising; write each rate once, the lowest first"
+        raise PydanticCustomError("rates", "{text}", {"text": text})
+    return rates
+
+
+Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Rates = Annotated[TupleOf[Rate], Field(min_length=3), AfterValidator(_check_rising)]
+
+
+class TuneConfig(SpecModel):
+    """`tune`: train every architecture at each rate, and use the best.
+
+    The best rate is the vertex of a parabola in the logarithm of the rate; see
+    `kvlab.analysis.tuning`. Cells that differ in serving alone share it.
+    """
+
+    learning_rates: Rates = Field(alias=TUNED_KEY, description="At least three rates, rising.")
+    seeds: Annotated[TupleOf[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] = Field(
+        description="Of the tuning alone: none of the sweep's own."
+    )
+    tokens: PositiveInt | None = Field(
+        default=None, description="Train fewer tokens than the cells do; default as many."
+    )
+    share: TupleOf[Name] = Field(
+        default=(),
+        description="Factors that share a rate: cells that differ in them alone are tuned once, in"
+        " the first of them.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "TuneConfig":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise_problems([("seeds", "names a seed twice; name each once")])
+        return self
+
+
+def find_tune_problems(sweep: "Sweep") -> Iterator[FieldMessage]:
+    """Yield what `tune` and other keys of a sweep cannot mean together."""
+    if sweep.tune is None:
+        return
+    if shared := sorted(set(sweep.tune.seeds) & set(sweep.all_seeds)):
+        text = f"has {', '.join(map(str, shared))} in common with the seeds of the cells"
+        yield (
+            "tune.seeds",
+            f"{text}, which would then be compared where they were tuned; use others",
+        )
+    for factor in sweep.tune.share:
+        if factor not in sweep.factors:
+            text = f"names {factor}, which is not a factor; use {', '.join(sweep.factors)}"
+            yield "tune.share", text
+
+
+def check_tune(sweep: "Sweep") -> None:
+    """Check that every cell of a sweep can be tuned.
+
+    Raises:
+        SpecError: Each problem is placed at the level or the key that causes it.
+    """
+    if sweep.tune is None:
+        return
+    problems: dict[tuple[str, int, int], Problem] = {}
+    for cell in sweep.cells():
+        for problem in _find_cell_problems(sweep, sweep.tune, cell):
+            problems.setdefault((problem.file, problem.line, problem.column), problem)
+    if problems:
+        raise SpecError(list(problems.values()))
+
+
+def with_learning_rate(
+    experiment: Experiment, rate: float, tokens: int | None = None
+) -> Experiment:
+    """Return an experiment with another learning rate, and what is derived from it.
+
+    Args:
+        tokens: Tokens of its training; None keeps them.
+
+    Raises:
+        ValidationError: The rest of the recipe does not fit ``tokens``.
+    """
+    data = experiment.training.model_dump(exclude_unset=True) | {"learning_rate": rate}
+    if tokens is not None:
+        data["tokens"] = tokens
+    return experiment.model_copy(update={"training": TrainingConfig.model_validate(data)})
+
+
+def _find_cell_problems(sweep: "Sweep", tune: TuneConfig, cell: "Cell") -> Iterator[Problem]:
+    training = cell.experiment.training
+    for factor, level in cell.levels.items():
+        if TUNED_KEY in sweep.factors[factor][level]:
+            text = f"{TUNED_KEY} = {training.learning_rate:g} is set by a level, and tune sets it"
+            path = ("factors", factor, level, TUNED_KEY)
+            yield sweep.source.document.problem(path, f"{text}; remove one")
+    if isinstance(training.init_from, dict):
+        text = "training.init_from starts from another cell, whose rate is tuned as well"
+        error = FieldError(
+            ("training", "init_from"), f"{text}; leave out one of init_from and tune"
+        )
+        yield sweep.locate(error, cell.levels)
+    if not training.steps:
+        text = (
+            f"training.tokens = {training.tokens} trains nothing, so no rate is better; remove tune"
+        )
+        yield sweep.locate(FieldError(("training", "tokens"), text), cell.levels)
+    elif tune.tokens is not None:
+        yield from _find_token_problems(sweep, tune.tokens, cell)
+
+
+def _find_token_problems(sweep: "Sweep", tokens: int, cell: "Cell") -> Iterator[Problem]:
+    """Yield why a cell cannot be tuned with these tokens."""
+    training, at = cell.experiment.training, ("tune", "tokens")
+    text = ""
+    if tokens >= training.tokens:
+        text = f"is not below training.tokens = {training.tokens}; leave it out to train as many"
+    elif tokens < training.batch_tokens:
+        text = f"is less than a step of training.batch_tokens = {training.batch_tokens}"
+    else:
+        try:
+            with_learning_rate(cell.experiment, training.learning_rate, tokens)
+        except ValidationError as error:
+            reason = list_field_errors(error, TrainingConfig, {"tokens": tokens})[0].message
+            text = f"does not fit the recipe: {reason}"
+    if text:
+        yield sweep.source.document.problem(at, f"tune.tokens = {tokens} {text}")

@@ -1,0 +1,85 @@
+"""The best rate from losses at a few rates: against numpy's parabola and planted surfaces."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from kvlab.analysis.tuning import MAX_ADDED, TunedPoint, find_optimum, propose_value
+
+GRID = (1e-3, 2e-3, 4e-3)
+
+
+def tune(loss, grid=GRID, seeds=(0,)):
+    """Try rates until nothing more is proposed; return the points and the optimum."""
+    points = [TunedPoint(rate, {seed: loss(rate, seed) for seed in seeds}) for rate in grid]
+    while (rate := propose_value(points, len(grid))) is not None:
+        points.append(TunedPoint(rate, {seed: loss(rate, seed) for seed in seeds}))
+        points.sort(key=lambda point: point.value)
+    return points, find_optimum(points)
+
+
+def surface(best, steep=1.0, cliff=math.inf):
+    def loss(rate, _seed):
+        away = math.log(rate / best)
+        bend = 0.05 * (steep if away > 0 else 1.0)
+        return math.inf if rate > cliff * best else 4.0 + bend * away**2
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("steep", "cliff"), [(1.0, math.inf), (2.0, math.inf), (0.5, math.inf), (1.0, 1.5)]
+)
+@pytest.mark.parametrize("best", np.geomspace(1e-3, 4e-3, 9))
+def test_a_planted_best_rate_is_found_within_15_percent(best, steep, cliff):
+    points, optimum = tune(surface(best, steep, cliff))
+    assert len(points) <= len(GRID) + MAX_ADDED
+    assert optimum.flag == ""
+    assert abs(optimum.value / best - 1) < 0.15
+
+
+def test_a_finer_grid_finds_the_best_of_a_steeper_side():
+    for best in np.geomspace(1.1e-3, 3.6e-3, 15):
+        _, optimum = tune(surface(best, steep=3.0), grid=(1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3))
+        assert abs(optimum.value / best - 1) < 0.15
+
+
+def test_the_vertex_is_that_of_a_fitted_parabola():
+    draw = random.Random(0)
+    for _ in range(50):
+        rates = sorted(math.exp(draw.uniform(-8, -4)) for _ in range(3))
+        losses = [4 + draw.random(), 4.0, 4 + draw.random()]
+        a, b, c = np.polyfit(np.log(rates), losses, 2)
+        optimum = find_optimum([TunedPoint(r, {0: y}) for r, y in zip(rates, losses, strict=True)])
+        assert optimum.value == pytest.approx(math.exp(-b / (2 * a)), rel=6e-3)
+        assert optimum.loss == pytest.approx(c - b * b / (4 * a))
+        assert optimum.log_error is None
+
+
+def test_the_error_of_the_rate_is_its_spread_over_repetitions():
+    """The mean of the standard errors of many tunings is near the spread of their rates."""
+    draw = random.Random(1)
+    found = []
+    for _ in range(400):
+        noise = {(rate, seed): draw.gauss(0, 0.004) for rate in GRID for seed in range(6)}
+        shared = {seed: draw.gauss(0, 0.5) for seed in range(6)}
+        points = [
+            TunedPoint(r, {s: surface(2.2e-3)(r, s) + noise[r, s] + shared[s] for s in range(6)})
+            for r in GRID
+        ]
+        found.append(find_optimum(points))
+    spread = np.std([math.log(one.value) for one in found])
+    assert np.sqrt(np.mean([one.log_error**2 for one in found])) == pytest.approx(spread, rel=0.1)
+
+
+def test_what_failed_is_left_out_and_without_a_common_seed_there_is_no_best():
+    loss = surface(2e-3)
+    points = [TunedPoint(rate, {0: loss(rate, 0), 1: loss(rate, 1)}) for rate in GRID]
+    del points[0].losses[1]
+    assert find_optimum(points).value == 2e-3
+    assert find_optimum(points).log_error is None
+    del points[1].losses[0]
+    assert find_optimum(points).flag == "failed"
+    assert propose_value(points, len(GRID)) is None

@@ -1,0 +1,265 @@
+"""`tune`: rounds of rates from the record alone, and the cells at the rates that were found."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from kvlab.analysis.study import Study
+from kvlab.cli.commands.status import collect_sweep_facts
+from kvlab.errors import Diverged
+from kvlab.report import write_report
+from kvlab.spec import load_sweep
+from kvlab.store import Store
+from kvlab.sweep import Driver, plan_stage
+from kvlab.sweep.driver.staged_run import run_stages
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.planning.stages import describe_stage, plan_at_least, plan_at_most
+from tests.support.spec_files import sweep_errors
+from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
+
+SWEEP = """\
+question: What does it cost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1}
+  serving:
+    plain: {}
+    tied: {serving.tie: "adjacent:2"}
+seeds: [0, 1]
+tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}
+"""
+
+
+class Landscape(StubStages):
+    """Stages whose loss is a surface in the rate: best at ``best``, diverging above ``cliff``."""
+
+    def train(self, directory, should_stop, fence):
+        if self.rate > self.landscape["cliff"]:
+            raise Diverged("loss is nan at step 1")
+        super().train(directory, should_stop, fence)
+
+    @property
+    def landscape(self):
+        heads = self.trial.experiment.model.n_kv_head
+        return {"cliff": math.inf, "steep": 1.0, **self.script[heads]}
+
+    @property
+    def rate(self):
+        return self.trial.experiment.training.learning_rate
+
+    def act(self, stage, step):
+        pass
+
+    def measure(self, directory):
+        measured = super().measure(directory)
+        away = math.log(self.rate / self.landscape["best"])
+        bend = 0.05 * (self.landscape["steep"] if away > 0 else 1.0)
+        loss = 4.0 + self.trial.seed / 100 + bend * away**2
+        measured.measurements["loss"] = loss
+        return measured
+
+
+class Run(StubRun):
+    def make(self, trial, report):
+        return Landscape(trial, report, flag=self.flag, **self.stages)
+
+
+def submit(folder: Path, landscapes, text: str = SWEEP, stop_after: int | None = None):
+    """Run the stages of a sweep; return its store and the stages.
+
+    Args:
+        landscapes: By ``n_kv_head``.
+        stop_after: Number of trials after which the driver is asked to stop.
+    """
+    sweep, store = load_sweep(write_sweep(folder, text)), Store(folder / "runs")
+    stages, ended = [], []
+
+    def plan_next():
+        return plan_stage(sweep, store, identify=identify)
+
+    def run_stage(stage):
+        stages.append(stage)
+        facts = describe_stage(stage, yaml="", experiment_yaml="", command="")
+        executor = InlineExecutor(Run(store.path, script=landscapes))
+
+        def on_result(trial_id):
+            ended.append(trial_id)
+            if len(ended) == stop_after:
+                driver.stop()
+
+        driver = Driver(stage.plan, store, executor, description=facts, on_result=on_result)
+        return driver.run()
+
+    run_stages(plan_next(), run_stage, plan_next)
+    return store, stages
+
+
+def rates(stage):
+    """Return the rate by ``n_kv_head``."""
+    experiments = [one.trial.experiment for one in stage.plan.trials]
+    return {one.model.n_kv_head: one.training.learning_rate for one in experiments}
+
+
+def architectures(store):
+    return store.sweep("s")["tuning"]["architectures"]
+
+
+@pytest.mark.parametrize("steep", [1.0, 2.0])
+def test_every_architecture_is_trained_at_the_best_rate_within_15_percent(tmp_path, steep):
+    best = {2: {"best": 1.7e-3, "steep": steep}, 1: {"best": 2.5e-3, "steep": steep}}
+    _, stages = submit(tmp_path, best)
+    assert [stage.name for stage in stages] == ["tuning 1", "design"]
+    assert len(stages[0].plan.trials) == 2 * 3 * 2  # the tie shares the rate of its training
+    assert {one.trial.seed for one in stages[0].plan.trials} == {100, 101}
+    found = rates(stages[-1])
+    for heads, planted in best.items():
+        assert abs(found[heads] / planted["best"] - 1) < 0.15
+        assert found[heads] == float(f"{found[heads]:.3g}")
+    assert {one.trial.seed for one in stages[-1].plan.trials} == {0, 1}
+
+
+EDGE = {2: {"best": 1.7e-3}, 1: {"best": 9e-3}}
+
+
+def test_a_best_at_the_edge_widens_the_grid_of_that_architecture(widened):
+    _, store, stages = widened
+    assert [stage.name for stage in stages] == ["tuning 1", "tuning 2", "tuning 3", "design"]
+    assert stages[1].lines == (
+        "heads=mqa serving=plain: next training.learning_rate = 0.008, as the best so far is at the"
+        " edge",
+    )
+    tried = [[point["value"] for point in one["points"]] for one in architectures(store)]
+    assert tried == [[1e-3, 2e-3, 4e-3], [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]]
+    assert rates(stages[-1])[1] == pytest.approx(9e-3, rel=0.01)
+    assert [one["optimum"]["flag"] for one in architectures(store)] == ["", ""]
+
+
+def test_a_best_out_of_reach_is_flagged(tmp_path):
+    store, stages = submit(tmp_path, {**EDGE, 1: {"best": 1.0}})
+    assert len(stages) == 5
+    found = architectures(store)[1]
+    assert (found["optimum"]["value"], found["optimum"]["flag"]) == (3.2e-2, "edge")
+    assert stages[-1].lines[1].endswith("0.032 (the least measured, at the edge of what was tried)")
+
+
+def test_a_rate_that_diverges_is_worse_than_any(tmp_path):
+    cliffs = {2: {"best": 1.7e-3, "cliff": 3e-3}, 1: {"best": 1.7e-3, "cliff": 0.0}}
+    store, stages = submit(tmp_path, cliffs)
+    found = architectures(store)
+    assert found[0]["points"][-1]["losses"] == {"100": None, "101": None}
+    assert rates(stages[-1])[2] == pytest.approx(1.7e-3, rel=0.15)
+    assert found[1]["optimum"]["flag"] == "diverged"
+    assert rates(stages[-1])[1] == min(point["value"] for point in found[1]["points"])
+
+
+@pytest.fixture(scope="module")
+def widened(tmp_path_factory):
+    """Return the folder, the store and the stages of a sweep that was driven to its end."""
+    folder = tmp_path_factory.mktemp("widened")
+    return folder, *submit(folder, EDGE)
+
+
+@pytest.mark.parametrize("stop_after", [7, 12, 16])
+def test_a_sweep_that_is_stopped_finds_the_same_rates(tmp_path, widened, stop_after):
+    _, whole, stages = widened
+    submit(tmp_path, EDGE, stop_after=stop_after)
+    parts, rest = submit(tmp_path, EDGE)
+    assert parts.sweep("s") == whole.sweep("s")
+    assert rates(rest[-1]) == rates(stages[-1])
+
+
+def test_what_was_decided_stays_decided(tmp_path):
+    store, stages = submit(tmp_path, EDGE)
+    lost = stages[0].plan.trials[0].trial.id
+    store.archive_result(lost)
+    _, again = submit(tmp_path, EDGE)
+    assert [stage.name for stage in again] == ["design"]
+    assert [one.trial.id for one in again[0].plan.trials] == [
+        one.trial.id for one in stages[-1].plan.trials
+    ]
+    assert store.status(lost) is None
+    _, other = submit(tmp_path, EDGE, SWEEP.replace("[100, 101]", "[100, 102]"))
+    assert other[0].name == "tuning 1"  # another declaration is tuned anew
+
+
+def test_tuning_trials_belong_to_the_sweep_and_to_no_cell(widened):
+    _, store, stages = widened
+    tuning = {one.trial.id for one in stages[-2].plan.trials}
+    assert tuning < set(store.sweep_trials("s"))
+    cells = {trial for cell in store.sweep("s")["cells"] for trial in cell["trials"].values()}
+    assert not tuning & cells
+    assert {row.trial for row in Study.load(store, "s").rows} == cells
+
+
+def test_before_the_tuning_is_over_no_cell_has_a_trial(tmp_path):
+    store, _ = submit(tmp_path, EDGE, stop_after=3)
+    rows = Study.load(store, "s").rows
+    assert {row.status for row in rows} == {"missing"}
+    assert len(rows) == 4 * 2
+    write_report(store, "s", tmp_path / "reports")
+    assert collect_sweep_facts(store, "s")["states"] == {"done": 3, "missing": 9}
+
+
+def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
+    sweep = load_sweep(write_sweep(tmp_path, SWEEP))
+    stage = plan_stage(sweep, None, identify=identify)
+    assert len(plan_at_least(stage, identify=identify).trials) == 12 + 8
+    assert len(plan_at_most(sweep, None, identify=identify).trials) == 12 + 2 * 3 * 2 + 8
+    _, store, stages = widened
+    assert plan_at_least(stages[-1]) is stages[-1].plan
+    assert plan_at_most(sweep, store, identify=identify) is None
+
+
+def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
+    text = SWEEP.replace("101]}", "101], share: [heads], tokens: 160}")
+    store, stages = submit(tmp_path, EDGE, text)
+    assert {one.trial.experiment.training.tokens for one in stages[0].plan.trials} == {160}
+    assert {one.trial.experiment.training.tokens for one in stages[-1].plan.trials} == {320}
+    assert rates(stages[-1]) == {2: 1.7e-3, 1: 1.7e-3}
+    assert len(architectures(store)) == 1
+
+
+def test_match_and_looks_work_with_it(tmp_path):
+    text = SWEEP.replace("seeds: [0, 1]\n", "seeds: {looks: [2, 4]}\nmatch: parameters\n")
+    _, stages = submit(tmp_path, EDGE, text)
+    names = ["tuning 1", "tuning 2", "tuning 3", "look 1 of 2"]
+    assert [stage.name for stage in stages][:4] == names
+    assert [stage.number for stage in stages] == list(range(1, len(stages) + 1))
+    assert rates(stages[-1])[1] == pytest.approx(9e-3, rel=0.01)
+    widths = {one.trial.experiment.model.ffn_dim for one in stages[0].plan.trials}
+    assert widths == {one.trial.experiment.model.ffn_dim for one in stages[-1].plan.trials}
+    assert len(widths) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[100, 101]", "[1, 101]", "tune.seeds = [1, 101] has 1 in common with the seeds of the cells"),
+        ("[100, 101]", "[]", "tune.seeds = [] has too few entries"),
+        ("[1e-3, 2e-3, 4e-3]", "[1e-3, 2e-3]",
+         "s.yaml:11:32: tune.training.learning_rate = [0.001, 0.002] has too few entries; give at least 3"),
+        ("[1e-3, 2e-3, 4e-3]", "[1e-3, 4e-3, 2e-3]", "is not rising; write each rate once"),
+        ("[1e-3, 2e-3, 4e-3]", "[1e-3, 2e-3, 4e-3], training.beta1: [0.8, 0.9, 0.95]",
+         "tune.training.beta1 is not a known key"),
+        ("101]}", "101], share: [head]}", "tune.share = ['head'] names head, which is not a factor"),
+        ("101]}", "101], tokens: 10e3}",
+         "s.yaml:11:79: tune.tokens = 10000 is not below training.tokens = 10000; leave it out"),
+        ("101]}", "101], tokens: 100}", "is less than a step of training.batch_tokens = 256"),
+        ("n_kv_head: 1", "n_kv_head: 1, training.learning_rate: 1e-4",
+         "s.yaml:6:55: training.learning_rate = 0.0001 is set by a level, and tune sets it; remove one"),
+        ("n_kv_head: 1", "n_kv_head: 1, training.init_from: {heads: mha}",
+         "starts from another cell, whose rate is tuned as well"),
+        ("n_kv_head: 1", "n_kv_head: 1, training.tokens: 0", "trains nothing, so no rate is better"),
+    ],
+)  # fmt: skip
+def test_refusals(tmp_path, old, new, message):
+    assert message in sweep_errors(tmp_path, SWEEP.replace(old, new))
+
+
+def test_a_search_refuses_it(tmp_path):
+    text = "question: q\nexperiment: e.yaml\nsearch: {objectives: [loss], choices: {model.n_kv_head: [1, 2]}, trials: 3}\n"
+    found = sweep_errors(tmp_path, text + SWEEP.splitlines()[-1])
+    assert "tune = {...} cannot be combined with search" in found
