@@ -1,36 +1,51 @@
-"""Estimate what each level does, from matched comparisons.
+"""Estimate what each level does, from matched comparisons, and judge the levels together.
 
-A *setting* is one combination of levels of the other factors. A *pair* is two trials of one setting
-and one seed that differ in the level alone, so both saw the same batches in the same order. A level
-without a partner (an excluded cell, a failed trial) has no pair.
-
-Settings whose pairs share trained weights, such as cells that differ only in serving, are not
-independent: they are averaged into one *group* first and count once. Groups that were seen at the
-same seeds are averaged seed by seed, and the means are tested over the seeds. An interaction takes
-four trials instead of two: it is the difference of two differences.
-
-A level without any pair in the design, as in a fractional design, is estimated by a contrast over
-all cells at every seed, see `kvlab.analysis.contrasts`.
+Groups of settings that were seen at the same seeds (`kvlab.analysis.matched_pairs`) are averaged
+seed by seed, and the means are tested over the seeds. A level without any pair in the design, as in
+a fractional design, is estimated by a contrast over all cells at every seed
+(`kvlab.analysis.contrasts`). The standard error of a level that changes training is the larger of
+its own and the pooled one (`kvlab.analysis.pooled_error`); a level of serving, whose settings share
+trained weights with the baseline's, keeps its own. Intervals hold for all effects of one table
+together, and verdicts are read from them (`kvlab.analysis.verdicts`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 
 from kvlab.analysis.contrasts import Change, Contrast, Contrasts
+from kvlab.analysis.divergence import (
+    Divergence,
+    count_contrast_divergence,
+    count_divergence,
+)
+from kvlab.analysis.matched_pairs import (
+    Cells,
+    Corners,
+    Factors,
+    Setting,
+    average_by_training,
+    average_weights,
+    find_matched_corners,
+    make_setting,
+    mean,
+    mean_by_seed,
+    name_trainings,
+    select_groups,
+)
+from kvlab.analysis.pooled_error import StandardError, pool_errors
 from kvlab.analysis.statistics import (
     ALPHA,
-    UNTESTED,
     Estimate,
     estimate,
-    holm_correction,
     smallest_detectable,
 )
-from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
 
-Cells = Mapping[Levels, Mapping[int, TrialRow]]
-Factors = Mapping[str, tuple[str, ...]]
+_NO_WEIGHT = 1e-9
+"""Weights below it are rounding errors of weights that cancel."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,7 @@ class Effect:
     Attributes:
         metric: Name of the metric.
         change: The level, or the two levels, with their factors.
-        estimate: The difference; None if there is no matched comparison.
+        estimate: The difference with its own t-test; None if there is no matched comparison.
         pairs_used: Matched comparisons used; of a contrast, seeds.
         pairs_designed: Matched comparisons in the design; of a contrast, seeds.
         settings: Number of settings of the other factors.
@@ -49,10 +64,18 @@ class Effect:
         by_seed: ``(seed, mean over groups)``; these means are tested.
         by_setting: ``(setting, mean over seeds)``.
         limits: ``(factor, levels)`` where the settings do not cover all levels of a factor.
+        weights: Weight of every cell in the difference.
+        divergence: How often either side diverged; None if nothing did.
         aliases: Interactions that the effect is aliased with; only a contrast has any.
         is_contrast: Whether the effect is a contrast over all cells.
-        corrected_p: Holm-corrected p-value.
+        error: The standard error that the effect is tested with; None for its own.
+        low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
+        high: Upper end; 0 where zero itself is excluded.
+        corrected_p: p-value, corrected for all effects that are judged together.
         n_tests: Number of tests that it was corrected for.
+        alpha: Probability of any wrong statement about these effects.
+        margin: A cost that does not matter, in the metric's unit; None without one.
+        is_claimed: Whether the sweep claims anything of it.
     """
 
     metric: str
@@ -66,10 +89,18 @@ class Effect:
     by_seed: tuple[tuple[int, float], ...]
     by_setting: tuple[tuple[Levels, float], ...]
     limits: tuple[tuple[str, tuple[str, ...]], ...]
+    weights: dict[Levels, float] = field(repr=False, default_factory=dict)
+    divergence: Divergence | None = None
     aliases: tuple[Change, ...] = ()
     is_contrast: bool = False
+    error: StandardError | None = None
+    low: float = 0.0
+    high: float = 0.0
     corrected_p: float = 1.0
     n_tests: int = 1
+    alpha: float = ALPHA
+    margin: float | None = None
+    is_claimed: bool = True
 
     @property
     def name(self) -> str:
@@ -85,37 +116,64 @@ class Effect:
         return self.estimate is not None and self.estimate.kind == "tested"
 
     @property
+    def tested_error(self) -> StandardError:
+        """The standard error that the effect is tested with; only of a tested effect."""
+        assert self.estimate is not None, "only tested effects have an error"
+        own = StandardError(self.estimate.standard_error, self.estimate.df)
+        return self.error or own
+
+    @property
     def is_significant(self) -> bool:
         """Whether a difference is claimed."""
-        is_exact = self.estimate is not None and self.estimate.kind == "exact"
-        return is_exact or (self.is_tested and self.corrected_p < ALPHA)
+        return self.verdict_name in ("better", "worse", "worse within", "higher", "lower")
 
     @property
     def detectable(self) -> float | None:
         """The smallest true difference that is found significant with 80% power.
 
-        It assumes the observed spread. None with two seeds, which hardly estimate a spread.
+        It assumes the observed spread. None below two degrees of freedom, which hardly estimate a
+        spread.
         """
-        if self.estimate is None or not self.is_tested or self.estimate.df < 2:
+        if not self.is_tested or self.tested_error.df < 2:
             return None
-        return smallest_detectable(self.estimate.standard_error, self.estimate.df, self.n_tests)
+        error = self.tested_error
+        return smallest_detectable(error.value, error.df, self.n_tests, self.alpha)
 
     @property
-    def direction(self) -> str:
-        """``worse`` or ``better``; ``higher`` or ``lower`` for interactions and neutral metrics."""
-        is_positive = self.value > 0
-        better = METRICS[self.metric].better
-        if better == "neither" or len(self.change) > 1:
-            return "higher" if is_positive else "lower"
-        return "better" if is_positive == (better == "higher") else "worse"
+    def verdict_name(self) -> str:
+        """The name of the verdict in `VERDICTS`."""
+        name = self._judge_difference()
+        if self.divergence is None or not self.divergence.is_one_sided:
+            return name
+        if len(self.change) > 1:
+            return "diverged"
+        is_worse = name in ("worse", "worse within")
+        if is_worse and self.divergence.partner > self.divergence.level:
+            return "baseline diverged"
+        if self.divergence.level:
+            return "worse" if is_worse else "diverged"
+        return name
+
+    def _judge_difference(self) -> str:
+        if self.estimate is None:
+            return "unpaired"
+        if self.estimate.kind in ("one seed", "unvaried", "identical"):
+            return self.estimate.kind
+        if not self.is_claimed:
+            return "unclaimed"
+        better = METRICS[self.metric].better if len(self.change) == 1 else "neither"
+        return judge_interval(self.low, self.high, better, self.margin)
 
     @property
     def verdict(self) -> str:
-        if self.estimate is None:
-            return "no matched pair"
-        if self.is_significant:
-            return self.direction
-        return UNTESTED.get(self.estimate.kind, "within noise")
+        """The words of the verdict."""
+        return VERDICTS[self.verdict_name].words.format(margin=f"{self.margin or 0.0:g}")
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the simultaneous interval holds: the effect was tested, and fairly."""
+        unfair = ("diverged", "baseline diverged", "unclaimed")
+        return self.is_tested and self.verdict_name not in unfair
 
 
 def change_name(change: Change) -> str:
@@ -123,22 +181,48 @@ def change_name(change: Change) -> str:
     return " and ".join(f"{factor}={level}" for factor, level in change)
 
 
-def estimate_main_effects(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
+def estimate_main_effects(
+    cells: Cells,
+    factors: Factors,
+    metric: str,
+    *,
+    claims: Collection[str] | None = None,
+    alpha: float = ALPHA,
+    margin: float | None = None,
+) -> list[Effect]:
     """Estimate the effect of every level against its factor's baseline level.
 
+    Args:
+        cells: The rows of every cell by seed.
+        factors: Factor -> levels, the baseline's first.
+        metric: The metric.
+        claims: Names of the effects that are judged; None for all.
+        alpha: Probability of any wrong statement about them.
+        margin: A cost that does not matter, in the metric's unit.
+
     Returns:
-        One effect per level that is not a baseline level, Holm-corrected together.
+        One effect per level that is not a baseline level, judged together.
     """
     changes = [((f, level),) for f, levels in factors.items() for level in levels[1:]]
     contrasts = Contrasts(list(cells), factors)
-    return apply_holm([_estimate_effect(cells, factors, c, metric, contrasts) for c in changes])
+    effects = [_estimate_effect(cells, factors, c, metric, contrasts) for c in changes]
+    if claims is not None:
+        effects = [replace(effect, is_claimed=effect.name in claims) for effect in effects]
+    return judge_together(_with_pooled_errors(effects, cells, metric), alpha, margin)
 
 
-def estimate_interactions(cells: Cells, factors: Factors, metric: str) -> list[Effect]:
+def estimate_interactions(
+    cells: Cells,
+    factors: Factors,
+    metric: str,
+    *,
+    alpha: float = ALPHA,
+    margin: float | None = None,
+) -> list[Effect]:
     """Estimate the interaction of every two levels that the design has together.
 
     Returns:
-        One effect per pair of levels of two factors, Holm-corrected together.
+        One effect per pair of levels of two factors, judged together, each by its own error.
     """
     changes = [
         ((first, one), (second, other))
@@ -147,7 +231,7 @@ def estimate_interactions(cells: Cells, factors: Factors, metric: str) -> list[E
     ]
     contrasts = Contrasts(list(cells), factors)
     effects = (_estimate_effect(cells, factors, c, metric, contrasts) for c in changes)
-    return apply_holm([effect for effect in effects if effect.pairs_designed])
+    return judge_together([one for one in effects if one.pairs_designed], alpha, margin)
 
 
 def list_compared_cells(cells: Cells, factors: Factors, change: Change) -> set[Levels]:
@@ -158,41 +242,62 @@ def list_compared_cells(cells: Cells, factors: Factors, change: Change) -> set[L
         factors: Factor -> levels, the baseline's first.
         change: The level, or the two levels.
     """
-    corners = {cell for one in _matched_corners(cells, factors, change) for _, cell in one}
+    corners = {cell for one in find_matched_corners(cells, factors, change) for _, cell in one}
     if corners:
         return corners
     contrast = Contrasts(list(cells), factors).of(change)
     return set(contrast.weights) if contrast is not None else set()
 
 
-def apply_holm(effects: list[Effect]) -> list[Effect]:
-    """Correct the p-values of effects as one family, for all effects that are tested."""
-    tested = [effect for effect in effects if effect.estimate and effect.is_tested]
-    p_values = iter(holm_correction([effect.estimate.p for effect in tested if effect.estimate]))
-    return [
-        replace(effect, corrected_p=next(p_values), n_tests=len(tested))
-        if effect.is_tested
-        else effect
-        for effect in effects
-    ]
+def judge_together(
+    effects: Sequence[Effect], alpha: float = ALPHA, margin: float | None = None
+) -> list[Effect]:
+    """Give effects intervals and p-values that hold for all of them together."""
+    judged = [replace(e, alpha=alpha, margin=margin, low=e.value, high=e.value) for e in effects]
+    family = [number for number, one in enumerate(judged) if one.is_tested and one.is_claimed]
+    errors = [judged[number].tested_error for number in family]
+    found = judge_family([judged[n].value for n in family], errors, alpha, margin)
+    for number, test in zip(family, found, strict=True):
+        judged[number] = replace(
+            judged[number],
+            low=test.low,
+            high=test.high,
+            corrected_p=test.p,
+            n_tests=len(family),
+        )
+    return judged
+
+
+def _with_pooled_errors(effects: list[Effect], cells: Cells, metric: str) -> list[Effect]:
+    """Set the errors of the effects that change training."""
+    trainings = name_trainings(cells)
+    pooled: dict[int, dict[Levels, float]] = {}
+    for number, effect in enumerate(effects):
+        weights: dict[Levels, float] = {}
+        for levels, weight in effect.weights.items():
+            weights[trainings[levels]] = weights.get(trainings[levels], 0.0) + weight
+        kept = {key: weight for key, weight in weights.items() if abs(weight) > _NO_WEIGHT}
+        if effect.is_tested and kept:
+            pooled[number] = kept
+    if not pooled:
+        return effects
+    values = average_by_training(cells, trainings, metric)
+    differences = [dict(effects[number].by_seed) for number in pooled]
+    errors = pool_errors(differences, list(pooled.values()), values)
+    by_number = dict(zip(pooled, errors, strict=True))
+    return [replace(one, error=by_number.get(n)) for n, one in enumerate(effects)]
 
 
 def _estimate_effect(
     cells: Cells, factors: Factors, change: Change, metric: str, contrasts: Contrasts
 ) -> Effect:
-    pairs_designed = 0
-    settings: list[Setting] = []
-    for corners in _matched_corners(cells, factors, change):
-        pairs_designed += len(set.intersection(*(set(cells[levels]) for _, levels in corners)))
-        setting = _make_setting(cells, factors, change, corners, metric)
-        if setting.differences:
-            settings.append(setting)
-    contrast = None if pairs_designed else contrasts.of(change)
+    matched = list(find_matched_corners(cells, factors, change))
+    designed = sum(len(_shared_seeds(cells, corners)) for corners in matched)
+    contrast = None if designed else contrasts.of(change)
     if contrast is not None:
         return _estimate_contrast(cells, change, metric, contrast)
-    groups = largest_balanced_block(
-        [drop_incomplete_settings(group) for group in group_by_shared_training(settings)]
-    )
+    settings = [make_setting(cells, factors, change, corners, metric) for corners in matched]
+    groups = select_groups(settings)
     used = [setting for group in groups for setting in group]
     group_means = [mean_by_seed(group) for group in groups]
     scale = max((setting.scale for setting in settings), default=1.0)
@@ -203,14 +308,20 @@ def _estimate_effect(
         change,
         _estimate_over_seeds([value for _, value in by_seed], scale, metric),
         pairs_used=sum(len(setting.differences) for setting in used),
-        pairs_designed=pairs_designed,
+        pairs_designed=designed,
         settings=len(used),
         groups=len(groups),
         seeds=seeds,
         by_seed=by_seed,
         by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
         limits=_limiting_levels(factors, change, used),
+        weights=average_weights(groups),
+        divergence=count_divergence(cells, matched),
     )
+
+
+def _shared_seeds(cells: Cells, corners: Corners) -> set[int]:
+    return set.intersection(*(set(cells[levels]) for _, levels in corners))
 
 
 def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
@@ -241,154 +352,11 @@ def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Cont
         by_seed=tuple(sums.items()),
         by_setting=(),
         limits=(),
+        weights=dict(contrast.weights),
+        divergence=count_contrast_divergence(cells, contrast.weights),
         aliases=contrast.aliases,
         is_contrast=True,
     )
-
-
-def _matched_corners(
-    cells: Cells, factors: Factors, change: Change
-) -> Iterator[list[tuple[int, Levels]]]:
-    """Yield the signed cells of the comparison in each setting for which the design has them all.
-
-    An effect of one level has two corners, with signs 1 and -1; an interaction has four.
-    """
-    names = list(factors)
-    places = [(names.index(factor), level, factors[factor][0]) for factor, level in change]
-    for levels in cells:
-        if any(levels[index] != level for index, level, _ in places):
-            continue
-        corners = []
-        for at_baseline in product((False, True), repeat=len(places)):
-            corner = list(levels)
-            for (index, _, base), is_base in zip(places, at_baseline, strict=True):
-                corner[index] = base if is_base else corner[index]
-            corners.append(((-1) ** sum(at_baseline), tuple(corner)))
-        if all(corner in cells for _, corner in corners):
-            yield corners
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A comparison in one setting.
-
-    Attributes:
-        others: Levels of the other factors.
-        differences: Difference by seed, for the seeds that have all trials.
-        trainings: Ids of the trainings involved.
-        scale: Largest magnitude of a value that was subtracted.
-    """
-
-    others: Levels
-    differences: dict[int, float]
-    trainings: frozenset[str]
-    scale: float
-
-
-def _make_setting(
-    cells: Cells,
-    factors: Factors,
-    change: Change,
-    corners: Sequence[tuple[int, Levels]],
-    metric: str,
-) -> Setting:
-    changed = {factor for factor, _ in change}
-    named_levels = zip(factors, corners[0][1], strict=True)
-    others = tuple(level for factor, level in named_levels if factor not in changed)
-    differences: dict[int, float] = {}
-    trainings: set[str] = set()
-    scale = 0.0
-    for seed in sorted(cells[corners[0][1]]):
-        rows = [(sign, cells[levels].get(seed)) for sign, levels in corners]
-        measured = [
-            (sign, row)
-            for sign, row in rows
-            if row is not None and row.is_done and metric in row.measurements
-        ]
-        if len(measured) == len(corners):
-            values = [sign * row.measurements[metric] for sign, row in measured]
-            differences[seed] = sum(values)
-            trainings |= {row.training for _, row in measured}
-            scale = max(scale, *map(abs, values))
-    return Setting(others, differences, frozenset(trainings), scale)
-
-
-def group_by_shared_training(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """Join settings any of whose trials share a training (union-find)."""
-    first_index: dict[str, int] = {}
-    parent = list(range(len(settings)))
-
-    def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
-        return index
-
-    for index, setting in enumerate(settings):
-        for training in setting.trainings:
-            one, other = root(first_index.setdefault(training, index)), root(index)
-            parent[max(one, other)] = min(one, other)
-    groups: dict[int, list[Setting]] = {}
-    for index, setting in enumerate(settings):
-        groups.setdefault(root(index), []).append(setting)
-    return list(groups.values())
-
-
-def drop_incomplete_settings(group: Sequence[Setting]) -> list[Setting]:
-    """Keep the settings of a group that cover its largest set of seeds, cut to those seeds.
-
-    Otherwise the group's mean would shift at seeds where a setting is missing.
-    """
-    most = max(len(setting.differences) for setting in group)
-    seeds = next(s.differences.keys() for s in group if len(s.differences) == most)
-    return [_restrict_seeds(s, set(seeds)) for s in group if s.differences.keys() >= seeds]
-
-
-def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Setting]]:
-    """Choose groups and seeds such that every group has every seed, with as many pairs as possible.
-
-    Several seeds are preferred to one, since one seed gives no error. Candidates are the groups
-    with the most seeds, one more at a time, at the seeds that all of them share.
-
-    Args:
-        groups: Groups whose settings have equal seeds, see `drop_incomplete_settings`.
-    """
-    by_seeds = sorted(
-        range(len(groups)), key=lambda n: (-len(groups[n][0].differences), _group_seeds(groups[n]))
-    )
-    best_rank: tuple[bool, int, int] = (False, 0, 0)
-    best_groups: set[int] = set()
-    best_seeds: set[int] = set()
-    shared: set[int] | None = None
-    for count, number in enumerate(by_seeds, 1):
-        seeds = set(_group_seeds(groups[number]))
-        shared = seeds if shared is None else shared & seeds
-        rank = (len(shared) > 1, count * len(shared), len(shared))
-        if rank > best_rank:
-            best_rank, best_groups, best_seeds = rank, set(by_seeds[:count]), set(shared)
-    return [
-        [_restrict_seeds(setting, best_seeds) for setting in groups[n]] for n in sorted(best_groups)
-    ]
-
-
-def _group_seeds(group: Sequence[Setting]) -> list[int]:
-    return sorted(group[0].differences)
-
-
-def _restrict_seeds(setting: Setting, seeds: set[int]) -> Setting:
-    kept = {
-        seed: setting.differences[seed] for seed in sorted(setting.differences) if seed in seeds
-    }
-    return replace(setting, differences=kept)
-
-
-def mean_by_seed(group: Sequence[Setting]) -> dict[int, float]:
-    """Return the mean over a group's settings at each seed."""
-    return {seed: mean([s.differences[seed] for s in group]) for seed in group[0].differences}
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _limiting_levels(

@@ -99,21 +99,24 @@ def estimate(
     return Estimate(value, "tested", standard_error, df, value - half_width, value + half_width, p)
 
 
-def smallest_detectable(standard_error: float, df: int, n_tests: int = 1) -> float:
+def smallest_detectable(
+    standard_error: float, df: float, n_tests: int = 1, alpha: float = ALPHA
+) -> float:
     """Return the true difference that is found significant with probability `POWER`.
 
     Args:
         standard_error: Standard error of the difference.
         df: Its degrees of freedom.
-        n_tests: Number of tests in the family; the strictest step of Holm's correction is used.
+        n_tests: Number of tests in the family, by Bonferroni's correction.
+        alpha: Probability of any wrong claim in the family.
     """
-    return standard_error * _detectable_in_errors(df, n_tests)
+    return standard_error * _detectable_in_errors(df, alpha / n_tests)
 
 
 @lru_cache(maxsize=4096)
-def _detectable_in_errors(df: int, n_tests: int) -> float:
+def _detectable_in_errors(df: float, alpha: float) -> float:
     """Solve the power of the noncentral t distribution by bisection, in standard errors."""
-    threshold = t_quantile(1 - (1 - CONFIDENCE) / (2 * n_tests), df)
+    threshold = t_quantile(1 - alpha / 2, df)
     low, high = 0.0, 2 * threshold + 20
     for _ in range(60):
         middle = (low + high) / 2
@@ -122,7 +125,7 @@ def _detectable_in_errors(df: int, n_tests: int) -> float:
     return high
 
 
-def spread_factors(df: int) -> tuple[float, float]:
+def spread_factors(df: float) -> tuple[float, float]:
     """Return the 95% interval of the true standard error, in multiples of the estimated one."""
     tail = (1 - CONFIDENCE) / 2
     return (

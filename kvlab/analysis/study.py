@@ -208,15 +208,30 @@ class Study:
         return select_significant(self.serving_gaps)
 
     def effects(self, metric: str) -> list[Effect]:
-        """Return every level's difference from its factor's baseline level, corrected together."""
+        """Return every level's difference from its factor's baseline level, judged together."""
         if metric not in self._effects:
-            self._effects[metric] = estimate_main_effects(self.cells, self.factors, metric)
+            is_decided = metric == self.primary_metric
+            self._effects[metric] = estimate_main_effects(
+                self.cells,
+                self.factors,
+                metric,
+                claims=self.claims if is_decided else None,
+                alpha=self.decide.alpha,
+                margin=self.decide.margin if is_decided else None,
+            )
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:
-        """Return what every two levels do together beyond the sum of each, corrected together."""
+        """Return what every two levels do together beyond the sum of each, judged together."""
         if metric not in self._interactions:
-            self._interactions[metric] = estimate_interactions(self.cells, self.factors, metric)
+            is_decided = metric == self.primary_metric
+            self._interactions[metric] = estimate_interactions(
+                self.cells,
+                self.factors,
+                metric,
+                alpha=self.decide.alpha,
+                margin=self.decide.margin if is_decided else None,
+            )
         return self._interactions[metric]
 
     @cached_property

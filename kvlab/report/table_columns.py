@@ -9,7 +9,8 @@ from dataclasses import replace
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.report.document import EMPTY_CELL, Cell, Column, Row
+from kvlab.analysis.verdicts import VERDICTS
+from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, cell
 from kvlab.report.formatting import (
     PLUS_MINUS,
     TIMES,
@@ -83,6 +84,12 @@ def interval_column(metric: str, hint: str = "") -> Column:
     return range_column("95% CI", difference_unit(metric), hint)
 
 
+def simultaneous_column(metric: str, alpha: float, hint: str = "") -> Column:
+    """Return a column of intervals that hold for all rows of their table together."""
+    title = f"simultaneous {100 * (1 - alpha):g}%"
+    return range_column(title, difference_unit(metric), hint)
+
+
 def difference_cell(metric: str, value: float) -> Cell:
     return Cell(format_difference(metric, value), in_display_unit(metric, value))
 
@@ -125,10 +132,35 @@ def groups_cell(effect: Effect) -> Cell:
     return Cell(f"{groups} {TIMES} {seeds}", groups, csv=(groups, seeds))
 
 
-def interval_cell(effect: Effect) -> Cell:
+def simultaneous_cell(effect: Effect) -> Cell:
+    """Return the interval that the verdict is read from, if the effect was tested fairly."""
+    if not effect.has_interval:
+        return EMPTY_CELL
+    return range_cell(effect.metric, effect.low, effect.high)
+
+
+def own_interval_cell(effect: Effect) -> Cell:
+    """Return the interval of the effect's own paired t-test, for this effect alone."""
     if effect.estimate is None or not effect.is_tested:
         return EMPTY_CELL
     return range_cell(effect.metric, effect.estimate.low, effect.estimate.high)
+
+
+def verdict_cell(effect: Effect) -> Cell:
+    return cell(effect.verdict, tone=VERDICTS[effect.verdict_name].tone)
+
+
+def diverged_column() -> Column:
+    hint = "pairs in which only the level, and only its partner, diverged"
+    return Column("diverged", True, hint, ("diverged", "partner diverged"))
+
+
+def diverged_cell(effect: Effect) -> Cell:
+    found = effect.divergence
+    if found is None:
+        return Cell("0", 0, csv=(0, 0))
+    text = f"{found.level} of {found.pairs}, partner {found.partner}"
+    return Cell(text, found.level, "bad" if found.level else "", csv=(found.level, found.partner))
 
 
 def p_cell(effect: Effect, p: float) -> Cell:

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from kvlab.analysis.effects import (
-    Setting,
-    apply_holm,
     estimate_interactions,
     estimate_main_effects,
-    largest_balanced_block,
+    judge_together,
 )
+from kvlab.analysis.matched_pairs import Setting, largest_balanced_block
 from kvlab.analysis.statistics import POWER, smallest_detectable, spread_factors
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
@@ -273,7 +272,7 @@ def test_no_sentence_claims_more_than_5_percent_of_the_time():
         study = studied(cells)
         wrong["cells"] += bool(study.significant_cells)
         wrong["gaps"] += bool(study.significant_gaps)
-        table = apply_holm([*study.effects("loss"), *study.effects("bits_per_byte")])
+        table = judge_together([*study.effects("loss"), *study.effects("bits_per_byte")])
         wrong["others"] += any(one.is_significant for one in table)
     assert max(wrong.values()) <= 64, wrong  # two standard errors above 50
 
@@ -294,25 +293,16 @@ def test_a_difference_is_the_t_test_over_the_means_of_seeds(tmp_path):
     assert heads.estimate.p == pytest.approx(theirs.pvalue, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("compare", "name", "trials", "groups"),
-    [
-        (estimate_main_effects, "heads=mqa", 2, 4),
-        (estimate_interactions, "heads=mqa and sharing=trained", 4, 2),
-    ],
-)
-def test_a_detectable_difference_is_found_with_the_stated_power(compare, name, trials, groups):
-    """At the true error; what a report prints is that by the spread it saw, as rough as it says.
-
-    A comparison is of ``trials`` in each of so many groups.
-    """
+def test_a_detectable_difference_is_found_with_the_stated_power():
+    """At the true error; what a report prints is that by the spread it saw, as rough as it says."""
     random = np.random.default_rng(14)
-    sweeps = Memory(4)
+    sweeps, name, groups = Memory(4), "heads=mqa and sharing=trained", 2
 
     def seen(size):
-        return effect(compare(sweeps.cells(random, {name: size}), Memory.factors, "loss"), name)
+        found = estimate_interactions(sweeps.cells(random, {name: size}), Memory.factors, "loss")
+        return effect(found, name)
 
-    error = Memory.noise * (trials / 4 / groups) ** 0.5
+    error = Memory.noise / groups**0.5
     one = seen(0.0)
     assert (one.groups, one.estimate.df) == (groups, 3)
     stated = smallest_detectable(error, 3, one.n_tests)
@@ -326,8 +316,20 @@ def test_a_detectable_difference_is_found_with_the_stated_power(compare, name, t
     assert 0.93 <= np.mean((low * printed <= stated) & (stated <= high * printed)) <= 0.97
 
 
+def test_a_detectable_main_effect_is_found_with_about_that_power():
+    """By the average of what reports print: each is as rough as it says."""
+    random = np.random.default_rng(14)
+
+    def seen(size):
+        cells = Memory(3).cells(random, {"heads=mqa": size})
+        return effect(estimate_main_effects(cells, Memory.factors, "loss"), "heads=mqa")
+
+    printed = np.mean([seen(0.0).detectable for _ in range(200)])
+    assert POWER - 0.06 <= np.mean([seen(printed).is_significant for _ in range(300)]) <= 0.95
+
+
 def test_two_seeds_quote_no_detectable_difference(tmp_path):
-    found = study(tmp_path, seeds=(0, 1)).effects("loss")
+    found = study(tmp_path, seeds=(0, 1), factors={"heads": ("mha", "mqa")}).effects("loss")
     assert effect(found, "heads=mqa").is_tested
     assert effect(found, "heads=mqa").detectable is None
 

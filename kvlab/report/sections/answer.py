@@ -93,8 +93,9 @@ def _effect_spans(effects: list[Effect], metric: str, verb: str) -> list[Span]:
             (verb if number == 0 else verb.replace(" changes it", ""))
             + format_difference(metric, estimate.value)
         )
-        if estimate.kind == "tested":
-            spans.append(f" ({_interval_clause(metric, estimate)})")
+        if effect.has_interval:
+            low, high = (format_difference(metric, end) for end in (effect.low, effect.high))
+            spans.append(f" (simultaneous {100 * (1 - effect.alpha):g}% {low} to {high})")
     if len(effects) > most:
         spans.append(f" and {len(effects) - most} smaller ones")
     return spans

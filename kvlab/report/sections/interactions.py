@@ -2,8 +2,9 @@
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
+from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
-from kvlab.report.document import Column, Row, Section, Table, cell, paragraph
+from kvlab.report.document import EMPTY_CELL, Column, Row, Section, Table, cell, paragraph
 from kvlab.report.formatting import difference_unit
 from kvlab.report.table_columns import (
     append_aliases,
@@ -12,9 +13,9 @@ from kvlab.report.table_columns import (
     difference_cell,
     groups_cell,
     groups_column,
-    interval_cell,
-    interval_column,
     p_cell,
+    simultaneous_cell,
+    simultaneous_column,
 )
 from kvlab.store.metrics import METRICS
 
@@ -34,7 +35,8 @@ def report_interactions(study: Study) -> Section | None:
         f" {METRICS[metric].title} by the sum of what each changes alone. An interaction is the"
         " rest: the difference that one level makes beside the other level, minus the difference"
         " that it makes beside the other's baseline, at the same seed and setting. Above 0 they"
-        " cost more together than their sum; statistics are as for the effects.",
+        " cost more together than their sum. Each is tested by its own paired t-test over seeds;"
+        " intervals and verdicts hold for all interactions of the table together.",
     )
     # By corrected p-value; untested ones by size.
     strongest = sorted(effects, key=lambda e: (e.corrected_p, -abs(e.value)))
@@ -44,9 +46,9 @@ def report_interactions(study: Study) -> Section | None:
         Column("level"),
         Column("with"),
         Column(f"beyond the sum ({unit})", True),
-        interval_column(metric, "over seeds"),
+        simultaneous_column(metric, study.decide.alpha, "holds for all interactions together"),
         Column("verdict"),
-        Column("p (Holm)", True, "corrected for all interactions"),
+        Column("p (corrected)", True, "for all interactions"),
         groups_column(),
         detectable_column(unit, "true interaction called with 80% power"),
     )
@@ -64,12 +66,9 @@ def _row(study: Study, effect: Effect) -> Row:
             cell(one),
             cell(other),
             difference_cell(effect.metric, effect.estimate.value),
-            interval_cell(effect),
-            cell(
-                _verdict(effect),
-                tone="" if effect.is_significant or not effect.is_tested else "muted",
-            ),
-            p_cell(effect, effect.corrected_p),
+            simultaneous_cell(effect),
+            cell(_verdict(effect), tone=VERDICTS[effect.verdict_name].tone),
+            p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL,
             groups_cell(effect),
             detectable_cell(effect),
         ),
@@ -78,9 +77,11 @@ def _row(study: Study, effect: Effect) -> Row:
 
 
 def _verdict(effect: Effect) -> str:
-    if effect.is_significant:
-        is_above = effect.direction == "higher"
-        return "above the sum" if is_above else "below the sum"
-    if effect.verdict == "identical":
-        return "additive exactly"
-    return "additive within noise" if effect.is_tested else effect.verdict
+    words = {
+        "higher": "above the sum",
+        "lower": "below the sum",
+        "identical": "additive exactly",
+        "equivalent": f"additive within {effect.margin or 0.0:g}",
+        "within noise": "additive within noise",
+    }
+    return words.get(effect.verdict_name, effect.verdict)

@@ -1,12 +1,13 @@
 """Main effects: what each level costs against its factor's baseline level."""
 
-from kvlab.analysis.effects import Effect, apply_holm
-from kvlab.analysis.statistics import ALPHA, spread_factors
+from kvlab.analysis.effects import Effect, judge_together
+from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
-from kvlab.humanize import format_count
+from kvlab.analysis.verdicts import VERDICTS
 from kvlab.report.benchmark_lines import describe_shared_timings
 from kvlab.report.document import (
     EMPTY_CELL,
+    Bullets,
     Cell,
     Column,
     Content,
@@ -14,8 +15,8 @@ from kvlab.report.document import (
     Heading,
     Row,
     Section,
+    Strong,
     Table,
-    Tone,
     cell,
     paragraph,
 )
@@ -35,10 +36,12 @@ from kvlab.report.table_columns import (
     detectable_cell,
     detectable_column,
     difference_cell,
+    diverged_cell,
+    diverged_column,
     groups_cell,
     groups_column,
-    interval_cell,
     interval_column,
+    own_interval_cell,
     p_cell,
     pairs_cell,
     pairs_column,
@@ -46,6 +49,9 @@ from kvlab.report.table_columns import (
     seeds_cell,
     seeds_column,
     settings_cell,
+    simultaneous_cell,
+    simultaneous_column,
+    verdict_cell,
 )
 from kvlab.store.metrics import METRICS
 
@@ -68,15 +74,19 @@ def report_effects(study: Study) -> Section | None:
     if not estimated:
         return None
     title, unit = METRICS[metric].title, difference_unit(metric)
+    effects = study.effects(metric)
     columns = (
         Column("factor"),
         Column("level"),
         Column("against"),
         Column(f"difference ({unit})", True),
-        interval_column(metric, "of the difference, over seeds"),
+        simultaneous_column(metric, study.decide.alpha, "holds for all levels of the table"),
         Column("verdict"),
-        Column("p (Holm)", True, "corrected for all levels of this table"),
-        Column("p", True, "two-sided t-test, uncorrected"),
+        Column("p (corrected)", True, "for all levels of this table"),
+        *([diverged_column()] if _any_diverged(effects) else []),
+        Column("error", False, _ERROR),
+        interval_column(metric, "of the level's own paired t-test, for it alone"),
+        Column("p", True, "of the level's own paired t-test, uncorrected"),
         range_column("KV smaller", hint=_SMALLER, ends=("least", "most")),
         pairs_column(),
         groups_column(),
@@ -84,13 +94,13 @@ def report_effects(study: Study) -> Section | None:
         seeds_column(study.seeds, unit),
         detectable_column(unit, "true difference called with 80% power"),
     )
-    effects = study.effects(metric)
-    rows = tuple(_row(study, effect) for effect in effects)
+    rows = tuple(_row(study, effect, _any_diverged(effects)) for effect in effects)
     all_columns, rows = append_aliases(columns, rows, effects)
     table = Table("effects", f"Effects on the {title}.", all_columns, rows)
     contents: list[Content] = [
         *_describe_method(study, estimated),
         table,
+        *_describe_verdicts(effects),
         _figure(study, estimated),
     ]
     other_table = _other_metrics_table(study)
@@ -100,6 +110,7 @@ def report_effects(study: Study) -> Section | None:
 
 
 _SMALLER = "baseline level's KV bytes divided by the level's"
+_ERROR = "the larger one: pooled over all levels that change training, or the level's own"
 _SETTINGS = "smallest and largest mean difference of a setting"
 
 
@@ -116,43 +127,71 @@ _TIME_METRICS = frozenset(
 )
 
 
+def _any_diverged(effects: list[Effect]) -> bool:
+    return any(effect.divergence is not None for effect in effects)
+
+
 def _describe_method(study: Study, estimated: list[Effect]) -> list[Content]:
     text = (
         "A pair is two trials at the same seed and the same levels of all other factors, one with"
         " the level and one with the baseline level. Settings whose trials share trained weights"
         " are averaged into one group and count once. At every seed the difference is the mean"
-        " over groups; it is tested over the seeds (a paired t-test, seeds minus one degrees of"
-        " freedom), since what shares a seed may move together. Settings that were not seen at"
-        " the same seeds as the others are left out: see pairs. The difference describes these"
-        " settings; that a level acts differently in them (see over settings) is no noise."
-    )
-    tests = max((effect.n_tests for effect in estimated if effect.is_tested), default=0)
-    holm_note = (
-        f" Verdicts hold at {ALPHA:g} after Holm's correction for {format_count(tests, 'level')};"
-        " within noise means not told apart from zero, not shown to be zero."
+        " over groups; it is tested over the seeds, since what shares a seed may move together."
+        " Settings that were not seen at the same seeds as the others, or in which a training"
+        " diverged, are left out: see pairs. The difference describes these settings; that a level"
+        " acts differently in them (see over settings) is no noise."
     )
     if any(effect.is_contrast for effect in estimated):
         text += _BY_CONTRAST
-    one_seed_note = " There is one seed: differences are shown, no significance is claimed."
-    repeated = any(effect.is_tested for effect in estimated)
-    note = holm_note if repeated else one_seed_note if len(study.seeds) == 1 else ""
-    return [paragraph(text + note), *_describe_power(estimated)]
+    if not any(effect.is_tested for effect in estimated):
+        one_seed = " There is one seed: differences are shown, no significance is claimed."
+        return [paragraph(text + (one_seed if len(study.seeds) == 1 else ""))]
+    return [paragraph(text), *_describe_intervals(study, estimated), *_describe_power(estimated)]
+
+
+def _describe_intervals(study: Study, estimated: list[Effect]) -> list[Content]:
+    tests = max(effect.n_tests for effect in estimated if effect.is_tested)
+    of_all = "this level" if tests == 1 else f"all {tests} levels together"
+    text = (
+        f"The simultaneous intervals contain the true differences of {of_all} with"
+        f" {100 * (1 - study.decide.alpha):g}% probability, and a verdict says what holds in the"
+        " whole interval: both are one procedure."
+    )
+    if any(effect.error for effect in estimated):
+        text += _POOLED
+    return [paragraph(text)]
+
+
+_POOLED = (
+    " The standard error of a level that changes training is the larger of its own, over its"
+    " seeds, and one that is pooled over all such levels. Pooling is a model: it takes the variance"
+    " of every training as equal, and it never makes an error smaller than the level's own. The"
+    " level's own paired t-test, which needs no such model, stands beside it (95% CI, p); alone and"
+    " uncorrected."
+)
+
+
+def _describe_verdicts(effects: list[Effect]) -> list[Content]:
+    """Say what each verdict of the table means."""
+    words = {effect.verdict_name: effect.verdict for effect in effects}
+    meanings = [(Strong(words[name]), f": {VERDICTS[name].meaning}") for name in sorted(words)]
+    return [Bullets(tuple(meanings))]
 
 
 def _describe_power(estimated: list[Effect]) -> list[Content]:
     """Describe the precision of the detectable difference with this number of seeds."""
-    freedoms = {effect.estimate.df for effect in estimated if effect.estimate and effect.is_tested}
+    freedoms = [effect.tested_error.df for effect in estimated if effect.is_tested]
     if not freedoms:
         return []
-    fewest = min(freedoms) + 1
-    if fewest < 3:
+    if max(freedoms) < 2:
         return [paragraph(_TWO_SEEDS)]
-    low, high = (format_significant(factor, 2) for factor in spread_factors(fewest - 1))
+    fewest = min(df for df in freedoms if df >= 2)
+    low, high = (format_significant(factor, 2) for factor in spread_factors(fewest))
     text = (
-        "The detectable difference is what this design calls with 80% power at the strictest step"
-        f" of the correction, by the spread that was seen. {fewest} seeds tell a spread only"
-        f" roughly: the true one is between {low} and {high} times it (95%), and so is what can"
-        " be detected."
+        "The detectable difference is what this design calls with 80% power after the correction,"
+        f" by the spread that was seen. With {format_significant(fewest, 2)} degrees of freedom a"
+        f" spread is known only roughly: the true one is between {low} and {high} times it (95%),"
+        " and so is what can be detected."
     )
     return [paragraph(text)]
 
@@ -170,22 +209,25 @@ _BY_CONTRAST = (
 )
 
 
-def _row(study: Study, effect: Effect) -> Row:
+def _row(study: Study, effect: Effect, any_diverged: bool) -> Row:
     factor, level = effect.change[0]
     names = (cell(factor), cell(level), cell(study.factors[factor][0], tone="muted"))
     pairs, key = pairs_cell(effect), study.change_key(effect.change)
+    diverged = (diverged_cell(effect),) if any_diverged else ()
     if effect.estimate is None:
-        verdict = cell(effect.verdict, tone="muted")
-        before, after = (EMPTY_CELL,) * 3, (EMPTY_CELL,) * 4
-        cells = (*names, EMPTY_CELL, EMPTY_CELL, verdict, *before, pairs, *after)
+        verdict = (EMPTY_CELL, EMPTY_CELL, verdict_cell(effect), EMPTY_CELL, *diverged)
+        cells = (*names, *verdict, *(EMPTY_CELL,) * 4, pairs, *(EMPTY_CELL,) * 4)
         return Row(cells, key, tone="muted")
     return Row(
         (
             *names,
             difference_cell(effect.metric, effect.estimate.value),
-            interval_cell(effect),
-            cell(effect.verdict, tone=_tone(effect)),
-            p_cell(effect, effect.corrected_p),
+            simultaneous_cell(effect),
+            verdict_cell(effect),
+            p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL,
+            *diverged,
+            _error_cell(effect),
+            own_interval_cell(effect),
             p_cell(effect, effect.estimate.p),
             _savings_cell(study, effect),
             pairs,
@@ -198,9 +240,10 @@ def _row(study: Study, effect: Effect) -> Row:
     )
 
 
-def _tone(effect: Effect) -> Tone:
-    tones: dict[str, Tone] = {"worse": "bad", "better": "good", "within noise": "muted"}
-    return tones.get(effect.verdict, "")
+def _error_cell(effect: Effect) -> Cell:
+    if not effect.is_tested:
+        return EMPTY_CELL
+    return cell("pooled" if effect.tested_error.is_pooled else "own")
 
 
 def _savings_cell(study: Study, effect: Effect) -> Cell:
@@ -233,18 +276,17 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
     insignificant: list[Point] = []
     for index, effect in enumerate(estimated):
         assert effect.estimate is not None, "only effects with an estimate are drawn"
-        low, high = effect.estimate.low, effect.estimate.high
+        low, high = effect.low, effect.high
         tip = [effect.name, f"{format_difference(metric, effect.estimate.value)} {unit}"]
-        if effect.is_tested:
-            tip.append(
-                f"95% CI {format_difference(metric, low)} to {format_difference(metric, high)}"
-            )
-            tip.append(f"p (Holm) {format_p_value(effect.corrected_p)}")
-        bars = (low, high) if effect.is_tested else None
+        if effect.has_interval:
+            ends = f"{format_difference(metric, low)} to {format_difference(metric, high)}"
+            tip.append(f"simultaneous {100 * (1 - effect.alpha):g}% {ends}")
+            tip.append(f"p (corrected) {format_p_value(effect.corrected_p)}")
+        bars = (low, high) if effect.has_interval else None
         lines, key = (*tip, effect.verdict), study.change_key(effect.change)
         point = Point(effect.estimate.value, index, lines, key, x_range=bars)
         (significant if effect.is_significant else insignificant).append(point)
-    insignificant_name = "within noise" if any(e.is_tested for e in estimated) else "not tested"
+    insignificant_name = "not told apart" if any(e.is_tested for e in estimated) else "not tested"
     plot = Plot(
         Axis(f"difference in {short_title(metric)} ({unit})"),
         Axis("", "names", names),
@@ -258,7 +300,10 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
         f"{effect.name}: {format_difference(metric, effect.value)} {unit}, {effect.verdict}"
         for effect in estimated
     )
-    caption = "Difference of each level from its factor's baseline level, with 95% intervals."
+    caption = (
+        "Difference of each level from its factor's baseline level, with simultaneous"
+        f" {100 * (1 - study.decide.alpha):g}% intervals."
+    )
     return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
 
 
@@ -269,7 +314,8 @@ def _other_metrics_table(study: Study) -> Table | None:
         for m in (*OTHER_METRICS, *derived)
         if m in study.measured_metrics and m != study.primary_metric
     ]
-    effects = apply_holm([effect for metric in metrics for effect in study.effects(metric)])
+    found = [effect for metric in metrics for effect in study.effects(metric)]
+    effects = judge_together(found, study.decide.alpha)
     rows = []
     for effect in effects:
         if effect.estimate is None:
@@ -282,23 +328,18 @@ def _other_metrics_table(study: Study) -> Table | None:
         change = Cell(
             f"{format_difference(metric, value)} {unit}".strip(), number, csv=(number, unit)
         )
-        verdict = cell(effect.verdict, tone=_tone(effect))
-        entries = (
-            change,
-            interval_cell(effect),
-            verdict,
-            p_cell(effect, effect.corrected_p),
-            pairs,
-        )
+        corrected_p = p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL
+        entries = (change, simultaneous_cell(effect), verdict_cell(effect), corrected_p, pairs)
         rows.append(Row((*names, *entries), study.change_key(effect.change)))
+    confidence = 100 * (1 - study.decide.alpha)
     columns = (
         Column("measurement"),
         Column("factor"),
         Column("level"),
         Column("difference", True, csv=("difference", "unit")),
-        range_column("95% CI", hint="in the unit of the difference"),
+        range_column(f"simultaneous {confidence:g}%", hint="in the unit of the difference"),
         Column("verdict"),
-        Column("p (Holm)", True, "corrected for all rows of this table"),
+        Column("p (corrected)", True, "for all rows of this table"),
         Column("pairs", True, "matched pairs, or seeds where there are none"),
     )
     caption = (

@@ -1,0 +1,215 @@
+"""Matched pairs: which trials are compared with which, and which comparisons count together.
+
+A *setting* is one combination of levels of the other factors. A *pair* is two trials of one setting
+and one seed that differ in the level alone, so both saw the same batches in the same order. A level
+without a partner (an excluded cell, a failed trial) has no pair. An interaction takes four trials
+instead of two: it is the difference of two differences.
+
+Settings whose pairs share trained weights, such as cells that differ only in serving, are not
+independent: they are one *group* and count once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from kvlab.analysis.contrasts import Change
+from kvlab.analysis.trial_rows import Levels, TrialRow
+
+Cells = Mapping[Levels, Mapping[int, TrialRow]]
+Factors = Mapping[str, tuple[str, ...]]
+Corners = tuple[tuple[int, Levels], ...]
+"""The signed cells of a comparison in one setting: two for a level, four for an interaction."""
+
+
+def find_matched_corners(cells: Cells, factors: Factors, change: Change) -> Iterator[Corners]:
+    """Yield the corners of every setting for which the design has them all; signs are 1 and -1."""
+    names = list(factors)
+    places = [(names.index(factor), level, factors[factor][0]) for factor, level in change]
+    for levels in cells:
+        if any(levels[index] != level for index, level, _ in places):
+            continue
+        corners = []
+        for at_baseline in product((False, True), repeat=len(places)):
+            corner = list(levels)
+            for (index, _, base), is_base in zip(places, at_baseline, strict=True):
+                corner[index] = base if is_base else corner[index]
+            corners.append(((-1) ** sum(at_baseline), tuple(corner)))
+        if all(corner in cells for _, corner in corners):
+            yield tuple(corners)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A comparison in one setting.
+
+    Attributes:
+        others: Levels of the other factors.
+        differences: Difference by seed, for the seeds that have all trials.
+        trainings: Ids of the trainings involved.
+        scale: Largest magnitude of a value that was subtracted.
+        corners: The signed cells.
+        has_diverged: Whether any of its trials diverged, at any seed.
+    """
+
+    others: Levels
+    differences: dict[int, float]
+    trainings: frozenset[str]
+    scale: float
+    corners: Corners = ()
+    has_diverged: bool = False
+
+
+def make_setting(
+    cells: Cells, factors: Factors, change: Change, corners: Corners, metric: str
+) -> Setting:
+    """Take the differences of one setting at every seed that has all of its trials."""
+    changed = {factor for factor, _ in change}
+    named_levels = zip(factors, corners[0][1], strict=True)
+    others = tuple(level for factor, level in named_levels if factor not in changed)
+    differences: dict[int, float] = {}
+    trainings: set[str] = set()
+    scale = 0.0
+    for seed in sorted(cells[corners[0][1]]):
+        rows = [(sign, cells[levels].get(seed)) for sign, levels in corners]
+        measured = [
+            (sign, row)
+            for sign, row in rows
+            if row is not None and row.is_done and metric in row.measurements
+        ]
+        if len(measured) == len(corners):
+            values = [sign * row.measurements[metric] for sign, row in measured]
+            differences[seed] = sum(values)
+            trainings |= {row.training for _, row in measured}
+            scale = max(scale, *map(abs, values))
+    has_diverged = any(
+        row.status == "diverged" for _, levels in corners for row in cells[levels].values()
+    )
+    return Setting(others, differences, frozenset(trainings), scale, corners, has_diverged)
+
+
+def select_groups(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Choose the groups of settings, and their seeds, that an effect is the mean of.
+
+    Settings in which a training diverged are left out whole, as long as others are left: what is
+    left of them at the other seeds is no fair sample of either side.
+    """
+    usable = [setting for setting in settings if setting.differences]
+    chosen = [setting for setting in usable if not setting.has_diverged] or usable
+    groups = group_by_shared_training(chosen)
+    return largest_balanced_block([drop_incomplete_settings(group) for group in groups])
+
+
+def group_by_shared_training(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Join settings any of whose trials share a training (union-find)."""
+    first_index: dict[str, int] = {}
+    parent = list(range(len(settings)))
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for index, setting in enumerate(settings):
+        for training in setting.trainings:
+            one, other = root(first_index.setdefault(training, index)), root(index)
+            parent[max(one, other)] = min(one, other)
+    groups: dict[int, list[Setting]] = {}
+    for index, setting in enumerate(settings):
+        groups.setdefault(root(index), []).append(setting)
+    return list(groups.values())
+
+
+def drop_incomplete_settings(group: Sequence[Setting]) -> list[Setting]:
+    """Keep the settings of a group that cover its largest set of seeds, cut to those seeds.
+
+    Otherwise the group's mean would shift at seeds where a setting is missing.
+    """
+    most = max(len(setting.differences) for setting in group)
+    seeds = next(s.differences.keys() for s in group if len(s.differences) == most)
+    return [_restrict_seeds(s, set(seeds)) for s in group if s.differences.keys() >= seeds]
+
+
+def largest_balanced_block(groups: Sequence[Sequence[Setting]]) -> list[list[Setting]]:
+    """Choose groups and seeds such that every group has every seed, with as many pairs as possible.
+
+    Several seeds are preferred to one, since one seed gives no error. Candidates are the groups
+    with the most seeds, one more at a time, at the seeds that all of them share.
+
+    Args:
+        groups: Groups whose settings have equal seeds, see `drop_incomplete_settings`.
+    """
+    by_seeds = sorted(
+        range(len(groups)), key=lambda n: (-len(groups[n][0].differences), _group_seeds(groups[n]))
+    )
+    best_rank: tuple[bool, int, int] = (False, 0, 0)
+    best_groups: set[int] = set()
+    best_seeds: set[int] = set()
+    shared: set[int] | None = None
+    for count, number in enumerate(by_seeds, 1):
+        seeds = set(_group_seeds(groups[number]))
+        shared = seeds if shared is None else shared & seeds
+        rank = (len(shared) > 1, count * len(shared), len(shared))
+        if rank > best_rank:
+            best_rank, best_groups, best_seeds = rank, set(by_seeds[:count]), set(shared)
+    return [
+        [_restrict_seeds(setting, best_seeds) for setting in groups[n]] for n in sorted(best_groups)
+    ]
+
+
+def _group_seeds(group: Sequence[Setting]) -> list[int]:
+    return sorted(group[0].differences)
+
+
+def _restrict_seeds(setting: Setting, seeds: set[int]) -> Setting:
+    kept = {
+        seed: setting.differences[seed] for seed in sorted(setting.differences) if seed in seeds
+    }
+    return replace(setting, differences=kept)
+
+
+def mean_by_seed(group: Sequence[Setting]) -> dict[int, float]:
+    """Return the mean over a group's settings at each seed."""
+    return {seed: mean([s.differences[seed] for s in group]) for seed in group[0].differences}
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def average_weights(groups: Sequence[Sequence[Setting]]) -> dict[Levels, float]:
+    """Return the weight of every cell in the mean over groups of the mean over their settings."""
+    weights: dict[Levels, float] = {}
+    for group in groups:
+        for setting in group:
+            for sign, levels in setting.corners:
+                share = sign / (len(groups) * len(group))
+                weights[levels] = weights.get(levels, 0.0) + share
+    return weights
+
+
+def name_trainings(cells: Cells) -> dict[Levels, Levels]:
+    """Return for every cell the first one that shares its trained weights."""
+    first: dict[str, Levels] = {}
+    names: dict[Levels, Levels] = {}
+    for levels, by_seed in cells.items():
+        shared = (first[row.training] for row in by_seed.values() if row.training in first)
+        names[levels] = next(shared, levels)
+        for row in by_seed.values():
+            if row.training:
+                first.setdefault(row.training, names[levels])
+    return names
+
+
+def average_by_training(
+    cells: Cells, trainings: Mapping[Levels, Levels], metric: str
+) -> dict[Levels, dict[int, float]]:
+    """Return the value of every training by seed, the mean over the cells that share it."""
+    values: dict[Levels, dict[int, list[float]]] = {}
+    for levels, by_seed in cells.items():
+        for seed, row in by_seed.items():
+            if row.is_done and metric in row.measurements:
+                at_seed = values.setdefault(trainings[levels], {}).setdefault(seed, [])
+                at_seed.append(row.measurements[metric])
+    return {key: {s: mean(v) for s, v in by_seed.items()} for key, by_seed in values.items()}

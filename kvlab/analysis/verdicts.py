@@ -1,0 +1,164 @@
+"""Verdicts: what the differences of one table let a report say, and in which words.
+
+Interval and verdict are one procedure. The *simultaneous intervals* contain all true differences
+with probability 1 - alpha: t intervals by Bonferroni's correction. Whether a difference is not zero
+is tested by Holm's method (1979), whose first step is the same interval; what only a later step
+finds has an interval that is cut at zero, since nothing but the sign follows from it (Strassburger
+and Bretz 2008). So a difference is claimed if and only if zero is not inside its interval. With a
+*margin*, a level costs less than it if the interval's worse end does: a one-sided test at the level
+of the family, of which two make an equivalence test (Schuirmann 1987). A difference that is found,
+and could still be called cheap by mistake, keeps the error of that test, and passes on only the
+rest; so any number of statements is wrong with probability alpha at most.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvlab.analysis.pooled_error import StandardError
+from kvlab.analysis.statistics import t_cdf, t_quantile
+
+Tone = Literal["good", "bad", "muted", ""]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A member of the table of verdicts.
+
+    Attributes:
+        words: As printed; ``{margin}`` stands for the sweep's margin.
+        meaning: What it says, for readers of reports.
+        tone: Color of the words.
+        concludes: Whether it decides something about the level.
+    """
+
+    words: str
+    meaning: str
+    tone: Tone = ""
+    concludes: bool = False
+
+
+VERDICTS: dict[str, Verdict] = {
+    "better": Verdict("better", "the interval is on the better side of zero", "good", True),
+    "worse": Verdict("worse", "the interval is on the worse side of zero", "bad", True),
+    "worse within": Verdict(
+        "worse, but less than {margin}",
+        "the interval is on the worse side of zero, and ends below the margin",
+        "bad",
+        True,
+    ),
+    "bounded": Verdict(
+        "costs less than {margin}",
+        "the interval contains zero, and its worse end is below the margin",
+        "good",
+        True,
+    ),
+    "higher": Verdict("higher", "the interval is above zero", "", True),
+    "lower": Verdict("lower", "the interval is below zero", "", True),
+    "equivalent": Verdict(
+        "within {margin}",
+        "the interval contains zero and no value as large as the margin",
+        "",
+        True,
+    ),
+    "within noise": Verdict(
+        "within noise", "the interval contains zero: not told apart from it", "muted"
+    ),
+    "undecided": Verdict(
+        "undecided", "the interval contains zero and values beyond the margin", "muted"
+    ),
+    "diverged": Verdict(
+        "diverged",
+        "trainings with the level diverged where their partners did not; those that are left"
+        " flatter it, so it is called neither better nor cheap",
+        "bad",
+    ),
+    "baseline diverged": Verdict(
+        "baseline diverged",
+        "more trainings with the baseline level diverged; those that are left flatter it, so the"
+        " level is not called worse",
+        "muted",
+    ),
+    "identical": Verdict("identical", "zero at every seed", "", True),
+    "one seed": Verdict("one seed: not tested", "one seed has no spread"),
+    "unvaried": Verdict("same at every seed: not tested", "equal shares of items occur by chance"),
+    "unpaired": Verdict("no matched pair", "nothing to compare with", "muted"),
+    "unclaimed": Verdict("not claimed", "the sweep's `decide.claims` leaves it out", "muted"),
+}
+"""Every verdict on a level, by its name. Reports, comparisons and MLflow print the words."""
+
+
+@dataclass(frozen=True)
+class FamilyTest:
+    """One difference of several that are judged together.
+
+    Attributes:
+        low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
+        high: Upper end; 0 where zero itself is excluded.
+        p: Two-sided p-value, corrected for all of them by Holm's method.
+    """
+
+    low: float
+    high: float
+    p: float
+
+
+def judge_family(
+    values: Sequence[float],
+    errors: Sequence[StandardError],
+    alpha: float,
+    margin: float | None = None,
+) -> list[FamilyTest]:
+    """Return simultaneous intervals and corrected p-values.
+
+    Args:
+        values: Estimated differences.
+        errors: Their standard errors, above 0.
+        alpha: Probability of any wrong statement.
+        margin: A cost that does not matter; None without one.
+    """
+    tests = len(values)
+    pairs = list(zip(values, errors, strict=True))
+    reaches = [t_quantile(1 - alpha / (2 * tests), one.df) * one.value for one in errors]
+    p_values = [2 * t_cdf(-abs(value) / one.value, one.df) for value, one in pairs]
+    judged: dict[int, FamilyTest] = {}
+    largest, kept = 0.0, 0.0
+    for rank, index in enumerate(sorted(range(tests), key=p_values.__getitem__)):
+        value, reach = values[index], reaches[index]
+        largest = max(largest, min(1.0, p_values[index] * (tests - rank) / (1 - kept)))
+        is_found, low, high = largest <= alpha, value - reach, value + reach
+        if margin is not None and not (-margin < low and high < margin):
+            kept += 0.5 / tests
+        if is_found and value > 0:
+            low = max(low, 0.0)
+        elif is_found:
+            high = min(high, 0.0)
+        else:  # zero is inside; only rounding could say otherwise
+            low, high = min(low, -0.0), max(high, 0.0)
+        judged[index] = FamilyTest(low, high, largest)
+    return [judged[index] for index in range(tests)]
+
+
+def judge_interval(
+    low: float, high: float, better: Literal["lower", "higher", "neither"], margin: float | None
+) -> str:
+    """Return the name of the verdict on a difference.
+
+    Args:
+        low: Lower end of the simultaneous interval; a difference is claimed from 0 on.
+        high: Upper end; a difference is claimed up to 0.
+        better: The direction of the metric; ``neither`` also for interactions.
+        margin: A cost that does not matter; None without one.
+    """
+    if better == "neither":
+        if low >= 0 or high <= 0:
+            return "higher" if low >= 0 else "lower"
+        is_small = margin is not None and -margin < low and high < margin
+        return "equivalent" if is_small else "within noise" if margin is None else "undecided"
+    best_cost, worst_cost = (low, high) if better == "lower" else (-high, -low)
+    if worst_cost <= 0:
+        return "better"
+    is_cheap = margin is not None and worst_cost < margin
+    if best_cost >= 0:
+        return "worse within" if is_cheap else "worse"
+    return "bounded" if is_cheap else "within noise" if margin is None else "undecided"
