@@ -97,7 +97,7 @@ BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 TEXTS = {
     "factors": ("factor", "level", "role", "what it sets"),
     "cells": tuple(FACTORS),
-    "effects": ("factor", "level", "against", "verdict"),
+    "effects": ("factor", "level", "against", "verdict", "error"),
     "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
     "interactions": ("level", "with", "verdict"),
     "pareto": ("cell",), "memory": ("cell", "agree"), "speed": ("cell",),

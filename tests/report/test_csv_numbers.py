@@ -183,10 +183,12 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
         near(row["difference (nats/token)"], effect.estimate.value)
         seeds = [row[f"difference at seed {seed} (nats/token)"] for seed in RECORD.seeds]
         near(row["difference (nats/token)"], mean(float(text) for text in seeds if text))
-        low, high = (row[f"95% CI {end} (nats/token)"] for end in ("low", "high"))
         if effect.is_tested:
-            near((float(low) + float(high)) / 2, effect.estimate.value)
-            assert 0 <= float(row["p"]) <= float(row["p (Holm)"]) <= 1
+            for name in ("95% CI", "simultaneous 95%"):
+                ends = (float(row[f"{name} {end} (nats/token)"]) for end in ("low", "high"))
+                near(mean(ends), effect.estimate.value)
+            near(row["p"], effect.estimate.p)
+            near(row["p (corrected)"], effect.corrected_p)
         settings = [value for _, value in effect.by_setting]
         if len(settings) > 1:
             near(row["over settings low (nats/token)"], min(settings))
@@ -199,12 +201,12 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
         if row["detectable (nats/token)"]:
             near(row["detectable (nats/token)"], effect.detectable)
     for row in tables["interactions"]:
-        ends = [row[f"95% CI {end} (nats/token)"] for end in ("low", "high")]
+        ends = [row[f"simultaneous 95% {end} (nats/token)"] for end in ("low", "high")]
         if all(ends):
             near(row["beyond the sum (nats/token)"], mean(map(float, ends)))
             assert float(ends[0]) < float(ends[1])
         assert int(row["groups"]) * int(row["seeds"]) >= 2
-        assert not row["p (Holm)"] or 0 <= float(row["p (Holm)"]) <= 1
+        assert not row["p (corrected)"] or 0 <= float(row["p (corrected)"]) <= 1
 
 
 def test_effects_on_other_measurements_say_their_unit(tables, study):
@@ -219,9 +221,10 @@ def test_effects_on_other_measurements_say_their_unit(tables, study):
         assert unit == ("points" if factor == 100 else METRICS[metric].unit)
         units.add(unit)
         near(row["difference"], factor * effect.estimate.value)
-        if row["95% CI low"]:
-            near(row["95% CI low"], factor * effect.estimate.low)
-            near(row["95% CI high"], factor * effect.estimate.high)
+        if row["simultaneous 95% low"]:
+            ends = [float(row[f"simultaneous 95% {end}"]) for end in ("low", "high")]
+            near(mean(ends), factor * effect.estimate.value)
+            assert ends[0] < ends[1]
         assert int(row["pairs"]) == effect.pairs_used
     assert {"points", "nats/token", "ms", "tokens/s", "times"} <= units
 
