@@ -11,6 +11,7 @@ and could still be called cheap by mistake, keeps the error of that test, and pa
 rest; so any number of statements is wrong with probability alpha at most.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -134,7 +135,7 @@ def judge_family(
         elif is_found:
             high = min(high, 0.0)
         else:  # zero is inside; only rounding could say otherwise
-            low, high = min(low, -0.0), max(high, 0.0)
+            low, high = min(low, -math.ulp(0.0)), max(high, math.ulp(0.0))
         judged[index] = FamilyTest(low, high, largest)
     return [judged[index] for index in range(tests)]
 
