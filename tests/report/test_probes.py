@@ -99,6 +99,8 @@ def test_needles_that_serving_loses_are_marked_and_counted(tmp_path):
     tones = {(row.cells[0].text, row.cells[2].text): row.cells[4].tone for row in table.rows}
     assert (tones["rope", "one-shot"], tones["rope", "served"]) == ("good", "bad")
     assert {tones["baseline", way] for way in ("one-shot", "served")} == {""}
+    served = next(row for row in table.rows if row.cells[2].text == "served" and row.cells[4].tone)
+    assert served.cells[4].text.endswith(", lost")
     text = found.contents[1].spans[0]
     assert "found at 1 of 2 places, and 1 of these are lost when served" in text
     assert "costs 5.50 nats/token" in text

@@ -116,9 +116,9 @@ def _loss_table(study: Study, lines: list[Line]) -> Table:
             head = (*names, cell("served minus one-shot", tone="muted"), EMPTY_CELL)
             rows.append(Row((*head, *changes), study.cell_key(levels)))
     caption = (
-        f"Loss of the needle's answer (nats/token) by its depth; {_error_note(study)}. Marked:"
-        f" found one-shot (at every seed below absent by {_FOUND_ERRORS:g} standard errors over"
-        " rows), and in red where it is lost when served."
+        f"Loss of the needle's answer (nats/token) by its depth; {_error_note(study)}. In bold:"
+        f" found one-shot, at every seed below absent by {_FOUND_ERRORS:g} standard errors over"
+        " rows; lost: found one-shot, and not when served."
     )
     return Table("needle", caption, columns, tuple(rows))
 
@@ -186,6 +186,7 @@ def _number_cell(lines: list[Line], name: str, found_suffix: str | None) -> Cell
         text += f" {PLUS_MINUS} {format_fixed(scale * spread, digits)}"
     tone: Tone = ""
     if found_suffix is not None and _is_found(lines, ""):
-        tone = "good" if _is_found(lines, found_suffix) else "bad"
+        is_found = _is_found(lines, found_suffix)
+        tone, text = ("good", text) if is_found else ("bad", f"{text}, lost")
     error = None if spread is None else scale * spread
     return Cell(text, scale * mean, tone, csv=(scale * mean, error))
