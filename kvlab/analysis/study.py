@@ -283,6 +283,10 @@ class Study:
         """Return a trial's HellaSwag outcomes, one JSON object per line; empty if it has none."""
         return self._store.items_text(row.trial)
 
+    def read_texts(self, row: TrialRow) -> dict[str, dict[str, list[float]]]:
+        """Return a trial's losses by document, see `kvlab.store.Store.texts`."""
+        return self._store.texts(row.trial)
+
     def change_key(self, change: Iterable[tuple[str, str]]) -> str:
         """Return the key by which rows and marks about a change of levels are selected.
 

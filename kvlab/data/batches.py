@@ -92,6 +92,17 @@ class ScoredText:
         """Return the tokens that are scored, shape (windows, block_size)."""
         return _gather_windows(self.tokens, self.starts, self.block_size)[1]
 
+    def find_documents(self, end_of_text: int) -> IndexArray:
+        """Return the index in ``tokens`` of each target's document, shape (windows, block_size).
+
+        Args:
+            end_of_text: The token that precedes every document.
+        """
+        document_starts = np.flatnonzero(self.tokens == end_of_text)
+        targets = self.starts[:, None] + 1 + np.arange(self.block_size)
+        documents: IndexArray = np.searchsorted(document_starts, targets, side="right") - 1
+        return documents
+
     def iter_batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield up to ``batch_size`` windows at a time: inputs and targets, (rows, block_size)."""
         for first in range(0, len(self), batch_size):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from kvlab.data import (
@@ -24,7 +25,7 @@ from kvlab.evaluate.needle import (
     needle_measurements,
     score_needles,
 )
-from kvlab.evaluate.serving_comparison import compare_serving, stores_other_dtype
+from kvlab.evaluate.serving_comparison import ServingComparison, compare_serving, stores_other_dtype
 from kvlab.evaluate.validation_loss import (
     Floats,
     Tokens,
@@ -51,6 +52,9 @@ StartProgress = Callable[[str, int], OnCount]
 Measurements = dict[str, float | int]
 """Values by the names of `kvlab.store.metrics`."""
 
+TextSums = dict[str, dict[str, list[float]]]
+"""Losses by document, see `kvlab.store.Store.texts`."""
+
 
 class ValidationText(Protocol):
     """The validation split of a dataset."""
@@ -68,11 +72,13 @@ class Evaluation:
         measurements: by the names of `kvlab.store.metrics`.
         items: HellaSwag records, see `score_hellaswag`.
         needle: lines of the needle probe, see `needle_lines`.
+        texts: losses by document, see `kvlab.store.Store.texts`.
     """
 
     measurements: Measurements
     items: list[dict[str, Any]] = field(default_factory=list)
     needle: list[dict[str, Any]] = field(default_factory=list)
+    texts: TextSums = field(default_factory=dict)
 
 
 def evaluate(
@@ -103,7 +109,7 @@ def evaluate(
         return _ProgressReporter(note, total, on_progress).advance
 
     with keep_freed_memory(model.device.type):
-        measurements = _measure_losses(model, dataset, experiment, start_progress)
+        measurements, texts = _measure_losses(model, dataset, experiment, start_progress)
         measurements |= measure_probes(model, dataset.validation, experiment, start_progress)
         needle = _probe_needles(model, dataset.validation, experiment, start_progress)
         if needle:
@@ -111,32 +117,52 @@ def evaluate(
         items = _score_hellaswag_items(model, experiment, start_progress)
         if items:
             measurements |= hellaswag_measurements(items)
-    return Evaluation(measurements, items, needle)
+    return Evaluation(measurements, items, needle, texts)
 
 
 def _measure_losses(
     model: GPT, dataset: ValidationText, experiment: Experiment, start_progress: StartProgress
-) -> Measurements:
+) -> tuple[Measurements, TextSums]:
     start = experiment.data.document_start
     text, served_text = select_scored_text(dataset.validation, experiment)
     measurements: Measurements = {}
+    texts: TextSums = {}
     if served_text is not None:
-        measurements, one_shot = _measure_serving(model, served_text, experiment, start_progress)
+        measurements, compared = _measure_serving(model, served_text, experiment, start_progress)
+        one_shot = compared.one_shot
+        losses = {"nats": compared.served, "one_shot_nats": one_shot}
+        texts["served"] = sum_by_document(served_text, experiment, losses)
     if served_text is None or len(text) != len(served_text):
         on_progress = start_progress("validation loss", text.target_count)
         one_shot = target_losses(model, text, None, on_progress, start)
-    return {
+    texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
+    measurements |= {
         "loss": float(one_shot.mean()),
         "bits_per_byte": _bits_per_byte(one_shot, text, experiment),
         "loss_tokens": text.target_count,
-        **measurements,
     }
+    return measurements, texts
+
+
+def sum_by_document(
+    text: ScoredText, experiment: Experiment, losses: dict[str, Floats]
+) -> dict[str, list[float]]:
+    """Return the indices of the scored documents, and the sums of each.
+
+    Args:
+        losses: nats of each target (windows, block_size), by the name of their sum.
+    """
+    documents = text.find_documents(experiment.data.ranks)
+    scored, inverse = np.unique(documents, return_inverse=True)
+    sums = {name: np.bincount(inverse.ravel(), nats.ravel()) for name, nats in losses.items()}
+    columns = {"documents": scored, "tokens": np.bincount(inverse.ravel()), **sums}
+    return {name: column.tolist() for name, column in columns.items()}
 
 
 def _measure_serving(
     model: GPT, text: ScoredText, experiment: Experiment, start_progress: StartProgress
-) -> tuple[Measurements, Floats]:
-    """Return what is measured through the serving cache, and the one-shot loss of its targets."""
+) -> tuple[Measurements, ServingComparison]:
+    """Return what is measured through the serving cache, and the losses of its targets."""
     serving, start = experiment.serving, experiment.data.document_start
     passes = 2 if stores_other_dtype(model, serving) else 1
     on_progress = start_progress("validation loss, served", passes * text.target_count)
@@ -150,7 +176,7 @@ def _measure_serving(
         # with documents masked, a position in the window is not the number of tokens seen
         **compared.measurements(by_position=start is None),
     }
-    return measurements, compared.one_shot
+    return measurements, compared
 
 
 def select_scored_text(

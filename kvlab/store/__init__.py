@@ -1,5 +1,5 @@
 """The record of trials and sweeps on disk, and what is read from it. Importing needs no torch."""
 
-from kvlab.store.store import SCHEMA, Status, Store
+from kvlab.store.store import DETAIL_FILES, SCHEMA, Status, Store
 
-__all__ = ["SCHEMA", "Status", "Store"]
+__all__ = ["DETAIL_FILES", "SCHEMA", "Status", "Store"]

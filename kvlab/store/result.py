@@ -47,6 +47,7 @@ class TrialMeasurements:
         training_record: steps, tokens, seconds and so on of the training; ``start`` says
             where its initial weights came from, and what became of each.
         items: HellaSwag results, one per item.
+        texts: losses by document, see `kvlab.store.Store.texts`.
         benchmark: lines of the benchmark, see `kvlab.benchmark.measurement`.
         needle: lines of the needle probe, one per length and depth.
 
@@ -60,6 +61,7 @@ class TrialMeasurements:
     machine: Machine
     data: DataProvenance
     items: list[dict[str, Any]] = field(default_factory=list)
+    texts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     benchmark: list[dict[str, Any]] = field(default_factory=list)
     needle: list[dict[str, Any]] = field(default_factory=list)
 

@@ -4,7 +4,7 @@
                              training.json | diverged.json
     <store>/trunks/<id>/     step-<n>/, checkpoints of a stable phase that token budgets share
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
-                             attempts/<n>/{log.txt, traceback.txt, paused}
+                             texts.json.gz, attempts/<n>/{log.txt, traceback.txt, paused}
     <store>/sweeps/<name>/   sweep.json, search.json, stop, drivers/
 
 Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
@@ -35,6 +35,9 @@ SCHEMA = 1
 Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
 """How a trial ended. ``damaged``: its result cannot be read, and it is run again. ``pruned``: a
 search has paused its training, which any other sweep continues."""
+
+DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz")
+"""Files beside a result, written before it: HellaSwag by item, and losses by document."""
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
@@ -174,7 +177,7 @@ class Store:
         directory = self.trial_directory(trial_id)
         target = directory / "attempts" / str(max(self.attempts(trial_id), default=0))
         target.mkdir(parents=True, exist_ok=True)
-        for name in ("items.jsonl.gz", "result.json"):
+        for name in (*DETAIL_FILES, "result.json"):
             if (directory / name).exists():
                 os.replace(directory / name, target / name)
 
@@ -220,14 +223,47 @@ class Store:
         Raises:
             StoreError: the file is damaged.
         """
-        path = self.trial_directory(trial_id) / "items.jsonl.gz"
+        return self._decompress(trial_id, "items.jsonl.gz")
+
+    def write_texts(
+        self,
+        trial_id: str,
+        texts: Mapping[str, Mapping[str, list[float]]],
+        fence: Fence | None = None,
+    ) -> None:
+        """Write losses by document; equal losses give equal bytes."""
+        data = gzip.compress(json.dumps(texts, allow_nan=False).encode(), mtime=0)
+        write_atomic(self.trial_directory(trial_id) / "texts.json.gz", data, fence=fence)
+
+    def texts(self, trial_id: str) -> dict[str, dict[str, list[float]]]:
+        """Return a trial's losses by document; empty if it has none.
+
+        Trials that are scored on the same text have the same documents and tokens.
+
+        Returns:
+            By ``loss`` and, where the trial was served, ``served``: lists of equal length.
+            ``documents``, indices of held-out documents; ``tokens``, how many of each were scored;
+            ``nats``, the sum of their losses; of ``served`` also ``one_shot_nats``, the sum of the
+            one-shot losses of the same tokens.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        data = self._decompress(trial_id, "texts.json.gz")
+        try:
+            return cast(dict[str, dict[str, list[float]]], json.loads(data or b"{}"))
+        except ValueError as error:
+            path = self.trial_directory(trial_id) / "texts.json.gz"
+            raise _damaged_detail(path, error) from None
+
+    def _decompress(self, trial_id: str, name: str) -> bytes:
+        path = self.trial_directory(trial_id) / name
         try:
             return gzip.decompress(path.read_bytes())
         except FileNotFoundError:
             return b""
         except (OSError, EOFError, zlib.error) as error:
-            text = f"{path} cannot be read: {error}"
-            raise StoreError(f"{text}; move the trial's result.json away, submit again") from None
+            raise _damaged_detail(path, error) from None
 
     def attempts(self, trial_id: str) -> list[int]:
         """Return the numbers of a trial's attempts, sorted."""
@@ -344,6 +380,11 @@ def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         For each cell its levels and its trials by seed. A tuned setting is one more level.
     """
     return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
+
+
+def _damaged_detail(path: Path, error: Exception) -> StoreError:
+    text = f"{path} cannot be read: {error}"
+    return StoreError(f"{text}; move the trial's result.json away, submit again")
 
 
 def _check_id(text: str) -> str:

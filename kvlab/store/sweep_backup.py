@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from kvlab.errors import CopyDamaged, UsageError
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.store import Store
+from kvlab.store.store import DETAIL_FILES, Store
 
 # Of each directory the file that completes it comes last.
 SWEEP_FILES = ("search.json", "sweep.json")
@@ -14,7 +14,7 @@ TRAINING_FILES = (
     "config.json", "start.json", "rungs.json", "checkpoints", "final", "diverged.json",
     "training.json",
 )  # fmt: skip
-TRIAL_FILES = ("trial.json", "attempts", "items.jsonl.gz", "result.json")
+TRIAL_FILES = ("trial.json", "attempts", *DETAIL_FILES, "result.json")
 
 
 @dataclass

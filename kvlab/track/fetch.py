@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.store import Store
+from kvlab.store import DETAIL_FILES, Store
 from kvlab.track.connection import connect, redact_uri, translate_errors
 from kvlab.track.run_description import DAMAGED, PARENT, RECORD
 from kvlab.track.runs import iter_runs
@@ -116,7 +116,7 @@ def _fetch_trial(client: "MlflowClient", run: "Run", store: Store) -> None:
     directory = store.trial_directory(run.data.tags["kvlab.trial"])
     directory.mkdir(parents=True)
     artifacts = {file.path for file in client.list_artifacts(run.info.run_id)}
-    for name in ("result.json", "items.jsonl.gz"):
+    for name in ("result.json", *DETAIL_FILES):
         if name in artifacts:
             client.download_artifacts(run.info.run_id, name, str(directory))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.humanize import sanitize_text
-from kvlab.store import Store
+from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.metrics import collect_metrics
 from kvlab.store.store import list_cells
 
@@ -217,7 +217,7 @@ def _tags(
 
 
 def _artifacts(directory: Path, attempts: int | None) -> Iterator[tuple[str, str]]:
-    for name in ("result.json", "items.jsonl.gz"):
+    for name in ("result.json", *DETAIL_FILES):
         if (directory / name).exists():
             yield "", name
     for name in ("log.txt", "traceback.txt"):

@@ -254,6 +254,8 @@ class _TrialRun:
 
     def record_result(self, attempt: Attempt, measured: TrialMeasurements) -> None:
         self.store.write_items(self.trial.id, measured.items, self.fence)
+        if measured.texts:
+            self.store.write_texts(self.trial.id, measured.texts, self.fence)
         provenance = build_provenance(
             self.origin,
             started=attempt.started,

@@ -121,6 +121,7 @@ class TorchStages:
                 tokenizer=self._dataset.tokenizer,
             ),
             items=evaluation.items,
+            texts=evaluation.texts,
             needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )

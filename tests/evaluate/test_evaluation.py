@@ -120,6 +120,32 @@ def test_serving_leaves_the_one_shot_loss_bitwise(served_tokens):
     assert losses[0] == losses[1]
 
 
+def test_losses_are_recorded_by_document():
+    of = experiment(serving={"tie": "adjacent:2"}, served_tokens=64)
+    model = lively(of)
+    text = TEXT.copy()
+    text[::37] = 256
+    evaluation = evaluate(model, SimpleNamespace(validation=text), of)
+    sums = {}
+    for start in window_starts(10):
+        window = torch.from_numpy(text[start : start + 17].astype(np.int64))
+        losses = F.cross_entropy(model(window[None, :-1])[0], window[1:], reduction="none")
+        for place, loss in enumerate(losses.tolist(), start + 1):
+            document = int((text[: place + 1] == 256).sum()) - 1
+            tokens, nats = sums.get(document, (0, 0.0))
+            sums[document] = tokens + 1, nats + loss
+    columns = evaluation.texts["loss"]
+    assert columns["documents"] == sorted(sums)
+    assert columns["tokens"] == [sums[document][0] for document in sorted(sums)]
+    assert columns["nats"] == pytest.approx([sums[document][1] for document in sorted(sums)])
+    served, measured = evaluation.texts["served"], evaluation.measurements
+    assert sum(columns["nats"]) / 160 == pytest.approx(measured["loss"])
+    assert sum(served["tokens"]) == 64
+    assert sum(served["nats"]) / 64 == pytest.approx(measured["loss_served"])
+    gap = (sum(served["nats"]) - sum(served["one_shot_nats"])) / 64
+    assert gap == pytest.approx(measured["serving_gap"])
+
+
 def test_too_little_text_is_refused():
     of = experiment(loss_tokens=2001)
     with pytest.raises(DataError, match="too few"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.spec import load_sweep
-from kvlab.store import Store
+from kvlab.store import DETAIL_FILES, Store
 from kvlab.store.metrics import METRICS
 from kvlab.sweep import plan
 from kvlab.track import Tracker
@@ -50,7 +50,7 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
         assert planned.state == "done", f"trial {trial.id} is {planned.state}"
         result = store.result(trial.id)
         assert result is not None, "done"
-        items = store.trial_directory(trial.id) / "items.jsonl.gz"
+        details = [store.trial_directory(trial.id) / name for name in DETAIL_FILES]
         found[trial.id] = {
             "trial": {key: result[key] for key in ("status", "seed", "kv", "model", "curves")},
             "measurements": {
@@ -58,7 +58,7 @@ def numbers(store: Store, folder: Path) -> dict[str, Any]:
                 for name, value in result["measurements"].items()
                 if is_reproducible(name)
             },
-            "items": _sha256(items) if items.exists() else None,
+            "details": [_sha256(path) for path in details if path.exists()],
         }
         weights = store.training_directory(trial.training_id) / "final" / "model.safetensors"
         record = json.loads((weights.parent.parent / "training.json").read_text())

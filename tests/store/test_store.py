@@ -1,5 +1,6 @@
 """The record on disk: what is read back, what is passed over, what is refused."""
 
+import gzip
 import json
 import os
 import random
@@ -137,6 +138,21 @@ def test_items_come_back_and_equal_items_are_equal_bytes(store):
     store.write_items(ID, iter(items))
     assert (store.trial_directory(ID) / "items.jsonl.gz").read_bytes() == first
     assert list(store.items(OTHER)) == []
+
+
+def test_losses_by_document_come_back_and_equal_ones_are_equal_bytes(store):
+    texts = {"loss": {"documents": [0, 3], "tokens": [5, 11], "nats": [10.25, 0.1]}}
+    assert store.texts(ID) == {}
+    store.write_texts(ID, texts)
+    path = store.trial_directory(ID) / "texts.json.gz"
+    first = path.read_bytes()
+    assert store.texts(ID) == texts
+    store.write_texts(ID, texts)
+    assert path.read_bytes() == first
+    for damage in (first[:20], gzip.compress(b"{")):
+        path.write_bytes(damage)
+        with pytest.raises(StoreError, match=r"texts\.json\.gz cannot be read"):
+            store.texts(ID)
 
 
 def test_a_result_that_is_set_aside_is_kept_with_its_attempt(store):
