@@ -3,11 +3,12 @@
 A fraction of a full design leaves out the cells that differ in one level alone. There an effect is
 a weighted sum of all cells: the least-squares estimate in the model with every main effect (and,
 for an interaction, with that one), in sum-to-zero coding. Terms that the model leaves out bias the
-estimate: its *aliases* are the two-way interactions with a non-zero weight in it (the alias matrix
-of Box and Wilson 1951).
+estimate: its *aliases* are the interactions of two and of three factors with a non-zero weight in
+it (the alias matrix of Box and Wilson 1951). Those of three are named too: in a design of
+resolution IV a main effect has no others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float64]
 
 Change = tuple[tuple[str, str], ...]
-"""A level, or two levels of two factors, each as ``(factor, level)``."""
+"""A level, or the levels of two or three factors, each as ``(factor, level)``."""
 
 Levels = tuple[str, ...]
 Factors = Mapping[str, tuple[str, ...]]
 
 TOLERANCE = 1e-9
+
+ALIAS_SIZES = (2, 3)
+"""Factors of the interactions that may be aliases. Larger ones are taken to be negligible."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Contrast:
 
     Attributes:
         weights: Non-zero weights by cell; they sum to zero.
-        aliases: Interactions that the sum contains a part of.
+        aliases: Interactions that the sum contains a part of: those of two factors come first.
     """
 
     weights: Mapping[Levels, float]
@@ -78,23 +82,27 @@ class Contrasts:
         if np.abs(matrix.T @ weights - target).max() > TOLERANCE:
             return None
         in_model = set(model)
-        aliases = tuple(
-            term
-            for term in self._interactions()
-            if term not in in_model and abs(float(self._column(term) @ weights)) > TOLERANCE
-        )
+        aliases = tuple(term for term in self._iter_biasing(weights) if term not in in_model)
         by_cell = zip(self._cells, weights.tolist(), strict=True)
         return Contrast({cell: w for cell, w in by_cell if abs(w) > TOLERANCE}, aliases)
 
     def _levels(self, factor: str) -> list[tuple[str, str]]:
         return [(factor, level) for level in self._factors[factor][1:]]
 
-    def _interactions(self) -> list[Change]:
-        return [
-            (one, other)
-            for first, second in combinations(self._factors, 2)
-            for one, other in product(self._levels(first), self._levels(second))
-        ]
+    def _iter_biasing(self, weights: "Vector") -> Iterator[Change]:
+        """Yield the interactions with a non-zero weight in a sum of cells, smallest first."""
+        import numpy as np
+
+        for size in ALIAS_SIZES:
+            for factors in combinations(self._factors, size):
+                columns = np.ones((len(self._cells), 1))
+                for factor in factors:
+                    own = np.column_stack([self._column((term,)) for term in self._levels(factor)])
+                    columns = (columns[:, :, None] * own[:, None]).reshape(len(columns), -1)
+                terms = product(*map(self._levels, factors))
+                for term, share in zip(terms, weights @ columns, strict=True):
+                    if abs(share) > TOLERANCE:
+                        yield term
 
     def _column(self, term: Change) -> Any:
         """Return a term's column of the model matrix: 1 at its level, -1 at the baseline."""

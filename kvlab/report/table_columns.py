@@ -23,6 +23,9 @@ from kvlab.report.formatting import (
     in_display_unit,
 )
 
+MAX_NAMED_ALIASES = 8
+"""Aliases named for one effect; the CSV of the table of effects has all of them."""
+
 MAX_LISTED_SEEDS = 4
 """Differences are listed seed by seed up to this number of seeds."""
 
@@ -228,6 +231,15 @@ def append_aliases(
     )
 
 
+def name_aliases(effect: Effect, separator: str) -> str:
+    """Return the first `MAX_NAMED_ALIASES` aliases of an effect, and how many more there are."""
+    more = len(effect.aliases) - MAX_NAMED_ALIASES
+    names = separator.join(map(change_name, effect.aliases[:MAX_NAMED_ALIASES]))
+    return f"{names} and {more} more" if more > 0 else names
+
+
 def _alias_cell(effect: Effect) -> Cell:
+    if not effect.aliases:
+        return EMPTY_CELL
     names = "; ".join(map(change_name, effect.aliases))
-    return Cell(names, names) if names else EMPTY_CELL
+    return Cell(name_aliases(effect, "; "), names)

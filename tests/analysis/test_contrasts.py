@@ -39,7 +39,8 @@ def aliases(contrasts, *names):
 
 def test_aliases_of_the_textbook_half_fraction():
     contrasts = Contrasts(HALF, FACTORS)
-    assert all(aliases(contrasts, name) == set() for name in "abcd")  # with three-way ones alone
+    assert aliases(contrasts, "a") == {"bcd"}
+    assert aliases(contrasts, "c") == {"abd"}
     assert aliases(contrasts, "a", "b") == {"cd"}
     assert aliases(contrasts, "b", "d") == {"ac"}
 
@@ -186,14 +187,14 @@ def test_aliases_of_the_fractions_that_sweeps_have(count, fraction):
         columns = [np.prod([signs[name] for name in effect], axis=0) for effect in (one, other)]
         return abs(int(columns[0] @ columns[1])) == len(cells)
 
-    pairs = list(combinations(names, 2))
+    pairs, triples = (list(combinations(names, size)) for size in (2, 3))
     for effect in [(name,) for name in names] + pairs:
         found = contrasts.of(on(effect))
         if len(effect) == 2 and any(mixed(effect, (name,)) for name in names):
             assert found is None, "it is a main effect"
             continue
-        expected = {on(pair) for pair in pairs if pair != effect and mixed(effect, pair)}
-        assert set(found.aliases) == expected, effect
+        expected = [on(e) for e in pairs + triples if e != effect and mixed(effect, e)]
+        assert list(found.aliases) == expected, effect
 
 
 def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
@@ -219,7 +220,11 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
         exclude=lambda levels: levels not in chosen,
     )
     store = record.write(tmp_path / "store")
-    frozen = {"design": "fractional:2", "rules": [str(rule) for rule in sweep.selection.rules]}
+    frozen = {
+        "design": "fractional:2",
+        "rules": [str(rule) for rule in sweep.selection.rules],
+        "notes": sweep.selection.notes,
+    }
     store.write_sweep({**store.sweep("quarter"), **frozen})
     folder = write_report(store, "quarter", tmp_path)
     text = (folder / "report.md").read_text()
@@ -227,6 +232,13 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
     effects = text.split("## What each level does")[1].split("\n## ")[0]
     assert "estimated by a contrast over all its cells" in effects
     assert "worse" in effects
+    assert "position=rope and norm=rms and sharing=trained" in next(
+        line for line in effects.splitlines() if line.startswith("| heads")
+    )
+    assert (
+        "design has resolution IV; defining relation: I = +heads*position*norm*sharing"
+        in text.replace("\\", "")
+    )
     pairs = text.split("## Alone and together")[1].split("\n## ")[0]
     row = next(
         line for line in pairs.splitlines() if line.startswith("| heads=mqa | position=rope")

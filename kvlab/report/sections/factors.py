@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from kvlab.analysis.effects import Effect, change_name
+from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -20,6 +20,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_signed
+from kvlab.report.table_columns import name_aliases
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_matching import MATCH_FACTOR, SIZES
 
@@ -54,10 +55,6 @@ def _title(study: Study) -> str:
     return " and ".join(titles)
 
 
-MAX_NAMED_ALIASES = 6
-"""Aliases listed in one note; the table of effects has all of them."""
-
-
 def _table(study: Study) -> Table:
     patches = study.sweep.get("patches", {})
     rows = []
@@ -88,6 +85,10 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             absent = f": {'; '.join(combinations)} never occur" if combinations else ""
             text = f"{absent_cells} of {full} combinations are not in the design{absent}."
             yield (f"{text} {partner}",)
+    # the notes of a design name its effects by factors, and here each effect names its aliases
+    for note in study.sweep.get("notes", ()):
+        if " is aliased with " not in note:
+            yield (f"The design has {note}.",)
     for effect in study.effects(study.primary_metric):
         yield from _limit_notes(effect)
     for mode in study.sweep.get("match", ()):
@@ -203,9 +204,7 @@ def _has_data(facts: object) -> bool:
 
 def _limit_notes(effect: Effect) -> Iterator[tuple[Span, ...]]:
     if effect.aliases:
-        listed = ", ".join(map(change_name, effect.aliases[:MAX_NAMED_ALIASES]))
-        more = len(effect.aliases) - MAX_NAMED_ALIASES
-        listed += f" and {more} more" if more > 0 else ""
+        listed = name_aliases(effect, ", ")
         yield Code(effect.name), f" is aliased with {listed}: this design cannot tell them apart."
     elif not effect.pairs_designed:
         yield (

@@ -34,23 +34,53 @@ def fractional_factorial(request: DesignRequest) -> Iterator[Positions]:
         yield request.change_baseline(cell)
 
 
+MAX_NAMED = 8
+"""The most aliases of three factors that the notes name for one effect."""
+
+_ROMAN = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX", "X")
+
+
 def describe_aliasing(request: DesignRequest) -> tuple[str, ...]:
-    """Return the resolution, and for every effect of one or two factors its aliases."""
+    """Return the resolution with the defining relation, and the aliases of every effect.
+
+    Named are effects of one and two factors with their aliases of up to three, as the tables of
+    Box, Hunter and Hunter (2005, chapter 6) have them. A pair of effects is named once.
+    """
     words = _defining_relation(_get_generators(request))
     names = [axis.name for axis in request.axes]
-    constant = ", ".join(_format_signed(word, names) for word in words)
-    lines = [f"resolution {min(map(len, words))}; constant: {constant}"]
+    constant = " = ".join(_format_signed(word, names) for word in words)
+    lines = [f"resolution {_format_resolution(words)}; defining relation: I = {constant}"]
     for size in (1, 2):
         for effect in map(frozenset, combinations(range(len(names)), size)):
-            aliases = [(effect ^ word, _sign(word)) for word in words if len(effect ^ word) <= 2]
-            others = [
-                f"{sign}{_format_word(alias, names)}"
-                for alias, sign in sorted(aliases, key=lambda a: (len(a[0]), sorted(a[0])))
-                if size == 1 or (len(alias) == 2 and sorted(effect) < sorted(alias))
+            aliases = [
+                (effect ^ word, _sign(word)) for word in words if _is_named(effect, effect ^ word)
             ]
-            if others:
-                lines.append(f"{_format_word(effect, names)} is aliased with {', '.join(others)}")
+            if aliases:
+                listed = _format_aliases(aliases, names)
+                lines.append(f"{_format_word(effect, names)} is aliased with {listed}")
     return tuple(lines)
+
+
+def _format_resolution(words: list[Word]) -> str:
+    """Return the length of the shortest word as a Roman numeral (Box and Hunter 1961)."""
+    shortest = min(map(len, words))
+    return _ROMAN[shortest] if shortest < len(_ROMAN) else str(shortest)
+
+
+def _is_named(effect: Word, alias: Word) -> bool:
+    if len(alias) == len(effect):
+        return sorted(effect) < sorted(alias)
+    return len(effect) < len(alias) <= 3
+
+
+def _format_aliases(aliases: list[tuple[Word, str]], names: Sequence[str]) -> str:
+    """Return all aliases of up to two factors, and up to `MAX_NAMED` of three."""
+    aliases.sort(key=lambda alias: (len(alias[0]), sorted(alias[0])))
+    count = sum(len(word) < 3 for word, _ in aliases) + MAX_NAMED
+    texts = [f"{sign}{_format_word(word, names)}" for word, sign in aliases[:count]]
+    if len(aliases) > count:
+        texts.append(f"and {len(aliases) - count} more of three factors")
+    return ", ".join(texts)
 
 
 def _get_generators(request: DesignRequest) -> dict[int, Word]:
