@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
@@ -60,6 +61,7 @@ class Study:
         self.sections = own_sections if sections is None else tuple(sections)
         self._effects: dict[str, list[Effect]] = {}
         self._interactions: dict[str, list[Effect]] = {}
+        self._rankings: dict[str, Ranking] = {}
 
     @classmethod
     def load(cls, store: Store, name: str, sections: Sequence[str] | None = None) -> "Study":
@@ -165,35 +167,41 @@ class Study:
                 return int(row.record["model"]["parameters"])
         return None
 
-    def paired_difference(self, levels: Levels, other: Levels, metric: str) -> Estimate | None:
-        """Estimate a cell's value minus another's, over the seeds that both have.
+    @cached_property
+    def diverged_cells(self) -> dict[Levels, int]:
+        """Cells any of whose trials diverged, with the number of these trials.
 
-        None if they share no seed.
+        The other trials flatter such a cell: it is never the best, whatever their mean.
         """
-        values, other_values = self.values(levels, metric), self.values(other, metric)
-        seeds = sorted(values.keys() & other_values.keys())
-        if not seeds:
-            return None
-        scale = max(abs(values[seed]) for seed in seeds)
-        differences = [values[seed] - other_values[seed] for seed in seeds]
-        return estimate(differences, scale, in_steps=METRICS[metric].is_share)
+        counts = Counter(row.levels for row in self.rows if row.status == "diverged")
+        return {levels: counts[levels] for levels in self.cells if levels in counts}
 
-    def baseline_difference(self, levels: Levels) -> Estimate | None:
-        """Estimate a cell's primary metric minus the baseline's; None for the baseline itself."""
-        if levels == self.baseline:
-            return None
-        return self.paired_difference(levels, self.baseline, self.primary_metric)
+    def ranking(self, metric: str) -> Ranking:
+        """Return the ranking of all cells in a metric, with those that diverged."""
+        if metric not in self._rankings:
+            info = METRICS[metric]
+            self._rankings[metric] = Ranking(
+                {levels: self.values(levels, metric) for levels in self.cells},
+                self.baseline,
+                {c: {row.training for row in rows.values()} for c, rows in self.cells.items()},
+                higher_is_better=info.better == "higher",
+                in_steps=info.is_share,
+                alpha=self.decide.alpha,
+            )
+        return self._rankings[metric]
+
+    def ranked_means(self, metric: str) -> dict[Levels, float]:
+        """Return the means by which cells are ranked, without the cells that diverged."""
+        means = self.ranking(metric).means
+        return {levels: mean for levels, mean in means.items() if levels not in self.diverged_cells}
 
     @cached_property
-    def significant_cells(self) -> frozenset[Levels]:
-        """Cells that differ from the baseline in `primary_metric`, Holm-corrected for all cells.
+    def cell_differences(self) -> dict[Levels, Estimate]:
+        """Every cell's primary metric minus the baseline's, with simultaneous intervals.
 
-        The correction holds for a sentence that picks any one of them.
+        They hold for all cells together, so also for one that was picked.
         """
-        metric = self.primary_metric
-        return select_significant(
-            {c: self.paired_difference(c, self.baseline, metric) for c in self.cells}
-        )
+        return self.ranking(self.primary_metric).against(self.baseline)
 
     @cached_property
     def serving_gaps(self) -> dict[Levels, Estimate]:

@@ -1,12 +1,24 @@
-"""Pareto fronts of cost against quality, and the best cell within each memory budget."""
+"""Pareto fronts of cost against quality, and the best cell within each memory budget.
 
-from collections.abc import Callable, Iterator, Mapping
+Cells that diverged at any seed are in neither: `Study.ranked_means`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvlab.analysis.rankings import Best
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.report.formatting import format_binary_size, format_exact_bytes, format_metric
+from kvlab.humanize import format_count
+from kvlab.report.formatting import (
+    difference_unit,
+    format_binary_size,
+    format_exact_bytes,
+    format_magnitude,
+    format_metric,
+)
+from kvlab.report.table_columns import join_names
 from kvlab.store.metrics import METRICS
 
 BUDGET_CONTEXT = 1024
@@ -64,19 +76,22 @@ COSTS: dict[str, Cost] = {
 
 @dataclass(frozen=True)
 class CellPoint:
-    """A cell's cost and mean quality.
+    """A cell's cost and quality.
 
     Attributes:
         levels: The cell.
         cost: Its cost.
-        mean: Its mean quality.
+        mean: Its quality, as ranked: see `kvlab.analysis.rankings`.
         is_on_front: Whether no other cell is better in one and at least as good in the other.
+        rivals: Of a cell on the front: cells of at most its cost that it is not told apart from,
+            in order of cost. It may be on the front by chance.
     """
 
     levels: Levels
     cost: float
     mean: float
     is_on_front: bool
+    rivals: tuple[Levels, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,16 +101,18 @@ class BudgetBest:
     Attributes:
         condition: The budget in words.
         budget: Bytes per `BUDGET_CONTEXT` tokens.
-        n_fitting: Number of cells that fit.
-        best: The best cell.
-        second: The second best cell, if another one fits.
+        n_fitting: Number of cells that fit and did not diverge.
+        point: The best of them.
+        choice: The same cell with those that may be the best instead, for all budgets together.
+        diverged: Cells that fit and diverged.
     """
 
     condition: str
     budget: int
     n_fitting: int
-    best: CellPoint
-    second: CellPoint | None
+    point: CellPoint
+    choice: Best
+    diverged: tuple[Levels, ...]
 
 
 def memory_front(study: Study) -> list[CellPoint]:
@@ -116,7 +133,7 @@ def cost_front(study: Study, metric: str, cost: Cost) -> list[CellPoint]:
 
 def _mark_front(study: Study, metric: str, costs: Mapping[Levels, float]) -> list[CellPoint]:
     sign = _loss_sign(metric)
-    means = study.means(metric)
+    means = study.ranked_means(metric)
     cells = [(levels, costs[levels], mean) for levels, mean in means.items() if levels in costs]
     cells.sort(key=lambda one: (one[1], sign * one[2], study.cell_index(one[0])))
     points: list[CellPoint] = []
@@ -124,9 +141,13 @@ def _mark_front(study: Study, metric: str, costs: Mapping[Levels, float]) -> lis
     for levels, cost, mean in cells:
         # Cells that tie in both cost and quality are all on the front: none beats the other.
         is_on_front = sign * mean < best or (sign * mean == best and cost == best_cost)
+        rivals: tuple[Levels, ...] = ()
         if is_on_front:
             best, best_cost = sign * mean, cost
-        points.append(CellPoint(levels, cost, mean, is_on_front))
+            cheaper = (point.levels for point in points)
+            ranking = study.ranking(metric)
+            rivals = tuple(one for one in cheaper if not ranking.told_apart(levels, one))
+        points.append(CellPoint(levels, cost, mean, is_on_front, rivals))
     return points
 
 
@@ -145,22 +166,62 @@ def bytes_per_context(study: Study) -> dict[Levels, float]:
     return sizes
 
 
-def best_cells_by_budget(study: Study) -> Iterator[BudgetBest]:
-    """Yield the best cell of every budget: powers of two below the baseline's bytes.
+def best_cells_by_budget(study: Study) -> list[BudgetBest]:
+    """Return the best cell of every budget: powers of two below the baseline's bytes.
 
     It ends at the smallest budget that any cell fits.
     """
     sizes = bytes_per_context(study)
-    points = _mark_front(study, study.primary_metric, sizes)
+    points = {p.levels: p for p in _mark_front(study, study.primary_metric, sizes)}
     base = sizes.get(study.baseline)
     if base is None or not points:
-        return
-    sign = _loss_sign(study.primary_metric)
-    ranked = sorted(points, key=lambda point: (sign * point.mean, point.cost))
+        return []
+    smallest = min(point.cost for point in points.values())
     budget = 1 << (max(1, int(-(-base // 1))) - 1).bit_length() - 1
-    while budget >= points[0].cost:
-        fitting = [point for point in ranked if point.cost <= budget]
-        second = fitting[1] if len(fitting) > 1 else None
-        condition = f"within {format_binary_size(budget)} per {BUDGET_CONTEXT:,} tokens"
-        yield BudgetBest(condition, budget, len(fitting), fitting[0], second)
+    fitting: dict[int, list[Levels]] = {}
+    while budget >= smallest:
+        fitting[budget] = [c for c, point in points.items() if point.cost <= budget]
         budget //= 2
+    ranking = study.ranking(study.primary_metric)
+    n_choices = len({frozenset(cells) for cells in fitting.values()})
+    choices = {size: ranking.best(cells, choices=n_choices) for size, cells in fitting.items()}
+    return [
+        BudgetBest(
+            f"within {format_binary_size(size)} per {BUDGET_CONTEXT:,} tokens",
+            size,
+            len(fitting[size]),
+            points[choice.levels],
+            choice,
+            tuple(c for c in study.diverged_cells if sizes.get(c, float("inf")) <= size),
+        )
+        for size, choice in choices.items()
+        if choice is not None
+    ]
+
+
+def describe_choice(study: Study, best: BudgetBest) -> str:
+    """Describe how far the best cell of a budget is told apart from the others that fit."""
+    metric, choice = study.primary_metric, best.choice
+    others = best.n_fitting - 1
+    if not others:
+        text = "; no other fits"
+    elif not choice.rivals:
+        text = f", better than {'the other' if others == 1 else f'all {others:,} others'} that fit"
+        text += "s" if others == 1 else ""
+    elif choice.largest_loss is None:
+        text = f" (one seed: not told apart from the other {others:,})"
+    else:
+        names = join_names([study.label(levels) for levels in choice.rivals])
+        loss = f"{format_magnitude(metric, choice.largest_loss)} {difference_unit(metric)}"
+        text = f"; not told apart from {names}, and worse than the best of them by at most {loss}"
+    return text + describe_divergence(study, best.diverged)
+
+
+def describe_divergence(study: Study, cells: Sequence[Levels]) -> str:
+    """Name cells that diverged, in a clause; empty without cells."""
+    counts = [
+        f"{study.label(levels)} at {study.diverged_cells[levels]} of"
+        f" {format_count(len(study.cells[levels]), 'seed')}"
+        for levels in cells
+    ]
+    return f" (not ranked, since trials diverged: {join_names(counts)})" if counts else ""

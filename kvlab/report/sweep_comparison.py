@@ -186,7 +186,7 @@ def _compare_budgets(before: Study, after: Study) -> Iterator[Conclusion]:
     """Compare the best cell of every budget that either has."""
     by_study = [
         {
-            best.condition: _cell_name(study, best.best.levels)
+            best.condition: _cell_name(study, best.point.levels)
             for best in best_cells_by_budget(study)
         }
         for study in (before, after)

@@ -29,6 +29,9 @@ MAX_NAMED_ALIASES = 8
 MAX_LISTED_SEEDS = 4
 """Differences are listed seed by seed up to this number of seeds."""
 
+MAX_LISTED_CELLS = 3
+"""Cells are named up to this number, and one more."""
+
 
 def mean_column(title: str, unit: str = "", hint: str = "") -> Column:
     """Return a column of `mean_cell` cells; its CSV has the mean and its standard deviation.
@@ -97,10 +100,57 @@ def difference_cell(metric: str, value: float) -> Cell:
     return Cell(format_difference(metric, value), in_display_unit(metric, value))
 
 
-def baseline_difference_cell(study: Study, levels: Levels) -> Cell:
-    """Return a cell's difference from the baseline in the primary metric."""
-    estimate = study.baseline_difference(levels)
-    return EMPTY_CELL if estimate is None else difference_cell(study.primary_metric, estimate.value)
+def baseline_difference_columns(metric: str) -> tuple[Column, Column]:
+    """Return the columns of `baseline_difference_cells`."""
+    title = f"against baseline ({difference_unit(metric)})"
+    return Column(title, True, "paired by seed"), joint_interval_column(metric)
+
+
+def joint_interval_column(metric: str) -> Column:
+    """Return a column of 95% intervals that hold for all cells together."""
+    title, hint = "simultaneous 95% CI", "of the difference, for all cells together"
+    return range_column(title, difference_unit(metric), hint)
+
+
+def baseline_difference_cells(study: Study, levels: Levels) -> tuple[Cell, Cell]:
+    """Return a cell's primary metric minus the baseline's, and its simultaneous interval."""
+    estimate = study.cell_differences.get(levels)
+    if estimate is None:
+        return EMPTY_CELL, EMPTY_CELL
+    value = difference_cell(study.primary_metric, estimate.value)
+    if estimate.kind != "tested":
+        return value, EMPTY_CELL
+    return value, range_cell(study.primary_metric, estimate.low, estimate.high)
+
+
+def names_cell(study: Study, cells: Sequence[Levels]) -> Cell:
+    """Return the names of cells, of which many are counted; the CSV has them all."""
+    if not cells:
+        return EMPTY_CELL
+    names = [study.label(levels) for levels in cells]
+    return Cell(join_names(names), len(names), csv=("; ".join(names),))
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names, and count those after the first `MAX_LISTED_CELLS`."""
+    listed = names if len(names) <= MAX_LISTED_CELLS + 1 else names[:MAX_LISTED_CELLS]
+    text, rest = ", ".join(listed), len(names) - len(listed)
+    return f"{text} and {rest:,} more" if rest else text
+
+
+def divergence_columns(study: Study) -> tuple[Column, ...]:
+    """Return the column of `divergence_cells`; none if no trial diverged."""
+    hint = "trials that diverged, of all; such a cell is never the best"
+    column = Column("diverged", True, hint, ("diverged", "trials"))
+    return (column,) if study.diverged_cells else ()
+
+
+def divergence_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
+    if not study.diverged_cells:
+        return ()
+    count, total = study.diverged_cells.get(levels, 0), len(study.cells[levels])
+    text = f"{count} of {total}" if count else "0"
+    return (Cell(text, count, "bad" if count else "muted", csv=(count, total)),)
 
 
 def value_cell(metric: str, value: float) -> Cell:

@@ -35,6 +35,10 @@ def test_fronts_by_their_definition(tmp_path, metric, cost):
     assert {p.levels for p in found if p.is_on_front} == {
         p.levels for p in found if not beaten(p, found, sign)
     }
+    assert all(
+        not set(p.rivals) - {q.levels for q in found if q.cost <= p.cost} - {p.levels}
+        for p in found
+    )
     assert [p.cost for p in found] == sorted(p.cost for p in found)
 
 
@@ -58,16 +62,16 @@ def sized(tmp_path, **changes):
 
 def test_the_best_cell_in_every_budget(tmp_path):
     found = [
-        (best.condition, best.best.levels[0], best.second.levels[0] if best.second else None)
+        (best.condition, best.point.levels[0], best.n_fitting, best.choice.rivals)
         for best in best_cells_by_budget(sized(tmp_path))
     ]
     assert found[:3] == [
-        ("within 2 MiB per 1,024 tokens", "b", "d"),
-        ("within 1 MiB per 1,024 tokens", "d", "c"),
-        ("within 512 KiB per 1,024 tokens", "e", "f"),
+        ("within 2 MiB per 1,024 tokens", "b", 5, ()),
+        ("within 1 MiB per 1,024 tokens", "d", 4, ()),
+        ("within 512 KiB per 1,024 tokens", "e", 2, ()),
     ]
     assert found[3:] == [
-        (f"within {size} KiB per 1,024 tokens", "f", None)
+        (f"within {size} KiB per 1,024 tokens", "f", 1, ())
         for size in (256, 128, 64, 32, 16, 8, 4, 2, 1)
     ]
 
@@ -107,5 +111,57 @@ def test_one_seed_tells_nothing_apart(tmp_path):
     record = Sized(factors={"size": tuple("abcd")}, seeds=(0,))
     text = (write_report(record.write(tmp_path / "s"), "made", tmp_path) / "report.md").read_text()
     section = text.split("## At equal memory")[1].split("\n## ")[0]
-    assert "(one seed: not tested)" in section
-    assert "told apart" not in section
+    assert "(one seed: not told apart from the other 2)" in section
+    assert "better than" not in section
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7])
+def test_what_diverged_stands_on_no_front_and_wins_no_budget(tmp_path, share):
+    """Half of the cells lose trials at random: the luckiest seeds that are left make no winner."""
+
+    def status(levels, seed):
+        luck = random.Random(f"{sorted(levels.items())} {seed} {share}")
+        is_fragile = "mqa" in levels.values()
+        return "diverged" if is_fragile and luck.random() < share else "done"
+
+    class Flattered(Record):
+        def loss(self, levels, seed):
+            gain = 1.0 if "mqa" in levels.values() else 0.0
+            return super().loss(levels, seed) - gain
+
+    record = Flattered(status=status)
+    found = Study.load(record.write(tmp_path / "store"), record.name)
+    diverged = {row.levels for row in found.rows if row.status == "diverged"}
+    assert set(found.diverged_cells) == diverged
+    assert 0 < len(diverged) < len(found.cells)
+    for cost in COSTS.values():
+        assert not diverged & {p.levels for p in cost_front(found, "loss_served", cost)}
+    for best in best_cells_by_budget(found):
+        assert not diverged & {best.point.levels, *best.choice.rivals}
+        assert set(best.diverged) <= diverged
+    folder = write_report(found._store, record.name, tmp_path)
+    text = (folder / "report.md").read_text()
+    answer = text.split("## The answer")[1].split("\n## ")[0]
+    named = {f"**{found.label(levels)}**" for levels in diverged}
+    assert not [name for name in named if name in answer]
+    section = text.split("## At equal memory")[1].split("\n## ")[0]
+    assert "not ranked, since trials diverged" in section
+
+
+def test_cells_on_the_front_by_chance_are_marked(tmp_path):
+    class Even(Sized):
+        worth = {**Sized.worth, "d": 4.0, "e": 4.0, "c": 4.0}  # noqa: RUF012
+
+        def loss(self, levels, seed):
+            own = random.Random(f"{levels} {seed}").gauss(0, 0.01)
+            return self.worth[levels["size"]] + own
+
+    record = Even(factors={"size": tuple("abcdef")}, seeds=(0, 1, 2, 3, 4))
+    found = Study.load(record.write(tmp_path / "store"), record.name)
+    front = {
+        p.levels[0]: {levels[0] for levels in p.rivals}
+        for p in memory_front(found)
+        if p.is_on_front
+    }
+    assert front["f"] == front["e"] == front["b"] == set(), "better than every smaller cell"
+    assert all(rivals and rivals <= set("cde") for cell, rivals in front.items() if cell in "acd")

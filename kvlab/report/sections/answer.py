@@ -12,7 +12,7 @@ from kvlab.report.formatting import (
     format_metric,
     format_ratio,
 )
-from kvlab.report.pareto_front import best_cells_by_budget, memory_front
+from kvlab.report.pareto_front import best_cells_by_budget, describe_choice, memory_front
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
@@ -119,12 +119,13 @@ def _describe_savings(study: Study) -> Paragraph:
         f" {_size_clause(base, smallest.cost)}",
         _baseline_clause(study, smallest.levels),
     ]
-    bests = [best for best in best_cells_by_budget(study) if best.best.levels != smallest.levels]
+    bests = [best for best in best_cells_by_budget(study) if best.point.levels != smallest.levels]
     if bests:
-        best = bests[0].best
-        spans += [f"; {bests[0].condition} the best cell is ", Strong(study.label(best.levels))]
-        clause = _baseline_clause(study, best.levels)
-        spans.append(f" at {format_metric(metric, best.mean)}{clause}")
+        point = bests[0].point
+        spans += [f"; {bests[0].condition} the best cell is ", Strong(study.label(point.levels))]
+        clause = _baseline_clause(study, point.levels)
+        choice = describe_choice(study, bests[0])
+        spans.append(f" at {format_metric(metric, point.mean)}{clause}{choice}")
     return Paragraph((*spans, "."))
 
 
@@ -140,7 +141,7 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
     if levels == study.baseline:
         return ""
     metric = study.primary_metric
-    estimate = study.paired_difference(levels, study.baseline, metric)
+    estimate = study.cell_differences.get(levels)
     if estimate is None:
         return ""
     text = f", {format_difference(metric, estimate.value)} against the baseline"
@@ -148,8 +149,8 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
         return f"{text} (at one seed)"
     if estimate.kind != "tested":
         return text
-    noise = _noise_clause(estimate, levels in study.significant_cells)
-    return f"{text} ({_interval_clause(metric, estimate)}{noise})"
+    noise = ", within noise" if estimate.low <= 0 <= estimate.high else ""
+    return f"{text} (simultaneous {_interval_clause(metric, estimate)}{noise})"
 
 
 def _interval_clause(metric: str, estimate: Estimate) -> str:

@@ -6,18 +6,18 @@ from kvlab.humanize import format_count
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Section, Table, cell, paragraph
 from kvlab.report.formatting import (
     PLUS_MINUS,
-    difference_unit,
     format_mebibytes,
     format_megabytes,
     format_ratio,
     short_title,
 )
 from kvlab.report.table_columns import (
-    difference_cell,
-    interval_column,
+    baseline_difference_cells,
+    baseline_difference_columns,
+    divergence_cells,
+    divergence_columns,
     mean_cell,
     mean_column,
-    range_cell,
     title_with_unit,
 )
 from kvlab.store.metrics import METRICS
@@ -30,25 +30,29 @@ def report_cells(study: Study) -> Section | None:
     metric = study.primary_metric
     note = paragraph(
         f"Mean {PLUS_MINUS} standard deviation over n seeds (none with one). The difference is"
-        " paired: cell minus baseline at the same seed, then averaged; its 95% interval is a"
-        " t interval over the seeds alone, so with two or three seeds it is wide; it is for this"
-        " cell alone, and of many cells one in twenty lies outside. For what a level does, read"
-        " the effects below, which use all matched pairs.",
+        " paired: cell minus baseline at the same seed, then averaged. Its 95% intervals hold for"
+        " all cells together, so also for one that is picked from the table; with two or three"
+        " seeds they are wide. Their error is the larger of the cell's own over seeds and the"
+        f" average of all cells{_OWN}. For what a level does, read the effects below, which use all"
+        " matched pairs.",
     )
     columns = [Column(factor) for factor in study.factors]
     columns += [
         Column("n", True, "trials measured"),
+        *divergence_columns(study),
         Column("KV MB", True, "10^6 bytes, one sequence at block size"),
         Column("KV MiB", True, "2^20 bytes, one sequence at block size"),
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
         mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
         *_one_shot_columns(study),
-        Column(f"against baseline ({difference_unit(metric)})", True, "paired by seed"),
-        interval_column(metric, "of the difference, over seeds"),
+        *baseline_difference_columns(metric),
     ]
     rows = tuple(_row(study, levels, metric) for levels in study.cells)
     caption = f"{format_count(len(rows), 'cell')}; the baseline is the first."
     return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
+
+
+_OWN = " (of cells that share trained weights: its own)"
 
 
 def _one_shot_columns(study: Study) -> list[Column]:
@@ -69,9 +73,10 @@ def _row(study: Study, levels: Levels, metric: str) -> Row:
     entries = (
         *names,
         count,
+        *divergence_cells(study, levels),
         *_size_cells(study, levels),
         *means,
-        *_difference_cells(study, levels, metric),
+        *baseline_difference_cells(study, levels),
     )
     return Row(entries, study.cell_key(levels), "" if values else "muted")
 
@@ -86,13 +91,3 @@ def _size_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
         cell(format_mebibytes(stored), stored / 2**20),
         ratio,
     )
-
-
-def _difference_cells(study: Study, levels: Levels, metric: str) -> tuple[Cell, Cell]:
-    estimate = study.baseline_difference(levels)
-    if estimate is None:
-        return EMPTY_CELL, EMPTY_CELL
-    value = difference_cell(metric, estimate.value)
-    if estimate.kind != "tested":
-        return value, EMPTY_CELL
-    return value, range_cell(metric, estimate.low, estimate.high)

@@ -1,6 +1,5 @@
-"""At equal memory: the best cell within each budget, compared with the second best."""
+"""At equal memory: the best cell within each budget, and those that may be best instead."""
 
-from kvlab.analysis.statistics import ALPHA, UNTESTED
 from kvlab.analysis.study import Study
 from kvlab.report.document import (
     EMPTY_CELL,
@@ -19,8 +18,10 @@ from kvlab.report.formatting import (
     difference_unit,
     display_unit,
     format_binary_size,
+    format_magnitude,
     format_mebibytes,
     format_metric,
+    in_display_unit,
     short_title,
 )
 from kvlab.report.pareto_front import (
@@ -28,12 +29,12 @@ from kvlab.report.pareto_front import (
     BudgetBest,
     best_cells_by_budget,
     bytes_per_context,
+    describe_choice,
 )
 from kvlab.report.table_columns import (
-    baseline_difference_cell,
-    difference_cell,
-    interval_column,
-    range_cell,
+    baseline_difference_cells,
+    baseline_difference_columns,
+    names_cell,
     title_with_unit,
     value_cell,
 )
@@ -42,18 +43,21 @@ from kvlab.store.metrics import METRICS
 
 def report_equal_memory(study: Study) -> Section | None:
     """Report the best cell within each memory budget."""
-    bests = list(best_cells_by_budget(study))
+    bests = best_cells_by_budget(study)
     if not bests:
         return None
     base = bytes_per_context(study)[study.baseline]
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
     sizes = " or ".join(f"{block:,}" for block in blocks)
     note = paragraph(
-        "Cells that fit in the same memory, ranked by the mean"
-        f" {METRICS[study.primary_metric].title}. Budgets are KV bytes per {BUDGET_CONTEXT:,}"
-        f" tokens of a sequence as long as the block size ({sizes} tokens); the baseline takes"
-        f" {format_mebibytes(base)} MiB of them. The best of many is in part the luckiest:"
-        " intervals between the two best do not allow for that.",
+        "Cells that fit in the same memory, ranked by the"
+        f" {METRICS[study.primary_metric].title}: the baseline's mean plus the paired difference"
+        f" from it, so that cells with other seeds compare. Budgets are KV bytes per"
+        f" {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size ({sizes} tokens); the"
+        f" baseline takes {format_mebibytes(base)} MiB of them. A cell is told apart from the best"
+        " by a multiple comparison with the best (Hsu): with 95% probability the truly best cell"
+        " of every budget is the one named or one that may be the best instead. A cell of which"
+        " any trial diverged is not ranked.",
     )
     sentences = Bullets(tuple(_describe_best(study, best) for best in bests))
     return Section("At equal memory", (note, sentences, _table(study, bests)))
@@ -62,16 +66,12 @@ def report_equal_memory(study: Study) -> Section | None:
 def _describe_best(study: Study, best: BudgetBest) -> tuple[Span, ...]:
     metric = study.primary_metric
     condition = best.condition[:1].upper() + best.condition[1:]
-    spans: list[Span] = [
+    return (
         f"{condition} the best cell is ",
-        Strong(study.label(best.best.levels)),
-        f" at {format_metric(metric, best.best.mean)} {display_unit(metric)}",
-    ]
-    if best.second is None:
-        return (*spans, "; no other fits.")
-    _, _, verdict = _compare_with_second(study, best)
-    spans += ["; next is ", Strong(study.label(best.second.levels)), f" ({verdict})."]
-    return tuple(spans)
+        Strong(study.label(best.point.levels)),
+        f" at {format_metric(metric, best.point.mean)} {display_unit(metric)}"
+        f"{describe_choice(study, best)}.",
+    )
 
 
 def _table(study: Study, bests: list[BudgetBest]) -> Table:
@@ -83,20 +83,16 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
         Column("best cell"),
         Column("its MiB", True, f"2^20 bytes per {BUDGET_CONTEXT:,} tokens"),
         Column(title_with_unit(metric, short_title(metric)), True),
-        Column("against baseline", True, "paired by seed", (f"against baseline ({unit})",)),
-        Column("next best"),
-        Column(f"next minus best ({unit})", True, "paired by seed"),
-        interval_column(metric, "of next minus best"),
-        Column("verdict"),
+        *baseline_difference_columns(metric),
+        Column("may be best instead", hint="cells that are not told apart from the best"),
+        Column(f"worse than the best by at most ({unit})", True, "95%, for all budgets together"),
     )
     rows = tuple(_row(study, best) for best in bests)
     return Table("equal-memory", "The best cell in every budget.", columns, rows)
 
 
 def _row(study: Study, best: BudgetBest) -> Row:
-    metric, point = study.primary_metric, best.best
-    value, interval, verdict = _compare_with_second(study, best)
-    second = cell(study.label(best.second.levels)) if best.second else EMPTY_CELL
+    metric, point = study.primary_metric, best.point
     return Row(
         (
             cell(format_binary_size(best.budget), best.budget),
@@ -104,28 +100,15 @@ def _row(study: Study, best: BudgetBest) -> Row:
             cell(study.label(point.levels)),
             cell(format_mebibytes(point.cost), point.cost / 2**20),
             value_cell(metric, point.mean),
-            baseline_difference_cell(study, point.levels),
-            second,
-            value,
-            interval,
-            cell(verdict, tone="" if verdict == "told apart" else "muted"),
+            *baseline_difference_cells(study, point.levels),
+            names_cell(study, best.choice.rivals),
+            _loss_cell(metric, best.choice.largest_loss),
         ),
         study.cell_key(point.levels),
     )
 
 
-def _compare_with_second(study: Study, best: BudgetBest) -> tuple[Cell, Cell, str]:
-    """Return the second best minus the best: value, interval and verdict."""
-    metric = study.primary_metric
-    if best.second is None:
-        return EMPTY_CELL, EMPTY_CELL, "alone"
-    estimate = study.paired_difference(best.second.levels, best.best.levels, metric)
-    if estimate is None:
-        return EMPTY_CELL, EMPTY_CELL, "no shared seed"
-    value = difference_cell(metric, estimate.value)
-    if estimate.kind != "tested":
-        return value, EMPTY_CELL, UNTESTED.get(estimate.kind, "told apart")
-    n_cells = len(study.means(metric))
-    n_pairs = n_cells * (n_cells - 1) // 2  # any two of them could have come out as the best
-    verdict = "told apart" if estimate.p * n_pairs < ALPHA else "within noise"
-    return value, range_cell(metric, estimate.low, estimate.high), verdict
+def _loss_cell(metric: str, loss: float | None) -> Cell:
+    if loss is None:
+        return EMPTY_CELL
+    return Cell(format_magnitude(metric, loss), in_display_unit(metric, loss))

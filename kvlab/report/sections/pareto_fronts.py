@@ -17,7 +17,6 @@ from kvlab.report.document import (
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.formatting import (
     PLUS_MINUS,
-    difference_unit,
     display_unit,
     format_mebibytes,
     format_megabytes,
@@ -27,10 +26,19 @@ from kvlab.report.formatting import (
     short_title,
 )
 from kvlab.report.hellaswag_outcomes import all_at_chance
-from kvlab.report.pareto_front import COSTS, CellPoint, Cost, cost_front, memory_front
+from kvlab.report.pareto_front import (
+    COSTS,
+    CellPoint,
+    Cost,
+    cost_front,
+    describe_divergence,
+    memory_front,
+)
 from kvlab.report.table_columns import (
-    baseline_difference_cell,
+    baseline_difference_cells,
+    baseline_difference_columns,
     mean_and_spread,
+    names_cell,
     title_with_unit,
     value_cell,
 )
@@ -49,10 +57,13 @@ def report_pareto(study: Study) -> Section | None:
     title = METRICS[study.primary_metric].title
     note = paragraph(
         f"A cell is on the front if no other cell stores as few bytes with a better {title};"
-        f" {len(front)} of {format_count(len(cell_points), 'cell')} are. The front is drawn"
-        " through means over seeds: neighbours whose difference is within noise could change"
-        " places. Bars of standard deviations over seeds contain what all cells share at a seed,"
-        " which paired differences do not.",
+        f" {len(front)} of {format_count(len(cell_points), 'cell')} are."
+        f"{describe_divergence(study, tuple(study.diverged_cells))} Cells are ranked by the"
+        " baseline's mean plus the paired difference from it. A cell is on the front by more than"
+        " chance if it is better than every cell of at most its bytes; the table names those that"
+        " it is not told apart from, at"
+        f" {study.decide.alpha:g} for all cells together. Bars of standard deviations over seeds"
+        " contain what all cells share at a seed, which paired differences do not.",
     )
     figure = _figure(study, study.primary_metric, "stored", cell_points)
     contents: list[Content] = [note, figure, _table(study, front)]
@@ -146,7 +157,7 @@ def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool)
         study.label(point.levels),
         cost.format(point.cost),
         f"{quality} (n = {len(values)})",
-        "on the front" if point.is_on_front else "dominated",
+        _membership(point) if point.is_on_front else "dominated",
     )
     mean = in_display_unit(metric, point.mean)
     label = study.label(point.levels) if named else ""
@@ -157,7 +168,7 @@ def _point(study: Study, metric: str, cost: Cost, point: CellPoint, named: bool)
 
 
 def _table(study: Study, front: list[CellPoint]) -> Table:
-    metric, delta = study.primary_metric, difference_unit(study.primary_metric)
+    metric = study.primary_metric
     base = study.kv_bytes(study.baseline)
     rows = []
     for point in front:
@@ -169,7 +180,8 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
             cell(format_mebibytes(point.cost), point.cost / 2**20),
             EMPTY_CELL if ratio is None else cell(format_ratio(ratio), ratio),
             value_cell(metric, point.mean),
-            baseline_difference_cell(study, point.levels),
+            *baseline_difference_cells(study, point.levels),
+            names_cell(study, point.rivals),
         )
         rows.append(Row(entries, study.cell_key(point.levels)))
     columns = (
@@ -178,26 +190,33 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
         Column("MB", True, "10^6 bytes"),
         Column("MiB", True, "2^20 bytes"),
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
-        Column(title_with_unit(metric, short_title(metric)), True, "mean over seeds"),
-        Column("against baseline", True, "paired by seed", (f"against baseline ({delta})",)),
+        Column(title_with_unit(metric, short_title(metric)), True, "as ranked"),
+        *baseline_difference_columns(metric),
+        Column("not told apart from", hint="cells of at most its bytes that may be as good"),
     )
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
 
 
 def _membership_table(study: Study, fronts: Fronts) -> Table:
     """List the cells that are on a front, and on which."""
-    fronts_levels = [
-        {point.levels for point in cell_points if point.is_on_front}
-        for cell_points in fronts.values()
-    ]
+    by_front = [{p.levels: p for p in points if p.is_on_front} for points in fronts.values()]
     rows = []
     for levels in study.cells:
-        is_member = [levels in front for front in fronts_levels]
-        if any(is_member):
-            marks = (cell("on the front" if member else "") for member in is_member)
-            count = cell(str(sum(is_member)), sum(is_member))
-            entries = (cell(study.label(levels)), *marks, count)
+        points = [front.get(levels) for front in by_front]
+        count = sum(point is not None for point in points)
+        if count:
+            marks = (cell(_membership(point)) for point in points)
+            entries = (cell(study.label(levels)), *marks, cell(str(count), count))
             rows.append(Row(entries, study.cell_key(levels)))
     columns = tuple(Column(f"{short_title(m)} by {COSTS[name].short_title}") for m, name in fronts)
-    caption = "The cells that are on a front; every other cell is beaten everywhere."
+    caption = (
+        "The cells that are on a front; every other cell is beaten everywhere. Perhaps: not told"
+        " apart from a cell of at most its cost."
+    )
     return Table("fronts", caption, (Column("cell"), *columns, Column("fronts", True)), tuple(rows))
+
+
+def _membership(point: CellPoint | None) -> str:
+    if point is None:
+        return ""
+    return "perhaps" if point.rivals else "on the front"

@@ -1,0 +1,132 @@
+"""Simultaneous comparisons: critical values for many differences that are judged together.
+
+Differences that are divided by one common standard error are judged by the studentized maximum
+modulus (Hochberg 1974). It assumes no correlation between them: by Sidak's inequality any
+correlation only lowers the error. The common variance is averaged over units, such as cells. Where
+a level does well or badly at a seed in many cells at once, they say less about it than their number
+promises, so its degrees of freedom are those of Box (1954) and Greenhouse and Geisser (1959).
+Differences with errors of their own are judged by Bonferroni's correction.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from kvlab.analysis.statistics import t_cdf, t_quantile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_MAX_DF = 1000.0
+_DF_STEP = 0.05
+"""Degrees of freedom are rounded down in steps of 5%, so that few quantiles are computed."""
+
+
+@dataclass(frozen=True)
+class PooledVariance:
+    """The variance of one unit over seeds, averaged over units, and its degrees of freedom."""
+
+    variance: float
+    df: float
+
+
+def pool_variance(residuals: "NDArray[np.float64]", df: float) -> PooledVariance:
+    """Average the variance over units.
+
+    Args:
+        residuals: (units, seeds) Residuals of a fit, 0 where a value is missing.
+        df: Residual degrees of freedom of the fit, over all units.
+
+    Returns:
+        The average, with the degrees of freedom of Greenhouse and Geisser: those of one unit times
+        ``tr(C)**2 / tr(C @ C)`` of the units' covariance ``C``, at most ``df``.
+    """
+    import numpy as np
+
+    squares = float((residuals**2).sum())
+    if df < 1 or squares == 0.0:
+        return PooledVariance(0.0, 1.0)
+    products = residuals.T @ residuals  # its eigenvalues are those of C
+    effective_units = squares**2 / float((products**2).sum())
+    df_of_one = df / max(1, residuals.shape[0] - 1)
+    return PooledVariance(squares / df, float(np.clip(df_of_one * effective_units, 1.0, df)))
+
+
+@dataclass(frozen=True)
+class Family:
+    """Differences of which at most a share ``alpha`` of families has any false claim.
+
+    Attributes:
+        pooled: Number of differences whose standard errors contain a pooled variance.
+        own: Number of differences with errors of their own.
+        alpha: Probability of any false claim.
+        sides: 2 for claims in either direction, 1 for claims in one.
+    """
+
+    pooled: int
+    own: int
+    alpha: float
+    sides: int = 2
+
+    def critical(self, df: float, *, is_pooled: bool) -> float:
+        """Return the number of standard errors that a difference must exceed to be claimed."""
+        total = self.pooled + self.own
+        if not is_pooled or self.pooled == 1:
+            return t_quantile(1 - self.alpha / (self.sides * total), df)
+        share = self.alpha * self.pooled / total
+        return _maximum_quantile(share, self.pooled, _round_df(df), self.sides)
+
+    def p_value(self, t: float, df: float, *, is_pooled: bool) -> float:
+        """Return the p-value of a difference, corrected for the family.
+
+        Args:
+            t: The difference over its standard error; with one side, positive where it is claimed.
+            df: Degrees of freedom of the standard error.
+            is_pooled: Whether the standard error contains the pooled variance.
+        """
+        total, size = self.pooled + self.own, abs(t) if self.sides == 2 else t
+        if not is_pooled or self.pooled == 1:
+            return min(1.0, total * self.sides * t_cdf(-size, df))
+        if size <= 0:
+            return 1.0
+        outside = 1.0 - _maximum_cdf(size, self.pooled, _round_df(df), self.sides)
+        return min(1.0, outside * total / self.pooled)
+
+
+def _round_df(df: float) -> float:
+    steps = math.floor(math.log(min(df, _MAX_DF)) / _DF_STEP + 1e-9)
+    return max(1.0, math.exp(_DF_STEP * steps))
+
+
+@lru_cache(maxsize=4096)
+def _maximum_quantile(alpha: float, tests: int, df: float, sides: int) -> float:
+    """Return the quantile of the largest of several studentized differences, by bisection."""
+    high = t_quantile(1 - alpha / (sides * tests), df)  # Bonferroni's is never smaller
+    low = t_quantile(1 - alpha / sides, df)
+    for _ in range(50):
+        middle = (low + high) / 2
+        is_enough = 1.0 - _maximum_cdf(middle, tests, df, sides) <= alpha
+        low, high = (low, middle) if is_enough else (middle, high)
+    return high
+
+
+def _maximum_cdf(t: float, tests: int, df: float, sides: int) -> float:
+    """Return P(max <= t) of independent normal differences over one common standard error."""
+    from scipy.special import ndtr  # type: ignore[import-untyped]
+
+    scales, weights = _scale_density(df)
+    inside = 2 * ndtr(t * scales) - 1 if sides == 2 else ndtr(t * scales)
+    return float((weights * inside**tests).sum())
+
+
+@lru_cache(maxsize=512)
+def _scale_density(df: float) -> "tuple[NDArray[np.float64], NDArray[np.float64]]":
+    """Return values and weights of sqrt(chi-square / df), evenly spaced in its logarithm."""
+    import numpy as np
+
+    logs = np.linspace(-20.0, 2.0, 1600)
+    log_density = df * (logs - np.exp(2 * logs) / 2)
+    weights = np.exp(log_density - log_density.max())
+    return np.exp(logs), weights / weights.sum()

@@ -1,0 +1,80 @@
+"""Null sweeps for rankings: how often the truly best cell is excluded, and intervals miss.
+
+`python -m tests.analysis.null_rankings --sweeps 10000` prints every structure.
+"""
+
+import argparse
+
+import numpy as np
+
+from kvlab.analysis.rankings import Ranking
+
+STRUCTURES = (
+    "alike", "one noisy cell", "spreads of 1 to 20", "levels by seed", "skewed", "missing",
+    "shared trainings",
+)  # fmt: skip
+
+
+def draw_values(structure, random, cells, seeds):
+    """Draw one sweep whose cells are equal in truth: (cells, seeds), NaN where missing."""
+    noise = random.normal(size=(cells, seeds))
+    shared = 5 * random.normal(size=seeds)
+    if structure == "one noisy cell":
+        noise[0] *= 10
+    elif structure == "spreads of 1 to 20":
+        noise *= np.exp(np.linspace(0, 3, cells))[:, None]
+    elif structure == "levels by seed":
+        has_level = (np.arange(cells)[:, None] >> np.arange(3)) & 1
+        noise = 0.3 * noise + has_level @ random.normal(size=(3, seeds))
+    elif structure == "skewed":
+        noise = random.exponential(size=(cells, seeds))
+    elif structure == "missing":
+        noise[1:][random.random((cells - 1, seeds)) < 0.15] = np.nan
+    elif structure == "shared trainings":
+        noise = np.repeat(noise[::2], 2, axis=0)[:cells] + 0.01 * noise
+    return shared + noise
+
+
+def simulate_rankings(structure, cells, seeds, sweeps):
+    """Return how often claims about equal cells are wrong.
+
+    Returns:
+        ``best excluded``: the truly best cell is not among those that may be the best. Cells are
+        equal, so this is the rate of the cell that is excluded most often. ``intervals``: some
+        interval against the first cell misses zero, which bounds that of any picked cell.
+    """
+    random = np.random.default_rng(sum(map(ord, structure)) + 100 * cells + seeds)
+    excluded, missed = np.zeros(cells), 0
+    names = [(f"c{i}",) for i in range(cells)]
+    for _ in range(sweeps):
+        table = draw_values(structure, random, cells, seeds)
+        values = {
+            name: {seed: float(v) for seed, v in enumerate(row) if not np.isnan(v)}
+            for name, row in zip(names, table, strict=True)
+        }
+        pairs = structure == "shared trainings"
+        ids = {name: [f"{n // 2 if pairs else n}"] for n, name in enumerate(names)}
+        ranking = Ranking(values, names[0], ids)
+        found = ranking.best(names)
+        left = {found.levels, *found.rivals}
+        excluded += [name in values and bool(values[name]) and name not in left for name in names]
+        against = ranking.against(names[0]).values()
+        missed += any(one.kind == "tested" and not one.low <= 0 <= one.high for one in against)
+    return {"best excluded": float(excluded.max()) / sweeps, "intervals": missed / sweeps}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sweeps", type=int, default=1000)
+    sweeps = parser.parse_args().sweeps
+    print(f"{'structure':<20} cells seeds  best excluded  intervals miss")
+    for structure in STRUCTURES:
+        for cells in (2, 6, 20):
+            for seeds in (2, 3, 5):
+                wrong = simulate_rankings(structure, cells, seeds, sweeps)
+                rates = f"{wrong['best excluded']:13.1%}  {wrong['intervals']:14.1%}"
+                print(f"{structure:<20} {cells:5} {seeds:5}  {rates}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
