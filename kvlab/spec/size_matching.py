@@ -87,39 +87,64 @@ def match_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> tuple["Cell", ...]:
     """
     if sweep.match == ("none",):
         return tuple(cells)
+    baselines = find_baselines(sweep, cells)
     problems: dict[tuple[str, int, int], Problem] = {}
     matched = []
-    for cell in cells:
-        size = SIZES.get(cell.levels.get(MATCH_FACTOR, sweep.match[0]))
+    for cell, baseline in zip(cells, baselines, strict=True):
+        size = SIZES.get(_get_mode(sweep, cell))
         if size is not None:
-            for error in _find_problems(sweep, cell, size, cells[0].experiment.model):
+            for error in _find_problems(sweep, cell, size, baseline):
                 problem = sweep.locate(error, cell.levels)
                 problems.setdefault((problem.file, problem.line, problem.column), problem)
-            cell = _match_cell(cell, size, cells[0].experiment.model)
+            cell = _match_cell(cell, size, baseline)
         matched.append(cell)
     if problems:
         raise SpecError(list(problems.values()))
     return tuple(matched)
 
 
+def find_baselines(sweep: "Sweep", cells: Sequence["Cell"]) -> list[ModelConfig]:
+    """Return for every cell the model that it is matched with.
+
+    It is the baseline's; where `size` names a factor, that of the cell of the same size that
+    differs from the baseline in the fewest factors.
+    """
+    if sweep.size is None:
+        return [cells[0].experiment.model] * len(cells)
+    factor, nearest = sweep.size.factor, {}
+    for cell in sorted(cells, key=lambda cell: _count_changes(sweep, cell)):
+        nearest.setdefault(cell.levels[factor], cell.experiment.model)
+    return [nearest[cell.levels[factor]] for cell in cells]
+
+
 def describe_matching(sweep: "Sweep") -> Iterator[str]:
     """Yield a sentence for each way in which a sweep matches sizes, with its largest miss."""
     cells = sweep.cells()
+    baselines = find_baselines(sweep, cells)
     for mode in sweep.match:
         size = SIZES.get(mode)
         if size is None:
             continue
-        counts = [
-            size.count(cell.experiment.model)
-            for cell in cells
-            if cell.levels.get(MATCH_FACTOR, mode) == mode
+        misses = [
+            abs(size.count(cell.experiment.model) / size.count(baseline) - 1)
+            for cell, baseline in zip(cells, baselines, strict=True)
+            if _get_mode(sweep, cell) == mode
         ]
-        target = size.count(cells[0].experiment.model)
-        miss = max((abs(count / target - 1) for count in counts), default=0.0)
+        whose = f"the baseline's {size.count(baselines[0]):,} {size.unit}"
+        if sweep.size is not None:
+            whose = f"the {size.unit} of the baseline of its size"
         yield (
-            f"match={mode} sets model.ffn_dim by cell for the baseline's {target:,} {size.unit};"
-            f" the largest miss is {100 * miss:.2f}%"
+            f"match={mode} sets model.ffn_dim by cell for {whose}; the largest miss is"
+            f" {100 * max(misses, default=0.0):.2f}%"
         )
+
+
+def _get_mode(sweep: "Sweep", cell: "Cell") -> str:
+    return sweep.match[0] if len(sweep.match) == 1 else cell.levels[MATCH_FACTOR]
+
+
+def _count_changes(sweep: "Sweep", cell: "Cell") -> int:
+    return sum(level != sweep.baseline[factor] for factor, level in cell.levels.items())
 
 
 def _with_width(model: ModelConfig, width: int) -> ModelConfig:
@@ -154,7 +179,12 @@ def _find_problems(
 
 
 def _sets_width(sweep: "Sweep", levels: Mapping[str, str]) -> bool:
-    return any("model.ffn_dim" in sweep.factors[factor][level] for factor, level in levels.items())
+    """Return whether a level sets the width, other than one that is a size as a whole."""
+    return any(
+        "model.ffn_dim" in sweep.factors[factor][level]
+        for factor, level in levels.items()
+        if sweep.size is None or factor != sweep.size.factor
+    )
 
 
 def _describe_miss(model: ModelConfig, size: Size, target: int, width: int) -> str:

@@ -168,7 +168,7 @@ def test_matched_sizes_are_said_with_what_was_not_matched(tmp_path):
     text = markdown(Matched(factors=MATCHED), tmp_path, "design")
     assert (
         "The cells with match=parameters were matched with the baseline in parameters by"
-        " `model.ffn_dim` (64 to 70): 1,000,000, with a largest miss of 0.10%."
+        " `model.ffn_dim` (64 to 70), with a largest miss of 0.10% from 1,000,000."
     ) in text
     assert "ffn\\_dim by cell, for the baseline's parameters" in text
     assert (

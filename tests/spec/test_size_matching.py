@@ -89,6 +89,22 @@ def test_several_ways_are_a_factor_and_unchanged_cells_are_the_same_trials(tmp_p
     assert trials[*mqa, "none"] != trials[*mqa, "parameters"]
 
 
+def test_every_size_has_a_baseline_of_its_own(tmp_path):
+    text = SWEEP.split("  position:")[0] + (
+        "  model:\n    small: {}\n    middle: {model.n_layer: 12}\n"
+        "    large: {model.n_layer: 12, model.ffn_dim: 512}\n"
+        "size: {factor: model}\n"
+    )
+    plain = load_sweep_text(tmp_path, text).cells()
+    cells = load_sweep_text(tmp_path, text + "match: parameters\n").cells()
+    counts = {tuple(c.levels.values()): parameter_count(c.experiment.model) for c in cells}
+    for cell in plain:
+        heads, size = cell.levels.values()
+        if heads == "mha":
+            assert counts[heads, size] == parameter_count(cell.experiment.model)
+        assert abs(counts[heads, size] / counts["mha", size] - 1) <= 0.005
+
+
 def test_a_tie_at_serving_shares_the_training_of_its_matched_cell(tmp_path):
     planned = plan(load_sweep_text(tmp_path, SWEEP + "match: parameters\n"), identify=identify)
     trainings = {one.trial.training_id for one in planned.trials}
@@ -135,7 +151,10 @@ def test_refusals(tmp_path, old, new, message):
     if message:
         assert message in sweep_errors(tmp_path, text)
     else:  # a factor of that name is anyone's, until there are several ways
-        assert load_sweep_text(tmp_path, text)
+        matched, plain = (
+            load_sweep_text(tmp_path, t).cells() for t in (text, text[: text.rindex("match:")])
+        )
+        assert [c.experiment for c in matched] != [c.experiment for c in plain]
         text = text.replace("match: parameters", BOTH)
         assert "factors.match = {...} is a factor already" in sweep_errors(tmp_path, text)
 

@@ -127,21 +127,34 @@ def _describe_matched_sizes(study: Study, mode: str) -> tuple[Span, ...]:
     cells = [levels for levels in study.cells if _match_mode(study, levels) == mode]
     widths = [width for levels in cells if (width := _ffn_dim(study, levels))]
     target = _size(study, study.baseline, mode)
-    sizes = [size for levels in cells if (size := _size(study, levels, mode))]
+    misses = [miss for levels in cells if (miss := _size_miss(study, levels, mode)) is not None]
     is_factor = len(study.sweep["match"]) > 1
     where = f"The cells with {MATCH_FACTOR}={mode}" if is_factor else "All cells"
     text = ""
     if widths:
         low, high = min(widths), max(widths)
         text += f" ({low:,})" if low == high else f" ({low:,} to {high:,})"
-    if target and sizes:
-        miss = max(abs(size / target - 1) for size in sizes)
-        text += f": {target:,.0f}, with a largest miss of {100 * miss:.2f}%"
+    size_factor = (study.sweep.get("size") or {}).get("factor")
+    if target and misses:
+        text += f", with a largest miss of {100 * max(misses):.2f}%"
+        text += "" if size_factor else f" from {target:,.0f}"
+    baseline = "the baseline of their size" if size_factor else "the baseline"
     return (
-        f"{where} were matched with the baseline in {SIZES[mode].unit} by ",
+        f"{where} were matched with {baseline} in {SIZES[mode].unit} by ",
         Code("model.ffn_dim"),
         f"{text}. A resized MLP starts from weights of its own.",
     )
+
+
+def _size_miss(study: Study, levels: Levels, mode: str) -> float | None:
+    """Return how far a cell's size is from that of its baseline, as a share of it."""
+    size_factor = (study.sweep.get("size") or {}).get("factor")
+    baseline = tuple(
+        own if factor == size_factor else base
+        for factor, own, base in zip(study.factors, levels, study.baseline, strict=True)
+    )
+    size, target = _size(study, levels, mode), _size(study, baseline, mode)
+    return abs(size / target - 1) if size and target else None
 
 
 def _ffn_dim(study: Study, levels: Levels) -> int | None:
