@@ -7,7 +7,7 @@ through the least of the values and its two neighbours gives the best between th
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 MAX_ADDED = 3
 """Values that may be added to a grid, where its best is at an edge or beside a divergence."""
@@ -33,6 +33,26 @@ class TunedPoint:
 
     def mean(self, seeds: Sequence[int]) -> float:
         return sum(self.losses[seed] for seed in seeds) / len(seeds)
+
+
+def read_points(entry: Mapping[str, Any]) -> tuple[TunedPoint, ...]:
+    """Return the points of an architecture's entry in ``sweep.json``; see `write_point`."""
+    return tuple(
+        TunedPoint(
+            point["value"],
+            {
+                int(seed): math.inf if loss is None else loss
+                for seed, loss in point["losses"].items()
+            },
+        )
+        for point in entry["points"]
+    )
+
+
+def write_point(point: TunedPoint) -> dict[str, Any]:
+    """Return a point as JSON, in which a divergence is null."""
+    losses = {str(seed): None if math.isinf(loss) else loss for seed, loss in point.losses.items()}
+    return {"value": point.value, "losses": losses}
 
 
 @dataclass(frozen=True)

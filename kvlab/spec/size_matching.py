@@ -111,7 +111,8 @@ def find_baselines(sweep: "Sweep", cells: Sequence["Cell"]) -> list[ModelConfig]
     """
     if sweep.size is None:
         return [cells[0].experiment.model] * len(cells)
-    factor, nearest = sweep.size.factor, {}
+    factor = sweep.size.factor
+    nearest: dict[str, ModelConfig] = {}
     for cell in sorted(cells, key=lambda cell: _count_changes(sweep, cell)):
         nearest.setdefault(cell.levels[factor], cell.experiment.model)
     return [nearest[cell.levels[factor]] for cell in cells]

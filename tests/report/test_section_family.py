@@ -6,7 +6,7 @@ from kvlab.analysis.study import Study
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
-from tests.support.record_factory import Record, SizedRecord
+from tests.support.record_factory import Record, SizedRecord, TunedRecord
 
 
 @pytest.fixture(scope="module", params=list(SECTIONS))
@@ -25,8 +25,13 @@ def sized_study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(name, full_study, sized_study):
-    return sized_study if name == "size-trends" else full_study
+def tuned_study(tmp_path_factory):
+    return Study.load(TunedRecord().write(tmp_path_factory.mktemp("tuned")), "made")
+
+
+@pytest.fixture(scope="module")
+def study(name, full_study, sized_study, tuned_study):
+    return {"size-trends": sized_study, "tuned": tuned_study}.get(name, full_study)
 
 
 @pytest.fixture(scope="module")

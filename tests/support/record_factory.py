@@ -227,6 +227,49 @@ class Record:
         }  # fmt: skip
 
 
+TUNED_LOSSES = {
+    "mha": {1e-3: (4.2, 4.3), 2e-3: (4.0, 4.1), 4e-3: (4.1, 4.2)},
+    "mqa": {1e-3: (4.4, 4.5), 2e-3: (4.3, 4.4), 4e-3: (4.2, 4.3), 8e-3: (4.1, None)},
+}
+"""Losses while tuning, by heads, rate and seed; None diverged."""
+
+
+class TunedRecord(Record):
+    """Heads whose learning rate was tuned at seeds 100 and 101: mha's has a vertex, mqa's not."""
+
+    def __init__(self, tokens=None, is_over=True, **changes):
+        super().__init__(**{"factors": {"heads": ("mha", "mqa")}, **changes})
+        self.tokens, self.is_over = tokens, is_over
+
+    def description(self, cells):
+        optima = {
+            "mha": {"value": 2.28e-3, "loss": 4.03, "log_error": 0.05, "flag": ""},
+            "mqa": {"value": 4e-3, "loss": 4.25, "log_error": None, "flag": "beside divergence"},
+        }
+        tuning = {
+            "key": "training.learning_rate",
+            "grid": [1e-3, 2e-3, 4e-3],
+            "seeds": [100, 101],
+            "tokens": self.tokens,
+            "is_over": self.is_over,
+            "architectures": [
+                {
+                    "levels": {"heads": heads},
+                    "cells": [{"heads": heads}],
+                    "recipe": 6e-4,
+                    "points": [
+                        {"value": rate, "losses": dict(zip(("100", "101"), losses, strict=True))}
+                        for rate, losses in points.items()
+                    ],
+                    "optimum": optima[heads] if self.is_over else None,
+                }
+                for heads, points in TUNED_LOSSES.items()
+            ],
+            "cells": [],
+        }
+        return {**super().description(cells), "tuning": tuning}
+
+
 def no_learned_hybrid(levels: Levels) -> bool:
     """Exclude what the shipped sweeps exclude: a hybrid horizon needs relative positions."""
     return levels["position"] == "learned" and levels["horizon"] == "hybrid"

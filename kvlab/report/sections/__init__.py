@@ -25,6 +25,7 @@ from kvlab.report.sections.serving_gap import report_serving_gap
 from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
 from kvlab.report.sections.size_trends import report_size_trends
 from kvlab.report.sections.starting_weights import report_starting_weights
+from kvlab.report.sections.tuned_settings import report_tuned_settings
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class SectionEntry:
 SECTIONS: dict[str, SectionEntry] = {
     "answer": SectionEntry(report_answer),
     "design": SectionEntry(report_factors),
+    "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
     "cells": SectionEntry(report_cells, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),

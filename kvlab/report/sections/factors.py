@@ -96,10 +96,7 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             yield _describe_matched_sizes(study, mode)
     yield from _parameter_notes(study)
     if study.done_rows and not study.is_untrained:
-        yield (
-            "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
-            " level that would do better with another learning rate looks worse than it is.",
-        )
+        yield (_describe_tuning(study),)
     data = {
         row.record["provenance"]["data"]["digest"]
         for row in study.done_rows
@@ -112,6 +109,29 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             "Cells differ in tokenizer, so losses per token do not compare: conclusions are drawn"
             " from bits per byte.",
         )
+
+
+def _describe_tuning(study: Study) -> str:
+    """Say what of the recipe was tuned for each cell, or that nothing was."""
+    tuning = study.sweep.get("tuning")
+    if not tuning:
+        return (
+            "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
+            " level that would do better with another learning rate looks worse than it is."
+        )
+    optima = [entry["optimum"] or {} for entry in tuning["architectures"]]
+    values = [one["value"] for one in optima if one.get("value")]
+    span = f" ({min(values):g} to {max(values):g})" if values else ""
+    n_flagged = sum(bool(one.get("flag")) for one in optima)
+    flagged = (
+        f" For {n_flagged} of {len(optima)} the best is not between the values that were tried."
+        if n_flagged
+        else ""
+    )
+    return (
+        f"Every architecture is trained at a {tuning['key']} of its own{span}, tuned at seeds that"
+        f" no comparison uses; the rest of the recipe is that of the experiment.{flagged}"
+    )
 
 
 def _match_mode(study: Study, levels: Levels) -> str:

@@ -19,6 +19,8 @@ from kvlab.analysis.tuning import (
     describe_optimum,
     find_optimum,
     propose_value,
+    read_points,
+    write_point,
 )
 from kvlab.errors import UsageError
 from kvlab.spec import BenchmarkConfig, EvaluationConfig, ServingConfig
@@ -204,7 +206,7 @@ class _TuningPlanner:
             if not recorded.get("is_over"):
                 return None
             entries = [
-                (_read_points(entry), Optimum(**entry["optimum"]))
+                (read_points(entry), Optimum(**entry["optimum"]))
                 for entry in recorded["architectures"]
             ]
         except (UsageError, KeyError, TypeError):
@@ -333,29 +335,6 @@ def _describe_architecture(one: Architecture) -> dict[str, Any]:
         "levels": dict(one.tuned_cell.levels),
         "cells": [dict(cell.levels) for cell in one.cells],
         "recipe": one.tuned_cell.experiment.training.learning_rate,
-        "points": [
-            {
-                "value": point.value,
-                "losses": {
-                    str(seed): None if math.isinf(loss) else loss
-                    for seed, loss in point.losses.items()
-                },
-            }
-            for point in one.points
-        ],
+        "points": [write_point(point) for point in one.points],
         "optimum": None if one.optimum is None else asdict(one.optimum),
     }
-
-
-def _read_points(entry: Mapping[str, Any]) -> tuple[TunedPoint, ...]:
-    """Return the points of an architecture's entry in ``sweep.json``."""
-    return tuple(
-        TunedPoint(
-            point["value"],
-            {
-                int(seed): math.inf if loss is None else loss
-                for seed, loss in point["losses"].items()
-            },
-        )
-        for point in entry["points"]
-    )
