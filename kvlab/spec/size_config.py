@@ -54,17 +54,29 @@ def find_size_problems(sweep: "Sweep") -> Iterator[FieldMessage]:
 def count_size_parameters(sweep: "Sweep", cells: Sequence["Cell"]) -> dict[str, int]:
     """Return the parameters of every level of `size`, as `non_embedding_parameters` counts them.
 
-    They are those of the cell of that size that differs from the baseline in the fewest factors.
+    They are those of its reference, see `find_references`.
     """
     if sweep.size is None:
         return {}
-    factor, parameters = sweep.size.factor, {}
-    for level in sweep.factors[factor]:
-        own = [cell for cell in cells if cell.levels[factor] == level]
-        if own:
-            reference = min(own, key=lambda cell: _count_changes(sweep, cell))
-            parameters[level] = non_embedding_parameters(reference.experiment.model)
-    return parameters
+    references = find_references(sweep, cells)
+    return {
+        level: non_embedding_parameters(references[level].experiment.model)
+        for level in sweep.factors[sweep.size.factor]
+        if level in references
+    }
+
+
+def find_references(sweep: "Sweep", cells: Sequence["Cell"]) -> dict[str, "Cell"]:
+    """Return the cell of every size that differs from the baseline in the fewest factors.
+
+    Args:
+        cells: Of the sweep, the baseline first.
+    """
+    assert sweep.size is not None, "only asked for with size"
+    references: dict[str, Cell] = {}
+    for cell in sorted(cells, key=lambda cell: _count_changes(sweep, cell)):
+        references.setdefault(cell.levels[sweep.size.factor], cell)
+    return references
 
 
 def check_sizes(sweep: "Sweep", cells: Sequence["Cell"]) -> None:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.flops import parameter_count, training_flops_per_token
 from kvlab.spec.model_config import ModelConfig
+from kvlab.spec.size_config import find_references
 from kvlab.spec.spec_model import OneOf
 from kvlab.spec.validation_errors import FieldError
 
@@ -111,11 +112,8 @@ def find_baselines(sweep: "Sweep", cells: Sequence["Cell"]) -> list[ModelConfig]
     """
     if sweep.size is None:
         return [cells[0].experiment.model] * len(cells)
-    factor = sweep.size.factor
-    nearest: dict[str, ModelConfig] = {}
-    for cell in sorted(cells, key=lambda cell: _count_changes(sweep, cell)):
-        nearest.setdefault(cell.levels[factor], cell.experiment.model)
-    return [nearest[cell.levels[factor]] for cell in cells]
+    references = find_references(sweep, cells)
+    return [references[cell.levels[sweep.size.factor]].experiment.model for cell in cells]
 
 
 def describe_matching(sweep: "Sweep") -> Iterator[str]:
@@ -142,10 +140,6 @@ def describe_matching(sweep: "Sweep") -> Iterator[str]:
 
 def _get_mode(sweep: "Sweep", cell: "Cell") -> str:
     return sweep.match[0] if len(sweep.match) == 1 else cell.levels[MATCH_FACTOR]
-
-
-def _count_changes(sweep: "Sweep", cell: "Cell") -> int:
-    return sum(level != sweep.baseline[factor] for factor, level in cell.levels.items())
 
 
 def _with_width(model: ModelConfig, width: int) -> ModelConfig:

@@ -3,6 +3,7 @@
 import pytest
 
 from kvlab.model import GPT
+from kvlab.spec.flops import parameter_count
 from kvlab.spec.size_config import count_size_parameters
 from tests.support.spec_files import load_sweep_text, sweep_errors
 
@@ -32,6 +33,21 @@ def test_sizes_count_the_weights_that_multiply_every_token(tmp_path):
             embeddings = ("position",) if tied else ("position", "token")
             counted = [p.numel() for n, p in names.items() if not n.startswith(embeddings)]
             assert sizes[cell.levels["model"]] == sum(counted)
+
+
+def test_matched_cells_have_the_parameters_of_the_baseline_of_their_size(tmp_path):
+    sweep = load_sweep_text(tmp_path, SWEEP + "match: parameters\n")
+    plain = load_sweep_text(tmp_path, SWEEP)
+    assert count_size_parameters(sweep, sweep.cells()) == count_size_parameters(
+        plain, plain.cells()
+    )
+    by_size = {}
+    for cell in sweep.cells():
+        count = parameter_count(cell.experiment.model)
+        by_size.setdefault(cell.levels["model"], []).append(count)
+    for mha, mqa in by_size.values():
+        assert mqa == pytest.approx(mha, rel=0.005)
+    assert len({mha for mha, _ in by_size.values()}) == 3
 
 
 @pytest.mark.parametrize(
