@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.analysis.sequential import ClaimState, Looks
+from kvlab.analysis.sequential import DIFFERENT, ClaimState, Looks
 from kvlab.analysis.statistics import holm_correction, t_cdf
 
 LOOKS = (3, 5, 7, 10)
@@ -81,7 +81,7 @@ class Tally:
         coverage: Sweeps all of whose last intervals cover the true difference.
         power: Claims of a true difference that are called; `fixed_power` those that a t-test with
             Holm's correction calls at the most seeds.
-        bounded: Claims that are called equivalent.
+        bounded: Claims that are called no costlier than the margin.
         seeds: Mean number of trials, as a share of those of the most seeds.
     """
 
@@ -113,7 +113,7 @@ def _simulate_sweep(structure: Structure, random: np.random.Generator) -> Tally:
     if structure.diverging:
         has_ended[1] &= losses[1] <= np.quantile(losses[1], 1 - structure.diverging)
     losses[1:] += np.array(structure.effects)[:, None]
-    barred = {"0": ("lower", "equivalent")} if structure.diverging else {}
+    barred = {"0": ("better", "bounded")} if structure.diverging else {}
     names = [str(number) for number in range(count)]
     looks = Looks(structure.looks, count, margin=structure.margin)
     states = {name: ClaimState() for name in names}
@@ -140,10 +140,9 @@ def _judge(
 ) -> Tally:
     wrong, covered, called, real = False, True, 0, 0
     for state, effect in zip(states, structure.effects, strict=True):
-        margin = structure.margin or 0.0
-        is_called = state.outcome in ("higher", "lower")
-        wrong |= is_called and (effect == 0.0 or (effect > 0) != (state.outcome == "higher"))
-        wrong |= state.outcome == "equivalent" and abs(effect) >= margin
+        is_called = state.outcome in DIFFERENT
+        wrong |= is_called and (effect == 0.0 or (effect > 0) != state.outcome.startswith("worse"))
+        wrong |= state.outcome in ("bounded", "worse within") and effect >= (structure.margin or 0)
         covered &= state.low <= effect <= state.high
         real += effect != 0.0
         called += is_called and effect != 0.0
@@ -153,7 +152,7 @@ def _judge(
         coverage=covered,
         power=called / max(1, real),
         fixed_power=fixed / max(1, real),
-        bounded=sum(state.outcome == "equivalent" for state in states) / len(states),
+        bounded=sum(state.outcome == "bounded" for state in states) / len(states),
         seeds=seeds.sum() / seeds.size / structure.looks[-1],
     )
 

@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvlab.analysis.statistics import normal_cdf, t_quantile
+from kvlab.analysis.verdicts import VERDICTS, judge_interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 SAMPLES = 40_000
 """Null samples of a bound. The level of a look is exact to 0.3% of itself."""
 
+DIFFERENT = frozenset({"better", "worse", "worse within", "higher", "lower"})
+"""Verdicts that call a difference."""
+
 FUTILE_POWER = 0.02
 """A claim is given up if it would be decided at the last look with less than this probability."""
-
-Outcome = Literal["", "higher", "lower", "equivalent", "identical"]
-"""What was decided about a difference; empty as long as nothing is."""
 
 
 def spent_alpha(fraction: float, alpha: float) -> float:
@@ -125,7 +126,7 @@ class ClaimState:
         level: Two-sided level of the claim at that look, over all looks: Holm's step.
         bound: The |t| at which that look rejects at this level.
         low, high: Repeated interval.
-        outcome: Empty as long as the claim is undecided. A decision is final.
+        outcome: Name of its verdict, empty as long as it is undecided. A decision is final.
         is_open: Whether more seeds are worth their price: undecided, and not futile.
     """
 
@@ -136,7 +137,7 @@ class ClaimState:
     bound: float = math.inf
     low: float = -math.inf
     high: float = math.inf
-    outcome: Outcome = ""
+    outcome: str = ""
     is_open: bool = True
 
     @property
@@ -169,19 +170,21 @@ class Looks:
         sizes: Number of seeds at each look, increasing.
         claims: Number of claims in the family.
         alpha: Probability of any wrong claim, over all claims and looks.
-        margin: A difference below it does not matter; None if every difference does.
+        margin: A cost below it does not matter; None if every difference does.
+        better: The direction of the metric.
     """
 
     sizes: tuple[int, ...]
     claims: int
     alpha: float = 0.05
     margin: float | None = None
+    better: Literal["lower", "higher", "neither"] = "lower"
 
     def take(
         self,
         states: Mapping[str, ClaimState],
         differences: Mapping[str, Sequence[float]],
-        barred: Mapping[str, Collection[Outcome]] = MappingProxyType({}),
+        barred: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> dict[str, ClaimState]:
         """Return the claims after one more look.
 
@@ -189,7 +192,7 @@ class Looks:
             states: Every claim before the look; at the first, `ClaimState()`.
             differences: Of each claim, the differences at all its seeds so far. Without a new seed,
                 or with fewer than two, a claim is not tested; without any it is given up.
-            barred: Outcomes that a claim may not have, as some of its trials are missing for a
+            barred: Verdicts that a claim may not have, as some of its trials are missing for a
                 reason that has to do with the difference. If the data show one it is given up.
         """
         assert len(states) == self.claims, "a look is at the whole family"
@@ -229,10 +232,12 @@ class Looks:
         if abs(state.statistic) >= state.bound:
             # what Holm's step adds to Bonferroni's is only that the difference is not zero
             if state.value > 0:
-                return replace(state, outcome="higher", low=max(0.0, state.low), is_open=False)
-            return replace(state, outcome="lower", high=min(0.0, state.high), is_open=False)
-        if self._is_within_margin(state):
-            return replace(state, outcome="equivalent", is_open=False)
+                state = replace(state, low=max(0.0, state.low))
+            else:
+                state = replace(state, high=min(0.0, state.high))
+        name = judge_interval(state.low, state.high, self.better, self.margin)
+        if VERDICTS[name].concludes:
+            return replace(state, outcome=name, is_open=False)
         is_last = state.sizes[-1] >= self.sizes[-1]
         return replace(state, is_open=not is_last and not self._is_futile(state))
 
@@ -240,19 +245,17 @@ class Looks:
         """Return the level of each claim that is left: Holm's step.
 
         A difference that is found passes its error on. With a margin it keeps that of one one-sided
-        test, which could have called it equivalent, unless it does lie within the margin. What is
-        called equivalent could have been called different, so it keeps all.
+        test, which could have called it small, unless it is small or none of a cost. What is called
+        small could have been called different, so it keeps all.
         """
-        found = [state for state in states if state.outcome in ("higher", "lower")]
-        outside = [state for state in found if not self._is_within_margin(state)]
-        kept = len(outside) / 2 / self.claims if self.margin is not None else 0.0
-        return self.alpha * (1 - kept) / max(1, self.claims - len(found))
+        outcomes = [state.outcome for state in states]
+        found = [name for name in outcomes if name in DIFFERENT]
+        kept = [name for name in found if name not in ("better", "worse within")]
+        reserve = len(kept) / 2 / self.claims if self.margin is not None else 0.0
+        return self.alpha * (1 - reserve) / max(1, self.claims - len(found))
 
     def _bound(self, sizes: tuple[int, ...], level: float) -> float:
         return t_bounds(sizes, self.sizes[-1], level)[-1]
-
-    def _is_within_margin(self, state: ClaimState) -> bool:
-        return self.margin is not None and -self.margin < state.low and state.high < self.margin
 
     def _is_futile(self, state: ClaimState) -> bool:
         """Return whether a decision at the last look is unlikely, by the predictive power.
@@ -272,14 +275,43 @@ class Looks:
         if self.margin is not None:
             error = state.error * (count / maximum) ** 0.5  # as it will be at the last look
             room = self.margin / error - self._bound(sizes, self.alpha / self.claims)
-            if room > 0:
-                above, below = (room - expected) / spread, (-room - expected) / spread
-                power += normal_cdf(above) - normal_cdf(below)
+            cost = -expected if self.better == "higher" else expected
+            power += normal_cdf((room - cost) / spread)
+            if self.better == "neither":
+                power -= normal_cdf((-room - cost) / spread)
         return power < FUTILE_POWER
 
 
-def fixed_size_error(sizes: Sequence[int], alpha: float = 0.05) -> float:
-    """Return how often a true null hypothesis is rejected if each look tests at the same level.
+@dataclass(frozen=True)
+class TakenLook:
+    """A look that was taken, as ``sweep.json`` holds it.
+
+    Attributes:
+        number: From 1.
+        seeds: Number of seeds that were asked for up to it.
+        metric: What the claims are about.
+        states: Every claim after it.
+    """
+
+    number: int
+    seeds: int
+    metric: str
+    states: Mapping[str, ClaimState]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        states = {claim: state.to_json() for claim, state in self.states.items()}
+        return {**vars(self), "states": states}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "TakenLook":
+        """Return what `to_json` has written."""
+        states = {claim: ClaimState.from_json(one) for claim, one in fields["states"].items()}
+        return cls(**{**fields, "states": states})
+
+
+def repeated_test_error(sizes: Sequence[int], alpha: float = 0.05) -> float:
+    """Return how often a true null hypothesis is rejected if every look tests at the same level.
 
     Args:
         sizes: Number of seeds at each look, increasing, from 2.

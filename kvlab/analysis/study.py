@@ -8,9 +8,11 @@ from typing import Any
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
+from kvlab.analysis.sequential import TakenLook
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.spec.decide_config import DecideConfig, list_claims
+from kvlab.spec.seeds_config import SeedLooks
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
@@ -81,6 +83,24 @@ class Study:
     @cached_property
     def seeds(self) -> tuple[int, ...]:
         return tuple(sorted({row.seed for row in self.rows}))
+
+    @cached_property
+    def declared_looks(self) -> SeedLooks | None:
+        """The looks that were declared before the first trial; None for a list of seeds."""
+        declared = (self.sweep.get("stages") or {}).get("declared", {}).get("looks")
+        return SeedLooks.model_validate(declared["seeds"]) if declared else None
+
+    @cached_property
+    def taken_looks(self) -> tuple[TakenLook, ...]:
+        """The looks that were taken so far."""
+        recorded = (self.sweep.get("looks") or {}).get("taken", ())
+        return tuple(TakenLook.from_json(look) for look in recorded)
+
+    @cached_property
+    def reported_sizes(self) -> tuple[int, ...]:
+        """Numbers of seeds at which a report was written before seeds were added, from two on."""
+        sizes = {len(seeds) for seeds in self.sweep.get("reported_seeds", ())}
+        return tuple(sorted(size for size in sizes if 1 < size < len(self.seeds)))
 
     @cached_property
     def done_rows(self) -> tuple[TrialRow, ...]:

@@ -59,6 +59,8 @@ def write_report(
     for path, content in files.items():
         write_atomic(path, content)
     _remove_stale_files(report_folder, set(files))
+    if study.declared_looks is None and study.done_rows:
+        store.note_report(study.name, {row.seed for row in study.done_rows})
     return report_folder
 
 

@@ -5,7 +5,7 @@
     <store>/trunks/<id>/     step-<n>/, checkpoints of a stable phase that token budgets share
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              texts.json.gz, attempts/<n>/{log.txt, traceback.txt, paused}
-    <store>/sweeps/<name>/   sweep.json, search.json, stop, drivers/
+    <store>/sweeps/<name>/   sweep.json, search.json, reported.json, stop, drivers/
 
 Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
 
@@ -355,6 +355,25 @@ class Store:
     def write_sweep(self, description: dict[str, Any]) -> None:
         path = self.sweep_directory(description["name"]) / "sweep.json"
         write_json(path, {"schema": SCHEMA, **description})
+
+    def note_report(self, name: str, seeds: Iterable[int]) -> None:
+        """Note that a report has shown what these seeds decide, for as far as this can be written.
+
+        Seeds that are added later are recognized by it.
+        """
+        reported, new = self.reported_seeds(name), sorted(seeds)
+        if new not in reported:
+            path = self.sweep_directory(name) / "reported.json"
+            with contextlib.suppress(OSError, StoreError):  # a store that others may only read
+                write_json(path, {"schema": SCHEMA, "seeds": [*reported, new]})
+
+    def reported_seeds(self, name: str) -> list[list[int]]:
+        """Return the sets of seeds at which reports were written."""
+        try:
+            reported = read_json(self.sweep_directory(name) / "reported.json")
+        except FileNotFoundError:
+            return []
+        return [list(seeds) for seeds in reported["seeds"]]
 
     def sweep_trials(self, name: str) -> list[str]:
         """Return the trial ids of a sweep, each once, cell by cell."""

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.analysis.sequential import (
+    DIFFERENT,
     ClaimState,
     Looks,
-    fixed_size_error,
+    repeated_test_error,
     spent_alpha,
     t_bounds,
 )
@@ -59,8 +60,8 @@ def test_a_larger_level_never_has_a_higher_bound(claims):
 
 
 def test_the_same_level_at_every_look_errs_in_15_percent():
-    assert fixed_size_error((2, 3, 5, 10)) == pytest.approx(0.154, abs=0.005)
-    assert fixed_size_error((10,)) == pytest.approx(0.05, abs=0.004)
+    assert repeated_test_error((2, 3, 5, 10)) == pytest.approx(0.154, abs=0.005)
+    assert repeated_test_error((10,)) == pytest.approx(0.05, abs=0.004)
 
 
 def test_what_is_decided_passes_its_error_on():
@@ -73,23 +74,23 @@ def test_what_is_decided_passes_its_error_on():
     beside = look_by_look(SIZES, {"border": border, "clear": clear})[-1]
     assert not alone["border"].outcome
     assert alone["border"].low < 0 < alone["border"].high
-    assert (beside["border"].outcome, beside["border"].level) == ("higher", 0.05)
+    assert (beside["border"].outcome, beside["border"].level) == ("worse", 0.05)
     assert beside["border"].low == 0.0, "Bonferroni's interval covers zero: it is cut there"
 
 
-def test_a_found_difference_keeps_half_its_error_if_it_might_have_been_called_equivalent():
+def test_a_found_difference_keeps_half_its_error_if_it_might_have_been_called_small():
     clear = [1.0 + 0.01 * n for n in range(10)]
     noise = {"clear": clear, "null": [1.0, -1.0] * 5}
     assert look_by_look(SIZES, noise)[-1]["null"].level == pytest.approx(0.05)
     assert look_by_look(SIZES, noise, margin=0.2)[-1]["null"].level == pytest.approx(0.0375)
 
 
-def test_an_interval_inside_the_margin_is_equivalent_at_an_interim_look():
+def test_an_interval_below_the_margin_is_bounded_at_an_interim_look():
     close = [0.001, -0.001] * 5
     states = look_by_look(SIZES, {"close": close}, margin=0.02)
     first = next(number for number, one in enumerate(states) if one["close"].outcome)
-    assert (states[first]["close"].outcome, first) == ("equivalent", 1)
-    assert -0.02 < states[first]["close"].low < 0 < states[first]["close"].high < 0.02
+    assert (states[first]["close"].outcome, first) == ("bounded", 1)
+    assert states[first]["close"].low < 0 < states[first]["close"].high < 0.02
     assert states[-1]["close"] == states[first]["close"], "a decision is final"
 
 
@@ -103,9 +104,10 @@ def test_an_interval_excludes_zero_if_and_only_if_a_difference_is_called(
     for states in look_by_look(SIZES, differences, margin=margin):
         for state in states.values():
             covers_zero = state.low < 0 < state.high
-            assert covers_zero == (state.outcome not in ("higher", "lower"))
-            if state.outcome == "equivalent":
-                assert max(-state.low, state.high) < margin
+            assert covers_zero == (state.outcome not in DIFFERENT)
+            if margin is not None:
+                is_small = state.outcome in ("bounded", "worse within", "better")
+                assert is_small == (state.high < margin)
             assert ClaimState.from_json(state.to_json()) == state
 
 

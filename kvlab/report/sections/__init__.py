@@ -14,6 +14,7 @@ from kvlab.report.sections.failed_trials import report_failures
 from kvlab.report.sections.hellaswag_accuracy import report_hellaswag
 from kvlab.report.sections.interactions import report_interactions
 from kvlab.report.sections.kv_memory import report_memory
+from kvlab.report.sections.looks import report_looks
 from kvlab.report.sections.loss_curves import report_loss_curves
 from kvlab.report.sections.main_effects import report_effects
 from kvlab.report.sections.pareto_fronts import report_pareto
@@ -48,6 +49,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
     "cells": SectionEntry(report_cells, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
+    "looks": SectionEntry(report_looks, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),
     "size-trends": SectionEntry(report_size_trends, compares_quality=True),
     "pareto": SectionEntry(report_pareto, compares_quality=True),

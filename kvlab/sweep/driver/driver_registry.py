@@ -49,7 +49,7 @@ def join_sweep(
             own_lock.acquire()
             stack.callback(_leave_sweep, store, name, own_lock)
             if description is not None and not _is_outdated(store, name, description):
-                store.write_sweep(dict(description))
+                store.write_sweep(_with_reported_seeds(store, name, description))
         yield
 
 
@@ -109,6 +109,16 @@ def _cells_differ(store: Store, name: str, description: Mapping[str, Any]) -> bo
     if key == "stages" and ours and theirs:
         ours, theirs = ours["declared"], theirs["declared"]
     return bool(ours != theirs)
+
+
+def _with_reported_seeds(store: Store, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the sets of seeds that a report has shown before those of this description were added.
+
+    Reports on looks are not among them: looks are declared beforehand.
+    """
+    seeds = set(description.get("seeds", ()))
+    earlier = [one for one in store.reported_seeds(name) if set(one) < seeds]
+    return {**description, **({"reported_seeds": earlier} if earlier else {})}
 
 
 def _is_outdated(store: Store, name: str, description: Mapping[str, Any]) -> bool:

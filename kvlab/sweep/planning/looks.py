@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlab.analysis.effects import list_compared_cells
-from kvlab.analysis.sequential import ClaimState, Looks
+from kvlab.analysis.sequential import ClaimState, Looks, TakenLook
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
+from kvlab.analysis.verdicts import VERDICTS
 from kvlab.errors import SpecError, UsageError
 from kvlab.humanize import format_count
 from kvlab.spec.decide_config import list_claims
@@ -39,7 +40,7 @@ class LookPlan:
         number: Of the look that these trials are for, from 1; one more after the last.
         is_last: Whether no trial is needed any more, once those of the plan have ended.
         declaration: Looks, claims and cells, which must not change after the first look.
-        record: The looks that were taken.
+        taken: The looks that were taken.
         lines: What the last of them decided, for people.
     """
 
@@ -47,8 +48,13 @@ class LookPlan:
     number: int
     is_last: bool
     declaration: Mapping[str, Any]
-    record: Mapping[str, Any]
+    taken: tuple[TakenLook, ...]
     lines: tuple[str, ...]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What ``sweep.json`` keeps of it."""
+        return {RECORD_KEY: {"taken": [look.to_json() for look in self.taken]}}
 
 
 class LookPlanner:
@@ -93,7 +99,7 @@ class LookPlanner:
         declaration = self._declare(first)
         taken = self._read_taken(declaration, first)
         counts, planned = self._first_counts(), first
-        states: dict[str, ClaimState] = {}
+        states: Mapping[str, ClaimState] = {}
         lines: tuple[str, ...] = ()
         for number in range(1, len(self._seeds.looks) + 1):
             if number > 1:
@@ -101,13 +107,13 @@ class LookPlanner:
                 planned = self._plan_cells(counts)
             if number > len(taken):
                 if self._store is None or not all(one.has_ended for one in planned.trials):
-                    return LookPlan(planned, number, False, declaration, _record(taken), lines)
+                    return LookPlan(planned, number, False, declaration, tuple(taken), lines)
                 taken.append(self._take_look(planned, number, taken))
                 lines = tuple(self._describe_look(taken))
-            states = _read_states(taken[number - 1])
+            states = taken[number - 1].states
             if not any(state.is_open for state in states.values()):
                 break
-        return LookPlan(planned, len(taken) + 1, True, declaration, _record(taken), lines)
+        return LookPlan(planned, len(taken) + 1, True, declaration, tuple(taken), lines)
 
     def plan_most(self) -> Plan:
         """Plan what is needed at most: if nothing more is decided before the last look."""
@@ -115,8 +121,7 @@ class LookPlanner:
         if present.is_last:
             return present.plan
         counts = {tuple(c.levels.values()): len(c.trials) for c in present.plan.cells}
-        taken = present.record[RECORD_KEY]["taken"]
-        states = _read_states(taken[-1]) if taken else {}
+        states = present.taken[-1].states if present.taken else {}
         return self._plan_cells(self._next_counts(counts, states, len(self._seeds.looks)))
 
     def _first_counts(self) -> dict[Levels, int]:
@@ -175,7 +180,7 @@ class LookPlanner:
             "design": design[:16],
         }
 
-    def _read_taken(self, declaration: Mapping[str, Any], first: Plan) -> list[dict[str, Any]]:
+    def _read_taken(self, declaration: Mapping[str, Any], first: Plan) -> list[TakenLook]:
         """Return the looks that were taken.
 
         Raises:
@@ -193,7 +198,7 @@ class LookPlanner:
         declared = sweep["stages"]["declared"][RECORD_KEY]
         if declared != declaration and not first.absent:
             self._refuse(declared, declaration)
-        return list(recorded["taken"])
+        return [TakenLook.from_json(look) for look in recorded["taken"]]
 
     def _refuse(self, declared: Mapping[str, Any], declaration: Mapping[str, Any]) -> None:
         document = self._sweep.source.document
@@ -211,67 +216,46 @@ class LookPlanner:
 
     # Look
 
-    def _take_look(
-        self, planned: Plan, number: int, taken: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def _take_look(self, planned: Plan, number: int, taken: Sequence[TakenLook]) -> TakenLook:
         """Test the claims with the trials of a plan, all of which have ended."""
         assert self._store is not None, "a look needs a record"
         description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
         if taken:
-            description["decide"]["metric"] = taken[0]["metric"]
+            description["decide"]["metric"] = taken[0].metric
         study = Study(self._store, description, read_rows(self._store, description))
         metric = study.primary_metric
-        by_seed = {effect.name: effect.by_seed for effect in study.effects(metric)}
+        effects = {effect.name: effect for effect in study.effects(metric)}
         differences = {
-            claim: [value for _, value in by_seed[claim]] for claim in self._cells_of_claim
+            claim: [value for _, value in effects[claim].by_seed] for claim in self._cells_of_claim
         }
-        before = _read_states(taken[-1]) if taken else {}
+        before = taken[-1].states if taken else {}
+        looks = Looks(
+            self._seeds.looks,
+            len(self._cells_of_claim),
+            self._sweep.decide.alpha,
+            self._sweep.decide.margin,
+            METRICS[metric].better,
+        )
         states = {claim: before.get(claim, ClaimState()) for claim in self._cells_of_claim}
-        after = self._looks.take(states, differences)
-        return {
-            "look": number,
-            "seeds": self._seeds.looks[number - 1],
-            "metric": metric,
-            "claims": {claim: state.to_json() for claim, state in after.items()},
-        }
+        after = looks.take(states, differences)
+        return TakenLook(number, self._seeds.looks[number - 1], metric, after)
 
-    def _describe_look(self, taken: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    def _describe_look(self, taken: Sequence[TakenLook]) -> Iterator[str]:
         """Yield what the last look has decided."""
-        look = taken[-1]
-        states = _read_states(look)
-        before = _read_states(taken[-2]) if len(taken) > 1 else {}
-        place = f"look {look['look']} of {len(self._seeds.looks)}, {look['seeds']} seeds"
+        look, states = taken[-1], taken[-1].states
+        before = taken[-2].states if len(taken) > 1 else {}
+        place = f"look {look.number} of {len(self._seeds.looks)}, {look.seeds} seeds"
         new = [c for c in states if states[c].outcome and not (c in before and before[c].outcome)]
         for claim in new:
-            yield f"{place}: {claim} {describe_decision(states[claim], look['metric'])}"
+            yield f"{place}: {claim} {self._describe_decision(states[claim])}"
         left = [claim for claim, state in states.items() if not state.outcome]
-        still_open = [claim for claim in left if states[claim].is_open]
         if not new:
             yield f"{place}: nothing new is decided"
         if left:
-            futile = len(left) - len(still_open)
+            futile = sum(not states[claim].is_open for claim in left)
             note = f", {futile} of them given up" if futile else ""
             yield f"{place}: {format_count(len(left), 'claim')} undecided{note}: {', '.join(left)}"
 
-
-def describe_decision(state: ClaimState, metric: str) -> str:
-    """Return what was decided about a claim, with its repeated interval, in the metric's unit."""
-    interval = f"{state.value:+.4g} ({state.low:+.4g} to {state.high:+.4g})"
-    better = METRICS[metric].better
-    words = {
-        "higher": "is better" if better == "higher" else "is worse",
-        "lower": "is better" if better == "lower" else "is worse",
-        "equivalent": "differs by less than the margin",
-        "identical": "is identical",
-    }
-    if better == "neither":
-        words |= {"higher": "is higher", "lower": "is lower"}
-    return f"{words[state.outcome]}: {interval}"
-
-
-def _record(taken: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {RECORD_KEY: {"taken": list(taken)}}
-
-
-def _read_states(look: Mapping[str, Any]) -> dict[str, ClaimState]:
-    return {claim: ClaimState.from_json(state) for claim, state in look["claims"].items()}
+    def _describe_decision(self, state: ClaimState) -> str:
+        words = VERDICTS[state.outcome].words.format(margin=f"{self._sweep.decide.margin or 0:g}")
+        return f"{words}: {state.value:+.4g} ({state.low:+.4g} to {state.high:+.4g})"

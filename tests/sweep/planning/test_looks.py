@@ -27,8 +27,8 @@ def test_only_what_is_undecided_gets_more_seeds_with_its_partner(tmp_path):
     seeds, taken = read_decisions(store)
     assert [stage.name for stage in stages][:2] == ["look 1 of 4", "look 2 of 4"]
     assert seeds["mqa learned"] == 5 < seeds["mha rope"] == seeds["mha learned"]
-    outcomes = [look["claims"]["heads=mqa"]["outcome"] for look in taken]
-    assert outcomes[:2] == ["", "higher"]
+    outcomes = [look["states"]["heads=mqa"]["outcome"] for look in taken]
+    assert outcomes[:2] == ["", "worse"]
 
 
 def test_the_record_declares_the_looks_before_the_first_trial(tmp_path):
@@ -52,7 +52,7 @@ def test_a_finished_sweep_plans_nothing_and_decides_the_same_again(driven):
     summary = drive_looks(load_looks(folder), store, lines=again)
     assert (summary.trials_run, again) == (0, [])
     assert read_decisions(store) == before
-    assert any("heads=mqa is worse: +0.30" in line for line in lines)
+    assert any("heads=mqa worse: +0.30" in line for line in lines)
 
 
 def test_a_look_that_was_taken_is_not_taken_anew(tmp_path):
@@ -65,7 +65,7 @@ def test_a_look_that_was_taken_is_not_taken_anew(tmp_path):
     )
     drive_looks(sweep, store, script={(bad, "measure", 0): "bug"})
     _, taken = read_decisions(store)
-    assert taken[0]["claims"]["heads=mqa"]["sizes"] == [2]
+    assert taken[0]["states"]["heads=mqa"]["sizes"] == [2]
     store.archive_result(bad)
     drive_looks(sweep, store)
     assert store.status(bad) == "done"

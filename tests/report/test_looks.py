@@ -1,0 +1,82 @@
+"""Looks in reports, and seeds that were added after a report."""
+
+import pytest
+
+from kvlab.analysis.study import Study
+from kvlab.report import write_report
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document
+from kvlab.store import Store
+from kvlab.sweep.planning.stages import plan_stage
+from tests.support.stub_looks import LOOKS, drive_looks, load_looks
+from tests.support.stub_trials import identify
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("looks")
+    drive_looks(load_looks(folder), Store(folder / "runs"))
+    return folder
+
+
+def markdown(folder, *sections):
+    return render_markdown(make_document(Study.load(Store(folder / "runs"), "s", sections)))
+
+
+def test_the_looks_say_what_was_decided_when_and_what_it_saved(folder):
+    text = markdown(folder, "looks")
+    assert "looks at 3, 5, 7 seeds, and 2 claims" in text
+    assert "19 results of at most 21 were asked for: 2 fewer (10%)" in text
+    assert "| 2 | 5 | 0.020 | 5.01 | heads=mqa | 1 | 0 |" in text
+    row = next(line for line in text.splitlines() if line.startswith("| heads=mqa | 2 |"))
+    assert row.endswith("| **worse** |")
+    assert "| heads=mqa | 3 |" not in text, "it was decided"
+
+
+def test_a_report_before_the_last_look_says_that_the_sweep_goes_on(tmp_path):
+    store = Store(tmp_path / "runs")
+    stages = []
+
+    def stop(stage):
+        stages.append(stage)
+        if len(stages) == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        drive_looks(load_looks(tmp_path), store, on_stage=stop)
+    assert "9 results of at most 21 were asked for. No look has been taken yet." in markdown(
+        tmp_path, "looks"
+    )
+
+
+def drive_seeds(folder, seeds):
+    text = LOOKS.replace("{looks: [3, 5, 7]}", str(seeds))
+    drive_looks(load_looks(folder, text), Store(folder / "runs"))
+    return plan_stage(load_looks(folder, text), Store(folder / "runs"), identify=identify)
+
+
+def test_seeds_that_are_added_after_a_report_are_recognized(tmp_path):
+    store, reports = Store(tmp_path / "runs"), tmp_path / "reports"
+    for seeds in ([0, 1], [0, 1, 2], [0, 1, 2, 3, 4]):
+        drive_seeds(tmp_path, seeds)
+        assert "looks" not in Study.load(store, "s").sweep
+        write_report(store, "s", reports)
+    text = (reports / "s" / "report.md").read_text()
+    assert "A report was written at 2, 3 seeds before seeds were added: now there are 5" in text
+    assert "`seeds: {looks: [2, 3, 5]}`" in text
+    drive_seeds(tmp_path, [0, 1, 2, 3, 4])
+    write_report(store, "s", reports)
+    assert (reports / "s" / "report.md").read_text() == text
+
+
+def test_seeds_without_a_report_in_between_are_no_looks(tmp_path):
+    drive_seeds(tmp_path, [0, 1])
+    drive_seeds(tmp_path, [0, 1, 2])
+    assert "not declared" not in markdown(tmp_path)
+
+
+def test_reports_of_looks_are_no_undeclared_looks(folder):
+    store = Store(folder / "runs")
+    write_report(store, "s", folder / "reports")
+    drive_looks(load_looks(folder), store)
+    assert store.reported_seeds("s") == []
