@@ -1,9 +1,10 @@
-"""Simulate sweeps with looks: family error, coverage, power, seeds.
+"""Simulate sweeps with looks: family error, coverage, power, seeds: `python -m tests.null_looks`.
 
 The statistics are those that drivers and reports use, `kvlab.analysis.sequential`. Simulated is one
 baseline and one cell a claim, so that all differences share the baseline's noise.
 """
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -190,3 +191,15 @@ def format_tallies(sweeps: int, seed: int = 0) -> str:
         cells[4] = cells[4] if has_margin else ""
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Simulate sweeps with looks, as a table.")
+    parser.add_argument("--sweeps", type=int, default=10_000, help="of each structure")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    print(format_tallies(options.sweeps, options.seed))
+
+
+if __name__ == "__main__":
+    main()
