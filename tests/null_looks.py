@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvlab.analysis.sequential import DIFFERENT, ClaimState, Looks
 from kvlab.analysis.statistics import holm_correction, t_cdf
+from kvlab.sweep.planning.looks import WORSE
 
 LOOKS = (3, 5, 7, 10)
 
@@ -114,7 +115,7 @@ def _simulate_sweep(structure: Structure, random: np.random.Generator) -> Tally:
     if structure.diverging:
         has_ended[1] &= losses[1] <= np.quantile(losses[1], 1 - structure.diverging)
     losses[1:] += np.array(structure.effects)[:, None]
-    barred = {"0": ("better", "bounded")} if structure.diverging else {}
+    allowed = {"0": WORSE} if structure.diverging else {}
     names = [str(number) for number in range(count)]
     looks = Looks(structure.looks, count, margin=structure.margin)
     states = {name: ClaimState() for name in names}
@@ -128,7 +129,7 @@ def _simulate_sweep(structure: Structure, random: np.random.Generator) -> Tally:
         for row, name in enumerate(names, 1):
             paired = has_ended[0, : seeds[row]] & has_ended[row, : seeds[row]]
             differences[name] = (losses[row] - losses[0])[: seeds[row]][paired].tolist()
-        states = looks.take(states, differences, barred)
+        states = looks.take(states, differences, allowed)
     return _judge(structure, losses, has_ended, [states[name] for name in names], seeds)
 
 

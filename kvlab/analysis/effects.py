@@ -76,6 +76,7 @@ class Effect:
         alpha: Probability of any wrong statement about these effects.
         margin: A cost that does not matter, in the metric's unit; None without one.
         is_claimed: Whether the sweep claims anything of it.
+        is_awaited: Whether a look that was declared is still to judge it.
     """
 
     metric: str
@@ -101,6 +102,7 @@ class Effect:
     alpha: float = ALPHA
     margin: float | None = None
     is_claimed: bool = True
+    is_awaited: bool = False
 
     @property
     def name(self) -> str:
@@ -159,8 +161,8 @@ class Effect:
             return "unpaired"
         if self.estimate.kind in ("one seed", "unvaried", "identical"):
             return self.estimate.kind
-        if not self.is_claimed:
-            return "unclaimed"
+        if not self.is_claimed or self.is_awaited:
+            return "awaited" if self.is_awaited else "unclaimed"
         better = METRICS[self.metric].better if len(self.change) == 1 else "neither"
         return judge_interval(self.low, self.high, better, self.margin)
 
@@ -172,7 +174,7 @@ class Effect:
     @property
     def has_interval(self) -> bool:
         """Whether the simultaneous interval holds: the effect was tested, and fairly."""
-        unfair = ("diverged", "baseline diverged", "unclaimed")
+        unfair = ("diverged", "baseline diverged", "unclaimed", "awaited")
         return self.is_tested and self.verdict_name not in unfair
 
 

@@ -26,7 +26,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvlab.analysis.statistics import normal_cdf, t_quantile
+from kvlab.analysis.statistics import normal_cdf, t_cdf, t_quantile
 from kvlab.analysis.verdicts import VERDICTS, judge_interval
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ SAMPLES = 40_000
 
 DIFFERENT = frozenset({"better", "worse", "worse within", "higher", "lower"})
 """Verdicts that call a difference."""
+
+_LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 0.9)
+"""Levels between which `repeated_p_value` interpolates."""
 
 FUTILE_POWER = 0.02
 """A claim is given up if it would be decided at the last look with less than this probability."""
@@ -184,7 +187,7 @@ class Looks:
         self,
         states: Mapping[str, ClaimState],
         differences: Mapping[str, Sequence[float]],
-        barred: Mapping[str, Collection[str]] = MappingProxyType({}),
+        allowed: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> dict[str, ClaimState]:
         """Return the claims after one more look.
 
@@ -192,8 +195,8 @@ class Looks:
             states: Every claim before the look; at the first, `ClaimState()`.
             differences: Of each claim, the differences at all its seeds so far. Without a new seed,
                 or with fewer than two, a claim is not tested; without any it is given up.
-            barred: Verdicts that a claim may not have, as some of its trials are missing for a
-                reason that has to do with the difference. If the data show one it is given up.
+            allowed: Verdicts that a claim may have, where trials diverged and those that are left
+                flatter one side. A claim that would have another is given up. Others may have all.
         """
         assert len(states) == self.claims, "a look is at the whole family"
         new = {name: self._observe(state, differences[name]) for name, state in states.items()}
@@ -203,11 +206,10 @@ class Looks:
             level, has_decided = self._level(new.values()), False
             for name in looked:
                 if not new[name].outcome:
-                    tested = self._test(new[name], level)
-                    if tested.outcome in barred.get(name, ()):
-                        tested = replace(tested, outcome="", is_open=False)
-                    new[name] = tested
-                    has_decided |= bool(tested.outcome)
+                    new[name] = self._test(new[name], level)
+                    if new[name].outcome not in ("", *allowed.get(name, VERDICTS)):
+                        new[name] = replace(new[name], outcome="", is_open=False)
+                    has_decided |= bool(new[name].outcome)
         return new
 
     def _observe(self, state: ClaimState, differences: Sequence[float]) -> ClaimState:
@@ -282,32 +284,22 @@ class Looks:
         return power < FUTILE_POWER
 
 
-@dataclass(frozen=True)
-class TakenLook:
-    """A look that was taken, as ``sweep.json`` holds it.
+def repeated_p_value(state: ClaimState, maximum: int) -> float:
+    """Return the smallest level at which a claim, tested alone, would be called at its look.
 
-    Attributes:
-        number: From 1.
-        seeds: Number of seeds that were asked for up to it.
-        metric: What the claims are about.
-        states: Every claim after it.
+    Interpolated between levels, in the logarithm of the level and of the look's own p-value.
     """
+    import numpy as np
 
-    number: int
-    seeds: int
-    metric: str
-    states: Mapping[str, ClaimState]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON."""
-        states = {claim: state.to_json() for claim, state in self.states.items()}
-        return {**vars(self), "states": states}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "TakenLook":
-        """Return what `to_json` has written."""
-        states = {claim: ClaimState.from_json(one) for claim, one in fields["states"].items()}
-        return cls(**{**fields, "states": states})
+    if not state.error:
+        return 0.0 if state.value else 1.0
+    df = state.sizes[-1] - 1
+    bounds = [t_bounds(state.sizes, maximum, level)[-1] for level in _LEVELS]
+    nominal = [t_cdf(-bound, df) for bound in bounds]
+    own = t_cdf(-abs(state.statistic), df)
+    if own >= nominal[-1]:
+        return 1.0
+    return float(np.exp(np.interp(np.log(own), np.log(nominal), np.log(_LEVELS))))
 
 
 def repeated_test_error(sizes: Sequence[int], alpha: float = 0.05) -> float:

@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import Any
 
 from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
-from kvlab.analysis.sequential import TakenLook
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.spec.decide_config import DecideConfig, list_claims
@@ -236,7 +236,10 @@ class Study:
         return select_significant(self.serving_gaps)
 
     def effects(self, metric: str) -> list[Effect]:
-        """Return every level's difference from its factor's baseline level, judged together."""
+        """Return every level's difference from its factor's baseline level, judged together.
+
+        If looks were declared, those have judged the decided metric.
+        """
         if metric not in self._effects:
             is_decided = metric == self.primary_metric
             self._effects[metric] = estimate_main_effects(
@@ -247,6 +250,14 @@ class Study:
                 alpha=self.decide.alpha,
                 margin=self.decide.margin if is_decided else None,
             )
+            if is_decided and self.declared_looks is not None:
+                self._effects[metric] = judge_by_looks(
+                    self.cells,
+                    self.factors,
+                    self._effects[metric],
+                    self.declared_looks,
+                    self.taken_looks,
+                )
         return self._effects[metric]
 
     def interactions(self, metric: str) -> list[Effect]:

@@ -84,6 +84,7 @@ VERDICTS: dict[str, Verdict] = {
     "one seed": Verdict("one seed: not tested", "one seed has no spread"),
     "unvaried": Verdict("same at every seed: not tested", "equal shares of items occur by chance"),
     "unpaired": Verdict("no matched pair", "nothing to compare with", "muted"),
+    "awaited": Verdict("no look yet", "the look that is to judge it was not taken yet", "muted"),
     "unclaimed": Verdict("not claimed", "the sweep's `decide.claims` leaves it out", "muted"),
 }
 """Every verdict on a level, by its name. Reports, comparisons and MLflow print the words."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvlab.analysis.sequential import ClaimState, repeated_p_value, t_bounds
 from kvlab.analysis.study import Study
 from kvlab.report import write_report
 from kvlab.report.markdown import render_markdown
@@ -33,6 +34,29 @@ def test_the_looks_say_what_was_decided_when_and_what_it_saved(folder):
     assert "| heads=mqa | 3 |" not in text, "it was decided"
 
 
+def test_effects_have_the_interval_and_the_seeds_of_their_decision(folder):
+    study = Study.load(Store(folder / "runs"), "s")
+    effects = {effect.name: effect for effect in study.effects("loss")}
+    last = study.taken_looks[-1].states
+    for name, seeds, verdict in (("heads=mqa", 5, "worse"), ("position=rope", 7, "within noise")):
+        effect = effects[name]
+        assert (len(effect.seeds), effect.verdict) == (seeds, verdict)
+        assert (effect.value, effect.low, effect.high) == (
+            last[name].value,
+            last[name].low,
+            last[name].high,
+        )
+        assert (effect.corrected_p <= 0.05) == (verdict == "worse")
+    text = markdown(folder, "effects")
+    assert "+0.2730 to +0.3302" in text
+
+
+def test_a_repeated_p_value_is_the_level_whose_bound_is_reached():
+    state = ClaimState(sizes=(3, 5, 7), value=1.0, error=0.3)
+    level = repeated_p_value(state, 10)
+    assert t_bounds((3, 5, 7), 10, level)[-1] == pytest.approx(1 / 0.3, rel=0.01)
+
+
 def test_a_report_before_the_last_look_says_that_the_sweep_goes_on(tmp_path):
     store = Store(tmp_path / "runs")
     stages = []
@@ -44,9 +68,9 @@ def test_a_report_before_the_last_look_says_that_the_sweep_goes_on(tmp_path):
 
     with pytest.raises(InterruptedError):
         drive_looks(load_looks(tmp_path), store, on_stage=stop)
-    assert "9 results of at most 21 were asked for. No look has been taken yet." in markdown(
-        tmp_path, "looks"
-    )
+    text = markdown(tmp_path, "looks", "effects")
+    assert "9 results of at most 21 were asked for. No look has been taken yet." in text
+    assert text.count("no look yet") >= 2
 
 
 def drive_seeds(folder, seeds):

@@ -2,9 +2,9 @@
 
 import math
 
+from kvlab.analysis.looks import TakenLook
 from kvlab.analysis.sequential import (
     ClaimState,
-    TakenLook,
     repeated_test_error,
     spent_alpha,
     t_bounds,

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlab.analysis.effects import list_compared_cells
-from kvlab.analysis.sequential import ClaimState, Looks, TakenLook
+from kvlab.analysis.looks import TakenLook
+from kvlab.analysis.sequential import ClaimState, Looks
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels, read_rows
 from kvlab.analysis.verdicts import VERDICTS
@@ -26,6 +27,9 @@ from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 from kvlab.sweep.planning.planner import IdentifyDataset, Plan, describe_sweep, plan
+
+WORSE = ("worse", "worse within")
+"""Verdicts on a level whose trainings diverged more often: those that are left flatter it."""
 
 RECORD_KEY = "looks"
 """The key of ``sweep.json`` that holds what was declared and the looks that were taken."""
@@ -237,7 +241,12 @@ class LookPlanner:
             METRICS[metric].better,
         )
         states = {claim: before.get(claim, ClaimState()) for claim in self._cells_of_claim}
-        after = looks.take(states, differences)
+        allowed = {
+            claim: WORSE if divergence.level >= divergence.partner else ()
+            for claim in self._cells_of_claim
+            if (divergence := effects[claim].divergence) is not None and divergence.is_one_sided
+        }
+        after = looks.take(states, differences, allowed)
         return TakenLook(number, self._seeds.looks[number - 1], metric, after)
 
     def _describe_look(self, taken: Sequence[TakenLook]) -> Iterator[str]:

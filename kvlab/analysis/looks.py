@@ -1,0 +1,121 @@
+"""Looks that were taken, and the effects of a sweep as its looks have judged them.
+
+`kvlab.analysis.sequential` has the statistics.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.matched_pairs import Cells, Factors
+from kvlab.analysis.sequential import ClaimState, repeated_p_value, t_bounds
+from kvlab.analysis.statistics import Estimate
+from kvlab.spec.seeds_config import SeedLooks
+
+
+@dataclass(frozen=True)
+class TakenLook:
+    """A look that was taken, as ``sweep.json`` holds it.
+
+    Attributes:
+        number: From 1.
+        seeds: Number of seeds that were asked for up to it.
+        metric: What the claims are about.
+        states: Every claim after it.
+    """
+
+    number: int
+    seeds: int
+    metric: str
+    states: Mapping[str, ClaimState]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON."""
+        states = {claim: state.to_json() for claim, state in self.states.items()}
+        return {**vars(self), "states": states}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "TakenLook":
+        """Return what `to_json` has written."""
+        states = {claim: ClaimState.from_json(one) for claim, one in fields["states"].items()}
+        return cls(**{**fields, "states": states})
+
+
+def find_last_test(looks: Sequence[TakenLook], claim: str) -> TakenLook | None:
+    """Return the look whose seeds the state of a claim is of; None if it was never tested."""
+    sizes = looks[-1].states[claim].sizes if looks else ()
+    return next((one for one in looks if sizes and one.states[claim].sizes == sizes), None)
+
+
+def judge_by_looks(
+    cells: Cells,
+    factors: Factors,
+    effects: Sequence[Effect],
+    declared: SeedLooks,
+    looks: Sequence[TakenLook],
+) -> list[Effect]:
+    """Return the effects on the decided metric with the intervals of the looks.
+
+    A claim has the seeds, the difference and the interval of its last test, which is where it was
+    decided if it was. So what was trained since, for other claims, does not change it.
+
+    Args:
+        cells: The rows of every cell by seed.
+        factors: Factor -> levels, the baseline's first.
+        effects: Effects over all seeds, see `estimate_main_effects`.
+        declared: The looks, as declared.
+        looks: The looks that were taken.
+    """
+    by_seeds: dict[int, dict[str, Effect]] = {}
+    judged = []
+    for effect in effects:
+        look = find_last_test(looks, effect.name) if effect.is_claimed else None
+        if look is None:
+            judged.append(replace(effect, error=None, is_awaited=effect.is_claimed))
+            continue
+        if look.seeds not in by_seeds:
+            seeds = set(declared.seeds(look.seeds))
+            then = _restrict_seeds(cells, seeds)
+            at_look = estimate_main_effects(then, factors, effect.metric)
+            by_seeds[look.seeds] = {one.name: one for one in at_look}
+        state = looks[-1].states[effect.name]
+        found = replace(
+            by_seeds[look.seeds][effect.name], alpha=effect.alpha, margin=effect.margin, error=None
+        )
+        judged.append(_apply_state(found, state, declared.looks[-1], len(looks[-1].states)))
+    return judged
+
+
+def _restrict_seeds(cells: Cells, seeds: set[int]) -> Cells:
+    return {
+        levels: {seed: row for seed, row in by_seed.items() if seed in seeds}
+        for levels, by_seed in cells.items()
+    }
+
+
+def _apply_state(effect: Effect, state: ClaimState, maximum: int, claims: int) -> Effect:
+    """Return an effect with the numbers of a look, alone and with all claims together."""
+    if effect.estimate is None or not state.error:
+        return replace(effect, low=state.low, high=state.high)
+    alone, corrected = repeated_p_value(state, maximum), 1.0
+    if state.level:  # Holm's step is the part of alpha that the claim was tested at
+        corrected = min(1.0, alone * effect.alpha / state.level)
+    reach = t_bounds(state.sizes, maximum, effect.alpha)[-1] * state.error
+    own = Estimate(
+        state.value,
+        "tested",
+        state.error,
+        state.sizes[-1] - 1,
+        state.value - reach,
+        state.value + reach,
+        alone,
+    )
+    return replace(
+        effect,
+        estimate=own,
+        low=state.low,
+        high=state.high,
+        corrected_p=corrected,
+        n_tests=claims,
+    )
