@@ -139,8 +139,10 @@ class Study:
 
     @cached_property
     def one_shot_metric(self) -> str:
-        """The one-shot form of `primary_metric`."""
-        return self.primary_metric.removesuffix("_served")
+        """The one-shot form of `primary_metric`, over the same text."""
+        if not self.primary_metric.endswith("_served"):
+            return self.primary_metric
+        return self.primary_metric.removesuffix("_served") + "_paired"
 
     @cached_property
     def tokenizers(self) -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Text, tokens, batches and evaluation sets, with numpy and without torch."""
 
 from kvlab.data.batches import ScoredText, get_training_batch, spread_indices, spread_windows
+from kvlab.data.bigram_table import TableLosses, score_tables
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
 from kvlab.data.dataset_preparation import dataset_identity, list_prepared_datasets, prepare_dataset
 from kvlab.data.hellaswag_dataset import HellaSwagItem, get_hellaswag_file, load_hellaswag
@@ -12,6 +13,7 @@ __all__ = [
     "HellaSwagItem",
     "ProgressCallback",
     "ScoredText",
+    "TableLosses",
     "Tokenizer",
     "dataset_identity",
     "get_data_dir",
@@ -22,6 +24,7 @@ __all__ = [
     "load_tokenizer",
     "open_dataset",
     "prepare_dataset",
+    "score_tables",
     "spread_indices",
     "spread_windows",
     "verify_dataset",

@@ -58,7 +58,7 @@ def get_training_batch(
         raise DataError(_too_few_tokens("training", len(tokens), block_size))
     indices = np.arange(step * batch_size, (step + 1) * batch_size, dtype=np.int64)[rows]
     starts = window_starts(indices, tokens=len(tokens), block_size=block_size, seed=seed)
-    return _gather_windows(tokens, starts, block_size)
+    return gather_windows(tokens, starts, block_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,9 +88,13 @@ class ScoredText:
         """Return the text of some windows, by their indices."""
         return replace(self, starts=self.starts[windows])
 
+    def inputs(self) -> IndexArray:
+        """Return the token before each target, shape (windows, block_size)."""
+        return gather_windows(self.tokens, self.starts, self.block_size)[0]
+
     def targets(self) -> IndexArray:
         """Return the tokens that are scored, shape (windows, block_size)."""
-        return _gather_windows(self.tokens, self.starts, self.block_size)[1]
+        return gather_windows(self.tokens, self.starts, self.block_size)[1]
 
     def find_documents(self, end_of_text: int) -> IndexArray:
         """Return the index in ``tokens`` of each target's document, shape (windows, block_size).
@@ -107,7 +111,7 @@ class ScoredText:
         """Yield up to ``batch_size`` windows at a time: inputs and targets, (rows, block_size)."""
         for first in range(0, len(self), batch_size):
             starts = self.starts[first : first + batch_size]
-            yield _gather_windows(self.tokens, starts, self.block_size)
+            yield gather_windows(self.tokens, starts, self.block_size)
 
 
 def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> ScoredText:
@@ -135,7 +139,8 @@ def spread_indices(count: int, total: int) -> IndexArray:
     return np.arange(count, dtype=np.int64) * total // count
 
 
-def _gather_windows(tokens: Tokens, starts: IndexArray, block_size: int) -> Batch:
+def gather_windows(tokens: Tokens, starts: IndexArray, block_size: int) -> Batch:
+    """Return inputs and targets of the windows at ``starts``, each (windows, block_size)."""
     windows = tokens[starts[:, None] + np.arange(block_size + 1)].astype(np.int64)
     return windows[:, :-1].copy(), windows[:, 1:].copy()
 

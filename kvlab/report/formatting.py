@@ -16,8 +16,10 @@ _UNKNOWN_METRIC = Metric("", "")
 _SHARE_PREFIXES = ("hellaswag_", "needle_", "recall_", "serving_top_")
 _SHORT_TITLES = {
     "loss": "one-shot loss",
+    "loss_paired": "one-shot loss",
     "loss_served": "served loss",
     "bits_per_byte": "one-shot bits/byte",
+    "bits_per_byte_paired": "one-shot bits/byte",
     "bits_per_byte_served": "served bits/byte",
     "serving_kl": "KL(one-shot || served)",
     "serving_top_changed": "top token changed by serving",

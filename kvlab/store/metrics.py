@@ -47,6 +47,27 @@ def derive_needle_loss_change(measurements: Mapping[str, float]) -> float | None
     return measurements["needle_loss_served"] - measurements["needle_loss"]
 
 
+def derive_paired_loss(measurements: Mapping[str, float]) -> float | None:
+    """Return the one-shot loss of the tokens that were scored served, in nats per token."""
+    served, gap = measurements.get("loss_served"), measurements.get("serving_gap")
+    if served is None or gap is None:
+        return None
+    if measurements.get("loss_tokens") == measurements.get("served_tokens"):
+        return measurements.get("loss")
+    return served - gap
+
+
+def derive_paired_bits(measurements: Mapping[str, float]) -> float | None:
+    """Return the one-shot bits per byte of the text that was scored served."""
+    loss, served = derive_paired_loss(measurements), measurements.get("loss_served")
+    bits = measurements.get("bits_per_byte_served")
+    if loss is None or not served or bits is None:
+        return None
+    if measurements.get("loss_tokens") == measurements.get("served_tokens"):
+        return measurements.get("bits_per_byte")
+    return bits * loss / served  # the same tokens, so the same bytes
+
+
 _CONTEXT_PARTS = {f"loss_part{i}": f"loss in part {i} of 8 of the context" for i in range(1, 9)}
 _POSITION_METRICS = {
     f"{name}{suffix}": Metric(f"{title}, {scoring}", "nats/token", "lower")
@@ -71,6 +92,9 @@ _SERVING_CHANGE_METRICS = {
 METRICS: dict[str, Metric] = {
     "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
     "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
+    "loss_paired": Metric(
+        "validation loss, one-shot, of the served text", "nats/token", "lower", derive_paired_loss
+    ),
     "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
     **_SERVING_CHANGE_METRICS,
     "kv_dtype_loss_change": Metric(
@@ -80,6 +104,12 @@ METRICS: dict[str, Metric] = {
     "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
     "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
     "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
+    "bits_per_byte_paired": Metric(
+        "bits per byte, one-shot, of the served text", "bits/byte", "lower", derive_paired_bits
+    ),
+    "loss_unigram": Metric("loss of a unigram table of the training text", "nats/token"),
+    "loss_bigram": Metric("loss of a bigram table of the training text", "nats/token"),
+    "bigram_tokens": Metric("training tokens of the bigram table", "tokens"),
     "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),
     "served_tokens": Metric("validation tokens scored through the cache", "tokens"),
     "hellaswag_acc": Metric("HellaSwag acc (completion style)", "", "higher"),

@@ -12,10 +12,10 @@ import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
 from kvlab.benchmark.device_peaks import processor_name
-from kvlab.data import dataset_identity, prepare_dataset, spread_windows
+from kvlab.data import dataset_identity, prepare_dataset, score_tables, spread_windows
 from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.evaluation import position_loss_windows
+from kvlab.evaluate.evaluation import position_loss_windows, select_scored_text
 from kvlab.evaluate.validation_loss import Tokens
 from kvlab.fs.lease import Fence
 from kvlab.layout.gpu_sharing import allocator_share
@@ -103,6 +103,7 @@ class TorchStages:
         measurements = {**evaluation.measurements, **speed.measurements}
         record = {**asdict(training), "start": read_initialization_record(directory)}
         if record["steps"]:
+            measurements |= self._score_tables()
             measurements["training_peak_bytes"] = record["peak_bytes"]
             if self._timing_lock is None:  # beside other trials on the device a rate is no speed
                 measurements |= {f"training_{name}": record[name] for name in _TRAINING_RATES}
@@ -125,6 +126,23 @@ class TorchStages:
             needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
+
+    def _score_tables(self) -> dict[str, float]:
+        """Score tables of the text that was trained on, on the text of the one-shot loss."""
+        experiment = self._experiment
+        text, _ = select_scored_text(self._dataset.validation, experiment)
+        tables = score_tables(
+            self._dataset.train,
+            text,
+            seed=self._trial.seed,
+            windows=experiment.training.steps * experiment.training.batch_tokens // text.block_size,
+            vocab_size=experiment.data.vocab_size,
+        )
+        return {
+            "loss_unigram": tables.unigram,
+            "loss_bigram": tables.bigram,
+            "bigram_tokens": tables.tokens,
+        }
 
     def _make_model(self) -> GPT:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)

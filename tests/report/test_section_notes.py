@@ -56,6 +56,43 @@ def test_accuracies_at_chance_are_said_to_be_no_finding(tmp_path, best, learned)
     assert ("this front is no finding" in text) != learned
 
 
+def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
+    class Partly(Record):
+        def measurements(self, levels, seed):
+            found = super().measurements(levels, seed)
+            return {**found, "loss": 9.0, "loss_tokens": 16_384, "served_tokens": 4096}
+
+    record = Partly(factors=SMALL)
+    store = record.write(tmp_path)
+    study = Study.load(store, "made", ("cells", "serving-gap"))
+    tied = ("mha", "tied")
+    same = study.mean(tied, "loss_served") - study.mean(tied, "serving_gap")
+    for section in ("cells", "serving-gap"):
+        text = render_markdown(make_document(Study.load(store, "made", (section,))))
+        assert f"{same:.4f}" in text
+        assert "9.0000" not in text
+
+
+def bigram_record(table):
+    class Trained(Record):
+        def measurements(self, levels, seed):
+            found = super().measurements(levels, seed)
+            loss = found["loss"]
+            margin = table if levels["heads"] == "mqa" else 0.25
+            return {**found, "loss_bigram": loss + margin, "loss_unigram": loss + 2}
+
+    return Trained(factors=SMALL)
+
+
+def test_models_that_do_not_beat_a_bigram_table_are_said_first(tmp_path):
+    text = markdown(bigram_record(-0.01), tmp_path / "bad", "answer")
+    assert "**6 of 12 trained models cannot yet do what a bigram table does.**" in text
+    good = markdown(bigram_record(0.05), tmp_path / "good", "answer")
+    assert "Every model beats a bigram table" in good
+    assert "the closest by 0.0500" in good
+    assert "bigram" not in markdown(Record(factors=SMALL), tmp_path / "old", "answer")
+
+
 def test_curves_say_where_they_end_at_other_tokens_than_the_tables(tmp_path):
     class Curved(Record):
         def result(self, levels, seed, status):

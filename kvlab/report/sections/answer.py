@@ -26,6 +26,7 @@ def report_answer(study: Study) -> Section:
         contents += _answer_untrained(study)
     elif study.done_rows:
         contents += [_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
+        contents += _describe_bigram_table(study)
     if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
     return Section("The answer", tuple(contents))
@@ -207,6 +208,39 @@ def _gap_spans(study: Study) -> list[Span]:
         text += f" ({_interval_clause('serving_gap', gap)}{noise})"
     hides = "One-shot scoring hides what serving does: the largest serving gap is "
     return [hides, text, " at ", Strong(study.label(worst)), "; "]
+
+
+def _describe_bigram_table(study: Study) -> list[Paragraph]:
+    """Say whether the models beat a bigram table of the text that they were trained on."""
+    pairs = [
+        (row.measurements["loss"], row.measurements["loss_bigram"])
+        for row in study.done_rows
+        if "loss" in row.measurements and "loss_bigram" in row.measurements
+    ]
+    if not pairs:
+        return []
+    margins = [table - loss for loss, table in pairs]
+    table = f"{format_metric('loss', sum(table for _, table in pairs) / len(pairs))} nats/token"
+    losing = sum(margin <= 0 for margin in margins)
+    if not losing:
+        closest = format_magnitude("loss", min(margins))
+        return [
+            paragraph(
+                f"Every model beats a bigram table of the text that it was trained on ({table} on"
+                f" the same held-out text), the closest by {closest}."
+            )
+        ]
+    count = f"{losing:,} of {format_count(len(pairs), 'trained model')}"
+    best = format_metric("loss", min(loss for loss, _ in pairs))
+    return [
+        paragraph(
+            Strong(f"{count} cannot yet do what a bigram table does."),
+            f" A table of token pairs, counted in the text that the model was trained on, scores"
+            f" {table} on the same held-out text; the best model scores {best}. Differences"
+            " between models that have not learned to use their context are mostly noise: train"
+            " on more tokens, with smaller batches, or at another learning rate.",
+        )
+    ]
 
 
 def _describe_missing(study: Study) -> Paragraph | None:

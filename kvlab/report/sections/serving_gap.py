@@ -49,29 +49,12 @@ def report_serving_gap(study: Study) -> Section | None:
         spans.append(
             f"No cell of {len(gaps)} has one beyond rounding ({GAP_ROUNDING:g} nats/token)."
         )
-    contents: list[Content] = [paragraph(*spans), *_token_note(study)]
+    contents: list[Content] = [paragraph(*spans)]
     if with_gap:
         contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
     contents += serving_divergence(study)
     contents += _kv_dtype_contents(study)
     return Section("Serving gap", tuple(contents))
-
-
-def _token_note(study: Study) -> list[Content]:
-    """Note where the two losses are over different tokens."""
-    scored = {
-        (row.measurements["loss_tokens"], row.measurements["served_tokens"])
-        for row in study.done_rows
-        if "loss_tokens" in row.measurements and "served_tokens" in row.measurements
-    }
-    if all(one_shot == served for one_shot, served in scored):
-        return []
-    pairs_text = "; ".join(f"{one:,.0f} and {served:,.0f}" for one, served in sorted(scored))
-    text = (
-        f"The one-shot loss is over more text than the served loss ({pairs_text} tokens), so the"
-        " two columns do not subtract to the gap: that compares both on the served text alone."
-    )
-    return [paragraph(text)]
 
 
 _ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
@@ -102,7 +85,7 @@ def _row(study: Study, levels: Levels) -> Row:
     ends = min(values), max(values)
     range_of_gaps = range_cell("serving_gap", *ends) if len(values) > 1 else EMPTY_CELL
     losses = (
-        _mean_cell_with_csv_spread(study, levels, "loss"),
+        _mean_cell_with_csv_spread(study, levels, "loss_paired"),
         _mean_cell_with_csv_spread(study, levels, "loss_served"),
     )
     count = cell(str(len(values)), len(values))

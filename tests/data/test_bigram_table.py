@@ -1,0 +1,72 @@
+"""Unigram and bigram tables, against counts in dictionaries."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from kvlab.data import get_training_batch, score_tables, spread_windows
+
+BLOCK, VOCABULARY = 16, 40
+
+
+def markov_text(count, seed):
+    rng = np.random.default_rng(seed)
+    moves = np.random.default_rng(0).dirichlet(np.full(VOCABULARY, 0.05), VOCABULARY)
+    tokens = [0]
+    for draw in rng.random(count):
+        tokens.append(int(np.searchsorted(moves[tokens[-1]].cumsum(), draw).clip(0, 39)))
+    return np.array(tokens, np.uint16), moves
+
+
+def seen_pairs(train, seed, windows):
+    pairs = []
+    for step in range(windows):
+        x, y = get_training_batch(train, seed=seed, step=step, batch_size=1, block_size=BLOCK)
+        pairs.append(list(zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)))
+    return pairs
+
+
+def table_loss(windows, scored, strength):
+    pairs = Counter(pair for window in windows for pair in window)
+    contexts = Counter(first for window in windows for first, _ in window)
+    tokens = Counter(second for window in windows for _, second in window)
+    total = sum(tokens.values()) + VOCABULARY / 2
+
+    def loss(first, second):
+        prior = (tokens[second] + 0.5) / total
+        count = pairs[first, second] + strength * prior
+        return -math.log(prior), -math.log(count / (contexts[first] + strength))
+
+    return np.mean([loss(*pair) for pair in scored], axis=0)
+
+
+@pytest.mark.parametrize("windows", [1, 7, 100])
+def test_tables_are_those_of_dictionaries(windows):
+    train, held_out = markov_text(6000, 1)[0], markov_text(900, 2)[0]
+    text = spread_windows(held_out, 320, BLOCK)
+    tables = score_tables(train, text, seed=5, windows=windows, vocab_size=VOCABULARY)
+    seen = seen_pairs(train, 5, windows)
+    tuning = max(1, windows // 20)
+    strengths = 2.0 ** np.arange(0, 17, 0.5)
+    last = [pair for window in seen[-tuning:] for pair in window]
+    strength = min(strengths, key=lambda s: table_loss(seen[:-tuning], last, s)[1])
+    scored = list(zip(text.inputs().ravel().tolist(), text.targets().ravel().tolist(), strict=True))
+    unigram, bigram = table_loss(seen, scored, strength)
+    assert tables.unigram == pytest.approx(unigram)
+    assert tables.bigram == pytest.approx(bigram)
+    assert tables.tokens == windows * BLOCK
+
+
+def test_the_text_is_counted_once_and_approaches_its_entropy():
+    train, moves = markov_text(40_000, 1)
+    text = spread_windows(markov_text(4000, 2)[0], 3200, BLOCK)
+    once, often = (
+        score_tables(train, text, seed=0, windows=count, vocab_size=VOCABULARY)
+        for count in (len(train) // BLOCK - 1, 10**6)
+    )
+    assert once == often
+    best = -np.log(moves[text.inputs(), text.targets()]).mean()
+    assert best < once.bigram < best + 0.05
+    assert once.unigram > once.bigram + 0.5
