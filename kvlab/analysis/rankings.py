@@ -292,7 +292,7 @@ class Ranking:
         chosen = [int(cells[counts[cells].argmax()]) for cells in members]
         residuals, df = _two_way_residuals(self._losses[chosen])
         residuals[np.abs(residuals) <= self._rounding] = 0.0
-        return pool_variance(residuals, df)
+        return pool_variance(residuals, df, df / max(1, len(chosen) - 1))
 
 
 def _group_by_training(trainings: Sequence[Collection[str]]) -> "NDArray[np.intp]":

@@ -9,10 +9,12 @@ Differences with errors of their own are judged by Bonferroni's correction.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from kvlab.analysis.pooled_error import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
 
 if TYPE_CHECKING:
@@ -32,12 +34,13 @@ class PooledVariance:
     df: float
 
 
-def pool_variance(residuals: "NDArray[np.float64]", df: float) -> PooledVariance:
+def pool_variance(residuals: "NDArray[np.float64]", df: float, df_of_unit: float) -> PooledVariance:
     """Average the variance over units.
 
     Args:
         residuals: (units, seeds) Residuals of a fit, 0 where a value is missing.
         df: Residual degrees of freedom of the fit, over all units.
+        df_of_unit: The same of a single independent unit.
 
     Returns:
         The average, with the degrees of freedom of Greenhouse and Geisser: those of one unit times
@@ -50,8 +53,45 @@ def pool_variance(residuals: "NDArray[np.float64]", df: float) -> PooledVariance
         return PooledVariance(0.0, 1.0)
     products = residuals.T @ residuals  # its eigenvalues are those of C
     effective_units = squares**2 / float((products**2).sum())
-    df_of_one = df / max(1, residuals.shape[0] - 1)
-    return PooledVariance(squares / df, float(np.clip(df_of_one * effective_units, 1.0, df)))
+    return PooledVariance(squares / df, float(np.clip(df_of_unit * effective_units, 1.0, df)))
+
+
+def pool_errors_of_means(
+    rows: Sequence[Mapping[int, float]], pools: Sequence[bool]
+) -> list[StandardError]:
+    """Return the standard error of every row's mean over seeds.
+
+    Args:
+        rows: Values by seed, of at least two seeds each, not all equal.
+        pools: Whether a row takes part in the pooled variance; else it keeps its own.
+
+    Returns:
+        The larger of a row's own and the pooled standard error. Where a row's own is the larger, or
+        it has fewer seeds than others, the degrees of freedom are the geometric mean of both.
+    """
+    import numpy as np
+
+    seeds = sorted({seed for row in rows for seed in row})
+    table = np.array([[row.get(seed, np.nan) for seed in seeds] for row in rows])
+    table = table.reshape(len(rows), len(seeds))
+    counts = np.sum(~np.isnan(table), axis=1)
+    residuals = np.nan_to_num(table - np.nanmean(table, axis=1, keepdims=True))
+    chosen = residuals[np.array(pools, dtype=bool)]
+    df = float((counts[np.array(pools, dtype=bool)] - 1).sum())
+    pooled = pool_variance(chosen, df, df / max(1, len(chosen)))
+    errors = []
+    for one, count, is_pooled in zip(residuals, counts.tolist(), pools, strict=True):
+        own = float((one**2).sum()) / (count - 1)
+        between = max(1.0, (pooled.df * (count - 1)) ** 0.5)
+        if not is_pooled:
+            errors.append(StandardError((own / count) ** 0.5, count - 1))
+        elif pooled.variance >= own:
+            full = count == len(seeds)
+            error = (pooled.variance / count) ** 0.5
+            errors.append(StandardError(error, pooled.df if full else between, is_pooled=True))
+        else:
+            errors.append(StandardError((own / count) ** 0.5, between))
+    return errors
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,31 @@
 """Compare two sweeps, or two records of one sweep: their cells and their conclusions."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvlab.analysis.effects import Effect
-from kvlab.analysis.statistics import UNTESTED, Estimate, estimate
-from kvlab.analysis.study import BASELINE_LABEL, Study, select_significant
+from kvlab.analysis.statistics import UNTESTED
+from kvlab.analysis.study import BASELINE_LABEL, Study
+from kvlab.analysis.sweep_shifts import Shift, SweepShifts, estimate_shifts
 from kvlab.analysis.trial_rows import Levels
-from kvlab.report.pareto_front import best_cells_by_budget, memory_front
-from kvlab.store.metrics import METRICS
+from kvlab.report.pareto_front import CellPoint, best_cells_by_budget, memory_front
 
 NOT_ASKED = "not asked"
-NO_CONCLUSION = frozenset(
-    {NOT_ASKED, "no matched pair", UNTESTED["one seed"], UNTESTED["unvaried"]}
-)
-"""Verdicts that conclude nothing about a level."""
 
 
 @dataclass(frozen=True)
 class CellChange:
-    """A cell that both sweeps have, over the seeds that both have.
+    """A cell that both sweeps have.
 
     Attributes:
         levels: Factor -> level.
-        before: Mean in the first sweep.
-        after: Mean in the second sweep.
+        before: Mean in the first sweep; of paired trials, over the seeds that both have.
+        after: Mean in the second sweep, over the same seeds.
         difference: ``after`` minus ``before``.
-        low: Lower end of the 95% interval of the difference.
+        low: Lower end of the 95% interval of the difference, simultaneous for all that is compared.
         high: Upper end of the interval.
         seeds: Number of seeds.
-        verdict: Whether the cell differs, Holm-corrected for all cells.
+        verdict: Whether the cell differs.
     """
 
     levels: dict[str, str]
@@ -53,37 +48,54 @@ class Conclusion:
         after: The second sweep's conclusion.
         difference_before: The difference behind it, if there is one.
         difference_after: The same of the second sweep.
-        by_means: Whether it ranks means, whose neighbours change places by noise alone.
+        shift: The second difference minus the first; of a ranking, that of the cell which moved
+            most surely. None if it cannot be estimated.
+        low: Lower end of the simultaneous interval of the shift.
+        high: Upper end of the interval.
+        verdict: ``changed``, ``within noise``, ``identical`` or why nothing is tested.
+        is_ranking: Whether it ranks cells, whose neighbours change places by noise alone.
     """
 
     about: str
     before: str
     after: str
-    difference_before: float | None = None
-    difference_after: float | None = None
-    by_means: bool = False
+    difference_before: float | None
+    difference_after: float | None
+    shift: float | None
+    low: float
+    high: float
+    verdict: str
+    is_ranking: bool = False
 
     @property
     def changed(self) -> bool:
-        """Whether both conclude something, and they disagree."""
-        return self.concluded and self.before != self.after
+        """Whether the truths behind the two conclusions differ."""
+        return self.verdict == "changed" and not (self.is_ranking and self.before == self.after)
 
     @property
-    def concluded(self) -> bool:
-        return not self.by_means and NO_CONCLUSION.isdisjoint((self.before, self.after))
+    def compared(self) -> bool:
+        """Whether the difference of the two was tested, or needs no test."""
+        return self.verdict in ("changed", "within noise", "identical")
 
     @property
     def moved(self) -> bool:
-        """Whether both rank means, and the rankings differ."""
+        """Whether both rank cells, and the rankings differ."""
         rankings = {self.before, self.after}
-        return self.by_means and len(rankings) > 1 and NOT_ASKED not in rankings
+        return self.is_ranking and len(rankings) > 1 and NOT_ASKED not in rankings
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "changed": self.changed, "moved": self.moved}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second sweep against the first. ``warnings`` name other differences, possible causes."""
+    """The second sweep against the first. ``warnings`` name other differences, possible causes.
+
+    ``is_paired`` tells whether trials were paired by seed; else the seeds are independent.
+    """
 
     metric: str
+    is_paired: bool
     cells: tuple[CellChange, ...]
     only_before: int
     only_after: int
@@ -91,30 +103,30 @@ class Comparison:
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        conclusions = [
-            {**asdict(one), "changed": one.changed, "moved": one.moved} for one in self.conclusions
-        ]
-        return {**asdict(self), "conclusions": conclusions}
+        return {**asdict(self), "conclusions": [one.as_dict() for one in self.conclusions]}
 
 
 def compare_sweeps(before: Study, after: Study) -> Comparison:
     """Compare two studies, whose cells are joined by their levels.
 
-    A factor that only one of them has is at its baseline level in the other.
+    A factor that only one of them has is at its baseline level in the other. At most a share alpha
+    of comparisons of equal truths calls anything changed.
     """
     metric = before.primary_metric
     one, other = _cells_by_key(before), _cells_by_key(after)
-    shared = [key for key in one if key in other]
+    shared = {one[key]: other[key] for key in one if key in other}
+    shifts = estimate_shifts(before, after, shared, metric)
+    by_name = {_cell_name(before, c): shift for c, shift in shifts.against_baseline.items()}
     return Comparison(
         metric,
-        tuple(_compare_cells(before, after, {one[key]: other[key] for key in shared}, metric)),
+        shifts.is_paired,
+        tuple(_describe_cells(before, after, shared, shifts, metric)),
         len(one) - len(shared),
         len(other) - len(shared),
         (
-            *_compare_effects(before.effects(metric), after.effects(metric)),
-            *_compare_effects(before.interactions(metric), after.interactions(metric)),
-            *_compare_fronts(before, after),
-            *_compare_budgets(before, after),
+            *_compare_effects(before, after, shifts, metric),
+            *_compare_fronts(before, after, by_name),
+            *_compare_budgets(before, after, by_name),
         ),
         tuple(_warnings(before, after)),
     )
@@ -133,67 +145,122 @@ def _cell_key(study: Study, levels: Levels) -> Key:
     return frozenset((factor, level) for factor, level, base in named if level != base)
 
 
-def _compare_cells(
-    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+def _describe_cells(
+    before: Study,
+    after: Study,
+    shared: Mapping[Levels, Levels],
+    shifts: SweepShifts,
+    metric: str,
 ) -> Iterator[CellChange]:
-    changes: dict[Levels, Estimate] = {}
-    shared_seeds: dict[Levels, list[int]] = {}
-    for one, other in shared.items():
-        first, second = before.values(one, metric), after.values(other, metric)
-        shared_seeds[one] = sorted(first.keys() & second.keys())
-        if shared_seeds[one]:
-            differences = [second[seed] - first[seed] for seed in shared_seeds[one]]
-            scale = max(map(abs, first.values()))
-            changes[one] = estimate(differences, scale, in_steps=METRICS[metric].is_share)
-    significant = select_significant(changes)
-    for one, change in changes.items():
-        first, seeds = before.values(one, metric), shared_seeds[one]
-        mean = sum(first[seed] for seed in seeds) / len(seeds)
+    for levels, shift in shifts.cells.items():
+        values, others = before.values(levels, metric), after.values(shared[levels], metric)
+        seeds = [seed for seed in values if seed in others or not shifts.is_paired]
+        mean = sum(values[seed] for seed in seeds) / len(seeds)
         yield CellChange(
-            dict(zip(before.factors, one, strict=True)),
+            dict(zip(before.factors, levels, strict=True)),
             mean,
-            mean + change.value,
-            change.value,
-            change.low,
-            change.high,
-            len(seeds),
-            "differs" if one in significant else UNTESTED.get(change.kind, "within noise"),
+            mean + shift.value,
+            shift.value,
+            shift.low,
+            shift.high,
+            shift.seeds,
+            _verdict(shift, "differs"),
         )
 
 
-def _compare_effects(before: Iterable[Effect], after: Iterable[Effect]) -> Iterator[Conclusion]:
-    one = {effect.name: effect for effect in before}
-    other = {effect.name: effect for effect in after}
-    for name in dict.fromkeys([*one, *other]):
-        first, second = one.get(name), other.get(name)
-        yield Conclusion(name, _verdict(first), _verdict(second), _value(first), _value(second))
+def _verdict(shift: Shift | None, found: str = "changed") -> str:
+    if shift is None:
+        return "not compared"
+    return found if shift.is_found else UNTESTED.get(shift.kind, "within noise")
 
 
-def _compare_fronts(before: Study, after: Study) -> Iterator[Conclusion]:
-    """Compare the cells that are on the front of stored bytes against quality in either."""
-    by_study = [
-        {_cell_name(study, point.levels): point.is_on_front for point in memory_front(study)}
+def _compare_effects(
+    before: Study, after: Study, shifts: SweepShifts, metric: str
+) -> Iterator[Conclusion]:
+    first, second = (
+        {effect.name: effect for effect in (*study.effects(metric), *study.interactions(metric))}
         for study in (before, after)
-    ]
-    verdicts = {True: "on the front", False: "beaten", None: NOT_ASKED}
-    for name in dict.fromkeys([*by_study[0], *by_study[1]]):
-        if by_study[0].get(name) or by_study[1].get(name):
-            one, other = (verdicts[each.get(name)] for each in by_study)
-            yield Conclusion(f"front: {name}", one, other, by_means=True)
+    )
+    for name in dict.fromkeys([*first, *second]):
+        effects = first.get(name), second.get(name)
+        verdicts = [NOT_ASKED if effect is None else effect.verdict for effect in effects]
+        values = [
+            effect.estimate.value if effect and effect.estimate else None for effect in effects
+        ]
+        yield _conclude(name, verdicts, values, shifts.effects.get(name))
 
 
-def _compare_budgets(before: Study, after: Study) -> Iterator[Conclusion]:
+def _conclude(
+    about: str,
+    said: list[str],
+    values: list[float | None],
+    shift: Shift | None,
+    is_ranking: bool = False,
+) -> Conclusion:
+    return Conclusion(
+        about,
+        before=said[0],
+        after=said[1],
+        difference_before=values[0],
+        difference_after=values[1],
+        shift=shift.value if shift else None,
+        low=shift.low if shift else 0.0,
+        high=shift.high if shift else 0.0,
+        verdict=_verdict(shift),
+        is_ranking=is_ranking,
+    )
+
+
+def _compare_fronts(
+    before: Study, after: Study, shifts: Mapping[str, Shift]
+) -> Iterator[Conclusion]:
+    """Compare the cells that are on the front of stored bytes against quality in either.
+
+    A cell that joins or leaves the front has changed if its difference from the baseline has, or
+    that of the cell which beats it.
+    """
+    studies = before, after
+    points = [{_cell_name(study, p.levels): p for p in memory_front(study)} for study in studies]
+    words = {True: "on the front", False: "beaten"}
+    for name in dict.fromkeys([*points[0], *points[1]]):
+        found = [each.get(name) for each in points]
+        if any(point is not None and point.is_on_front for point in found):
+            said = [NOT_ASKED if p is None else words[p.is_on_front] for p in found]
+            involved = {name} | {
+                _cell_name(study, winner.levels)
+                for study, by_name, point in zip(studies, points, found, strict=True)
+                if (winner := _find_winner(list(by_name.values()), point)) is not None
+            }
+            yield _conclude_ranking(f"front: {name}", said, involved, shifts)
+
+
+def _find_winner(points: list[CellPoint], beaten: CellPoint | None) -> CellPoint | None:
+    """Return the cell on the front that costs most among those that beat a cell."""
+    if beaten is None or beaten.is_on_front:
+        return None
+    cheaper = [point for point in points if point.is_on_front and point.cost <= beaten.cost]
+    return max(cheaper, key=lambda point: point.cost, default=None)
+
+
+def _compare_budgets(
+    before: Study, after: Study, shifts: Mapping[str, Shift]
+) -> Iterator[Conclusion]:
     """Compare the best cell of every budget that either has."""
-    by_study = [
-        {
-            best.condition: _cell_name(study, best.point.levels)
-            for best in best_cells_by_budget(study)
-        }
+    one, other = (
+        {b.condition: _cell_name(study, b.point.levels) for b in best_cells_by_budget(study)}
         for study in (before, after)
-    ]
-    for condition in dict.fromkeys([*by_study[0], *by_study[1]]):
-        one, other = (each.get(condition, NOT_ASKED) for each in by_study)
-        yield Conclusion(f"best {condition}", one, other, by_means=True)
+    )
+    for condition in dict.fromkeys([*one, *other]):
+        said = [each.get(condition, NOT_ASKED) for each in (one, other)]
+        yield _conclude_ranking(f"best {condition}", said, set(said), shifts)
+
+
+def _conclude_ranking(
+    about: str, said: list[str], involved: set[str], shifts: Mapping[str, Shift]
+) -> Conclusion:
+    found = [shifts[name] for name in sorted(involved) if name in shifts]
+    surest = min(found, key=lambda one: (not one.is_found, one.p), default=None)
+    return _conclude(about, said, [None, None], surest, is_ranking=True)
 
 
 def _cell_name(study: Study, levels: Levels) -> str:
@@ -201,14 +268,6 @@ def _cell_name(study: Study, levels: Levels) -> str:
     return (
         "+".join(sorted(f"{f}={level}" for f, level in _cell_key(study, levels))) or BASELINE_LABEL
     )
-
-
-def _verdict(effect: Effect | None) -> str:
-    return NOT_ASKED if effect is None else effect.verdict
-
-
-def _value(effect: Effect | None) -> float | None:
-    return effect.estimate.value if effect and effect.estimate else None
 
 
 def _warnings(before: Study, after: Study) -> Iterator[str]:

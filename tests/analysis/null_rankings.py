@@ -1,13 +1,18 @@
-"""Null sweeps for rankings: how often the truly best cell is excluded, and intervals miss.
+"""Null sweeps for rankings and comparisons: how often a report says what is not true.
 
 `python -m tests.analysis.null_rankings --sweeps 10000` prints every structure.
 """
 
 import argparse
+import itertools
 
 import numpy as np
 
 from kvlab.analysis.rankings import Ranking
+from kvlab.analysis.study import Study
+from kvlab.analysis.sweep_shifts import estimate_shifts
+from kvlab.analysis.trial_rows import TrialRow
+from kvlab.store import Store
 
 STRUCTURES = (
     "alike", "one noisy cell", "spreads of 1 to 20", "levels by seed", "skewed", "missing",
@@ -63,6 +68,39 @@ def simulate_rankings(structure, cells, seeds, sweeps):
     return {"best excluded": float(excluded.max()) / sweeps, "intervals": missed / sweeps}
 
 
+FACTORS = {"heads": ("mha", "mqa"), "position": ("learned", "rope"), "sharing": ("none", "trained")}
+
+
+def make_study(table, first_seed):
+    """Return a study of a full factorial design, from a table of its cells and seeds."""
+    levels = list(itertools.product(*FACTORS.values()))
+    rows = [
+        TrialRow(cell, first_seed + seed, f"{cell}{seed}", "done", f"{cell}{seed}",
+                 {"loss": 5.0 + 0.01 * value}, record={"experiment": {"data": {"tokenizer": "a"}}})
+        for cell, row in zip(levels, table, strict=True)
+        for seed, value in enumerate(row)
+        if not np.isnan(value)
+    ]  # fmt: skip
+    sweep = {"name": "null", "factors": FACTORS, "baseline": {f: v[0] for f, v in FACTORS.items()}}
+    return Study(Store("nowhere"), sweep, rows)
+
+
+def simulate_comparisons(structure, paired, seeds, pairs):
+    """Return how often `kvlab compare` calls anything changed of two sweeps of equal truth."""
+    random = np.random.default_rng(seeds + 10 * paired)
+    wrong = 0
+    for _ in range(pairs):
+        before, after = (
+            make_study(draw_values(structure, random, 8, seeds), first)
+            for first in (0, 0 if paired else 50)
+        )
+        shared = {levels: levels for levels in before.cells if levels in after.cells}
+        shifts = estimate_shifts(before, after, shared, "loss")
+        every = (shifts.cells, shifts.against_baseline, shifts.effects)
+        wrong += any(one.is_found for part in every for one in part.values())
+    return wrong / pairs
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--sweeps", type=int, default=1000)
@@ -74,6 +112,11 @@ def main():
                 wrong = simulate_rankings(structure, cells, seeds, sweeps)
                 rates = f"{wrong['best excluded']:13.1%}  {wrong['intervals']:14.1%}"
                 print(f"{structure:<20} {cells:5} {seeds:5}  {rates}", flush=True)
+    print(f"\n{'structure':<20} {'seeds':<12} compare calls a change")
+    for structure in STRUCTURES[:-1]:
+        for paired in (True, False):
+            rate = simulate_comparisons(structure, paired, 3, max(1, sweeps // 10))
+            print(f"{structure:<20} {'3 shared' if paired else '3 and 3 other':<13} {rate:21.1%}")
 
 
 if __name__ == "__main__":

@@ -102,9 +102,9 @@ def test_critical_values_by_integration():
 def test_effective_degrees_of_freedom():
     random = np.random.default_rng(3)
     independent = random.normal(0, 1, (100, 1000))
-    assert pool_variance(independent, 99 * 999).df > 0.85 * 99 * 999
+    assert pool_variance(independent, 99 * 999, 999).df > 0.85 * 99 * 999
     one_pattern = np.outer(random.normal(0, 1, 9), random.normal(0, 1, 4))
-    assert pool_variance(one_pattern, 24).df == pytest.approx(3), "as few as one cell's"
+    assert pool_variance(one_pattern, 24, 3).df == pytest.approx(3), "as few as one cell's"
 
 
 def test_two_cells_are_the_paired_t_test():

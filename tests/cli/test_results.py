@@ -105,15 +105,17 @@ def test_compare_finds_what_changed_and_warns(tmp_path, capsys):
         def training(self, levels, seed):
             return super().training(levels, seed)[::-1]
 
+    Record(factors=SMALL, seeds=(0, 1, 2, 3)).write(tmp_path / "first")
     Later(factors=SMALL, seeds=(0, 1, 2), effects={"mqa": -0.1}).write(tmp_path / "later")
-    assert main(["compare", "made", "made", "--store-b", "later"]) == 0
+    assert main(["compare", "made", "made", "--store", "first", "--store-b", "later"]) == 0
     text = capsys.readouterr().out
     assert "warning: code (commit) differ" in text
     assert "warning: data differ" in text
     line = next(line for line in text.splitlines() if line.startswith("heads=mqa"))
     assert line.split()[-3:] == ["worse", "better", "CHANGED"]
-    assert "1 of 3 conclusions that both draw differ" in text
-    assert "warning: seeds differ: 0, 1 against 0, 1, 2" in text
+    assert "1 of 3 effects that both estimate changed" in text
+    assert "cells that both have, paired by seed" in text
+    assert "warning: seeds differ: 0, 1, 2, 3 against 0, 1, 2" in text
 
 
 @pytest.mark.usefixtures("store")
@@ -160,7 +162,9 @@ def test_compare_warns_of_levels_that_share_only_a_name(tmp_path, capsys):
 def test_compare_of_sweeps_without_a_shared_seed(tmp_path, capsys):
     Record(factors=SMALL, seeds=(7,)).write(tmp_path / "other")
     assert main(["compare", "made", "made", "--store-b", "other"]) == 0
-    assert "in both at a seed that both have" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "has its validation loss through the serving cache in both" in text
+    assert "CHANGED" not in text
 
 
 @pytest.mark.usefixtures("store")

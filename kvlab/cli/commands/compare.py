@@ -7,7 +7,7 @@ from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
-from kvlab.report.sweep_comparison import Comparison, compare_sweeps
+from kvlab.report.sweep_comparison import Comparison, Conclusion, compare_sweeps
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
@@ -40,37 +40,58 @@ def run(options: argparse.Namespace) -> int:
 def _format_cells(comparison: Comparison, before: Study) -> str:
     metric, title = comparison.metric, METRICS[comparison.metric].title
     if not comparison.cells:
-        return f"no cell has its {title} in both at a seed that both have"
-    rows = [["A", "B", f"B - A ({difference_unit(metric)})", "95% CI", "seeds", "", "cell"]]
+        return f"no cell has its {title} in both"
+    rows = [["A", "B", f"B - A ({difference_unit(metric)})", _INTERVAL, "seeds", "", "cell"]]
     for cell in comparison.cells:
-        low, high = (format_difference(metric, bound) for bound in (cell.low, cell.high))
         rows.append([
             format_metric(metric, cell.before),
             format_metric(metric, cell.after),
             format_difference(metric, cell.difference),
-            "" if cell.low == cell.high else f"{low} to {high}",  # no interval of a single seed
+            _format_interval(metric, cell.low, cell.high),
             str(cell.seeds),
             cell.verdict,
             before.label(tuple(cell.levels.values())),
         ])  # fmt: skip
-    heading = f"{title}, cells that both have, over the seeds that both have:"
-    return f"{heading}\n{format_table(rows, 'rrrrr')}\n"
+    seeds = "paired by seed" if comparison.is_paired else "of independent seeds"
+    return f"{title}, cells that both have, {seeds}:\n{format_table(rows, 'rrrrr')}\n"
+
+
+_INTERVAL = "simultaneous 95% CI"
+
+
+def _format_interval(metric: str, low: float, high: float) -> str:
+    """Format an interval; empty without one, as of a single seed."""
+    if low == high:
+        return ""
+    return f"{format_difference(metric, low)} to {format_difference(metric, high)}"
 
 
 def _format_conclusions(comparison: Comparison) -> str:
     conclusions, metric = comparison.conclusions, comparison.metric
-    rows = [["about", "A", "B", "A says", "B says", ""]]
-    for conclusion in conclusions:
-        values = [conclusion.difference_before, conclusion.difference_after]
+    rows = [["about", "A", "B", "B - A", _INTERVAL, "A says", "B says", "B against A"]]
+    for one in conclusions:
+        values = [one.difference_before, one.difference_after, one.shift]
+        if one.is_ranking and not one.changed:
+            values = [None] * 3
         texts = ["" if value is None else format_difference(metric, value) for value in values]
-        mark = "CHANGED" if conclusion.changed else "moved" if conclusion.moved else ""
-        rows.append([conclusion.about, *texts, conclusion.before, conclusion.after, mark])
-    changed = sum(conclusion.changed for conclusion in conclusions)
-    concluded = sum(conclusion.concluded for conclusion in conclusions)
-    moved = sum(conclusion.moved for conclusion in conclusions)
-    ranked = sum(conclusion.by_means for conclusion in conclusions)
+        interval = _format_interval(metric, one.low, one.high) if values[2] is not None else ""
+        rows.append([one.about, *texts, interval, one.before, one.after, _format_mark(one)])
+    effects = [one for one in conclusions if not one.is_ranking]
+    rankings = [one for one in conclusions if one.is_ranking]
+    moved = [one for one in rankings if one.moved]
     return (
-        f"{format_table(rows, 'lrr')}\n\n"
-        f"{changed} of {concluded} conclusions that both draw differ;"
-        f" {moved} of {ranked} rankings of means moved, as they may by noise alone"
+        f"{format_table(rows, 'lrrr')}\n\n"
+        f"{sum(one.changed for one in effects)} of {sum(one.compared for one in effects)} effects"
+        f" that both estimate changed; {len(moved)} of {len(rankings)} rankings differ,"
+        f" {sum(one.changed for one in moved)} of them by more than noise.\n"
+        "Changed: the difference of the two estimates is not zero, at 5% for everything that is"
+        " compared here together."
     )
+
+
+def _format_mark(one: Conclusion) -> str:
+    if one.changed:
+        return "CHANGED"
+    if one.is_ranking:
+        return "moved, within noise" if one.moved and one.compared else ""
+    return one.verdict

@@ -1,0 +1,240 @@
+"""Shifts: by how much the estimates of two sweeps differ, tested together.
+
+What is tested is the difference of two estimates, never that of two verdicts: one may be just above
+a threshold and the other just below. Where the sweeps have seeds in common, trials are paired by
+cell and seed, and the differences of trials go through the same estimates as trials do. Else the
+estimates are independent (Welch 1947). Everything that is compared is one family, judged by Holm's
+method with simultaneous intervals.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_effects
+from kvlab.analysis.pooled_error import StandardError
+from kvlab.analysis.simultaneous import pool_errors_of_means
+from kvlab.analysis.statistics import Estimate, estimate
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import Levels, TrialRow
+from kvlab.analysis.verdicts import judge_family
+from kvlab.store.metrics import METRICS
+
+Rows = dict[Levels, dict[int, TrialRow]]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The second sweep's estimate minus the first one's.
+
+    Attributes:
+        value: The difference.
+        kind: As of `kvlab.analysis.statistics.Estimate`.
+        seeds: Number of seeds: of pairs, or the smaller number of independent ones.
+        error: The standard error, if it is tested.
+        low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
+        high: Upper end; 0 where zero itself is excluded.
+        p: p-value, corrected for all shifts that are judged together.
+    """
+
+    value: float
+    kind: str
+    seeds: int
+    error: StandardError | None = None
+    low: float = 0.0
+    high: float = 0.0
+    p: float = 1.0
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the truths behind the two estimates differ."""
+        return self.kind == "exact" or (self.kind == "tested" and not self.low < 0 < self.high)
+
+
+@dataclass(frozen=True)
+class SweepShifts:
+    """All shifts of a metric between two sweeps.
+
+    Attributes:
+        cells: Cell -> shift of its mean.
+        against_baseline: Cell -> shift of its difference from the baseline, which ranks it.
+        effects: Name of a level or of two levels -> shift of what it does.
+        is_paired: Whether trials were paired by seed.
+    """
+
+    cells: Mapping[Levels, Shift]
+    against_baseline: Mapping[Levels, Shift]
+    effects: Mapping[str, Shift]
+    is_paired: bool
+
+
+def estimate_shifts(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> SweepShifts:
+    """Estimate and judge the shifts between two sweeps.
+
+    Args:
+        before: The first sweep.
+        after: The second sweep.
+        shared: Cells of the first sweep -> the same cells of the second one.
+        metric: The metric to compare.
+    """
+    seeds = set(before.seeds) & set(after.seeds)
+    is_paired = len(seeds) > 1 or min(len(before.seeds), len(after.seeds)) < 2
+    estimates = _paired_shifts if is_paired else _independent_shifts
+    parts = estimates(before, after, shared, metric)
+    judged = iter(_judge([shift for part in parts for shift in part.values()], before.decide.alpha))
+    cells, against_baseline = ({c: next(judged) for c in part} for part in parts[:2])
+    effects = {name: next(judged) for name in parts[2]}
+    return SweepShifts(cells, against_baseline, effects, is_paired)
+
+
+Parts = tuple[dict[Levels, Shift], dict[Levels, Shift], dict[str, Shift]]
+
+
+def _judge(shifts: list[Shift], alpha: float) -> list[Shift]:
+    family = [number for number, one in enumerate(shifts) if one.error is not None]
+    errors = [shift.error for shift in shifts if shift.error is not None]
+    found = judge_family([shifts[number].value for number in family], errors, alpha)
+    for number, test in zip(family, found, strict=True):
+        shifts[number] = replace(shifts[number], low=test.low, high=test.high, p=test.p)
+    return shifts
+
+
+def _paired_shifts(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> Parts:
+    """Estimate shifts from the differences of trials of one cell and one seed."""
+    rows: Rows = {}
+    for levels, other in shared.items():
+        for seed, row in before.cells[levels].items():
+            partner = after.cells[other].get(seed)
+            if partner is not None and _are_measured(row, partner, metric):
+                rows.setdefault(levels, {})[seed] = _subtract_rows(partner, row, metric)
+    differences = {
+        levels: {seed: row.measurements[metric] for seed, row in by_seed.items()}
+        for levels, by_seed in rows.items()
+    }
+    base = differences.get(before.baseline, {})
+    relative = {
+        levels: {seed: by_seed[seed] - base[seed] for seed in by_seed.keys() & base.keys()}
+        for levels, by_seed in differences.items()
+        if levels != before.baseline and by_seed.keys() & base.keys()
+    }
+    own_ids = {row.training for row in rows.get(before.baseline, {}).values()}
+    trained_apart = {
+        levels: own_ids.isdisjoint({row.training for row in rows[levels].values()})
+        for levels in relative
+    }
+    effects = [
+        *estimate_main_effects(rows, before.factors, metric),
+        *estimate_interactions(rows, before.factors, metric),
+    ]
+    return (
+        _mean_shifts(differences, dict.fromkeys(differences, True), metric),
+        _mean_shifts(relative, trained_apart, metric),
+        dict(_effect_shifts(effects)),
+    )
+
+
+def _are_measured(row: TrialRow, partner: TrialRow, metric: str) -> bool:
+    return all(one.is_done and metric in one.measurements for one in (row, partner))
+
+
+def _subtract_rows(row: TrialRow, other: TrialRow, metric: str) -> TrialRow:
+    """Return a row whose measurement is the difference of two; rounding errors count as zero."""
+    one, two = row.measurements[metric], other.measurements[metric]
+    difference = 0.0 if abs(one - two) <= 1e-12 * max(abs(one), abs(two)) else one - two
+    training = f"{other.training} {row.training}"
+    return TrialRow(other.levels, row.seed, other.trial, "done", training, {metric: difference})
+
+
+def _mean_shifts(
+    rows: Mapping[Levels, Mapping[int, float]], pools: Mapping[Levels, bool], metric: str
+) -> dict[Levels, Shift]:
+    in_steps = METRICS[metric].is_share
+    scale = max((abs(v) for row in rows.values() for v in row.values()), default=1.0)
+    means = {c: estimate(list(row.values()), scale, in_steps=in_steps) for c, row in rows.items()}
+    tested = [levels for levels, one in means.items() if one.kind == "tested"]
+    found = pool_errors_of_means([rows[c] for c in tested], [pools[c] for c in tested])
+    errors = dict(zip(tested, found, strict=True))
+    return {c: _make_shift(one, len(rows[c]), errors.get(c)) for c, one in means.items()}
+
+
+def _make_shift(one: Estimate, seeds: int, error: StandardError | None) -> Shift:
+    return Shift(one.value, one.kind, seeds, error, one.low, one.high)
+
+
+def _effect_shifts(effects: list[Effect]) -> Iterator[tuple[str, Shift]]:
+    for effect in effects:
+        if effect.estimate is not None:
+            error = effect.tested_error if effect.is_tested else None
+            yield effect.name, _make_shift(effect.estimate, len(effect.seeds), error)
+
+
+def _independent_shifts(
+    before: Study, after: Study, shared: Mapping[Levels, Levels], metric: str
+) -> Parts:
+    """Estimate shifts between sweeps without a seed in common."""
+
+    def difference(study: Study, levels: Levels) -> dict[int, float]:
+        base = study.values(study.baseline, metric)
+        return {s: v - base[s] for s, v in study.values(levels, metric).items() if s in base}
+
+    def shifts(values: Callable[[Study, Levels], dict[int, float]]) -> dict[Levels, Shift]:
+        found = {}
+        for levels, other in shared.items():
+            samples = values(before, levels), values(after, other)
+            if all(samples):
+                found[levels] = _welch(*(_describe_sample(one) for one in samples))
+        return found
+
+    cells = shifts(lambda study, levels: study.values(levels, metric))
+    relative = shifts(difference)
+    relative.pop(before.baseline, None)
+    by_name = [
+        {one.name: one for one in (*study.effects(metric), *study.interactions(metric))}
+        for study in (before, after)
+    ]
+    effects = {
+        name: _welch(_describe_effect(one), _describe_effect(by_name[1][name]))
+        for name, one in by_name[0].items()
+        if one.estimate and name in by_name[1] and by_name[1][name].estimate
+    }
+    return cells, relative, effects
+
+
+@dataclass(frozen=True)
+class _Sample:
+    value: float
+    seeds: int
+    kind: str
+    error: StandardError
+
+
+def _describe_sample(by_seed: Mapping[int, float]) -> _Sample:
+    one = estimate(list(by_seed.values()), max(map(abs, by_seed.values())))
+    error = StandardError(one.standard_error, max(1, len(by_seed) - 1))
+    return _Sample(one.value, len(by_seed), one.kind, error)
+
+
+def _describe_effect(effect: Effect) -> _Sample:
+    assert effect.estimate is not None, "only effects with an estimate are compared"
+    error = effect.tested_error if effect.is_tested else StandardError(0.0, 1.0)
+    return _Sample(effect.value, len(effect.seeds), effect.estimate.kind, error)
+
+
+def _welch(one: _Sample, other: _Sample) -> Shift:
+    """Return the difference of two independent estimates, with Satterthwaite's df."""
+    value, seeds = other.value - one.value, min(one.seeds, other.seeds)
+    variances = one.error.value**2, other.error.value**2
+    kind: Literal["tested", "one seed", "identical", "unvaried", "exact"] = "tested"
+    if seeds < 2:
+        kind = "one seed"
+    elif not sum(variances):
+        kind = "identical" if value == 0 else "exact"
+    if kind != "tested" or "unvaried" in (one.kind, other.kind):
+        return Shift(value, "unvaried" if kind == "tested" else kind, seeds, None, value, value)
+    parts = sum(v**2 / e.df for v, e in zip(variances, (one.error, other.error), strict=True))
+    error = StandardError(sum(variances) ** 0.5, sum(variances) ** 2 / parts)
+    return Shift(value, kind, seeds, error)
