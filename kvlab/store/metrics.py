@@ -21,12 +21,14 @@ class Metric:
         better: which direction is an improvement.
         derive: of a metric that is not recorded: computes it from those that are. Returns None
             where it does not apply.
+        rounding: a recorded value below it is rounding, and read as zero.
     """
 
     title: str
     unit: str
     better: Literal["lower", "higher", "neither"] = "neither"
     derive: Callable[[Mapping[str, float]], float | None] | None = None
+    rounding: float = 0.0
 
     @property
     def is_share(self) -> bool:
@@ -74,15 +76,19 @@ _POSITION_METRICS = {
     for name, title in {**_CONTEXT_PARTS, "loss_beyond": "loss beyond the trained length"}.items()
     for suffix, scoring in (("", "one-shot"), ("_served", "served"))
 }
+KL_ROUNDING = 1e-10
+"""Nats per token. A plain float32 cache has 1e-14, a bfloat16 cache of a trained model 1e-8."""
+
 _SERVING_CHANGES = {
-    "serving_kl": ("KL(one-shot || served) of the next token", "nats/token"),
-    "serving_top_changed": ("positions whose top token serving changes", ""),
+    "serving_kl": ("KL(one-shot || served) of the next token", "nats/token", KL_ROUNDING),
+    "serving_top_changed": ("positions whose top token serving changes", "", 0.0),
 }
 _SERVING_CHANGE_METRICS = {
-    name: Metric(title, unit, "lower") for name, (title, unit) in _SERVING_CHANGES.items()
+    name: Metric(title, unit, "lower", rounding=rounding)
+    for name, (title, unit, rounding) in _SERVING_CHANGES.items()
 } | {
-    f"{name}_{part}": Metric(f"{title}, {where}", unit)
-    for name, (title, unit) in _SERVING_CHANGES.items()
+    f"{name}_{part}": Metric(f"{title}, {where}", unit, rounding=rounding)
+    for name, (title, unit, rounding) in _SERVING_CHANGES.items()
     for part, where in {
         "stderr": "standard error over windows",
         **{f"part{i}": f"part {i} of 8 of the context" for i in range(1, 9)},
@@ -173,10 +179,15 @@ METRICS: dict[str, Metric] = {
 def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """Return a result's metrics by name, the recorded and the derived ones.
 
+    What is below a metric's rounding is zero here, so that no comparison takes it for an effect.
+
     Args:
         result: contents of `result.json`.
     """
-    metrics: dict[str, float] = dict(result.get("measurements") or {})
+    metrics: dict[str, float] = {
+        name: 0.0 if name in METRICS and abs(value) < METRICS[name].rounding else value
+        for name, value in (result.get("measurements") or {}).items()
+    }
     for name, metric in METRICS.items():
         value = metric.derive(metrics) if metric.derive and name not in metrics else None
         if value is not None and math.isfinite(value):

@@ -7,6 +7,7 @@ from scipy import stats
 from kvlab.analysis.study import Study
 from kvlab.report.document import Figure, Table
 from kvlab.report.figures.inline_svg import render_inline_svg
+from kvlab.report.sections.main_effects import report_effects
 from kvlab.report.sections.serving_gap import report_serving_gap
 from tests.support.record_factory import Record
 
@@ -81,3 +82,19 @@ def test_the_figure_is_logarithmic(tmp_path):
 def test_a_record_without_it_has_no_such_table(tmp_path):
     section = report_serving_gap(Study.load(Record(factors=FACTORS).write(tmp_path), "made"))
     assert not [c for c in section.contents if getattr(c, "name", "") == "serving-divergence"]
+
+
+def test_rounding_is_no_effect(tmp_path):
+    """Of plain caches a divergence of 1e-14 differs surely between cells, and means nothing."""
+    study = Study.load(Rounded(factors=FACTORS, seeds=(0, 1, 2)).write(tmp_path), "made")
+    assert {e.verdict for e in study.effects("serving_kl")} == {"identical"}
+    section = report_effects(study)
+    other = next(c for c in section.contents if getattr(c, "name", "") == "effects-other")
+    assert not [row for row in other.rows if "KL" in row.cells[0].text]
+
+
+class Rounded(Served):
+    def measurements(self, levels, seed):
+        level = list(KL).index(levels["serving"])
+        exact = {"serving_kl": 1e-14 * (1 + level + seed / 100), "serving_top_changed": 0.0}
+        return super().measurements(levels, seed) | exact

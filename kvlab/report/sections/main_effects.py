@@ -312,7 +312,8 @@ def _other_metrics_table(study: Study) -> Table | None:
     metrics = [
         m
         for m in (*OTHER_METRICS, *derived)
-        if m in study.measured_metrics and m != study.primary_metric
+        if m != study.primary_metric
+        and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
     ]
     found = [effect for metric in metrics for effect in study.effects(metric)]
     effects = judge_together(found, study.decide.alpha)

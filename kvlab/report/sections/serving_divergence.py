@@ -22,10 +22,7 @@ from kvlab.report.document import (
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.formatting import PLUS_MINUS, format_metric, format_spread, in_display_unit
 from kvlab.report.table_columns import mean_cell, mean_column, range_column
-from kvlab.store.metrics import METRICS
-
-KL_ROUNDING = 1e-10
-"""A divergence below it is float32 rounding, not an effect of the cache. Nats per token."""
+from kvlab.store.metrics import KL_ROUNDING, METRICS
 
 KL, TOP_CHANGED = "serving_kl", "serving_top_changed"
 
@@ -44,8 +41,8 @@ def serving_divergence(study: Study) -> list[Content]:
     means = study.means(KL)
     if not means:
         return []
-    rounding = sorted((c for c in means if means[c] < KL_ROUNDING), key=means.__getitem__)
-    beyond = [levels for levels in means if means[levels] >= KL_ROUNDING]
+    rounding = [levels for levels in means if not means[levels]]
+    beyond = [levels for levels in means if means[levels]]
     intervals = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     intervals = dict(sorted(intervals.items(), key=lambda item: item[1].value))
     contents: list[Content] = [
@@ -139,7 +136,7 @@ def _table(study: Study, cells: list[Levels], intervals: dict[Levels, _Interval]
         values = study.values(levels, KL)
         share = _share_interval(study, levels, len(intervals))
         is_rounding = levels not in intervals
-        kl = intervals.get(levels) or _Interval(sum(values.values()) / len(values))
+        kl = intervals.get(levels, _Interval(0.0))
         entries = (
             cell(study.label(levels)),
             cell(str(len(values)), len(values)),
