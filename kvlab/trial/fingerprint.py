@@ -101,6 +101,8 @@ def trunk_fingerprint(
     data_identity: str,
     seed: int,
     initial_weights: "InitialWeights | None" = None,
+    *,
+    ignore_warmup: bool = False,
 ) -> str | None:
     """Return 64 hex digits that name the stable phase of a training under wsd.
 
@@ -108,13 +110,17 @@ def trunk_fingerprint(
     ``decay_tokens`` and ``final_learning_rate``, which act from the decay on. ``warmup_tokens``
     must be equal, too; its default depends on ``tokens``.
 
+    Args:
+        ignore_warmup: Leave it out, to find trainings that differ in it as well.
+
     Returns:
         None if the training has no stable phase followed by a decay.
     """
     if not experiment.training.stable_steps:
         return None
     facts = training_identity(experiment, data_identity, seed, initial_weights)
-    recipe = {key: value for key, value in facts["training"].items() if key not in _DECAY_FIELDS}
+    left_out = {*_DECAY_FIELDS, "warmup_tokens"} if ignore_warmup else _DECAY_FIELDS
+    recipe = {key: value for key, value in facts["training"].items() if key not in left_out}
     return fingerprint({**facts, "training": recipe, "phase": "stable"})
 
 

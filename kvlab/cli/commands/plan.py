@@ -13,6 +13,7 @@ from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.spec import Sweep
+from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters
 from kvlab.spec.size_matching import describe_matching
 from kvlab.spec.tuning_config import TUNED_KEY
 from kvlab.spec.validation_errors import format_value
@@ -21,6 +22,7 @@ from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.planning.budget import Budget, estimate_budget
 from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
+from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 
 Levels = Mapping[str, str]
@@ -152,10 +154,31 @@ def _format_plan(planned: Plan) -> list[str]:
     lines += [f"{rule}." for rule in selection.rules]
     lines += [f"Aliasing: {note}." for note in selection.notes]
     counts = ", ".join(f"{number} {state}" for state, number in planned.count_states().items())
+    lines += [*_format_sizes(planned), *_format_split_phases(planned)]
     lines.append(planned.format_totals() + ".")
     lines.append(f"State: {counts}.")
     lines += [f"Not here yet, so the ids will change: {why}" for why in planned.absent]
     return lines
+
+
+def _format_sizes(planned: Plan) -> Iterator[str]:
+    """Yield the sizes that effects are fitted against."""
+    size = planned.sweep.size
+    if size is not None:
+        counts = count_size_parameters(planned.sweep, planned.sweep.cells())
+        sizes = ", ".join(f"{level} {count:,}" for level, count in counts.items())
+        limit = format_number(MAX_EXTRAPOLATION * max(counts.values()))
+        text = f"Sizes by {size.factor}: {sizes} parameters without embeddings, with the output"
+        yield f"{text} head; effects can be predicted up to {limit}."
+
+
+def _format_split_phases(planned: Plan) -> Iterator[str]:
+    """Yield what keeps token budgets from sharing their stable phase."""
+    count = count_split_by_warmup(one.trial for one in planned.trials)
+    if count:
+        text = f"{count:,} trainings under wsd differ in their token budget and in the warm-up"
+        hint = "write one training.warmup_tokens (its default is 4% of tokens)"
+        yield f"{text} alone; to share their stable phase, {hint}."
 
 
 def _format_levels(

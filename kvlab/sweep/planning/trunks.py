@@ -6,10 +6,11 @@ branches from it (Hägele et al., arXiv 2405.18392). Nothing waits on it: a trai
 checkpoint to branch from takes all steps itself, with the same result.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvlab.store import Store
+from kvlab.trial.fingerprint import trunk_fingerprint
 from kvlab.trial.trial import Trial
 
 
@@ -49,6 +50,33 @@ def plan_branches(trials: Sequence[Trial], store: Store | None) -> dict[str, Bra
         if len(members) > 1 or stored:
             branches |= dict(_branch_members(members, stored))
     return branches
+
+
+def count_split_by_warmup(trials: Iterable[Trial]) -> int:
+    """Return how many trainings would share a stable phase if their warm-up were as long.
+
+    Those of one phase that all differ in tokens and in warm-up, as its default does; a sweep over
+    warm-ups means them.
+    """
+    phases: dict[str, dict[str, Trial]] = {}
+    for trial in trials:
+        if trial.trunk_id is not None:
+            phase = trunk_fingerprint(
+                trial.experiment,
+                trial.data_identity,
+                trial.seed,
+                trial.initial_weights,
+                ignore_warmup=True,
+            )
+            assert phase is not None, "it has a trunk"
+            phases.setdefault(phase, {})[trial.training_id] = trial
+    return sum(len(members) for members in phases.values() if _is_split(list(members.values())))
+
+
+def _is_split(members: list[Trial]) -> bool:
+    trunks = {trial.trunk_id for trial in members}
+    budgets = {trial.experiment.training.tokens for trial in members}
+    return len(trunks) == len(budgets) == len(members) > 1
 
 
 def _branch_members(members: list[Trial], stored: list[int]) -> Iterator[tuple[str, Branch]]:

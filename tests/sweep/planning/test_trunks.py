@@ -10,6 +10,7 @@ from kvlab.store.gc import find_garbage, remove_garbage
 from kvlab.sweep import plan
 from kvlab.sweep.driver.trial_queue import TrunkWaitlist, order_trials
 from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.trial.run import run_trial
 from tests.support import stub_trials as stub
 from tests.support.stub_trials import StubRun, tiny_plan
@@ -82,6 +83,8 @@ def test_what_differs_before_the_decay_is_not_shared(tmp_path, change, why):
     planned = tiny_plan(tmp_path, text="\n".join(lines))
     assert planned.saved_tokens == 0, why
     assert not any(one.trial.shared_steps for one in planned.trials)
+    is_warmup = "warm-up" in why
+    assert count_split_by_warmup(one.trial for one in planned.trials) == (4 if is_warmup else 0)
 
 
 def test_the_decay_may_differ(tmp_path):
@@ -128,7 +131,17 @@ def test_driven_budgets_train_their_stable_phase_once(tmp_path):
     with tiny_sweep_folder(tmp_path, sweep, experiment):
         facts = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])
         assert facts["totals"]["training_tokens_saved"] == 448 + 768
-        assert "branches from" in run_kvlab("plan", "s.yaml")[1]
+        printed = run_kvlab("plan", "s.yaml")[1]
+        assert "branches from" in printed
+        assert "to share their stable phase" not in printed
+        split = sweep.replace(
+            "training.tokens: 960", "training.tokens: 960, training.warmup_tokens: 0"
+        )
+        (tmp_path / "split.yaml").write_text(split)
+        assert (
+            "to share their stable phase, write one training.warmup_tokens"
+            in run_kvlab("plan", "split.yaml")[1]
+        )
         store = Store("runs")
         planned = plan(load_sweep("s.yaml"), store)
         summary = stub.drive(planned, store, lambda trial: run_trial(trial, store.path))
