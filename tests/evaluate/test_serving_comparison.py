@@ -12,7 +12,7 @@ from kvlab.data import spread_windows
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.serving_comparison import compare_serving, kl_divergence
 from kvlab.spec import Experiment, ModelConfig, ServingConfig
-from kvlab.store.metrics import METRICS
+from kvlab.store.metrics import KL_ROUNDING, METRICS
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 61, "block_size": 16, "n_layer": 4, "n_head": 2, "n_embd": 16}
@@ -106,17 +106,24 @@ def test_a_tie_changes_nothing_at_the_first_token():
 
 
 def test_coarser_caches_diverge_more_and_the_plain_one_by_rounding_alone():
-    model = random_model(ModelConfig(**SHAPE), dtype=torch.float32)
+    """In the order bfloat16, int8, fp8, a tie, with intervals that are apart."""
+    model, text = (
+        random_model(ModelConfig(**SHAPE), dtype=torch.float32),
+        spread_windows(TEXT, 368, 16),
+    )
     ways = ({}, {"kv_dtype": "bfloat16"}, {"kv_dtype": "int8"}, {"kv_dtype": "fp8"}, TIE)
     plain, *others = (
-        compare_serving(
-            model, spread_windows(TEXT, 160, 16), ServingConfig(**way), lambda _: None
-        ).kl.mean()
+        compare_serving(model, text, ServingConfig(**way), lambda _: None).measurements()
         for way in ways
     )
-    assert plain < 1e-9
-    assert others == sorted(others)
-    assert others[0] > 1e-7
+    assert plain["serving_kl"] < KL_ROUNDING < others[0]["serving_kl"] / 1000
+    ends = [
+        one["serving_kl"] + sign * 3 * one["serving_kl_stderr"]
+        for one in others
+        for sign in (-1, 1)
+    ]
+    assert ends == sorted(ends)
+    assert plain["serving_top_changed"] == 0 < others[-1]["serving_top_changed"]
 
 
 def experiment(**sections):
