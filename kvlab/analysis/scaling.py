@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from kvlab.analysis.effects import Cells, Effect, Factors, estimate_main_effects
+from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.matched_pairs import Cells, Factors
 from kvlab.analysis.statistics import ALPHA, Estimate, estimate, t_cdf, t_quantile
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
 

@@ -134,9 +134,7 @@ def test_driven_budgets_train_their_stable_phase_once(tmp_path):
         printed = run_kvlab("plan", "s.yaml")[1]
         assert "branches from" in printed
         assert "to share their stable phase" not in printed
-        split = sweep.replace(
-            "training.tokens: 960", "training.tokens: 960, training.warmup_tokens: 0"
-        )
+        split = sweep.replace("}\n", ", training.warmup_tokens: null}\n")
         (tmp_path / "split.yaml").write_text(split)
         assert (
             "to share their stable phase, write one training.warmup_tokens"
