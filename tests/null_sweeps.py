@@ -1,0 +1,304 @@
+"""Sweeps without any effect: how often does a report say something false?
+
+`python -m tests.null_sweeps` simulates 10,000 sweeps of every structure, with the functions that
+reports are made with. Per structure it prints
+
+- *own t*: the share of sweeps in which the levels' own paired t-tests with Holm's correction call
+  any level better or worse,
+- *report*: the share in which the report's verdicts say anything false,
+- *coverage*: the share in which all simultaneous intervals contain the truth,
+- *power*: the share of levels that are called worse, by their own tests and by the report, where
+  each costs `POWER_SIZE` times the noise of one training times the length of its contrast.
+"""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kvlab.analysis.effects import Effect, estimate_main_effects
+from kvlab.analysis.statistics import ALPHA, holm_correction
+from kvlab.analysis.trial_rows import TrialRow
+
+Factors = Mapping[str, tuple[str, ...]]
+Array = np.ndarray
+POWER_SIZE = 3.0
+CHUNK = 1000
+
+
+def binary(count: int) -> Factors:
+    return {f"f{n}": ("off", "on") for n in range(count)}
+
+
+ONE_OF_18 = {"f": ("base", *(f"l{n}" for n in range(18)))}
+ONE_OF_5 = {"f": ("base", *(f"l{n}" for n in range(5)))}
+THREE = {"f0": ("off", "on"), "f1": ("off", "on"), "f2": ("off", "on", "more")}
+SERVED = {**binary(2), "serving": ("plain", "tied")}
+
+Noise = Callable[[np.random.Generator, Array, int, int], Array]
+"""``(random, level matrix, seeds, sweeps)`` to noise (sweeps, trainings, seeds)."""
+
+
+def alike(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    return random.normal(size=(sweeps, len(levels), seeds))
+
+
+def skewed(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    return random.exponential(size=(sweeps, len(levels), seeds))
+
+
+def one_noisy_cell(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    noise = alike(random, levels, seeds, sweeps)
+    noise[:, -1] *= 10
+    return noise
+
+
+def noisy_baseline(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    noise = alike(random, levels, seeds, sweeps)
+    noise[:, 0] *= 10
+    return noise
+
+
+def noisy_level(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    return alike(random, levels, seeds, sweeps) * (1 + 9 * levels[:, 0])[:, None]
+
+
+def level_by_seed(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    together = random.normal(size=(sweeps, levels.shape[1], seeds))
+    return alike(random, levels, seeds, sweeps) + np.einsum("cl,xls->xcs", levels, together)
+
+
+def one_level_by_seed(random: np.random.Generator, levels: Array, seeds: int, sweeps: int) -> Array:
+    together = 3 * random.normal(size=(sweeps, 1, seeds))
+    return alike(random, levels, seeds, sweeps) + np.einsum("cl,xls->xcs", levels[:, :1], together)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A kind of sweep.
+
+    Attributes:
+        factors: Factor -> levels.
+        seeds: Number of seeds.
+        noise: Noise of the trainings.
+        one_factor: Whether the cells are the baseline and each other level alone.
+        has_trial: ``(index of the cell, seed)`` to whether the trial has ended.
+        diverges: Whether the worse half of the trainings with the first level diverges.
+        effects: True cost of each level, in deviations of one training; the rest have none.
+        margin: A cost that does not matter.
+    """
+
+    factors: Factors
+    seeds: int
+    noise: Noise = alike
+    one_factor: bool = False
+    has_trial: Callable[[int, int], bool] = lambda _cell, _seed: True
+    diverges: bool = False
+    effects: tuple[float, ...] = ()
+    margin: float | None = None
+    level_names: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        names = tuple(f"{f}={level}" for f, levels in self.factors.items() for level in levels[1:])
+        object.__setattr__(self, "level_names", names)
+
+    @property
+    def cells(self) -> list[tuple[str, ...]]:
+        cells = list(itertools.product(*self.factors.values()))
+        base = cells[0]
+        if not self.one_factor:
+            return cells
+        return [c for c in cells if sum(a != b for a, b in zip(c, base, strict=True)) <= 1]
+
+    def truth(self) -> dict[str, float]:
+        effects = (*self.effects, *(0.0,) * (len(self.level_names) - len(self.effects)))
+        return dict(zip(self.level_names, effects, strict=True))
+
+
+def simulate(
+    structure: Structure,
+    sweeps: int,
+    random: np.random.Generator,
+    *,
+    hides_divergence: bool = False,
+) -> Iterator[list[Effect]]:
+    """Yield the effects of one simulated sweep after the other, as a report has them.
+
+    Args:
+        structure: The kind of sweep.
+        sweeps: Number of sweeps.
+        random: Source of the noise.
+        hides_divergence: Record diverged trials as failed: as reports took them before.
+    """
+    cells = structure.cells
+    trained = [tuple("plain" if level == "tied" else level for level in c) for c in cells]
+    trainings = list(dict.fromkeys(trained))
+    place = [trainings.index(one) for one in trained]
+    named = [[f"{f}={v}" for f, v in zip(structure.factors, c, strict=True)] for c in trainings]
+    levels = np.array([[float(n in one) for n in structure.level_names] for one in named])
+    in_cells = np.array(
+        [
+            [float(n in {f"{f}={v}" for f, v in zip(structure.factors, c, strict=True)})
+             for n in structure.level_names]
+            for c in cells
+        ]
+    )  # fmt: skip
+    costs = in_cells @ np.array(list(structure.truth().values()))
+    rows = {
+        c: {
+            s: TrialRow(c, s, f"{n}.{s}", "done", f"{place[n]}.{s}", {"loss": 0.0})
+            for s in range(structure.seeds)
+            if structure.has_trial(n, s)
+        }
+        for n, c in enumerate(cells)
+    }
+    for start in range(0, sweeps, CHUNK):
+        count = min(CHUNK, sweeps - start)
+        noise = structure.noise(random, levels, structure.seeds, count)
+        served = random.normal(size=(count, len(cells), structure.seeds))
+        shared = 10 * random.normal(size=(count, 1, structure.seeds))
+        is_tied = np.array([float("tied" in c) for c in cells])[:, None]
+        losses = noise[:, place] + shared + costs[:, None] + is_tied * served
+        bad = (noise > np.median(noise)) & (levels[:, 0] > 0)[:, None] & structure.diverges
+        for one, is_bad in zip(losses.tolist(), bad.tolist(), strict=True):
+            for number, (levels_of, by_seed) in enumerate(rows.items()):
+                for seed, row in by_seed.items():
+                    row.measurements["loss"] = one[number][seed]
+                    if structure.diverges:
+                        status = "failed" if hides_divergence else "diverged"
+                        has_ended = not is_bad[place[number]][seed]
+                        rows[levels_of][seed] = replace(row, status="done" if has_ended else status)
+            yield estimate_main_effects(rows, structure.factors, "loss", margin=structure.margin)
+
+
+@dataclass
+class Rates:
+    """Shares of simulated sweeps."""
+
+    own: float
+    report: float
+    coverage: float
+    undecided: float
+
+
+def is_false(effect: Effect, truth: float) -> bool:
+    """Whether a verdict says something false."""
+    name, margin = effect.verdict_name, effect.margin or 0.0
+    return {
+        "better": truth >= 0,
+        "worse": truth <= 0,
+        "worse within": truth <= 0 or truth >= margin,
+        "bounded": truth >= margin,
+    }.get(name, False)
+
+
+def measure(
+    structure: Structure, sweeps: int, seed: int, *, hides_divergence: bool = False
+) -> Rates:
+    """Return how often the statements about a structure are false."""
+    truth = structure.truth()
+    own = report = covered = undecided = tested = 0
+    random = np.random.default_rng(seed)
+    for effects in simulate(structure, sweeps, random, hides_divergence=hides_divergence):
+        null = [e for e in effects if e.is_tested and truth[e.name] == 0]
+        p_values = holm_correction([e.estimate.p for e in null])  # of effects that have none
+        own += min(p_values, default=1.0) <= ALPHA
+        report += any(is_false(e, truth[e.name]) for e in effects)
+        intervals = [e for e in effects if e.has_interval]
+        covered += all(e.low <= truth[e.name] <= e.high for e in intervals)
+        undecided += sum(not e.is_significant for e in effects)
+        tested += len(effects)
+    return Rates(own / sweeps, report / sweeps, covered / sweeps, undecided / tested)
+
+
+def measure_power(structure: Structure, sweeps: int, seed: int) -> tuple[float, float]:
+    """Return the share of levels that are called worse, by their own tests and by the report."""
+    first = next(simulate(structure, 1, np.random.default_rng(seed)))
+    lengths = [sum(weight**2 for weight in effect.weights.values()) ** 0.5 for effect in first]
+    costly = replace(structure, effects=tuple(POWER_SIZE * length for length in lengths))
+    own = report = total = 0
+    for effects in simulate(costly, sweeps, np.random.default_rng(seed)):
+        p_values = holm_correction([e.estimate.p for e in effects])
+        own += sum(p <= ALPHA and e.value > 0 for p, e in zip(p_values, effects, strict=True))
+        report += sum(e.verdict_name == "worse" for e in effects)
+        total += len(effects)
+    return own / total, report / total
+
+
+def list_structures() -> dict[str, Structure]:
+    """Return the structures by name."""
+    found: dict[str, Structure] = {}
+    noises = (
+        alike, skewed, one_noisy_cell, noisy_baseline, noisy_level, level_by_seed,
+        one_level_by_seed,
+    )  # fmt: skip
+    for seeds in (2, 3, 5):
+        for noise in noises:
+            name = f"{noise.__name__.replace('_', ' ')}, {seeds} seeds"
+            found[f"1 level, {name}"] = Structure(binary(1), seeds, noise)
+            found[f"5 levels of one factor, {name}"] = Structure(ONE_OF_5, seeds, noise)
+            found[f"4 levels of three factors, {name}"] = Structure(THREE, seeds, noise)
+        found[f"18 levels of one factor, {seeds} seeds"] = Structure(ONE_OF_18, seeds)
+        found[f"18 levels, noisy baseline, {seeds} seeds"] = Structure(
+            ONE_OF_18, seeds, noisy_baseline
+        )
+        found[f"5 factors, one at a time, {seeds} seeds"] = Structure(
+            binary(5), seeds, one_factor=True
+        )
+        found[f"serving ties, {seeds} seeds"] = Structure(SERVED, seeds)
+        found[f"4 levels, two of them costly, {seeds} seeds"] = Structure(
+            THREE, seeds, effects=(50.0, 50.0)
+        )
+        found[f"4 levels at the margin, {seeds} seeds"] = Structure(
+            THREE, seeds, effects=(1.0, 1.0, 1.0, 1.0), margin=1.0
+        )
+        found[f"4 levels, two none and two at the margin, {seeds} seeds"] = Structure(
+            THREE, seeds, effects=(0.0, 2.0, 0.0, 2.0), margin=2.0
+        )
+        found[f"4 levels, half costly, half at the margin, {seeds} seeds"] = Structure(
+            THREE, seeds, effects=(50.0, 50.0, 2.0, 2.0), margin=2.0
+        )
+    for seeds in (3, 5):
+        found[f"5 levels, trials missing, {seeds} seeds"] = Structure(
+            ONE_OF_5, seeds, has_trial=lambda cell, seed: cell < 3 or seed < 2
+        )
+        found[f"4 levels, trials missing, {seeds} seeds"] = Structure(
+            THREE, seeds, has_trial=lambda cell, seed: (cell + seed) % 5 != 0
+        )
+        found[f"4 levels, noisy cell, trials missing, {seeds} seeds"] = Structure(
+            THREE, seeds, one_noisy_cell, has_trial=lambda cell, seed: cell < 9 or seed < 2
+        )
+        found[f"4 levels, worse half of one diverges, {seeds} seeds"] = Structure(
+            THREE, seeds, diverges=True
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweeps", type=int, default=10_000, help="sweeps of each structure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
+    parser.add_argument("--only", default="", help="structures whose names contain this")
+    options = parser.parse_args()
+    print(f"{options.sweeps:,} sweeps of each structure, seed {options.seed}")
+    print(f"{'structure':62}  own t  report  coverage  power: own  report  seconds")
+    for name, structure in list_structures().items():
+        if options.only not in name:
+            continue
+        start = time.monotonic()
+        rates = measure(structure, options.sweeps, options.seed)
+        line = f"{name:62} {rates.own:6.3f} {rates.report:7.3f} {rates.coverage:9.3f}"
+        if structure.diverges:
+            before = measure(structure, options.sweeps, options.seed, hides_divergence=True)
+            line += f"  (before: {before.report:.3f})"
+        elif structure.noise is alike and not structure.effects:
+            powers = measure_power(structure, max(1, options.sweeps // 10), options.seed)
+            line += f" {powers[0]:11.2f} {powers[1]:7.2f}"
+        print(f"{line}   {time.monotonic() - start:.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
