@@ -16,6 +16,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class Structure:
         noise: Noise of the trainings.
         one_factor: Whether the cells are the baseline and each other level alone.
         has_trial: ``(index of the cell, seed)`` to whether the trial has ended.
-        diverges: Whether the worse half of the trainings with the first level diverges.
+        diverges: Of which side of the first level the worse half of the trainings diverges.
         effects: True cost of each level, in deviations of one training; the rest have none.
         margin: A cost that does not matter.
     """
@@ -96,7 +97,7 @@ class Structure:
     noise: Noise = alike
     one_factor: bool = False
     has_trial: Callable[[int, int], bool] = lambda _cell, _seed: True
-    diverges: bool = False
+    diverges: Literal["", "level", "baseline"] = ""
     effects: tuple[float, ...] = ()
     margin: float | None = None
     level_names: tuple[str, ...] = field(init=False, default=())
@@ -162,7 +163,9 @@ def simulate(
         shared = 10 * random.normal(size=(count, 1, structure.seeds))
         is_tied = np.array([float("tied" in c) for c in cells])[:, None]
         losses = noise[:, place] + shared + costs[:, None] + is_tied * served
-        bad = (noise > np.median(noise)) & (levels[:, 0] > 0)[:, None] & structure.diverges
+        sides = {"level": levels[:, 0] > 0, "baseline": levels[:, 0] == 0}
+        at_risk = sides.get(structure.diverges, np.zeros(len(levels), dtype=bool))
+        bad = (noise > np.median(noise)) & at_risk[:, None]
         for one, is_bad in zip(losses.tolist(), bad.tolist(), strict=True):
             for number, (levels_of, by_seed) in enumerate(rows.items()):
                 for seed, row in by_seed.items():
@@ -271,9 +274,14 @@ def list_structures() -> dict[str, Structure]:
         found[f"4 levels, noisy cell, trials missing, {seeds} seeds"] = Structure(
             THREE, seeds, one_noisy_cell, has_trial=lambda cell, seed: cell < 9 or seed < 2
         )
-        found[f"4 levels, worse half of one diverges, {seeds} seeds"] = Structure(
-            THREE, seeds, diverges=True
-        )
+    for seeds in (3, 5, 10):
+        for side in ("level", "baseline"):
+            found[f"1 level, worse half of the {side} diverges, {seeds} seeds"] = Structure(
+                binary(1), seeds, diverges=side
+            )
+            found[f"4 levels, worse half of the {side} diverges, {seeds} seeds"] = Structure(
+                THREE, seeds, diverges=side
+            )
     return found
 
 
@@ -282,11 +290,16 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=10_000, help="sweeps of each structure")
     parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
     parser.add_argument("--only", default="", help="structures whose names contain this")
+    parser.add_argument("--names", action="store_true", help="print the names alone")
     options = parser.parse_args()
-    print(f"{options.sweeps:,} sweeps of each structure, seed {options.seed}")
-    print(f"{'structure':62}  own t  report  coverage  power: own  report  seconds")
+    if not options.names:
+        print(f"{options.sweeps:,} sweeps of each structure, seed {options.seed}")
+        print(f"{'structure':62}  own t  report  coverage  power: own  report  seconds")
     for name, structure in list_structures().items():
         if options.only not in name:
+            continue
+        if options.names:
+            print(name)
             continue
         start = time.monotonic()
         rates = measure(structure, options.sweeps, options.seed)
