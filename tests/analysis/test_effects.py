@@ -229,28 +229,6 @@ class Memory:
         return cells
 
 
-SWEEPS = {
-    "alike": Memory(3),
-    "two seeds": Memory(2),
-    "one setting far noisier": Memory(3, wild=True),
-    "levels that vary with the seed": Memory(3, together=Memory.noise),
-}
-
-
-@pytest.mark.parametrize("sweeps", SWEEPS.values(), ids=SWEEPS)
-def test_a_thousand_sweeps_without_effects_call_5_percent_at_most(sweeps):
-    """A call anywhere in a sweep's table counts, as it would to its reader."""
-    random = np.random.default_rng(11)
-    made = [sweeps.cells(random) for _ in range(1000)]
-    for compare in (estimate_main_effects, estimate_interactions):
-        found = [compare(cells, Memory.factors, "loss") for cells in made]
-        # Holm's bound is 0.05; a thousand draws may lie two standard errors of 0.007 above it
-        assert np.mean([any(one.is_significant for one in family) for family in found]) <= 0.064
-        tested = [one.estimate for family in found for one in family if one.is_tested]
-        assert len(tested) >= 3000
-        assert 0.93 <= np.mean([one.low <= 0 <= one.high for one in tested]) <= 0.97
-
-
 def studied(cells):
     """A study as read from a record with these cells and their gaps."""
     first = {factor: levels[0] for factor, levels in Memory.factors.items()}
@@ -269,7 +247,7 @@ def test_no_sentence_claims_more_than_5_percent_of_the_time():
     """Cells picked from all of them, and gaps: what is said of the best, the worst, the largest."""
     random = np.random.default_rng(17)
     wrong = {"cells": 0, "gaps": 0, "others": 0}
-    for _ in range(1000):
+    for _ in range(300):
         cells = Memory(3).cells(random)
         for row in (row for by_seed in cells.values() for row in by_seed.values()):
             row.measurements["serving_gap"] = random.normal(0, 0.01)
@@ -279,7 +257,7 @@ def test_no_sentence_claims_more_than_5_percent_of_the_time():
         wrong["gaps"] += bool(study.significant_gaps)
         table = judge_together([*study.effects("loss"), *study.effects("bits_per_byte")])
         wrong["others"] += any(one.is_significant for one in table)
-    assert max(wrong.values()) <= 64, wrong  # two standard errors above 50
+    assert max(wrong.values()) <= 22, wrong  # two standard errors above 15
 
 
 def test_a_cell_and_a_gap_that_differ_are_called():

@@ -30,8 +30,19 @@ def tuned_study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def study(name, full_study, sized_study, tuned_study):
-    return {"size-trends": sized_study, "tuned": tuned_study}.get(name, full_study)
+def diverged_study(tmp_path_factory):
+    record = Record(status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done")
+    return Study.load(record.write(tmp_path_factory.mktemp("diverged")), "made")
+
+
+@pytest.fixture(scope="module")
+def study(name, full_study, sized_study, tuned_study, diverged_study):
+    special = {
+        "size-trends": sized_study,
+        "tuned": tuned_study,
+        "divergence": diverged_study,
+    }
+    return special.get(name, full_study)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from kvlab.report.sections.answer import report_answer
 from kvlab.report.sections.cells_table import report_cells
 from kvlab.report.sections.equal_memory import report_equal_memory
 from kvlab.report.sections.factors import report_factors
-from kvlab.report.sections.failed_trials import report_failures
+from kvlab.report.sections.failed_trials import report_divergence, report_failures
 from kvlab.report.sections.hellaswag_accuracy import report_hellaswag
 from kvlab.report.sections.interactions import report_interactions
 from kvlab.report.sections.kv_memory import report_memory
@@ -48,6 +48,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "design": SectionEntry(report_factors),
     "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
     "cells": SectionEntry(report_cells, compares_quality=True),
+    "divergence": SectionEntry(report_divergence, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
     "looks": SectionEntry(report_looks, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),

@@ -1,5 +1,6 @@
-"""Failures and retries: the trials without measurements."""
+"""Divergence by level, and failures and retries: the trials without measurements."""
 
+from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_count
@@ -14,7 +15,7 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.formatting import format_metric
+from kvlab.report.formatting import format_fixed, format_metric, format_p_value
 
 MAX_ERROR_LENGTH = 600
 """Characters of an error that are shown; the trial's directory has all of it."""
@@ -53,6 +54,52 @@ def report_failures(study: Study) -> Section:
     if pruned:
         contents.append(_pruned_table(study, pruned))
     return Section("Failures and retries", tuple(contents))
+
+
+def report_divergence(study: Study) -> Section | None:
+    """Report which levels' trainings diverged more often than those of their baseline levels."""
+    effects = [e for e in study.effects(study.primary_metric) if e.divergence is not None]
+    if not effects:
+        return None
+    diverged = {row.levels for row in study.rows if row.status == "diverged"}
+    of_cells = format_count(len(diverged), "cell")
+    text = (
+        f"{format_count(study.status_counts['diverged'], 'training')} of {of_cells} diverged. The"
+        " trials that are left of such a cell are its lucky ones, so their mean flatters it. A"
+        " level that diverged where its partner at the same seed and settings did not is called"
+        " neither better nor cheap, and its cells are never the best. Settings in which any"
+        " training diverged are left out of the effects, as long as others are left."
+    )
+    columns = (
+        Column("factor"),
+        Column("level"),
+        Column("against"),
+        Column("pairs", True, "pairs whose trials both ended or diverged"),
+        Column("level alone", True, "pairs in which only the trial with the level diverged"),
+        Column("partner alone", True, "pairs in which only its partner diverged"),
+        Column("both", True, "pairs in which both diverged"),
+        Column("p", True, _DIVERGENCE_P),
+    )
+    rows = tuple(_divergence_row(study, effect) for effect in effects)
+    table = Table("divergence", "Diverged trainings by level, paired.", columns, rows)
+    return Section("Divergence", (paragraph(text), table))
+
+
+_DIVERGENCE_P = (
+    "that both sides diverge equally often; exact, by flipping the signs of the seeds' net counts,"
+    " so with n seeds never below 2 to the power 1 - n"
+)
+
+
+def _divergence_row(study: Study, effect: Effect) -> Row:
+    factor, level = effect.change[0]
+    found = effect.divergence
+    assert found is not None, "only levels with diverged trainings are listed"
+    counts = (found.pairs, found.level, found.partner, found.both)
+    numbers = (cell(format_fixed(count, 0), count) for count in counts)
+    against = cell(study.factors[factor][0], tone="muted")
+    p = cell(format_p_value(found.p), found.p)
+    return Row((cell(factor), cell(level), against, *numbers, p), study.change_key(effect.change))
 
 
 def _count_attempts(row: TrialRow) -> int:

@@ -1,0 +1,136 @@
+"""Pooled errors: against arithmetic by hand, simulated spreads, and small null sweeps."""
+
+import numpy as np
+import pytest
+
+from kvlab.analysis.pooled_error import pool_errors
+from tests.null_sweeps import (
+    ONE_OF_5,
+    THREE,
+    Structure,
+    binary,
+    level_by_seed,
+    list_structures,
+    measure,
+    measure_power,
+    noisy_baseline,
+    one_noisy_cell,
+    simulate,
+)
+
+
+def contrasts(values, weights):
+    seeds = range(len(next(iter(values.values()))))
+    differences = [
+        {s: sum(w * values[c][s] for c, w in one.items()) for s in seeds} for one in weights
+    ]
+    return pool_errors(differences, weights, {c: dict(enumerate(v)) for c, v in values.items()})
+
+
+def test_orthogonal_effects_have_k_times_s_minus_1_degrees_of_freedom():
+    """A 2x2 design by hand: variances over seeds over squared lengths, averaged."""
+    random = np.random.default_rng(1)
+    values = {cell: random.normal(size=4) for cell in ("00", "01", "10", "11")}
+    for cell, signs in {"00": (-1, -1), "01": (-1, 1), "10": (1, -1), "11": (1, 1)}.items():
+        values[cell] = values[cell] + 5 * signs[0]
+    weights = [
+        {c: 0.5 if c[place] == "1" else -0.5 for c in values} for place in (0, 1)
+    ]  # squared length 1
+    found = contrasts(values, weights)
+    differences = np.array([sum(w * values[c] for c, w in one.items()) for one in weights])
+    variances = differences.var(axis=1, ddof=1)
+    pooled = (variances.mean() / 4) ** 0.5
+    larger, smaller = (found[n] for n in np.argsort(-variances))
+    assert smaller.is_pooled
+    assert smaller.value == pytest.approx(pooled)
+    assert larger.value == pytest.approx((variances.max() / 4) ** 0.5)
+    assert smaller.df <= 2 * 3
+    assert larger.df == pytest.approx((smaller.df * 3) ** 0.5)
+    many = {cell: random.normal(size=500) for cell in values}
+    assert min(one.df for one in contrasts(many, weights) if one.is_pooled) == pytest.approx(
+        2 * 499, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("design", ["one baseline cell", "seeds missing"])
+def test_degrees_of_freedom_describe_how_the_pooled_variance_varies(design):
+    """A variance with so many degrees of freedom has a relative variance of 2 / df."""
+    random = np.random.default_rng(3)
+    keys = ["base", *(f"l{n}" for n in range(6))]
+    weights = [{"base": -1.0, key: 1.0} for key in keys[1:]]
+    variances, degrees = [], []
+    for _ in range(800):
+        values = {key: dict(enumerate(random.normal(size=5))) for key in keys}
+        if design == "seeds missing":
+            values = {
+                k: {s: v for s, v in one.items() if k in ("base", "l0", "l1") or s < 3}
+                for k, one in values.items()
+            }
+        differences = [
+            {s: v - values["base"][s] for s, v in values[key].items()} for key in keys[1:]
+        ]
+        found = pool_errors(differences, weights, values)
+        pooled = [(one, len(d)) for one, d in zip(found, differences, strict=True) if one.is_pooled]
+        variances.append(pooled[0][0].value ** 2 * pooled[0][1])
+        degrees.append(pooled[0][0].df)
+    relative = np.var(variances) / np.mean(variances) ** 2
+    assert 0.6 * 2 / relative < np.mean(degrees) <= 1.1 * 2 / relative
+
+
+def test_levels_of_serving_keep_their_own_error():
+    """`tied` shares its trained weights with `plain`."""
+    structure = Structure({**binary(2), "serving": ("plain", "tied")}, 4)
+    effects = next(simulate(structure, 1, np.random.default_rng(2)))
+    errors = {effect.name: effect.error for effect in effects}
+    assert errors["serving=tied"] is None
+    assert errors["f0=on"] is not None
+    alone = [effect for effect in effects if effect.name == "serving=tied"]
+    assert alone[0].tested_error.value == alone[0].estimate.standard_error
+
+
+def test_an_error_is_never_smaller_than_the_levels_own():
+    for structure in (Structure(THREE, 3), Structure(ONE_OF_5, 2, level_by_seed)):
+        for effects in simulate(structure, 50, np.random.default_rng(5)):
+            for effect in effects:
+                assert effect.tested_error.value >= effect.estimate.standard_error * (1 - 1e-12)
+
+
+MOST = {
+    "alike": Structure(THREE, 3),
+    "one noisy cell": Structure(THREE, 3, one_noisy_cell),
+    "noisy baseline cell": Structure(ONE_OF_5, 2, noisy_baseline),
+    "levels that vary with the seed": Structure(THREE, 3, level_by_seed),
+    "costly levels beside none": Structure(THREE, 3, effects=(50.0, 50.0)),
+    "at the margin": Structure(THREE, 3, effects=(2.0, 2.0, 0.0, 0.0), margin=2.0),
+    "trials missing": list_structures()["4 levels, trials missing, 5 seeds"],
+    "half of a level diverges": Structure(THREE, 5, diverges="level"),
+}
+
+
+@pytest.mark.parametrize("structure", MOST.values(), ids=MOST)
+def test_sweeps_say_something_false_5_percent_of_the_time_at_most(structure):
+    """A small version of `python -m tests.null_sweeps`."""
+    sweeps = 200
+    rates = measure(structure, sweeps, 0)
+    most = 0.05 + 2 * (0.05 * 0.95 / sweeps) ** 0.5
+    assert rates.report <= most
+    assert rates.coverage >= 1 - most
+
+
+def test_pooling_finds_more():
+    own, report = measure_power(Structure(THREE, 3), 100, 0)
+    assert report > own + 0.15
+
+
+def test_divergence_was_called_better():
+    """Ten seeds, the worse half of a level diverges: what its survivors alone would say."""
+    structure = Structure(binary(1), 10, diverges="level")
+    assert measure(structure, 200, 0, hides_divergence=True).report > 0.12
+    assert measure(structure, 200, 0).report <= 0.05
+
+
+def test_seeds_that_differ_between_levels_are_pooled():
+    structure = list_structures()["5 levels, trials missing, 5 seeds"]
+    effects = next(simulate(structure, 1, np.random.default_rng(1)))
+    assert {len(effect.seeds) for effect in effects} == {2, 5}
+    assert len({effect.tested_error.df for effect in effects if effect.error.is_pooled}) == 1

@@ -1,0 +1,160 @@
+"""Verdicts, intervals and corrected p-values are one procedure, whatever the numbers are."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.analysis.pooled_error import StandardError
+from kvlab.analysis.statistics import holm_correction, t_cdf, t_quantile
+from kvlab.analysis.study import Study
+from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
+from tests.support.record_factory import EFFECTS, Record
+
+FAMILIES = st.lists(
+    st.tuples(
+        st.floats(-1, 1).filter(bool), st.floats(1e-3, 1), st.sampled_from([1.0, 2.0, 3.7, 20.0])
+    ),
+    min_size=1,
+    max_size=8,
+)
+SMALL = ("bounded", "worse within", "equivalent")
+CLAIMS = ("better", "worse", "worse within", "higher", "lower")
+
+
+def judged(family, margin, alpha=0.05):
+    errors = [StandardError(error, df) for _, error, df in family]
+    return judge_family([value for value, _, _ in family], errors, alpha, margin)
+
+
+@settings(max_examples=200)
+@given(FAMILIES, st.none() | st.floats(0.01, 2), st.sampled_from(["lower", "higher", "neither"]))
+def test_a_verdict_says_what_its_interval_says(family, margin, better):
+    """A row that is within noise has zero inside its interval, and no other row has."""
+    for test in judged(family, margin):
+        verdict = judge_interval(test.low, test.high, better, margin)
+        assert (test.low < 0 < test.high) == (verdict not in CLAIMS)
+        assert (test.p <= 0.05) == (verdict in CLAIMS)
+        cost = -test.low if better == "higher" else test.high
+        if margin is not None and better != "neither":
+            assert (verdict in SMALL) == (cost < margin and verdict != "better")
+        assert (margin is None) <= (verdict not in (*SMALL, "undecided"))
+
+
+@settings(max_examples=100)
+@given(FAMILIES)
+def test_without_a_margin_it_is_holm(family):
+    own = [2 * t_cdf(-abs(value) / error, df) for value, error, df in family]
+    found = [test.p for test in judged(family, None)]
+    assert found == pytest.approx(holm_correction(own), rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=100)
+@given(FAMILIES, st.none() | st.floats(0.01, 2))
+def test_intervals_are_bonferronis_cut_at_zero(family, margin):
+    level = 1 - 0.05 / (2 * len(family))
+    for (value, error, df), test in zip(family, judged(family, margin), strict=True):
+        reach = t_quantile(level, df) * error
+        cut_low, cut_high = test.low == 0.0, test.high == 0.0
+        assert cut_low or test.low == pytest.approx(value - reach, rel=1e-9)
+        assert cut_high or test.high == pytest.approx(value + reach, rel=1e-9)
+        assert test.low <= value <= test.high
+
+
+def test_the_margin_keeps_its_error():
+    """One claim is found and may be beyond the margin: the other gets 3/4 of alpha, not all."""
+    errors = [StandardError(0.001, 1e6), StandardError(1.0, 1e6)]
+    z = t_quantile(1 - 0.05 / 2 * 0.9, 1e6)  # significant at 0.9 alpha
+    assert judge_family([1.0, z], errors, 0.05)[1].low == 0.0
+    assert judge_family([1.0, z], errors, 0.05, margin=0.02)[1].low < 0
+    assert judge_family([0.01, z], errors, 0.05, margin=0.02)[1].low == 0.0, "nothing is kept"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "better", "margin", "expected"),
+    [
+        (0.01, 0.03, "lower", None, "worse"),
+        (0.01, 0.03, "lower", 0.02, "worse"),
+        (0.01, 0.03, "lower", 0.04, "worse within"),
+        (-0.03, -0.01, "lower", 0.02, "better"),
+        (-0.03, -0.01, "higher", 0.02, "worse"),
+        (-0.03, -0.01, "higher", 0.04, "worse within"),
+        (-0.01, 0.01, "lower", 0.02, "bounded"),
+        (-0.05, 0.01, "lower", 0.02, "bounded"),
+        (-0.01, 0.05, "lower", 0.02, "undecided"),
+        (-0.01, 0.05, "higher", 0.02, "bounded"),
+        (-0.01, 0.05, "lower", None, "within noise"),
+        (-0.01, 0.05, "neither", 0.02, "undecided"),
+        (-0.01, 0.01, "neither", 0.02, "equivalent"),
+        (0.0, 0.01, "neither", None, "higher"),
+        (-0.2, 0.0, "neither", None, "lower"),
+    ],
+)
+def test_words(low, high, better, margin, expected):
+    assert judge_interval(low, high, better, margin) == expected
+    assert expected in VERDICTS
+
+
+def load(tmp_path, decide, **changes):
+    record = Record(seeds=tuple(range(5)), **changes)
+    store = record.write(tmp_path / "store")
+    store.write_sweep({**store.sweep(record.name), "decide": decide})
+    return Study.load(store, record.name)
+
+
+def verdicts(study, metric="loss"):
+    return {effect.name: effect.verdict for effect in study.effects(metric)}
+
+
+def test_a_sweep_with_a_margin_concludes_that_a_cost_is_small(tmp_path):
+    """heads=mqa costs 0.10 and horizon=hybrid 0.02; the noise of a training is 0.005."""
+    decide = {"margin": 0.05, "metric": "loss"}
+    study = load(tmp_path, decide)
+    assert verdicts(study) == {
+        "heads=mqa": "worse", "position=rope": "better",
+        "horizon=hybrid": "worse, but less than 0.05", "sharing=trained": "worse",
+        "sharing=tied": "identical",
+    }  # fmt: skip
+    nothing = load(tmp_path / "none", decide, effects=dict.fromkeys(EFFECTS, 0.0))
+    assert set(verdicts(nothing).values()) <= {"costs less than 0.05", "identical"}
+    within = {effect.verdict_name for effect in nothing.interactions("loss")}
+    assert within <= {"equivalent", "identical"}
+    assert set(verdicts(nothing, "bits_per_byte").values()) <= {"within noise", "identical"}
+
+
+def test_fewer_claims_are_judged_together(tmp_path):
+    claims = ["heads=mqa", "horizon=hybrid"]
+    study = load(tmp_path, {"metric": "loss", "claims": claims, "alpha": 0.1})
+    found = {effect.name: effect for effect in study.effects("loss")}
+    assert {effect.n_tests for effect in found.values() if effect.name in claims} == {2}
+    assert {effect.alpha for effect in found.values()} == {0.1}
+    assert found["position=rope"].verdict == "not claimed"
+    assert not found["position=rope"].has_interval
+    heads = found["heads=mqa"]
+    reach = t_quantile(1 - 0.1 / 4, heads.tested_error.df) * heads.tested_error.value
+    assert heads.high - heads.low == pytest.approx(2 * reach)
+
+
+def test_tables_and_figures_show_the_interval_that_decided(tmp_path):
+    """Over many sweeps without effects no row says within noise beside an interval without zero."""
+    from kvlab.report.sections.interactions import report_interactions
+    from kvlab.report.sections.main_effects import report_effects
+
+    random = np.random.default_rng(4)
+    for number in range(2):
+        decide = {"metric": "loss", **({"margin": 0.005} if number % 2 else {})}
+        none = dict.fromkeys(EFFECTS, float(random.normal(0, 0.004)))
+        study = load(tmp_path / str(number), decide, effects=none)
+        for section in (report_effects(study), report_interactions(study)):
+            for table in (one for one in section.contents if hasattr(one, "rows")):
+                heads = [column.title for column in table.columns]
+                for row in table.rows:
+                    cells = dict(zip(heads, row.cells, strict=True))
+                    interval, words = cells["simultaneous 95%"], cells["verdict"].text
+                    if interval.csv:
+                        low, high = interval.csv
+                        is_open = words in (
+                            "within noise", "undecided", "additive within noise",
+                            "costs less than 0.005", "additive within 0.005",
+                        )  # fmt: skip
+                        assert is_open == (low < 0 < high), words
