@@ -1,6 +1,12 @@
 """Text, tokens, batches and evaluation sets, with numpy and without torch."""
 
-from kvlab.data.batches import ScoredText, get_training_batch, spread_indices, spread_windows
+from kvlab.data.batches import (
+    ScoredText,
+    get_training_batch,
+    spread_documents,
+    spread_indices,
+    spread_windows,
+)
 from kvlab.data.bigram_table import TableLosses, score_tables
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
 from kvlab.data.dataset_preparation import dataset_identity, list_prepared_datasets, prepare_dataset
@@ -25,6 +31,7 @@ __all__ = [
     "open_dataset",
     "prepare_dataset",
     "score_tables",
+    "spread_documents",
     "spread_indices",
     "spread_windows",
     "verify_dataset",

@@ -11,6 +11,7 @@ a pure function of (seed, epoch). The offset makes later epochs cut the text els
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,10 @@ _SHUFFLE_STREAM = 0x6B766C6162
 """Separates these random draws from other uses of the same seed."""
 
 _FEISTEL_ROUNDS = 6
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 def get_training_batch(
@@ -68,12 +73,18 @@ class ScoredText:
     Attributes:
         tokens: Token ids of the text, shape (tokens,).
         starts: Where the windows begin, ascending, shape (windows,).
-        block_size: Targets of a window, each the token after one input.
+        block_size: Tokens of a window, each followed by its target.
+        repeated: Targets at the beginning of the last window that are in the window before it, and
+            count once.
+        documents: Indices of the documents of ``tokens`` in the held-out text; None if ``tokens``
+            is all of it.
     """
 
     tokens: Tokens
     starts: IndexArray
     block_size: int
+    repeated: int = 0
+    documents: IndexArray | None = None
 
     def __len__(self) -> int:
         """Return the number of windows."""
@@ -82,30 +93,37 @@ class ScoredText:
     @property
     def target_count(self) -> int:
         """The number of tokens that are scored."""
-        return len(self.starts) * self.block_size
+        return len(self.starts) * self.block_size - self.repeated
 
     def select(self, windows: IndexArray) -> "ScoredText":
         """Return the text of some windows, by their indices."""
+        assert not self.repeated, "the last window repeats another one"
         return replace(self, starts=self.starts[windows])
 
+    def flatten(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Return each target's value once, (targets,), from values (windows, block_size)."""
+        last = len(self) * self.block_size - self.block_size
+        flat = values.reshape(-1)
+        return np.concatenate([flat[:last], flat[last + self.repeated :]])
+
     def inputs(self) -> IndexArray:
-        """Return the token before each target, shape (windows, block_size)."""
-        return gather_windows(self.tokens, self.starts, self.block_size)[0]
+        """Return the token before each target, shape (targets,)."""
+        return self.flatten(gather_windows(self.tokens, self.starts, self.block_size)[0])
 
     def targets(self) -> IndexArray:
-        """Return the tokens that are scored, shape (windows, block_size)."""
-        return gather_windows(self.tokens, self.starts, self.block_size)[1]
+        """Return the tokens that are scored, shape (targets,)."""
+        return self.flatten(gather_windows(self.tokens, self.starts, self.block_size)[1])
 
     def find_documents(self, end_of_text: int) -> IndexArray:
-        """Return the index in ``tokens`` of each target's document, shape (windows, block_size).
+        """Return the index in the held-out text of each target's document, shape (targets,).
 
         Args:
             end_of_text: The token that precedes every document.
         """
         document_starts = np.flatnonzero(self.tokens == end_of_text)
         targets = self.starts[:, None] + 1 + np.arange(self.block_size)
-        documents: IndexArray = np.searchsorted(document_starts, targets, side="right") - 1
-        return documents
+        found = np.searchsorted(document_starts, self.flatten(targets), side="right") - 1
+        return np.asarray(found if self.documents is None else self.documents[found])
 
     def iter_batches(self, batch_size: int) -> Iterator[Batch]:
         """Yield up to ``batch_size`` windows at a time: inputs and targets, (rows, block_size)."""
@@ -132,6 +150,51 @@ def spread_windows(tokens: Tokens, target_tokens: int, block_size: int) -> Score
         raise DataError(_too_few_tokens("held-out", len(tokens), windows * block_size))
     indices = spread_indices(windows, (len(tokens) - 1) // block_size)
     return ScoredText(tokens, indices * block_size, block_size)
+
+
+def spread_documents(
+    tokens: Tokens,
+    target_bytes: int,
+    block_size: int,
+    *,
+    end_of_text: int,
+    token_bytes: npt.NDArray[np.integer],
+) -> ScoredText:
+    """Return whole documents that are spread over a text, in adjacent windows.
+
+    Which documents they are depends on their bytes alone, so every tokenizer and every block size
+    scores the same text. The last window begins earlier where it would be shorter.
+
+    Args:
+        tokens: Token ids of the text, shape (tokens,).
+        target_bytes: Bytes of text to score; rounded up to whole documents.
+        block_size: Tokens per window.
+        end_of_text: The token that precedes every document.
+        token_bytes: Bytes of each token, shape (vocab_size,).
+
+    Raises:
+        DataError: ``tokens`` has less text, or the documents are shorter than one window.
+    """
+    starts = np.flatnonzero(tokens == end_of_text)
+    sizes = np.add.reduceat(token_bytes.astype(np.uint32)[tokens], starts, dtype=np.int64)
+    # multiples of the golden ratio: however many are taken, they are spread evenly
+    order = np.argsort(np.arange(1, len(starts) + 1) * _GOLDEN % 1.0, kind="stable")
+    count = int(np.searchsorted(np.cumsum(sizes[order]), target_bytes)) + 1
+    if count > len(starts):
+        text = f"the text has {int(sizes.sum()):,} held-out bytes, and evaluation.loss_bytes ="
+        hint = "raise data.validation_fraction, give more text, or score fewer bytes"
+        raise DataError(f"{text} {target_bytes:,}; {hint}")
+    documents = np.sort(order[:count])
+    ends = np.append(starts[1:], len(tokens))
+    stream = np.concatenate([tokens[starts[i] : ends[i]] for i in documents])
+    targets = len(stream) - 1
+    if targets < block_size:
+        text = f"evaluation.loss_bytes = {target_bytes:,} gives {targets:,} tokens, less than one"
+        raise DataError(f"{text} window of model.block_size = {block_size:,}; raise it")
+    window_count = -(-targets // block_size)
+    firsts = np.minimum(np.arange(window_count) * block_size, targets - block_size)
+    repeated = window_count * block_size - targets
+    return ScoredText(stream, firsts, block_size, repeated, documents)
 
 
 def spread_indices(count: int, total: int) -> IndexArray:

@@ -12,6 +12,7 @@ from kvlab.data import (
     ScoredText,
     load_hellaswag,
     load_tokenizer,
+    spread_documents,
     spread_indices,
     spread_windows,
 )
@@ -92,8 +93,9 @@ def evaluate(
     """Measure what ``experiment.evaluation`` asks for.
 
     The one-shot loss is over ``loss_tokens``, the served loss over ``served_tokens``, both rounded
-    up to whole windows of ``block_size`` that are spread evenly over the held-out text. The
-    serving gap and the divergence compare both on the served tokens.
+    up to whole windows of ``block_size`` that are spread evenly over the held-out text; or both
+    are over whole documents of ``loss_bytes``. The serving gap and the divergence compare both on
+    the served tokens.
 
     Args:
         on_progress: gets ``stage, note, step, steps``, at most about twice per second. An
@@ -137,7 +139,7 @@ def _measure_losses(
         one_shot = target_losses(model, text, None, on_progress, start)
     texts["loss"] = sum_by_document(text, experiment, {"nats": one_shot})
     measurements |= {
-        "loss": float(one_shot.mean()),
+        "loss": float(text.flatten(one_shot).mean()),
         "bits_per_byte": _bits_per_byte(one_shot, text, experiment),
         "loss_tokens": text.target_count,
     }
@@ -154,8 +156,8 @@ def sum_by_document(
     """
     documents = text.find_documents(experiment.data.ranks)
     scored, inverse = np.unique(documents, return_inverse=True)
-    sums = {name: np.bincount(inverse.ravel(), nats.ravel()) for name, nats in losses.items()}
-    columns = {"documents": scored, "tokens": np.bincount(inverse.ravel()), **sums}
+    sums = {name: np.bincount(inverse, text.flatten(nats)) for name, nats in losses.items()}
+    columns = {"documents": scored, "tokens": np.bincount(inverse), **sums}
     return {name: column.tolist() for name, column in columns.items()}
 
 
@@ -167,12 +169,12 @@ def _measure_serving(
     passes = 2 if stores_other_dtype(model, serving) else 1
     on_progress = start_progress("validation loss, served", passes * text.target_count)
     compared = compare_serving(model, text, serving, on_progress, start)
-    loss = float(compared.served.mean())
+    loss = float(text.flatten(compared.served).mean())
     measurements: Measurements = {
         "loss_served": loss,
         "bits_per_byte_served": _bits_per_byte(compared.served, text, experiment),
         "served_tokens": text.target_count,
-        "serving_gap": loss - float(compared.one_shot.mean()),
+        "serving_gap": loss - float(text.flatten(compared.one_shot).mean()),
         # with documents masked, a position in the window is not the number of tokens seen
         **compared.measurements(by_position=start is None),
     }
@@ -184,7 +186,8 @@ def select_scored_text(
 ) -> tuple[ScoredText, ScoredText | None]:
     """Return the windows to score one-shot, and those to score served, None if nothing is.
 
-    Of two numbers of windows the smaller is an even selection of the larger.
+    Of two numbers of windows the smaller is an even selection of the larger. With ``loss_bytes``
+    both are whole documents, the same for every tokenizer and block size.
 
     Args:
         validation: token ids, (tokens,).
@@ -193,6 +196,16 @@ def select_scored_text(
         DataError: there are too few.
     """
     config, block_size = experiment.evaluation, experiment.model.block_size
+    if config.loss_bytes is not None:
+        tokenizer = load_tokenizer(experiment.data.tokenizer)
+        text = spread_documents(
+            validation,
+            config.loss_bytes,
+            block_size,
+            end_of_text=tokenizer.end_of_text,
+            token_bytes=tokenizer.token_bytes(),
+        )
+        return text, text if config.served else None
     if not config.served:
         return spread_windows(validation, config.loss_tokens, block_size), None
     counts = config.loss_tokens, config.served_tokens or config.loss_tokens
@@ -205,7 +218,7 @@ def select_scored_text(
 
 def _bits_per_byte(losses: Floats, text: ScoredText, experiment: Experiment) -> float:
     token_bytes = load_tokenizer(experiment.data.tokenizer).token_bytes()
-    return bits_per_byte(losses, text.targets(), token_bytes)
+    return bits_per_byte(text.flatten(losses), text.targets(), token_bytes)
 
 
 def measure_probes(

@@ -55,10 +55,15 @@ class NeedleConfig(SpecModel):
 class EvaluationConfig(SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {"needle": None}
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {"needle": None, "loss_bytes": None}
 
     loss_tokens: PositiveInt = Field(
         default=65_536, description="Validation tokens of the final loss."
+    )
+    loss_bytes: PositiveInt | None = Field(
+        default=None,
+        description="Bytes of validation text of the final loss, in whole documents, in place of"
+        " loss_tokens: the same text for every tokenizer and block size.",
     )
     hellaswag: Literal["all", "none"] | NonNegativeInt = Field(
         default="none", description="all, none, or the first N items."
@@ -76,6 +81,23 @@ class EvaluationConfig(SpecModel):
         default=False, description="Measure the loss by position; over served_tokens if served."
     )
     needle: NeedleConfig | None = Field(default=None, description="The needle probe; default none.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "EvaluationConfig":
+        raise_problems(self._find_problems())
+        return self
+
+    def _find_problems(self) -> Iterator[FieldMessage]:
+        if self.loss_bytes is None:
+            return
+        if self.loss_tokens != type(self).model_fields["loss_tokens"].default:
+            yield "loss_bytes", "and loss_tokens both say how much text is scored; remove one"
+        if self.served_tokens is not None:
+            text = "counts tokens, and loss_bytes scores the same text one-shot and served"
+            yield "served_tokens", f"{text}; remove one"
+        if self.positions:
+            text = "is measured over as many tokens as the loss, which loss_bytes does not count"
+            yield "positions", f"{text}; give loss_tokens in its place, or leave one out"
 
     @property
     def hellaswag_items(self) -> int | None:

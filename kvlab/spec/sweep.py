@@ -37,6 +37,7 @@ from kvlab.spec.spec_model import (
     raise_problems,
 )
 from kvlab.spec.sweep_validation import (
+    check_scored_text,
     find_match_problems,
     find_name_problems,
     find_search_problems,
@@ -257,6 +258,7 @@ class Sweep(SpecModel):
         sweep._check_patch_keys()
         sweep._cells = match_sizes(sweep, sweep._make_cells())
         check_sizes(sweep, sweep._cells)
+        check_scored_text(sweep, sweep._cells)
         return sweep
 
     @property

@@ -1,15 +1,17 @@
 """Check a sweep across its keys: that names exist, and that keys have an effect."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from kvlab.errors import SpecError
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_matching import MATCH_FACTOR
 from kvlab.spec.spec_model import FieldMessage
+from kvlab.spec.validation_errors import FieldError
 
 if TYPE_CHECKING:
-    from kvlab.spec.sweep import Sweep
+    from kvlab.spec.sweep import Cell, Sweep
 
 Problems = Iterator[FieldMessage]
 
@@ -93,6 +95,30 @@ def find_match_problems(sweep: "Sweep") -> Problems:
     for factor, parents in sweep.generators.items():
         if MATCH_FACTOR in (factor, *parents):
             yield f"generators.{factor}", f"names {MATCH_FACTOR}, which {text}"
+
+
+def check_scored_text(sweep: "Sweep", cells: Sequence["Cell"]) -> None:
+    """Check that cells with other tokenizers are scored on the same text.
+
+    Raises:
+        SpecError: they are scored by tokens, or take as much text as some tokens hold.
+    """
+    base = cells[0].experiment
+    for cell in cells[1:]:
+        data, evaluation = cell.experiment.data, cell.experiment.evaluation
+        if data.tokenizer == base.data.tokenizer or not cell.experiment.training.tokens:
+            continue
+        message = f"data.tokenizer = {data.tokenizer} is not the baseline's {base.data.tokenizer}"
+        if evaluation.loss_bytes is None or base.evaluation.loss_bytes is None:
+            rule = "evaluation.loss_tokens scores other text for every tokenizer"
+            hint = "set evaluation.loss_bytes in its place"
+        elif data.max_tokens is not None:
+            rule = "data.max_tokens takes other documents for every tokenizer"
+            hint = "set data.max_bytes in its place"
+        else:
+            continue
+        error = FieldError(("data", "tokenizer"), f"{message}, and {rule}; {hint}")
+        raise SpecError([sweep.locate(error, cell.levels)])
 
 
 def find_zip_problems(sweep: "Sweep") -> Problems:

@@ -231,9 +231,8 @@ def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
         DataError: there are too few.
     """
     evaluation, block = experiment.evaluation, experiment.model.block_size
-    requests = [(evaluation.loss_tokens, block)]
-    if evaluation.served and evaluation.served_tokens:
-        requests.append((evaluation.served_tokens, block))
+    select_scored_text(tokens, experiment)
+    requests = []
     if evaluation.positions:
         requests.append(position_loss_windows(experiment))
     if evaluation.needle is not None:

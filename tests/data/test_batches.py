@@ -5,9 +5,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvlab.data import get_training_batch, spread_indices, spread_windows
+from kvlab.data import (
+    get_training_batch,
+    load_tokenizer,
+    spread_documents,
+    spread_indices,
+    spread_windows,
+)
 from kvlab.data.batches import window_starts
 from kvlab.errors import DataError
+from tests.support.text_files import stories
 
 TOKENS = np.arange(10_000, dtype=np.uint16)
 SHAPE = {"batch_size": 8, "block_size": 32}
@@ -126,7 +133,7 @@ def test_scored_windows_are_whole_and_evenly_spaced():
     starts = np.concatenate([x[:, 0] for x, _ in batches])
     assert (starts == TOKENS[text.starts]).all()
     assert all((y == x + 1).all() for x, y in batches)
-    assert (text.targets() == np.concatenate([y for _, y in batches])).all()
+    assert (text.targets() == np.concatenate([y.ravel() for _, y in batches])).all()
     assert text.target_count == 320
 
 
@@ -150,3 +157,55 @@ def test_too_few_held_out_tokens_are_refused():
     assert len(spread_windows(TOKENS[:65], 64, 32)) == 2
     with pytest.raises(DataError, match="validation_fraction"):
         spread_windows(TOKENS[:64], 64, 32)
+
+
+def encode_documents(name, texts):
+    tokenizer = load_tokenizer(name)
+    parts = [[tokenizer.end_of_text, *tokenizer.encode(text)] for text in texts]
+    return tokenizer, np.array([token for part in parts for token in part], np.uint16)
+
+
+def scored_texts(name, texts, target_bytes, block_size):
+    """Return the scored bytes of each scored document, token by token."""
+    tokenizer, tokens = encode_documents(name, texts)
+    text = spread_documents(
+        tokens,
+        target_bytes,
+        block_size,
+        end_of_text=tokenizer.end_of_text,
+        token_bytes=tokenizer.token_bytes(),
+    )
+    found = {}
+    documents = text.find_documents(tokenizer.end_of_text)
+    for document, token in zip(documents.tolist(), text.targets().tolist(), strict=True):
+        found.setdefault(document, []).append(token)
+    decoded = {
+        document: tokenizer.decode([t for t in ids if t != tokenizer.end_of_text])
+        for document, ids in found.items()
+    }
+    assert sum(map(len, found.values())) == text.target_count
+    count = tokenizer.token_bytes()[text.targets()].sum()
+    assert count == sum(len(part.encode()) for part in decoded.values())
+    return decoded
+
+
+@pytest.mark.parametrize("target_bytes", [700, 5000])
+def test_every_tokenizer_and_block_size_scores_the_same_documents(target_bytes):
+    texts = stories(60)
+    expected = scored_texts("bytes", texts, target_bytes, 32)
+    assert all(texts[document] == text for document, text in expected.items())
+    size = sum(len(text.encode()) for text in expected.values())
+    longest = max(len(text.encode()) for text in texts)
+    assert target_bytes <= size < target_bytes + longest
+    for name, block_size in (("bytes", 100), ("gpt2:300", 32), ("gpt2:2048", 7), ("gpt2", 64)):
+        assert scored_texts(name, texts, target_bytes, block_size) == expected
+    chosen = sorted(expected)
+    largest_gap = max(np.diff([0, *chosen, 59]))
+    assert largest_gap <= 4 * 60 / len(chosen), "spread over the text"
+
+
+def test_more_bytes_than_there_are_or_than_a_window_are_refused():
+    with pytest.raises(DataError, match=r"held-out bytes, and evaluation\.loss_bytes = 1,000,000"):
+        scored_texts("bytes", stories(10), 1_000_000, 32)
+    with pytest.raises(DataError, match=r"less than one window of model\.block_size = 8,192"):
+        scored_texts("bytes", stories(10), 100, 8192)

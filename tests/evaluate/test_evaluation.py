@@ -146,6 +146,28 @@ def test_losses_are_recorded_by_document():
     assert gap == pytest.approx(measured["serving_gap"])
 
 
+def test_bytes_to_score_give_the_loss_of_whole_documents():
+    of = experiment(loss_tokens=65_536, loss_bytes=150, serving={"tie": "adjacent:2"})
+    model = lively(of)
+    text = TEXT % 256
+    text[::37] = 256
+    evaluation = evaluate(model, SimpleNamespace(validation=text), of)
+    documents = evaluation.texts["loss"]["documents"]
+    stream = np.concatenate([text[37 * d : 37 * d + 37] for d in documents]).astype(np.int64)
+    losses = []
+    for place in range(1, len(stream)):
+        # windows of 16 from the first document's start; the last one ends with the text
+        start = min((place - 1) // 16 * 16, len(stream) - 17)
+        x = torch.from_numpy(stream[start:place])
+        losses.append(F.cross_entropy(model(x[None])[0, -1], torch.tensor(stream[place])).item())
+    measured = evaluation.measurements
+    assert measured["loss_tokens"] == measured["served_tokens"] == len(losses) == 37 * 5 - 1
+    assert measured["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+    bits = sum(losses) / math.log(2) / (36 * 5)
+    assert measured["bits_per_byte"] == pytest.approx(bits, rel=1e-5)
+    assert sum(evaluation.texts["served"]["tokens"]) == len(losses)
+
+
 def test_too_little_text_is_refused():
     of = experiment(loss_tokens=2001)
     with pytest.raises(DataError, match="too few"):

@@ -72,6 +72,13 @@ def test_keys_beside_a_preset_win():
         ("data: {tokenizer: bytes}", "data: bytes", "3:7: data = bytes is not a mapping"),
         ("data:", "evaluation: {hellaswag: some}\ndata:",
          "3:25: evaluation.hellaswag = some is not one of all, none, a whole number"),
+        ("data:", "evaluation: {loss_tokens: 1000, loss_bytes: 1000}\ndata:",
+         "evaluation.loss_bytes = 1000 and loss_tokens both say how much text is scored"),
+        ("data:", "evaluation: {loss_bytes: 1000, served_tokens: 64}\ndata:",
+         "3:47: evaluation.served_tokens = 64 counts tokens, and loss_bytes scores the same text"),
+        ("data:", "evaluation: {loss_bytes: 1000, positions: true}\ndata:",
+         "evaluation.positions = true is measured over as many tokens as the loss, which"
+         " loss_bytes does not count; give loss_tokens in its place, or leave one out"),
         ("data:", "evaluation: {needle: {lengths: [64, 32]}}\ndata:",
          "3:32: evaluation.needle.lengths = [64, 32] does not increase; use [32, 64]"),
         ("data:", "evaluation: {needle: {lengths: [16]}}\ndata:",

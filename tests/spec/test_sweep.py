@@ -81,6 +81,30 @@ def test_refusals(tmp_path, old, new, message):
     assert message in sweep_errors(tmp_path, SWEEP.replace(old, new, 1))
 
 
+TOKENIZERS = """\
+question: q
+experiment: e.yaml
+factors:
+  text:
+    bytes: {evaluation.loss_bytes: 1000}
+    pairs: {evaluation.loss_bytes: 1000, data.tokenizer: "gpt2:260"}
+"""
+
+
+def test_cells_of_several_tokenizers_are_scored_on_the_same_text(tmp_path):
+    assert len(load_sweep_text(tmp_path, TOKENIZERS).cells()) == 2
+    message = (
+        "s.yaml:6:81: data.tokenizer = gpt2:260 is not the baseline's bytes, and"
+        " data.max_tokens takes other documents for every tokenizer; set data.max_bytes"
+    )
+    limited = TOKENIZERS.replace("data.tokenizer", "data.max_tokens: 1000, data.tokenizer")
+    assert message in sweep_errors(tmp_path, limited)
+    for old in ("evaluation.loss_bytes: 1000}", "evaluation.loss_bytes: 1000, "):
+        message = sweep_errors(tmp_path, TOKENIZERS.replace(old, "}" if old[-1] == "}" else ""))
+        assert "evaluation.loss_tokens scores other text for every tokenizer; set" in message
+        assert message.startswith("s.yaml:6:")
+
+
 def test_problems_of_the_base_experiment_stand_in_its_file(tmp_path):
     (tmp_path / "bad.yaml").write_text(EXPERIMENT.replace("n_layer: 6", "n_layer: x"))
     text = SWEEP.replace("e.yaml", "bad.yaml")

@@ -300,7 +300,10 @@ def _recipe_key(experiment: Experiment) -> str:
 
 def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
     """Return a cell that trains at a rate and measures the one-shot loss, and little else."""
-    evaluation = EvaluationConfig(loss_tokens=cell.experiment.evaluation.loss_tokens, served=False)
+    scored = cell.experiment.evaluation
+    evaluation = EvaluationConfig(
+        loss_tokens=scored.loss_tokens, loss_bytes=scored.loss_bytes, served=False
+    )
     experiment = with_learning_rate(cell.experiment, rate, tune.tokens).model_copy(
         update={
             "serving": ServingConfig(),
