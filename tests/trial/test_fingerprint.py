@@ -85,6 +85,7 @@ OTHER = {
     "serving.tie": "none",
     "serving.tie_rule": "owner",
     "evaluation.loss_tokens": 2000,
+    "evaluation.loss_bytes": 2000,
     "evaluation.hellaswag": "all",
     "evaluation.served": False,
     "evaluation.served_tokens": 600,
@@ -154,6 +155,8 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
     needed = {}
     if key == "benchmark.memory":
         needed = {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9}
+    if key == "evaluation.loss_bytes":
+        needed = {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None}
     plain, changed = experiment(needed), experiment(needed | patch)
     section, _, name = key.rpartition(".")
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(
