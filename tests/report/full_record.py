@@ -45,6 +45,25 @@ class FullRecord(Record):
     def description(self, cells):
         return {**super().description(cells), "reported_seeds": [[0, 1, 2]]}
 
+    def write_result(self, store, levels, seed, status):
+        super().write_result(store, levels, seed, status)
+        if status == "done":
+            store.write_texts(self.trial(levels, seed), self.texts(levels, seed))
+
+    def texts(self, levels, seed):
+        """Eight documents of 100 tokens; their losses differ, and each seed's own a little."""
+        measured = self.measurements(levels, seed)
+        parts = {"loss": measured["loss"], "served": measured["loss_served"]}
+        return {
+            way: {
+                "documents": list(range(8)),
+                "tokens": [100] * 8,
+                "nats": [100 * (loss + (n - 3.5) / 10 + 1e-3 * (n * seed % 3)) for n in range(8)],
+                **({"one_shot_nats": [100 * parts["loss"]] * 8} if way == "served" else {}),
+            }
+            for way, loss in parts.items()
+        }
+
     def seconds(self, levels, seed):
         return (1e-3 if levels["heads"] == "mha" else 5e-4) * (1 + 0.1 * seed)
 
@@ -101,6 +120,7 @@ TEXTS = {
     "factors": ("factor", "level", "role", "what it sets"),
     "cells": tuple(FACTORS),
     "effects": ("factor", "level", "against", "verdict", "error"),
+    "interval-widths": ("level", "helps most"),
     "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
     "interactions": ("level", "with", "verdict"),
     "pareto": ("cell", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),

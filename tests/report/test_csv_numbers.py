@@ -44,7 +44,7 @@ def study(tmp_path_factory):
 def tables(study):
     """Name -> rows, each a mapping of heads to texts."""
     document = make_document(study)
-    elsewhere = {"size-trends", "tuned"}  # checked with records of their own
+    elsewhere = {"size-trends", "tuned", "divergence"}  # checked with records of their own
     assert document.sections.keys() == SECTIONS.keys() - elsewhere, "nothing to check"
     return {t.name: list(csv.DictReader(io.StringIO(table_to_csv(t)))) for t in document.tables}
 
@@ -133,7 +133,7 @@ CELLS = {
     ("pruned", "validation loss there (nats/token)"): lambda _: 5.5,
 }  # fmt: skip
 
-OWN_TESTS = {"effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
+OWN_TESTS = {"interval-widths", "effects", "effects-other", "interactions", "equal-memory", "fronts", "hellaswag",
              "hellaswag-one-shot", "hellaswag-cache", "projection", "provenance",
              "break-even", "serving-divergence", "needle", "needle-accuracy"}  # fmt: skip
 """Tables whose numbers have a test of their own below."""
@@ -213,6 +213,20 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
             assert float(ends[0]) < float(ends[1])
         assert int(row["groups"]) * int(row["seeds"]) >= 2
         assert not row["p (corrected)"] or 0 <= float(row["p (corrected)"]) <= 1
+
+
+def test_widths_of_intervals_are_in_their_unit(tables, study):
+    found = {effect.name: effect for effect in study.effects("loss_served")}
+    for row in tables["interval-widths"]:
+        effect = found[row["level"]]
+        near(row["error over seeds (nats/token)"], effect.tested_error.value)
+        now = float(row["half interval (nats/token)"])
+        assert now >= (effect.high - effect.low) / 2 * (1 - 1e-9)  # it may be cut at zero
+        assert float(row["twice the seeds (nats/token)"]) < now
+        assert (
+            now / 2**0.5 * (1 - 1e-9) <= float(row["twice the scored tokens (nats/token)"]) <= now
+        )
+        assert float(row["error over texts (nats/token)"]) > 0
 
 
 def test_effects_on_other_measurements_say_their_unit(tables, study):

@@ -13,6 +13,7 @@ from kvlab.report.sections.factors import report_factors
 from kvlab.report.sections.failed_trials import report_divergence, report_failures
 from kvlab.report.sections.hellaswag_accuracy import report_hellaswag
 from kvlab.report.sections.interactions import report_interactions
+from kvlab.report.sections.interval_widths import report_interval_widths
 from kvlab.report.sections.kv_memory import report_memory
 from kvlab.report.sections.looks import report_looks
 from kvlab.report.sections.loss_curves import report_loss_curves
@@ -51,6 +52,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "divergence": SectionEntry(report_divergence, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
     "looks": SectionEntry(report_looks, compares_quality=True),
+    "interval-widths": SectionEntry(report_interval_widths, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),
     "size-trends": SectionEntry(report_size_trends, compares_quality=True),
     "pareto": SectionEntry(report_pareto, compares_quality=True),

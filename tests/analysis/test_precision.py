@@ -1,0 +1,85 @@
+"""What narrows an interval: against simulated trainings and documents whose variances are known."""
+
+import numpy as np
+import pytest
+
+from kvlab.analysis.precision import estimate_precision, measure_final_fall
+from kvlab.analysis.statistics import t_quantile
+from kvlab.analysis.study import Study
+from kvlab.report.sections.interval_widths import report_interval_widths
+from tests.support.record_factory import Record
+
+DOCUMENTS, TOKENS = 200, 50
+
+
+class Scored(Record):
+    """heads=mqa differs by seed, by document, and by both, with the given deviations."""
+
+    by_seed, by_document, by_both = 0.01, 0.0, 0.0
+
+    def write_result(self, store, levels, seed, status):
+        super().write_result(store, levels, seed, status)
+        columns = self.columns(levels, seed)
+        store.write_texts(self.trial(levels, seed), {"loss": columns, "served": columns})
+
+    def columns(self, levels, seed):
+        nats = np.full(DOCUMENTS, 4.0)
+        if levels["heads"] == "mqa":
+            nats = nats + 0.1 + np.random.default_rng(seed).normal(0, self.by_seed)
+            nats = nats + np.random.default_rng(99).normal(0, self.by_document, DOCUMENTS)
+            nats = nats + np.random.default_rng(7 + seed).normal(0, self.by_both, DOCUMENTS)
+        numbers = {"documents": range(DOCUMENTS), "tokens": [TOKENS] * DOCUMENTS}
+        return {**{k: list(v) for k, v in numbers.items()}, "nats": (TOKENS * nats).tolist()}
+
+    def loss(self, levels, seed):
+        return float(np.mean(self.columns(levels, seed)["nats"])) / TOKENS
+
+
+def precision(folder, seeds=8, **deviations):
+    record = Scored(factors={"heads": ("mha", "mqa")}, seeds=tuple(range(seeds)))
+    for name, value in deviations.items():
+        setattr(record, name, value)
+    study = Study.load(record.write(folder), "made")
+    return study, estimate_precision(study, study.effects("loss_served")[0])
+
+
+def test_noise_of_training_is_narrowed_by_seeds(tmp_path):
+    _, found = precision(tmp_path, by_seed=0.01, by_document=0.01)
+    effect = found.effect
+    assert found.seed_error == pytest.approx(effect.estimate.standard_error)
+    assert found.text_error == pytest.approx(0.01 / DOCUMENTS**0.5, rel=0.2)
+    assert found.reach == pytest.approx((effect.high - effect.low) / 2)
+    assert found.reach_with_tokens == pytest.approx(found.reach, rel=1e-3)
+    expected = t_quantile(0.975, 15) * found.seed_error / 2**0.5
+    assert found.reach_with_seeds == pytest.approx(expected)
+    assert found.helps_most == "seeds"
+
+
+def test_noise_of_documents_at_each_seed_is_narrowed_by_both(tmp_path):
+    _, found = precision(tmp_path, seeds=10, by_seed=0.0, by_both=1.0)
+    assert found.reach_with_tokens < 0.9 * found.reach
+    assert found.reach_with_tokens >= found.reach / 2**0.5 * (1 - 1e-9)
+
+
+def test_a_difference_that_varies_between_documents_needs_text(tmp_path):
+    study, found = precision(tmp_path, by_seed=0.001, by_document=0.5)
+    assert found.text_error > 10 * found.seed_error
+    assert found.helps_most == "scored tokens"
+    section = report_interval_widths(study)
+    assert "Scored tokens help most for every level here" in section.contents[0].spans[0]
+
+
+def test_without_losses_by_document_nothing_is_said(tmp_path):
+    study = Study.load(Record(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
+    assert estimate_precision(study, study.effects("loss_served")[0]) is None
+    assert report_interval_widths(study) is None
+
+
+def test_steps_are_named_where_the_loss_still_falls(tmp_path):
+    """The record's curves fall by 2 nats over the training, evenly: 0.2 over its last tenth."""
+    study, _ = precision(tmp_path)
+    assert measure_final_fall(study) == pytest.approx(0.2)
+    texts = [
+        part.spans[0] for part in report_interval_widths(study).contents if hasattr(part, "spans")
+    ]
+    assert any("still fell by 0.2000 nats/token" in text for text in texts)
