@@ -16,6 +16,7 @@ from kvlab.sweep.executors import make_executor
 from kvlab.sweep.planning.stages import describe_stage
 from tests.support.stub_looks import KnownRun
 from tests.support.stub_trials import StubRun, identify
+from tests.support.stub_tuning import SurfaceRun
 
 
 def main() -> None:
@@ -25,9 +26,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--script", default="[]", help="[[index of trial, stage, step, act], ...]")
     parser.add_argument("--mlflow", action="store_true")
-    parser.add_argument(
-        "--known-loss", action="store_true", help="that of tests.support.stub_looks"
-    )
+    losses = parser.add_mutually_exclusive_group()
+    losses.add_argument("--known-loss", action="store_true", help="that of stub_looks")
+    losses.add_argument("--surfaces", action="store_true", help="those of stub_tuning")
     options = parser.parse_args()
     store = Store(options.folder / "runs")
     sweep = load_sweep(options.folder / "s.yaml")
@@ -37,7 +38,7 @@ def main() -> None:
         for index, kind, step, act in json.loads(options.script)
     }
     own_flag = store.new_driver_stop_flag("s")
-    run_class = KnownRun if options.known_loss else StubRun
+    run_class = KnownRun if options.known_loss else SurfaceRun if options.surfaces else StubRun
     run = run_class(store.path, own_flag=str(own_flag), seconds=options.seconds, script=script)
     executor = make_executor(options.executor, run)
     retried = []

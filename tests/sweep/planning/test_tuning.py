@@ -1,13 +1,11 @@
 """`tune`: rounds of rates from the record alone, and the cells at the rates that were found."""
 
-import math
 from pathlib import Path
 
 import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.cli.commands.status import collect_sweep_facts
-from kvlab.errors import Diverged
 from kvlab.report import write_report
 from kvlab.spec import load_sweep
 from kvlab.store import Store
@@ -16,62 +14,15 @@ from kvlab.sweep.driver.staged_run import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.stages import describe_stage, plan_at_least, plan_at_most
 from tests.support.spec_files import sweep_errors
-from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep
-
-SWEEP = """\
-question: What does it cost?
-experiment: e.yaml
-factors:
-  heads:
-    mha: {}
-    mqa: {model.n_kv_head: 1}
-  serving:
-    plain: {}
-    tied: {serving.tie: "adjacent:2"}
-seeds: [0, 1]
-tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100, 101]}
-"""
+from tests.support.stub_trials import identify, write_sweep
+from tests.support.stub_tuning import SURFACES, TUNED, SurfaceRun
 
 
-class Landscape(StubStages):
-    """Stages whose loss is a surface in the rate: best at ``best``, diverging above ``cliff``."""
-
-    def train(self, directory, should_stop, fence):
-        if self.rate > self.landscape["cliff"]:
-            raise Diverged("loss is nan at step 1")
-        super().train(directory, should_stop, fence)
-
-    @property
-    def landscape(self):
-        heads = self.trial.experiment.model.n_kv_head
-        return {"cliff": math.inf, "steep": 1.0, **self.script[heads]}
-
-    @property
-    def rate(self):
-        return self.trial.experiment.training.learning_rate
-
-    def act(self, stage, step):
-        pass
-
-    def measure(self, directory):
-        measured = super().measure(directory)
-        away = math.log(self.rate / self.landscape["best"])
-        bend = 0.05 * (self.landscape["steep"] if away > 0 else 1.0)
-        loss = 4.0 + self.trial.seed / 100 + bend * away**2
-        measured.measurements["loss"] = loss
-        return measured
-
-
-class Run(StubRun):
-    def make(self, trial, report):
-        return Landscape(trial, report, flag=self.flag, **self.stages)
-
-
-def submit(folder: Path, landscapes, text: str = SWEEP, stop_after: int | None = None):
+def submit(folder: Path, surfaces, text: str = TUNED, stop_after: int | None = None):
     """Run the stages of a sweep; return its store and the stages.
 
     Args:
-        landscapes: By ``n_kv_head``.
+        surfaces: By ``n_kv_head``.
         stop_after: Number of trials after which the driver is asked to stop.
     """
     sweep, store = load_sweep(write_sweep(folder, text)), Store(folder / "runs")
@@ -83,7 +34,7 @@ def submit(folder: Path, landscapes, text: str = SWEEP, stop_after: int | None =
     def run_stage(stage):
         stages.append(stage)
         facts = describe_stage(stage, yaml="", experiment_yaml="", command="")
-        executor = InlineExecutor(Run(store.path, script=landscapes))
+        executor = InlineExecutor(SurfaceRun(store.path, script=surfaces))
 
         def on_result(trial_id):
             ended.append(trial_id)
@@ -121,9 +72,6 @@ def test_every_architecture_is_trained_at_the_best_rate_within_15_percent(tmp_pa
     assert {one.trial.seed for one in stages[-1].plan.trials} == {0, 1}
 
 
-EDGE = {2: {"best": 1.7e-3}, 1: {"best": 9e-3}}
-
-
 def test_a_best_at_the_edge_widens_the_grid_of_that_architecture(widened):
     _, store, stages = widened
     assert [stage.name for stage in stages] == ["tuning 1", "tuning 2", "tuning 3", "design"]
@@ -138,7 +86,7 @@ def test_a_best_at_the_edge_widens_the_grid_of_that_architecture(widened):
 
 
 def test_a_best_out_of_reach_is_flagged(tmp_path):
-    store, stages = submit(tmp_path, {**EDGE, 1: {"best": 1.0}})
+    store, stages = submit(tmp_path, {**SURFACES, 1: {"best": 1.0}})
     assert len(stages) == 5
     found = architectures(store)[1]
     assert (found["optimum"]["value"], found["optimum"]["flag"]) == (3.2e-2, "edge")
@@ -159,29 +107,29 @@ def test_a_rate_that_diverges_is_worse_than_any(tmp_path):
 def widened(tmp_path_factory):
     """Return the folder, the store and the stages of a sweep that was driven to its end."""
     folder = tmp_path_factory.mktemp("widened")
-    return folder, *submit(folder, EDGE)
+    return folder, *submit(folder, SURFACES)
 
 
 @pytest.mark.parametrize("stop_after", [7, 12, 16])
 def test_a_sweep_that_is_stopped_finds_the_same_rates(tmp_path, widened, stop_after):
     _, whole, stages = widened
-    submit(tmp_path, EDGE, stop_after=stop_after)
-    parts, rest = submit(tmp_path, EDGE)
+    submit(tmp_path, SURFACES, stop_after=stop_after)
+    parts, rest = submit(tmp_path, SURFACES)
     assert parts.sweep("s") == whole.sweep("s")
     assert rates(rest[-1]) == rates(stages[-1])
 
 
 def test_what_was_decided_stays_decided(tmp_path):
-    store, stages = submit(tmp_path, EDGE)
+    store, stages = submit(tmp_path, SURFACES)
     lost = stages[0].plan.trials[0].trial.id
     store.archive_result(lost)
-    _, again = submit(tmp_path, EDGE)
+    _, again = submit(tmp_path, SURFACES)
     assert [stage.name for stage in again] == ["design"]
     assert [one.trial.id for one in again[0].plan.trials] == [
         one.trial.id for one in stages[-1].plan.trials
     ]
     assert store.status(lost) is None
-    _, other = submit(tmp_path, EDGE, SWEEP.replace("[100, 101]", "[100, 102]"))
+    _, other = submit(tmp_path, SURFACES, TUNED.replace("[100, 101]", "[100, 102]"))
     assert other[0].name == "tuning 1"  # another declaration is tuned anew
 
 
@@ -195,7 +143,7 @@ def test_tuning_trials_belong_to_the_sweep_and_to_no_cell(widened):
 
 
 def test_before_the_tuning_is_over_no_cell_has_a_trial(tmp_path):
-    store, _ = submit(tmp_path, EDGE, stop_after=3)
+    store, _ = submit(tmp_path, SURFACES, stop_after=3)
     rows = Study.load(store, "s").rows
     assert {row.status for row in rows} == {"missing"}
     assert len(rows) == 4 * 2
@@ -204,7 +152,7 @@ def test_before_the_tuning_is_over_no_cell_has_a_trial(tmp_path):
 
 
 def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
-    sweep = load_sweep(write_sweep(tmp_path, SWEEP))
+    sweep = load_sweep(write_sweep(tmp_path, TUNED))
     stage = plan_stage(sweep, None, identify=identify)
     assert len(plan_at_least(stage, identify=identify).trials) == 12 + 8
     assert len(plan_at_most(sweep, None, identify=identify).trials) == 12 + 2 * 3 * 2 + 8
@@ -214,8 +162,8 @@ def test_the_plan_says_the_least_and_the_most(tmp_path, widened):
 
 
 def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
-    text = SWEEP.replace("101]}", "101], share: [heads], tokens: 160}")
-    store, stages = submit(tmp_path, EDGE, text)
+    text = TUNED.replace("101]}", "101], share: [heads], tokens: 160}")
+    store, stages = submit(tmp_path, SURFACES, text)
     assert {one.trial.experiment.training.tokens for one in stages[0].plan.trials} == {160}
     assert {one.trial.experiment.training.tokens for one in stages[-1].plan.trials} == {320}
     assert rates(stages[-1]) == {2: 1.7e-3, 1: 1.7e-3}
@@ -223,8 +171,8 @@ def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
 
 
 def test_match_and_looks_work_with_it(tmp_path):
-    text = SWEEP.replace("seeds: [0, 1]\n", "seeds: {looks: [2, 4]}\nmatch: parameters\n")
-    _, stages = submit(tmp_path, EDGE, text)
+    text = TUNED.replace("seeds: [0, 1]\n", "seeds: {looks: [2, 4]}\nmatch: parameters\n")
+    _, stages = submit(tmp_path, SURFACES, text)
     names = ["tuning 1", "tuning 2", "tuning 3", "look 1 of 2"]
     assert [stage.name for stage in stages][:4] == names
     assert [stage.number for stage in stages] == list(range(1, len(stages) + 1))
@@ -256,10 +204,10 @@ def test_match_and_looks_work_with_it(tmp_path):
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, old, new, message):
-    assert message in sweep_errors(tmp_path, SWEEP.replace(old, new))
+    assert message in sweep_errors(tmp_path, TUNED.replace(old, new))
 
 
 def test_a_search_refuses_it(tmp_path):
     text = "question: q\nexperiment: e.yaml\nsearch: {objectives: [loss], choices: {model.n_kv_head: [1, 2]}, trials: 3}\n"
-    found = sweep_errors(tmp_path, text + SWEEP.splitlines()[-1])
+    found = sweep_errors(tmp_path, text + TUNED.splitlines()[-1])
     assert "tune = {...} cannot be combined with search" in found
