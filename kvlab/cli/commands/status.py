@@ -63,6 +63,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
     return {
         "sweep": name,
         "question": sweep["question"],
+        "stage": (sweep.get("stages") or {}).get("name"),
         "driven": store.is_driven(name),
         "driver": driver,
         "states": {state: counts[state] for state in STATES if counts[state]},
@@ -115,6 +116,7 @@ def _format_sweep(facts: dict[str, Any]) -> str:
     total = len(facts["trials"])
     lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
     lines += [*_format_driver(detached), *_format_pace(facts["pace"])]
+    lines += [f"stage: {facts['stage']}"] if facts.get("stage") else []
     for trial in facts["trials"]:
         if trial["detail"]:
             cell = " ".join(f"{factor}={level}" for factor, level in trial["levels"].items())
