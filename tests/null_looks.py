@@ -1,10 +1,9 @@
-"""Simulate sweeps with looks: family error, coverage, power, seeds: `python -m tests.null_looks`.
+"""Simulate sweeps with looks: family error, coverage, power, seeds; part of `python -m tests.null_sweeps`.
 
 The statistics are those that drivers and reports use, `kvlab.analysis.sequential`. Simulated is one
 baseline and one cell a claim, so that all differences share the baseline's noise.
 """
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,6 +15,7 @@ from kvlab.analysis.statistics import holm_correction, t_cdf
 from kvlab.sweep.planning.looks import WORSE
 
 LOOKS = (3, 5, 7, 10)
+PREFIX = "looks: "
 
 Noise = Callable[[np.random.Generator, tuple[int, int]], NDArray[np.float64]]
 
@@ -178,29 +178,14 @@ def _count_fixed(
     )
 
 
-def format_tallies(sweeps: int, seed: int = 0) -> str:
-    """Simulate every structure; return a table in Markdown."""
-    lines = [
-        "| structure | family error | coverage | power | fixed | bounded | trials |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, structure in STRUCTURES.items():
-        one = simulate(structure, sweeps, seed)
-        cells = [f"{getattr(one, key):.1%}" for key in one.names]
-        has_real, has_margin = any(structure.effects), structure.margin is not None
-        cells[2:4] = cells[2:4] if has_real else ["", ""]
-        cells[4] = cells[4] if has_margin else ""
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def print_tallies(sweeps: int, seed: int, only: str = "") -> None:
+    """Simulate the structures whose names contain ``only``, and print a line for each."""
+    print(f"{'looks at 3, 5, 7 and 10 seeds':62}  error  coverage  power  fixed  bounded  trials")
+    for name in list_names(only):
+        one = simulate(STRUCTURES[name.removeprefix(PREFIX)], sweeps, seed)
+        shares = f"{one.error:7.3f} {one.coverage:9.3f} {one.power:6.2f} {one.fixed_power:6.2f}"
+        print(f"{name:62}{shares} {one.bounded:8.2f} {one.seeds:7.2f}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Simulate sweeps with looks, as a table.")
-    parser.add_argument("--sweeps", type=int, default=10_000, help="of each structure")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    print(format_tallies(options.sweeps, options.seed))
-
-
-if __name__ == "__main__":
-    main()
+def list_names(only: str = "") -> list[str]:
+    return [PREFIX + name for name in STRUCTURES if only in PREFIX + name]

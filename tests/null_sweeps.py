@@ -23,6 +23,7 @@ import numpy as np
 from kvlab.analysis.effects import Effect, estimate_main_effects
 from kvlab.analysis.statistics import ALPHA, holm_correction
 from kvlab.analysis.trial_rows import TrialRow
+from tests.null_looks import list_names, print_tallies
 
 Factors = Mapping[str, tuple[str, ...]]
 Array = np.ndarray
@@ -311,6 +312,10 @@ def main() -> None:
             powers = measure_power(structure, max(1, options.sweeps // 10), options.seed)
             line += f" {powers[0]:11.2f} {powers[1]:7.2f}"
         print(f"{line}   {time.monotonic() - start:.0f}", flush=True)
+    if options.names:
+        print(*list_names(options.only), sep="\n")
+    elif list_names(options.only):
+        print_tallies(options.sweeps, options.seed, options.only)
 
 
 if __name__ == "__main__":

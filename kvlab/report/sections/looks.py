@@ -27,8 +27,8 @@ from kvlab.report.document import (
 )
 from kvlab.report.formatting import (
     difference_unit,
-    format_difference,
     format_fixed,
+    format_magnitude,
     format_significant,
 )
 from kvlab.report.table_columns import difference_cell, range_cell, range_column
@@ -74,10 +74,14 @@ def _report_declared(study: Study, seeds: SeedLooks) -> list[Content]:
     )
     if study.decide.margin is not None:
         text += (
-            " A claim whose interval lies inside the margin of"
-            f" {format_difference(study.primary_metric, study.decide.margin).lstrip('+')}"
-            f" {difference_unit(study.primary_metric)} costs less than that."
+            " A claim whose interval ends below the margin of"
+            f" {format_magnitude(study.primary_metric, study.decide.margin)}"
+            f" {difference_unit(study.primary_metric)} is decided, too."
         )
+    text += (
+        " Interactions and other measurements are tested once, with the seeds that there are, as if"
+        " these had been chosen beforehand: they explore."
+    )
     contents: list[Content] = [paragraph(text), paragraph(_describe_savings(study, seeds))]
     contents.append(_looks_table(study, seeds))
     if study.taken_looks:

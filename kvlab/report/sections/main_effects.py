@@ -159,6 +159,8 @@ def _describe_intervals(study: Study, estimated: list[Effect]) -> list[Content]:
     )
     if any(effect.error for effect in estimated):
         text += _POOLED
+    if study.declared_looks is not None:
+        text += _BY_LOOKS
     return [paragraph(text)]
 
 
@@ -168,6 +170,13 @@ _POOLED = (
     " of every training as equal, and it never makes an error smaller than the level's own. The"
     " level's own paired t-test, which needs no such model, stands beside it (95% CI, p); alone and"
     " uncorrected."
+)
+
+
+_BY_LOOKS = (
+    " The claims of this sweep are judged by looks (see there): each has the seeds, the difference,"
+    " the intervals and the p-values of its last look, by its own paired t-test, and they hold for"
+    " all looks together."
 )
 
 

@@ -131,3 +131,18 @@ def test_cells_that_others_start_from_are_trained_at_the_same_seeds(tmp_path):
     seeds, _ = read_decisions(store)
     assert seeds["gqa learned"] == seeds["mqa learned"] == seeds["mha learned"] == 5
     assert seeds["mha rope"] == 2
+
+
+def test_a_level_that_diverged_is_given_up_instead_of_called_better(tmp_path):
+    """At -0.3 the better level would be called at the second look."""
+    text = LOOKS.replace("seeds:", "baseline: {heads: mqa}\nseeds:")
+    sweep, store = load_looks(tmp_path, text), Store(tmp_path / "runs")
+    planned = plan_stage(sweep, store, identify=identify).plan
+    bad = [p for p in planned.trials if p.levels["heads"] == "mha" and p.trial.seed == 2]
+    drive_looks(sweep, store, script={(bad[0].trial.id, "train", 3): "diverge"})
+    _, taken = read_decisions(store)
+    states = [look["states"]["heads=mha"] for look in taken]
+    assert states[0]["sizes"] == [2]
+    assert [state["outcome"] for state in states] == [""] * len(states)
+    assert not states[1]["is_open"]
+    assert states[1]["value"] < -0.25
