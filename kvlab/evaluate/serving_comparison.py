@@ -210,10 +210,10 @@ def _token_divergences(model: GPT, one_shot: Tensor, served: Tensor) -> tuple[Te
         one_shot, served: residual streams (B, T, E).
     """
     divergences, changes = [], []
-    for states, difference in zip(_chunks(one_shot), _chunks(served - one_shot), strict=True):
-        logits = model.compute_logits(states)
+    for before, after in zip(_chunks(one_shot), _chunks(served), strict=True):
+        logits = model.compute_logits(before)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        change = model.compute_logits(difference).to(logits.dtype)
+        change = model.compute_logits(after - before).to(logits.dtype)
         top = logits.max(1).indices[:, None]
         served_logits = logits + change
         # equal logits are no change: there either token may be sampled first
