@@ -34,6 +34,9 @@ RECIPE = 2
 
 REPORT_SECONDS = 1.0
 
+ACCEPTED_OVERLAP = 0.01
+"""Largest share of held-out tokens inside training passages without a warning."""
+
 
 def dataset_identity(data: DataConfig) -> str:
     """Return 64 hex digits, equal exactly if `prepare_dataset` gives equal tokens.
@@ -86,6 +89,10 @@ def prepare_dataset(
         raise DataError(f"{folder} holds another text; remove it, prepare again")
     if dataset.shortage is not None:
         progress(f"warning: {dataset.shortage}")
+    longest = max(dataset.overlap, default=0)
+    if dataset.overlap and dataset.overlap[longest] > ACCEPTED_OVERLAP:
+        share = f"{dataset.overlap[longest]:.1%} of the held-out tokens"
+        progress(f"warning: {share} are inside {longest}-grams of the training text")
     if data.licence is not None and data.licence != dataset.licence:
         dataset = _update_licence(folder, data.licence, progress)
     return dataset

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -73,12 +73,16 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 @dataclass(frozen=True)
 class DataProvenance:
-    """The text that was used: its identity when planned, its digest when read, its licence."""
+    """The text that was used: its identity when planned, its digest when read, its licence.
+
+    ``overlap`` is the share of its held-out tokens inside an n-gram of its training text, by n.
+    """
 
     identity: str
     digest: str
     licence: str
     tokenizer: str
+    overlap: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ class TorchStages:
                 digest=self._dataset.digest,
                 licence=self._dataset.licence,
                 tokenizer=self._dataset.tokenizer,
+                overlap={str(length): share for length, share in self._dataset.overlap.items()},
             ),
             items=evaluation.items,
             texts=evaluation.texts,

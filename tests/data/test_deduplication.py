@@ -125,6 +125,18 @@ def test_held_out_documents_with_training_passages_are_left_out(tmp_path):
     assert chosen["bytes"] == chosen["gpt2:2048"]
 
 
+def test_an_overlap_that_remains_is_warned_of(tmp_path, monkeypatch):
+    quote = " ".join(words(40, 77))
+    texts = [f"{text} {quote}" for text in stories(100, words=120)]
+    data = DataConfig(source="files", paths=(str(write_jsonl(tmp_path / "a.jsonl", texts)),),
+                      tokenizer="bytes", validation_fraction=0.3)  # fmt: skip
+    monkeypatch.setattr("kvlab.data.dataset_builder.MAX_SHARED", 1.0)
+    lines = []
+    dataset = prepare_dataset(data, lines.append, workers=1)
+    assert dataset.overlap[50] > 0.2
+    assert f"warning: {dataset.overlap[50]:.1%} of the held-out tokens are inside" in lines[-1]
+
+
 class Modules(TextSource):
     """60 groups of up to 20 documents each."""
 

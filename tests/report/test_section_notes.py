@@ -73,6 +73,19 @@ def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
         assert "9.0000" not in text
 
 
+@pytest.mark.parametrize(("share", "warned"), [(0.0058, False), (0.305, True)])
+def test_held_out_text_that_was_trained_on_is_said(tmp_path, share, warned):
+    class Overlapping(Record):
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            found["provenance"]["data"]["overlap"] = {"13": 0.5, "50": share}
+            return found
+
+    text = markdown(Overlapping(factors=SMALL), tmp_path, "provenance")
+    assert f"held-out tokens in 50-grams of the training text | `{share:.2%}` | 12" in text
+    assert (f"**Leaked text:** {share:.1%} of the held-out tokens" in text) == warned
+
+
 def bigram_record(table):
     class Trained(Record):
         def measurements(self, levels, seed):

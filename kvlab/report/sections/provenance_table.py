@@ -22,6 +22,8 @@ from kvlab.report.document import (
 
 Record = Mapping[str, Any]
 
+ACCEPTED_OVERLAP = 0.01
+
 
 def report_provenance(study: Study) -> Section:
     """List commands, versions, devices, data and the sweep's YAML."""
@@ -37,7 +39,7 @@ def report_provenance(study: Study) -> Section:
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     if recorded:
         counts = _count_values(recorded)
-        contents += _warnings(counts)
+        contents += [*_warnings(counts), *_warn_of_overlap(recorded)]
         contents.append(_table(counts))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
@@ -74,6 +76,9 @@ def _count_values(recorded: list[Record]) -> dict[str, Counter[str]]:
     count("threads", recorded, "threads")
     for part in ("identity", "digest", "tokenizer", "licence"):
         count(f"data {part}", data, part)
+    for length in sorted({n for one in data for n in one.get("overlap") or {}}, key=int):
+        shares = [{length: f"{one['overlap'][length]:.2%}"} for one in data if one.get("overlap")]
+        count(f"held-out tokens in {length}-grams of the training text", shares, length)
     return counts
 
 
@@ -91,6 +96,16 @@ def _warnings(counts: dict[str, Counter[str]]) -> list[Content]:
         text = " some trials ran code with uncommitted changes, so their commit does not say all."
         warnings.append(paragraph(Strong("Uncommitted code:"), text))
     return warnings
+
+
+def _warn_of_overlap(recorded: list[Record]) -> list[Content]:
+    """Warn where passages of the held-out text are in the training text."""
+    overlaps = [(record.get("data") or {}).get("overlap") or {} for record in recorded]
+    worst = max((shares[max(shares, key=int)] for shares in overlaps if shares), default=0.0)
+    if worst <= ACCEPTED_OVERLAP:
+        return []
+    text = f" {worst:.1%} of the held-out tokens are inside long passages of the training text, so"
+    return [paragraph(Strong("Leaked text:"), f"{text} losses measure memory in part.")]
 
 
 def _table(counts: dict[str, Counter[str]]) -> Table:
