@@ -7,9 +7,9 @@ t-test: it holds whatever the spreads of the settings are and however they depen
 
 HellaSwag outcomes are also compared item by item. At one seed the items that only one of two
 cells gets right decide (McNemar's exact test). At several seeds the outcomes of one item are
-correlated, so the item is the unit: its difference is averaged over seeds, and the test is that of
-Durkalski et al. (2003), which at one seed equals McNemar's chi-square test. Its error describes
-another draw of items, not another draw of seeds.
+correlated, so the item is the unit: the sign of its net difference over seeds is flipped, and all
+patterns of signs are counted, which at one seed is McNemar's test. It describes another draw of
+items, not another draw of seeds.
 """
 
 from collections.abc import Sequence
@@ -158,25 +158,36 @@ class ItemComparison:
         items: Number of items.
         seeds: Number of seeds.
         difference: Share that B gets right minus the share that A gets right.
-        error: Standard error of ``difference`` over items.
         gained: Outcomes that only B gets right, over all seeds.
         lost: Outcomes that only A gets right, over all seeds.
+        net_counts: ``(k, items for B, items for A)`` of the items of which one of both gets k more
+            right than the other, over all seeds.
         p: Two-sided p-value, uncorrected.
     """
 
     items: int
     seeds: int
     difference: float
-    error: float
     gained: int
     lost: int
+    net_counts: tuple[tuple[int, int, int], ...]
     p: float
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95% interval of ``difference`` over items."""
-        half_width = NORMAL_QUANTILE_975 * self.error
-        return self.difference - half_width, self.difference + half_width
+    def interval(self, alpha: float = ALPHA) -> tuple[float, float]:
+        """Return the interval of ``difference`` that inverts the test.
+
+        Given how many items one of both gets more right, and by how many seeds, the smallest and
+        the largest probability that such an item is B's are those which a tail of ``alpha / 2``
+        allows (of Clopper and Pearson 1934 at one seed). So it contains 0 if and only if the test
+        of 0 is not significant at ``alpha``.
+        """
+        total = sum(k * (b + a) for k, b, a in self.net_counts)
+        if not total:
+            return 0.0, 0.0
+        most = total / (self.items * self.seeds)
+        low = _solve_share(self.net_counts, alpha / 2)
+        high = 1 - _solve_share([(k, a, b) for k, b, a in self.net_counts], alpha / 2)
+        return most * (2 * low - 1), most * (2 * high - 1)
 
 
 def compare_items(
@@ -193,11 +204,55 @@ def compare_items(
     b = np.array([np.frombuffer(bytes(right), np.uint8) for _, right in pairs], dtype=np.int64)
     seeds, items = a.shape
     gained, lost = int(((b == 1) & (a == 0)).sum()), int(((b == 0) & (a == 1)).sum())
-    net_by_item = (b - a).sum(axis=0)
-    mean = float(net_by_item.mean()) / seeds
-    spread = float(net_by_item.std(ddof=1)) / seeds if items > 1 else 0.0
-    p = mcnemar(gained, lost) if seeds == 1 else _clustered_p_value(net_by_item.tolist())
-    return ItemComparison(items, seeds, mean, spread / items**0.5, gained, lost, p)
+    net = (b - a).sum(axis=0)
+    counts = tuple(
+        (k, int((net == k).sum()), int((net == -k).sum()))
+        for k in range(1, seeds + 1)
+        if (np.abs(net) == k).any()
+    )
+    p = min(1.0, 2 * min(_net_tail(counts, 0.5), _net_tail([(k, y, x) for k, x, y in counts], 0.5)))
+    return ItemComparison(items, seeds, float(net.mean()) / seeds, gained, lost, counts, p)
+
+
+def _net_tail(net_counts: Sequence[tuple[int, int, int]], share: float) -> float:
+    """Return P(sum >= observed) where every item is B's with probability ``share``.
+
+    An item of magnitude k adds k if it is B's: the distributions of all magnitudes are convolved.
+    """
+    import numpy as np
+
+    distribution, lowest = np.ones(1), 0
+    observed = sum(k * b for k, b, _ in net_counts)
+    for k, b, a in net_counts:
+        first, masses = _binomial_masses(b + a, share)
+        steps = np.zeros(k * (masses.size - 1) + 1)
+        steps[::k] = masses
+        distribution, lowest = np.convolve(distribution, steps), lowest + k * first
+    return float(min(1.0, distribution[max(0, observed - lowest) :].sum()))
+
+
+def _binomial_masses(count: int, share: float) -> "tuple[int, NDArray[np.float64]]":
+    """Return the probabilities of consecutive numbers of heads, and the first of these numbers.
+
+    Numbers more than ten standard deviations from the mean, and 50, are left out.
+    """
+    import numpy as np
+    from scipy.special import gammaln, xlogy  # type: ignore[import-untyped]
+
+    reach = 10 * (count * share * (1 - share)) ** 0.5 + 50
+    first = max(0, int(count * share - reach))
+    heads = np.arange(first, min(count, int(count * share + reach)) + 1)
+    ways = gammaln(count + 1) - gammaln(heads + 1) - gammaln(count - heads + 1)
+    return first, np.exp(ways + xlogy(heads, share) + xlogy(count - heads, 1 - share))
+
+
+def _solve_share(net_counts: Sequence[tuple[int, int, int]], tail: float) -> float:
+    """Return the smallest share at which the observed sum is not yet in the upper tail."""
+    from scipy.optimize import brentq  # type: ignore[import-untyped]
+
+    if not any(b for _, b, _ in net_counts):
+        return 0.0
+    return float(brentq(lambda share: _net_tail(net_counts, share) - tail, 0.0, 1.0, xtol=1e-10))
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -261,11 +316,6 @@ def _whole_number_flip_p(values: "NDArray[np.int64]", observed: float) -> float:
         distribution = np.convolve(distribution, step)
     sums = 2 * np.arange(distribution.size) - int(values.sum())
     return float(min(1.0, distribution[np.abs(sums) >= observed - 0.5].sum()))
-
-
-def _clustered_p_value(net_by_item: Sequence[int]) -> float:
-    squares = sum(net * net for net in net_by_item)
-    return normal_two_sided_p(sum(net_by_item) / squares**0.5) if squares else 1.0
 
 
 # Distribution functions. scipy.special is imported at first use: it takes a noticeable time.

@@ -9,7 +9,8 @@ from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_
 from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
-from kvlab.analysis.statistics import ALPHA, Estimate, estimate, holm_correction
+from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
+from kvlab.analysis.statistics import Estimate
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
@@ -226,16 +227,12 @@ class Study:
         return self.ranking(self.primary_metric).against(self.baseline)
 
     @cached_property
-    def serving_gaps(self) -> dict[Levels, Estimate]:
-        """Every cell's serving gap over its seeds."""
+    def serving_gaps(self) -> dict[Levels, ServingGap]:
+        """Every cell's serving gap over its trainings, tested for all cells together."""
         values = {levels: self.values(levels, "serving_gap") for levels in self.cells}
-        losses = {levels: self.mean(levels, "loss") or 1.0 for levels in values}
-        return {c: estimate(list(gaps.values()), losses[c]) for c, gaps in values.items() if gaps}
-
-    @cached_property
-    def significant_gaps(self) -> frozenset[Levels]:
-        """Cells whose serving gap differs from zero, Holm-corrected for all cells."""
-        return select_significant(self.serving_gaps)
+        measured = {levels: gaps for levels, gaps in values.items() if gaps}
+        judged = judge_gaps(list(measured.values()), self.decide.alpha, GAP_ROUNDING)
+        return dict(zip(measured, judged, strict=True))
 
     def effects(self, metric: str) -> list[Effect]:
         """Return every level's difference from its factor's baseline level, judged together.
@@ -339,12 +336,3 @@ class Study:
         levels = tuple(new.get(factor, base) for factor, base in pairs)
         named = "+".join(f"{factor}={level}" for factor, level in new.items())
         return self.cell_key(levels) if levels in self._indices else named
-
-
-def select_significant(estimates: Mapping[Levels, Estimate | None]) -> frozenset[Levels]:
-    """Return the cells whose difference is significant, Holm-corrected for all that are tested."""
-    tested = {levels: one for levels, one in estimates.items() if one and one.kind == "tested"}
-    corrected = holm_correction([one.p for one in tested.values()])
-    significant = {c for c, p in zip(tested, corrected, strict=True) if p < ALPHA}
-    exact = {c for c, one in estimates.items() if one and one.kind == "exact"}
-    return frozenset(significant | exact)

@@ -126,10 +126,8 @@ def test_mcnemar_is_the_exact_binomial_test():
 def test_items_at_one_seed():
     a, b = [True, True, False, False, True], [True, False, True, True, True]
     found = compare_items([(a, b)])
-    difference = np.array(b, float) - np.array(a, float)
     assert (found.gained, found.lost, found.items) == (2, 1, 5)
     assert found.difference == pytest.approx(0.2)
-    assert found.error == pytest.approx(stats.sem(difference))
     assert found.p == pytest.approx(stats.binomtest(2, 3).pvalue)
 
 
@@ -138,12 +136,45 @@ def test_items_at_one_seed_and_repeated_say_the_same():
     random = np.random.default_rng(6)
     a, b = random.random(400) < 0.4, random.random(400) < 0.5
     once, thrice = compare_items([(a, b)]), compare_items([(a, b)] * 3)
-    gained, lost = once.gained, once.lost
-    chi_square = (gained - lost) ** 2 / (gained + lost)
-    assert thrice.p == pytest.approx(stats.chi2.sf(chi_square, 1), **EXACT)
+    assert once.p == pytest.approx(mcnemar(once.gained, once.lost), **EXACT)
+    assert thrice.p == pytest.approx(once.p, **EXACT)
     assert thrice.difference == pytest.approx(once.difference)
-    assert thrice.error == pytest.approx(once.error)
-    assert thrice.gained == 3 * gained
+    assert thrice.interval() == pytest.approx(once.interval())
+    assert thrice.gained == 3 * once.gained
+
+
+def test_items_at_several_seeds_are_sign_flips_of_their_nets():
+    random = np.random.default_rng(8)
+    for items, seeds in ((9, 3), (400, 4)):
+        outcomes = random.random((2, seeds, items)) < random.uniform(0.1, 0.9, items)
+        found = compare_items(list(zip(*outcomes, strict=True)))
+        net = (outcomes[1].astype(int) - outcomes[0].astype(int)).sum(axis=0)
+        assert found.p == pytest.approx(sign_flip_test(net.tolist()), rel=1e-9)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_intervals_over_items_say_what_their_test_says(seeds):
+    random = np.random.default_rng(9)
+    sides = set()
+    for number in range(60):
+        gain = 0.02 * (number % 9)
+        ability = random.uniform(0.1, 0.6, 150)
+        one = random.random((seeds, 150)) < ability
+        other = random.random((seeds, 150)) < ability + gain
+        found = compare_items(list(zip(one, other, strict=True)))
+        for alpha in (0.05, 0.01):
+            low, high = found.interval(alpha)
+            assert low <= found.difference <= high
+            assert (low > 0 or high < 0) == (found.p < alpha)
+            sides.add(low > 0)
+    assert sides == {True, False}
+
+
+def test_the_interval_at_one_seed_is_clopper_and_pearsons():
+    a, b = [True] * 12 + [False] * 30 + [True] * 58, [False] * 12 + [True] * 30 + [True] * 58
+    low, high = compare_items([(a, b)]).interval()
+    theirs = stats.binomtest(30, 42).proportion_ci(0.95, "exact")
+    assert (low, high) == pytest.approx([0.42 * (2 * end - 1) for end in theirs], abs=1e-9)
 
 
 def test_items_do_not_call_what_is_not_there():

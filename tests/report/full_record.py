@@ -125,7 +125,7 @@ TEXTS = {
     "interactions": ("level", "with", "verdict"),
     "pareto": ("cell", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),
     "equal-memory": ("best cell", "may be best instead"),
-    "serving-gap": ("cell",), "kv-dtype": ("cell", "kept as"), "serving-divergence": ("cell",),
+    "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as"), "serving-divergence": ("cell",),
     "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
     "hellaswag-one-shot": ("cell", "these weights"),
     "hellaswag-cache": ("cell", "these weights"), "break-even": ("cell",),

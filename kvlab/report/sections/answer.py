@@ -1,6 +1,7 @@
 """The answer: the sweep's question, and sentences that answer it from the numbers."""
 
 from kvlab.analysis.effects import Effect
+from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
 from kvlab.analysis.statistics import Estimate
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.humanize import format_count
@@ -10,6 +11,7 @@ from kvlab.report.formatting import (
     format_exact_bytes,
     format_magnitude,
     format_metric,
+    format_p_value,
     format_ratio,
 )
 from kvlab.report.pareto_front import best_cells_by_budget, describe_choice, memory_front
@@ -159,13 +161,6 @@ def _interval_clause(metric: str, estimate: Estimate) -> str:
     return f"95% CI {low} to {high}"
 
 
-def _noise_clause(estimate: Estimate, is_significant: bool) -> str:
-    if is_significant:
-        return ""
-    contains_zero = estimate.low <= 0 <= estimate.high
-    return ", within noise" if contains_zero else ", within noise once corrected for all cells"
-
-
 def _describe_confidence(study: Study) -> Paragraph:
     """Describe the smallest difference that the design can detect."""
     metric, unit = study.primary_metric, METRICS[study.primary_metric].unit
@@ -203,11 +198,19 @@ def _gap_spans(study: Study) -> list[Span]:
     if gap.value < GAP_ROUNDING:
         return ["Scoring through the serving cache agrees with one-shot scoring; "]
     text = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
-    if gap.kind == "tested":
-        noise = _noise_clause(gap, worst in study.significant_gaps)
-        text += f" ({_interval_clause('serving_gap', gap)}{noise})"
+    if gap.trainings > 1:
+        ends = (format_difference("serving_gap", end) for end in (gap.smallest, gap.largest))
+        count = format_count(gap.trainings, "training")
+        text += f" ({' to '.join(ends)} over {count}{_gap_clause(gap)})"
     hides = "One-shot scoring hides what serving does: the largest serving gap is "
     return [hides, text, " at ", Strong(study.label(worst)), "; "]
+
+
+def _gap_clause(gap: ServingGap) -> str:
+    """Describe the exact test of a gap that was picked from all cells."""
+    if not gap.can_be_found:
+        return f"; an exact test needs {fewest_trainings(gap.alpha)}"
+    return f", exact p {format_p_value(gap.p)}{'' if gap.is_found else ', within noise'}"
 
 
 def _describe_bigram_table(study: Study) -> list[Paragraph]:

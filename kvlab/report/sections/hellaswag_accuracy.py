@@ -1,6 +1,6 @@
 """HellaSwag: accuracy with its error over items, and item-by-item comparisons."""
 
-from kvlab.analysis.statistics import ALPHA, ItemComparison, holm_correction
+from kvlab.analysis.statistics import ItemComparison
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -71,10 +71,12 @@ def report_hellaswag(study: Study) -> Section | None:
 
 _METHOD = (
     "Both cells answer the same items, so the items that only one of them gets right decide:"
-    " McNemar's exact test with one seed, its form with items as the unit with several. The"
-    " interval says how another draw of items would move the difference, not another draw of"
-    " seeds. So a verdict is of these weights, Holm-corrected within the table: whether the"
-    " architecture does better, the effects over seeds say."
+    " McNemar's exact test with one seed. With several, an item counts once, by how many seeds more"
+    " one of both gets it right, and all patterns of the signs of these numbers are counted. The"
+    " interval inverts that test and is simultaneous for all cells of a table; a verdict is read"
+    " from it. Both say how another draw of items would move the difference, not another draw of"
+    " seeds. So a verdict is of these weights: whether the architecture does better, the effects"
+    " over seeds say."
 )
 
 
@@ -154,20 +156,16 @@ def _comparison_table(study: Study, outcomes: Outcomes, metric: str) -> Table | 
                 comparisons.append((levels, comparison))
     if not comparisons:
         return None
-    corrected = holm_correction([comparison.p for _, comparison in comparisons])
-    rows = tuple(
-        _comparison_row(study, levels, comparison, p)
-        for (levels, comparison), p in zip(comparisons, corrected, strict=True)
-    )
+    alpha = study.decide.alpha / len(comparisons)
+    rows = tuple(_comparison_row(study, c, comparison, alpha) for c, comparison in comparisons)
     columns = (
         Column("cell"),
         Column("difference (points)", True),
-        Column("error over items", True, "standard error, in points", (_ERROR,)),
-        range_column("95% CI", "points", "over items"),
+        range_column("simultaneous 95% CI", "points", "over items, for all cells together"),
         Column("gained", True, "items that only this cell gets right, over all seeds"),
         Column("lost", True, "items that only the baseline gets right, over all seeds"),
         Column("p", True),
-        Column("p (Holm)", True),
+        Column("p (all cells)", True, "corrected for the cells of this table"),
         Column("these weights"),
     )
     sizes = {(comparison.items, comparison.seeds) for _, comparison in comparisons}
@@ -176,11 +174,10 @@ def _comparison_table(study: Study, outcomes: Outcomes, metric: str) -> Table | 
     return Table(f"hellaswag-{_SCORINGS[metric].split()[-1]}", caption, columns, rows)
 
 
-def _comparison_row(
-    study: Study, levels: Levels, comparison: ItemComparison, corrected_p: float
-) -> Row:
-    low, high = comparison.interval
-    is_significant = corrected_p < ALPHA
+def _comparison_row(study: Study, levels: Levels, comparison: ItemComparison, alpha: float) -> Row:
+    low, high = comparison.interval(alpha)
+    corrected_p = min(1.0, comparison.p * study.decide.alpha / alpha)
+    is_significant = low > 0 or high < 0
     verdict = (
         ("more right" if comparison.difference > 0 else "fewer right")
         if is_significant
@@ -191,7 +188,6 @@ def _comparison_row(
         (
             cell(study.label(levels)),
             cell(format_signed(100 * comparison.difference, 2), 100 * comparison.difference),
-            cell(format_fixed(100 * comparison.error, 2), 100 * comparison.error),
             range_cell("hellaswag_acc_norm", low, high),
             cell(f"{comparison.gained:,}", comparison.gained),
             cell(f"{comparison.lost:,}", comparison.lost),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
@@ -19,7 +20,13 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.formatting import PLUS_MINUS, format_difference, format_metric, format_significant
+from kvlab.report.formatting import (
+    PLUS_MINUS,
+    format_difference,
+    format_metric,
+    format_p_value,
+    format_significant,
+)
 from kvlab.report.sections.serving_divergence import serving_divergence
 from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
 
@@ -49,12 +56,31 @@ def report_serving_gap(study: Study) -> Section | None:
         spans.append(
             f"No cell of {len(gaps)} has one beyond rounding ({GAP_ROUNDING:g} nats/token)."
         )
-    contents: list[Content] = [paragraph(*spans)]
+    contents: list[Content] = [paragraph(*spans, *_test_note(study, with_gap))]
     if with_gap:
         contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
     contents += serving_divergence(study)
     contents += _kv_dtype_contents(study)
     return Section("Serving gap", tuple(contents))
+
+
+def _test_note(study: Study, with_gap: list[Levels]) -> list[Span]:
+    """Describe the test, and whether there are enough trainings for it."""
+    if not with_gap:
+        return []
+    alpha, fewest = study.decide.alpha, fewest_trainings(study.decide.alpha)
+    text = (
+        " Gaps are skewed, so they are tested by flipping their signs, training by training and in"
+        " all cells at once: the p-value holds for a cell that is picked from the table, and with"
+        " n trainings it is at least 2/2\N{SUPERSCRIPT LATIN SMALL LETTER N}."
+    )
+    most = max(study.serving_gaps[levels].trainings for levels in with_gap)
+    if most < fewest:
+        text += (
+            f" At {alpha:g} the test needs at least {fewest} trainings of a cell; there are {most},"
+            " so gaps are shown with their smallest and largest, and none is called."
+        )
+    return [text]
 
 
 _ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
@@ -68,6 +94,8 @@ def _table(study: Study, with_gap: list[Levels], n_without: int) -> Table:
         mean_column("served loss", "nats/token"),
         mean_column("gap (nats/token)"),
         Column("smallest and largest", True, "gap over seeds", _ENDS),
+        Column("p", True, "exact sign flips over trainings, corrected for all cells"),
+        Column("verdict"),
     )
     left_out = ""
     if n_without:
@@ -90,7 +118,19 @@ def _row(study: Study, levels: Levels) -> Row:
     )
     count = cell(str(len(values)), len(values))
     name = cell(study.label(levels))
-    return Row((name, count, *losses, gap, range_of_gaps), study.cell_key(levels))
+    test = study.serving_gaps[levels]
+    p = cell(format_p_value(test.p), test.p) if len(values) > 1 else EMPTY_CELL
+    return Row(
+        (name, count, *losses, gap, range_of_gaps, p, _verdict_cell(test)), study.cell_key(levels)
+    )
+
+
+def _verdict_cell(test: ServingGap) -> Cell:
+    if not test.can_be_found:
+        return cell(f"needs {fewest_trainings(test.alpha)} trainings", tone="muted")
+    if not test.is_found:
+        return cell("within noise", tone="muted")
+    return cell("worse", tone="bad") if test.value > 0 else cell("better", tone="good")
 
 
 def _kv_dtype_contents(study: Study) -> list[Content]:

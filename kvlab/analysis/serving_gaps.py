@@ -1,0 +1,135 @@
+"""Serving gaps: whether a cell's served loss differs from its one-shot loss, by sign flips.
+
+A gap is measured on one training's weights, so the training is the unit, and gaps are skewed: most
+caches lose a little or a lot and never gain. A t-test assumes otherwise. The sign-flip test assumes
+only that without an effect a gap is as likely as its negative (Fisher 1935). The signs of a seed
+are flipped in all cells at once, and the largest studentized gap of all cells is compared with that
+of every pattern (Westfall and Young 1993), so a p-value holds for a cell that was picked.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvlab.analysis.statistics import MAX_EXACT_FLIPS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_RANDOM_FLIPS = 100_000
+_BLOCK = 4000
+
+
+@dataclass(frozen=True)
+class ServingGap:
+    """A cell's serving gap over its trainings.
+
+    Attributes:
+        value: The mean, in nats per token.
+        smallest: The smallest gap of a training.
+        largest: The largest one.
+        trainings: Number of trainings.
+        p: Two-sided p-value, corrected for all cells; 1 if every gap is zero.
+        alpha: Probability of any false claim.
+    """
+
+    value: float
+    smallest: float
+    largest: float
+    trainings: int
+    p: float
+    alpha: float
+
+    @property
+    def can_be_found(self) -> bool:
+        """Whether there are enough trainings for any p-value as small as ``alpha``."""
+        return self.trainings >= fewest_trainings(self.alpha)
+
+    @property
+    def is_found(self) -> bool:
+        return self.can_be_found and self.p <= self.alpha
+
+
+def fewest_trainings(alpha: float) -> int:
+    """Return the number of trainings from which a p-value of ``alpha`` is possible.
+
+    With n trainings there are 2**n patterns of signs, and each has its mirror image.
+    """
+    count = 1
+    while 2.0 ** (1 - count) > alpha:
+        count += 1
+    return count
+
+
+def judge_gaps(
+    rows: Sequence[Mapping[int, float]], alpha: float, rounding: float
+) -> list[ServingGap]:
+    """Test the gaps of several cells together.
+
+    Args:
+        rows: Gaps by seed, at least one for each cell.
+        alpha: Probability of any false claim.
+        rounding: Size of a gap that is rounding. A cell without a larger one is not tested; which
+            cells these are does not depend on signs, so the test of the others stays exact.
+    """
+    tested = [n for n, row in enumerate(rows) if max(map(abs, row.values())) >= rounding]
+    found = dict(zip(tested, joint_sign_flip_test([rows[n] for n in tested]), strict=True))
+    p_values = [found.get(number, 1.0) for number in range(len(rows))]
+    return [
+        ServingGap(
+            sum(row.values()) / len(row),
+            min(row.values()),
+            max(row.values()),
+            len(row),
+            p,
+            alpha,
+        )
+        for row, p in zip(rows, p_values, strict=True)
+    ]
+
+
+def joint_sign_flip_test(rows: Sequence[Mapping[int, float]]) -> list[float]:
+    """Return p-values of means of zero, corrected for all rows.
+
+    Args:
+        rows: Values by seed; signs of equal seeds are flipped together.
+
+    Returns:
+        The share of sign patterns in which the largest ``abs(sum) / sqrt(sum of squares)`` of all
+        rows is at least that of the row: of all patterns up to 20 seeds, else of random ones, which
+        are always the same.
+    """
+    import numpy as np
+
+    if not rows:
+        return []
+    seeds = sorted({seed for row in rows for seed in row})
+    table = np.array([[row.get(seed, 0.0) for seed in seeds] for row in rows])
+    table = table.reshape(len(rows), len(seeds))
+    lengths = np.sqrt((table**2).sum(axis=1, keepdims=True))
+    table = table / np.where(lengths > 0, lengths, 1.0)
+    observed = np.abs(table.sum(axis=1)) - 1e-12
+    reached, patterns = np.zeros(len(rows)), 0
+    for signs in _sign_patterns(len(seeds)):
+        largest = np.abs(signs @ table.T).max(axis=1)
+        reached += (largest[:, None] >= observed).sum(axis=0)
+        patterns += len(signs)
+    if len(seeds) > MAX_EXACT_FLIPS:
+        reached, patterns = reached + 1, patterns + 1
+    return [float(p) for p in np.where(lengths[:, 0] > 0, reached / patterns, 1.0)]
+
+
+def _sign_patterns(count: int) -> "Iterator[NDArray[np.float64]]":
+    """Yield blocks of patterns; of exact ones without their mirror images."""
+    import numpy as np
+
+    if count > MAX_EXACT_FLIPS:
+        random = np.random.default_rng(0)
+        for _ in range(_RANDOM_FLIPS // _BLOCK):
+            yield random.choice(np.array([-1.0, 1.0]), (_BLOCK, count))
+        return
+    n_patterns = 2 ** (count - 1) if count else 0
+    for start in range(0, n_patterns, _BLOCK):
+        numbers = np.arange(start, min(start + _BLOCK, n_patterns))
+        yield np.where((numbers[:, None] >> np.arange(count)) & 1, 1.0, -1.0)
