@@ -6,8 +6,11 @@ from scipy import stats
 
 from kvlab.analysis.scaling import SizeLaw
 from kvlab.analysis.study import Study
+from kvlab.store import Store
+from kvlab.sweep.planning.planner import describe_sweep
 from tests.size_laws import NOISES, coverage
 from tests.support.record_factory import SIZES, SizedRecord
+from tests.support.stub_trials import StubRun, drive, tiny_plan
 
 
 def trends_of(folder, **changes):
@@ -63,7 +66,7 @@ def test_the_line_is_that_of_least_squares_and_the_miss_of_a_refit(tmp_path):
 @pytest.mark.parametrize("name", NOISES)
 def test_synthetic_laws_are_covered(name):
     """`python -m tests.size_laws` has more sweeps, seeds and sizes."""
-    assert coverage(NOISES[name], seeds=3, sizes=4, sweeps=400) == pytest.approx(
+    assert coverage(NOISES[name], seeds=3, sizes=4, sweeps=250) == pytest.approx(
         (0.945,) * 3, abs=0.04
     )
 
@@ -110,3 +113,28 @@ def test_seeds_without_all_sizes_are_left_out(tmp_path):
         status=lambda levels, seed: "missing" if (levels, seed) == gone else "done",
     )[0]["mqa"]
     assert trend.seeds == (0, 1, 3)
+
+
+def test_a_sweep_with_size_is_fitted_from_its_record(tmp_path):
+    text = """\
+question: Does it shrink?
+experiment: e.yaml
+factors:
+  model: {wide: {model.n_embd: 32}, narrow: {}, middle: {model.n_embd: 16}}
+  heads: {mha: {}, mqa: {model.n_kv_head: 1}}
+size: {factor: model}
+seeds: [0, 1]
+"""
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, store, text)
+    drive(planned, store, StubRun(store.path))
+    store.write_sweep(describe_sweep(planned, yaml=text, experiment_yaml="", command=""))
+    study = Study.load(store, "s")
+    (trend,) = study.size_trends
+    assert trend.sizes == ("narrow", "middle", "wide"), "in the order of their parameters"
+    sizes = study.sweep["size"]["parameters"]
+    assert trend.law.parameters == tuple(sizes[size] for size in trend.sizes)
+    loss = {row.levels: row.measurements["loss"] for row in study.rows if row.seed == 1}
+    differences = [loss[size, "mqa"] - loss[size, "mha"] for size in trend.sizes]
+    assert trend.law.differences[1] == pytest.approx(differences)
+    assert trend.is_tested
