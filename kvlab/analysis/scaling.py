@@ -2,8 +2,10 @@
 
 At every seed the paired difference is a straight line of log10 N, fitted by least squares over the
 sizes. The seed is the replicate, as everywhere: the slopes of the seeds have a one-sample t-test,
-so it holds whatever sizes share at a seed. All levels are judged together (Bonferroni's
-correction), and a trend is claimed if and only if its simultaneous interval leaves out zero.
+so it holds whatever sizes share at a seed. The standard error of a level that changes training is
+the larger of its own and the pooled one (`kvlab.analysis.pooled_error`), as for effects; all levels
+are judged together (`kvlab.analysis.verdicts`), and a trend is claimed if and only if zero is not
+inside its simultaneous interval.
 
 N counts the parameters without the embeddings of tokens and positions, but with the output head:
 the weights that multiply every token. Kaplan et al. (2020, arXiv 2001.08361) leave out the head as
@@ -14,15 +16,20 @@ of the parameters and do little, which bends a straight law (Pearce and Song 202
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
-from kvlab.analysis.matched_pairs import Cells, Factors
-from kvlab.analysis.statistics import ALPHA, Estimate, estimate, t_cdf, t_quantile
+from kvlab.analysis.matched_pairs import Cells, Factors, average_by_training, name_trainings
+from kvlab.analysis.pooled_error import StandardError, pool_errors
+from kvlab.analysis.statistics import ALPHA, Estimate, estimate, t_quantile
+from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import judge_family
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, MIN_SIZES
 
 MIN_SEEDS = 2
+_NO_WEIGHT = 1e-9
+"""Weights below it are rounding errors of weights that cancel."""
 _GRID = 40
 """Quantiles of each variance in a prediction interval."""
 
@@ -76,10 +83,15 @@ class SizeLaw:
         return tuple(sum(row) / len(row) for row in self.differences)
 
     @cached_property
+    def slope_weights(self) -> tuple[float, ...]:
+        """Weight of every size's difference in the slope."""
+        return tuple(position / self._squares for position in self._positions)
+
+    @cached_property
     def slopes(self) -> tuple[float, ...]:
         """Change of the difference with ten times the parameters, by seed."""
         return tuple(
-            sum(x * y for x, y in zip(self._positions, row, strict=True)) / self._squares
+            sum(weight * y for weight, y in zip(self.slope_weights, row, strict=True))
             for row in self.differences
         )
 
@@ -178,6 +190,8 @@ class SizeTrend:
         sizes: Level of the size factor for every size of the law.
         seeds: Seeds that have all of these sizes.
         slope: Change of the difference with ten times the parameters; None without a law.
+        weights: Weight of every cell in the slope.
+        error: Standard error that the slope is tested with; None if it is not tested.
         low: Lower end of its simultaneous interval.
         high: Upper end.
         corrected_p: p-value, corrected for all levels.
@@ -192,6 +206,8 @@ class SizeTrend:
     sizes: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     slope: Estimate | None = None
+    weights: Mapping[Levels, float] = field(default_factory=dict, repr=False)
+    error: StandardError | None = None
     low: float = 0.0
     high: float = 0.0
     corrected_p: float = 1.0
@@ -214,8 +230,8 @@ class SizeTrend:
             return "one seed: not tested"
         if self.slope.kind == "identical":
             return "the same at every size"
-        if self.low > 0 or self.high < 0:
-            return "rises with size" if self.low > 0 else "falls with size"
+        if self.low >= 0 or self.high <= 0:
+            return "rises with size" if self.low >= 0 else "falls with size"
         return "no trend shown"
 
 
@@ -254,8 +270,10 @@ def estimate_size_trends(
         effects = {size: found[factor, level] for size, found in by_size.items()}
         diverged = _has_diverged(cells, factors, factor, level)
         trends.append(_fit_trend(factor, level, effects, parameters, diverged))
-    tests = max(1, sum(trend.is_tested for trend in trends))
-    return [_with_interval(trend, tests, alpha) for trend in trends]
+    tested = [number for number, trend in enumerate(trends) if trend.is_tested]
+    judged = _judge_together([trends[number] for number in tested], cells, metric, alpha)
+    by_number = dict(zip(tested, judged, strict=True))
+    return [by_number.get(number, trend) for number, trend in enumerate(trends)]
 
 
 def _estimate_at_size(
@@ -292,7 +310,12 @@ def _fit_trend(
     rows = tuple(tuple(by_seed[seed] for by_seed in found.values()) for seed in seeds)
     law = SizeLaw(tuple(float(parameters[size]) for size in found), rows)
     scale = max((abs(value) for row in rows for value in row), default=1.0)
+    slope = estimate(law.slopes, scale)
     refit = law.without_largest().by_seed(law.parameters[-1])
+    weights: dict[Levels, float] = {}
+    for share, size in zip(law.slope_weights, found, strict=True):
+        for levels, weight in effects[size].weights.items():
+            weights[levels] = weights.get(levels, 0.0) + share * weight
     misses = [row[-1] - value for row, value in zip(rows, refit, strict=True)]
     return SizeTrend(
         factor,
@@ -300,17 +323,69 @@ def _fit_trend(
         law,
         tuple(found),
         tuple(seeds),
-        estimate(law.slopes, scale),
+        slope,
+        weights,
+        low=slope.low,
+        high=slope.high,
         miss=estimate(misses, scale),
         has_diverged=has_diverged,
     )
 
 
-def _with_interval(trend: SizeTrend, tests: int, alpha: float) -> SizeTrend:
-    slope = trend.slope
-    if slope is None or not trend.is_tested:
-        return trend if slope is None else replace(trend, low=slope.low, high=slope.high)
-    half_width = t_quantile(1 - alpha / (2 * tests), slope.df) * slope.standard_error
-    p = min(1.0, tests * 2 * t_cdf(-abs(slope.value) / slope.standard_error, slope.df))
-    low, high = slope.value - half_width, slope.value + half_width
-    return replace(trend, low=low, high=high, corrected_p=p, n_tests=tests)
+def _judge_together(
+    trends: Sequence[SizeTrend], cells: Cells, metric: str, alpha: float
+) -> list[SizeTrend]:
+    """Give tested trends their errors, intervals and p-values, which hold for all together."""
+    trainings = name_trainings(cells)
+    values = average_by_training(cells, trainings, metric)
+    weights = [_sum_by_training(trend.weights, trainings) for trend in trends]
+    errors = slope_errors(
+        [dict(zip(trend.seeds, trend.law.slopes, strict=True)) for trend in trends if trend.law],
+        weights,
+        values,
+    )
+    slopes = [trend.slope.value for trend in trends if trend.slope]
+    tests = judge_family(slopes, errors, alpha) if trends else []
+    return [
+        replace(
+            trend, error=error, low=test.low, high=test.high, corrected_p=test.p, n_tests=len(tests)
+        )
+        for trend, error, test in zip(trends, errors, tests, strict=True)
+    ]
+
+
+def _sum_by_training(
+    weights: Mapping[Levels, float], trainings: Mapping[Levels, Levels]
+) -> dict[Levels, float]:
+    sums: dict[Levels, float] = {}
+    for levels, weight in weights.items():
+        sums[trainings[levels]] = sums.get(trainings[levels], 0.0) + weight
+    return {key: weight for key, weight in sums.items() if abs(weight) > _NO_WEIGHT}
+
+
+def slope_errors(
+    slopes: Sequence[Mapping[int, float]],
+    weights: Sequence[Mapping[Levels, float]],
+    values: Mapping[Levels, Mapping[int, float]],
+) -> list[StandardError]:
+    """Return the standard error that each slope is tested with.
+
+    Args:
+        slopes: Of each level, its slope by seed; at least two seeds.
+        weights: Of each level, the weight of every training in its slope; a level of serving,
+            whose trainings are the baseline's, has none and keeps its own error.
+        values: Training -> value by seed.
+    """
+    training = [number for number, one in enumerate(weights) if one]
+    pooled = (
+        pool_errors([slopes[n] for n in training], [weights[n] for n in training], values)
+        if training
+        else []
+    )
+    by_number = dict(zip(training, pooled, strict=True))
+    return [by_number.get(number) or _own_error(one) for number, one in enumerate(slopes)]
+
+
+def _own_error(slopes: Mapping[int, float]) -> StandardError:
+    _, variance = _mean_and_variance(list(slopes.values()))
+    return StandardError((variance / len(slopes)) ** 0.5, len(slopes) - 1)

@@ -36,9 +36,16 @@ def test_the_trend_is_a_regression_at_every_seed_and_a_t_test_over_seeds(tmp_pat
         slopes.append(np.polyfit(x, differences, 1)[0])
     assert trend.law.slopes == pytest.approx(slopes)
     expected = stats.ttest_1samp(slopes, 0.0)
-    assert trend.corrected_p == pytest.approx(2 * expected.pvalue), "two levels are judged"
-    interval = expected.confidence_interval(1 - 0.05 / 2)
-    assert (trend.low, trend.high) == pytest.approx((interval.low, interval.high))
+    assert trend.slope.p == pytest.approx(expected.pvalue)
+    variances = [np.var(one.law.slopes, ddof=1) for one in trends.values()]
+    pooled = np.mean(variances) / 4  # both slopes are equally long contrasts of the same trainings
+    assert trend.error.value**2 == pytest.approx(max(pooled, variances[0] / 4))
+    p = 2 * 2 * stats.t.sf(abs(trend.slope.value) / trend.error.value, trend.error.df)
+    assert trend.corrected_p == pytest.approx(p), "two levels are judged"
+    reach = stats.t.ppf(1 - 0.05 / 4, trend.error.df) * trend.error.value
+    assert (trend.low, trend.high) == pytest.approx(
+        (trend.slope.value - reach, trend.slope.value + reach)
+    )
     assert trend.verdict == "falls with size"
     assert trends["rope"].verdict == "no trend shown"
     assert trends["rope"].low < 0 < trends["rope"].high

@@ -60,9 +60,11 @@ def _describe_method(study: Study) -> str:
     return (
         f"Sizes by {size['factor']}, in parameters without the embeddings of tokens and positions"
         f" but with the output head: {sizes}. At every seed the paired difference is fitted by a"
-        " straight line of the logarithm of the size. The slopes are tested over seeds (a t-test,"
-        " seeds minus one degrees of freedom); the intervals hold for all levels of the table"
-        " together. A trend is claimed if its interval leaves out zero. The miss is the difference"
+        " straight line of the logarithm of the size. The slopes are tested over seeds (a t-test)."
+        " For levels that change training the standard error is the larger of the level's own and"
+        " the one pooled over levels, which is model-based; own p is the level's own test. The"
+        " intervals hold for all levels of the table together. A trend is claimed if zero is not"
+        " inside its interval. The miss is the difference"
         " at the largest size minus what the line through the other sizes says there: if its"
         " interval leaves out zero, the differences do not follow a straight line."
     )
@@ -96,7 +98,8 @@ def _trend_table(study: Study, trends: list[SizeTrend]) -> Table:
         Column(f"per tenfold size ({unit})", True, "change of the difference"),
         range_column("interval", unit, _interval_hint(study)),
         Column("verdict"),
-        Column("p", True, "of the slope, corrected for all levels of this table"),
+        Column("p (corrected)", True, "of the slope, for all levels of this table"),
+        Column("own p", True, "of the slope's own t-test, uncorrected"),
         Column(f"miss at the largest ({unit})", True, "the line through the other sizes"),
         range_column("of the miss", unit, "95% interval over seeds"),
     )
@@ -114,9 +117,9 @@ def _trend_row(study: Study, trend: SizeTrend) -> Row:
     key = study.change_key(((trend.factor, trend.level),))
     names = (cell(trend.factor), cell(trend.level))
     if law is None or slope is None:
-        empty = (EMPTY_CELL,) * 3
+        empty = (EMPTY_CELL,) * 4
         verdict = cell(trend.verdict, tone="muted")
-        blanks = (EMPTY_CELL, EMPTY_CELL, *empty, EMPTY_CELL)
+        blanks = (EMPTY_CELL,) * 6
         return Row((*names, *blanks, verdict, *empty), key, tone="muted")
     count = len(law.differences)
     first, last = (sum(row[end] for row in law.differences) / count for end in (0, -1))
@@ -131,9 +134,7 @@ def _trend_row(study: Study, trend: SizeTrend) -> Row:
             _difference(metric, slope.value),
             range_cell(metric, trend.low, trend.high) if trend.is_tested else EMPTY_CELL,
             cell(trend.verdict, tone="" if is_claimed else "muted"),
-            Cell(format_p_value(trend.corrected_p), trend.corrected_p)
-            if trend.is_tested
-            else EMPTY_CELL,
+            *_p_cells(trend),
             _difference(metric, trend.miss.value) if trend.miss else EMPTY_CELL,
             range_cell(metric, trend.miss.low, trend.miss.high)
             if trend.miss and trend.miss.kind == "tested"
@@ -141,6 +142,13 @@ def _trend_row(study: Study, trend: SizeTrend) -> Row:
         ),
         key,
     )
+
+
+def _p_cells(trend: SizeTrend) -> tuple[Cell, Cell]:
+    if trend.slope is None or not trend.is_tested:
+        return EMPTY_CELL, EMPTY_CELL
+    corrected, own = trend.corrected_p, trend.slope.p
+    return Cell(format_p_value(corrected), corrected), Cell(format_p_value(own), own)
 
 
 def _difference(metric: str, value: float) -> Cell:
