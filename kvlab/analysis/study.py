@@ -59,7 +59,8 @@ class Study:
         for row in rows:
             self.cells.setdefault(row.levels, {})[row.seed] = row
         self.decide = DecideConfig.model_validate(sweep.get("decide") or {})
-        self.claims = list_claims(self.decide, self.factors, sweep["baseline"])
+        size_factor = (sweep.get("size") or {}).get("factor")
+        self.claims = list_claims(self.decide, self.factors, sweep["baseline"], size_factor)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
         self._effects: dict[str, list[Effect]] = {}

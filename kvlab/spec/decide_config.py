@@ -32,7 +32,9 @@ class DecideConfig(SpecModel):
         default=None, description="Default: the loss through the serving cache, if measured."
     )
     claims: Claims | None = Field(
-        default=None, description="As [heads=mqa, ...]. Default: every level but the baseline's."
+        default=None,
+        description="As [heads=mqa, ...]. Default: every level but the baseline's; not the sizes of"
+        " `size`.",
     )
     alpha: Alpha = Field(
         default=0.05, description="Probability of any wrong claim, over all claims together."
@@ -40,16 +42,24 @@ class DecideConfig(SpecModel):
 
 
 def list_claims(
-    decide: DecideConfig, factors: Mapping[str, Any], baseline: Mapping[str, str]
+    decide: DecideConfig,
+    factors: Mapping[str, Any],
+    baseline: Mapping[str, str],
+    size_factor: str | None = None,
 ) -> tuple[str, ...]:
-    """Return the claims as ``factor=level``; without a list, every level but the baseline's."""
+    """Return the claims as ``factor=level``; without a list, every level but the baseline's.
+
+    Args:
+        size_factor: The factor of `size`, of which nothing is claimed by default: that larger
+            models are better is no question, and would cost the others power.
+    """
     if decide.claims is not None:
         return decide.claims
     return tuple(
         f"{factor}={level}"
         for factor, levels in factors.items()
         for level in levels
-        if level != baseline[factor]
+        if level != baseline[factor] and factor != size_factor
     )
 
 

@@ -262,6 +262,11 @@ class Sweep(SpecModel):
         return sweep
 
     @property
+    def size_factor(self) -> str | None:
+        """The factor whose levels are sizes of the model, if the sweep has `size`."""
+        return self.size.factor if self.size is not None else None
+
+    @property
     def design_seeds(self) -> dict[str, tuple[int, ...]]:
         """Every design of this sweep with its seeds; with looks, those of the last."""
         return self.designs or {self.design: self._listed_seeds}

@@ -145,3 +145,4 @@ seeds: [0, 1]
     differences = [loss[size, "mqa"] - loss[size, "mha"] for size in trend.sizes]
     assert trend.law.differences[1] == pytest.approx(differences)
     assert trend.is_tested
+    assert study.claims == ("heads=mqa",), "that larger models are better is no question"

@@ -89,7 +89,7 @@ class LookPlanner:
             factor: (sweep.baseline[factor], *(n for n in levels if n != sweep.baseline[factor]))
             for factor, levels in sweep.factors.items()
         }
-        claims = list_claims(sweep.decide, sweep.factors, sweep.baseline)
+        claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
         self._looks = Looks(self._seeds.looks, len(claims), sweep.decide.alpha, sweep.decide.margin)
         self._cells_of_claim = {claim: self._list_cells(claim) for claim in claims}
 

@@ -393,7 +393,9 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         "seeds": list(sweep.all_seeds),
         "decide": {
             **sweep.decide.model_dump(mode="json"),
-            "claims": list(list_claims(sweep.decide, sweep.factors, sweep.baseline)),
+            "claims": list(
+                list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
+            ),
         },
         **_describe_sizes(sweep),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
