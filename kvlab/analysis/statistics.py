@@ -26,7 +26,6 @@ ALPHA = 0.05
 """Significance level, after Holm's correction."""
 
 POWER = 0.8
-NORMAL_QUANTILE_975 = 1.959963984540054
 
 MAX_EXACT_FLIPS = 20
 """Differences up to which `sign_flip_test` counts every pattern."""
@@ -323,7 +322,7 @@ def _whole_number_flip_p(values: "NDArray[np.int64]", observed: float) -> float:
 
 def t_cdf(value: float, df: float) -> float:
     """Return P(T <= value) of Student's t distribution."""
-    from scipy.special import stdtr  # type: ignore[import-untyped]
+    from scipy.special import stdtr
 
     return float(stdtr(df, value))
 
@@ -361,10 +360,3 @@ def normal_cdf(z: float) -> float:
     from scipy.special import ndtr
 
     return float(ndtr(z))
-
-
-def normal_two_sided_p(z: float) -> float:
-    """Return the two-sided p-value of a standard normal statistic."""
-    from scipy.special import erfc
-
-    return float(erfc(abs(z) / 2**0.5))

@@ -100,16 +100,15 @@ def difference_cell(metric: str, value: float) -> Cell:
     return Cell(format_difference(metric, value), in_display_unit(metric, value))
 
 
-def baseline_difference_columns(metric: str) -> tuple[Column, Column]:
+def baseline_difference_columns(study: Study) -> tuple[Column, Column]:
     """Return the columns of `baseline_difference_cells`."""
+    metric = study.primary_metric
     title = f"against baseline ({difference_unit(metric)})"
-    return Column(title, True, "paired by seed"), joint_interval_column(metric)
-
-
-def joint_interval_column(metric: str) -> Column:
-    """Return a column of 95% intervals that hold for all cells together."""
-    title, hint = "simultaneous 95% CI", "of the difference, for all cells together"
-    return range_column(title, difference_unit(metric), hint)
+    hint = "of the difference, for all cells together"
+    return (
+        Column(title, True, "paired by seed"),
+        simultaneous_column(metric, study.decide.alpha, hint),
+    )
 
 
 def baseline_difference_cells(study: Study, levels: Levels) -> tuple[Cell, Cell]:

@@ -269,7 +269,7 @@ def test_budgets_are_bytes_and_cells_mib(tables):
 
 def test_intervals_of_cells_hold_together(tables):
     """They contain the difference, and are wider than that of one paired t-test would be."""
-    low, high = (f"simultaneous 95% CI {end} (nats/token)" for end in ("low", "high"))
+    low, high = (f"simultaneous 95% {end} (nats/token)" for end in ("low", "high"))
     found = 0
     for name in ("cells", "pareto", "equal-memory"):
         for row in tables[name]:
@@ -298,9 +298,7 @@ def test_accuracies_are_percent_and_their_differences_points(tables):
         for row in tables[f"hellaswag-{name}"]:
             difference = against(levels_of(row["cell"]), BASE, f"hellaswag_{metric}")[0]
             near(row["difference (points)"], 100 * difference)
-            low, high = (
-                float(row[f"simultaneous 95% CI {end} (points)"]) for end in ("low", "high")
-            )
+            low, high = (float(row[f"simultaneous 95% {end} (points)"]) for end in ("low", "high"))
             assert low <= 100 * difference <= high
             assert (row["these weights"] == "within noise") == (low <= 0 <= high)
             net = int(row["gained"]) - int(row["lost"])

@@ -19,7 +19,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
 
 VIEWS = list(itertools.product((400, 1600), ("light", "dark")))
-LOSS, CI = "served loss (nats/token)", "simultaneous 95% CI"
+LOSS, CI = "served loss (nats/token)", "simultaneous 95%"
 
 TOOLS = """
 window.tableOf = (name) => document.getElementById("table-" + name);

@@ -148,3 +148,46 @@ def test_trials_timed_beside_others_are_counted(tmp_path):
     assert "All trials were timed while something else" in every
     older = speed([None] * count)
     assert "side by side on one machine disturb each other" in older
+
+
+def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(tmp_path):
+    class Timed(Record):
+        timings = "exclusive"
+        apart = False
+
+        def measurements(self, levels, seed):
+            slow = 0.5 if levels["heads"] == "mqa" else 0.0
+            return {**super().measurements(levels, seed), "tpot_ms_p50": 1 + slow + 0.01 * seed**2}
+
+        def result(self, levels, seed, status):
+            found = super().result(levels, seed, status)
+            late = self.apart and levels["heads"] == "mqa"
+            found["provenance"] |= {"timings": self.timings}
+            found["provenance"] |= {"finished": f"2026-01-02T0{3 + late}:{seed:02d}:30Z"}
+            return found
+
+    def verdict(name, **changes):
+        record = Timed(factors={"heads": ("mha", "mqa")})
+        for key, value in changes.items():
+            setattr(record, key, value)
+        folder = write_report(record.write(tmp_path / name), "made", tmp_path / f"{name}-out")
+        rows = csv.DictReader((folder / "tables" / "effects-other.csv").open())
+        row = next(row for row in rows if row["measurement"].startswith("time per output"))
+        assert float(row["difference"]) == pytest.approx(0.5)
+        return row["verdict"], (folder / "report.md").read_text()
+
+    assert verdict("alone")[0] == "worse"
+    for name, changes, why in (
+        ("shared", {"timings": "shared"}, "All trials were timed while something else used"),
+        (
+            "unknown",
+            {"timings": None},
+            "The record does not say whether the trials were timed alone",
+        ),
+        ("apart", {"apart": True}, "1 cell were timed before or after all of the baseline's"),
+    ):
+        found, text = verdict(name, **changes)
+        assert found == "not judged"
+        assert f"{why}" in text
+        assert "so differences of times are shown without a verdict" in text
+        assert "so the front of times is no finding" in text

@@ -2,9 +2,9 @@
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
-from kvlab.analysis.statistics import Estimate
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.humanize import format_count
+from kvlab.report.benchmark_lines import describe_timing_obstacle
 from kvlab.report.document import Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.formatting import (
     format_difference,
@@ -153,12 +153,8 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
     if estimate.kind != "tested":
         return text
     noise = ", within noise" if estimate.low <= 0 <= estimate.high else ""
-    return f"{text} (simultaneous {_interval_clause(metric, estimate)}{noise})"
-
-
-def _interval_clause(metric: str, estimate: Estimate) -> str:
-    low, high = (format_difference(metric, bound) for bound in (estimate.low, estimate.high))
-    return f"95% CI {low} to {high}"
+    ends = " to ".join(format_difference(metric, end) for end in (estimate.low, estimate.high))
+    return f"{text} (simultaneous {100 * (1 - study.decide.alpha):g}% {ends}{noise})"
 
 
 def _describe_confidence(study: Study) -> Paragraph:
@@ -301,4 +297,7 @@ def _untrained_times(study: Study) -> Paragraph | None:
     if fastest != study.baseline:
         spans += ["; least it takes ", Strong(study.label(fastest))]
         spans.append(f", {format_metric(metric, means[fastest])} ms")
+        obstacle = describe_timing_obstacle(study)
+        if obstacle:
+            spans.append(f". {obstacle}, so this order is no finding")
     return paragraph(*spans, ".")

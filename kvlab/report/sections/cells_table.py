@@ -45,7 +45,7 @@ def report_cells(study: Study) -> Section | None:
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
         mean_column(title_with_unit(metric, short_title(metric)), hint=METRICS[metric].title),
         *_one_shot_columns(study),
-        *baseline_difference_columns(metric),
+        *baseline_difference_columns(study),
     ]
     rows = tuple(_row(study, levels, metric) for levels in study.cells)
     caption = f"{format_count(len(rows), 'cell')}; the baseline is the first."

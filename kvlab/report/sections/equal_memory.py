@@ -83,7 +83,7 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
         Column("best cell"),
         Column("its MiB", True, f"2^20 bytes per {BUDGET_CONTEXT:,} tokens"),
         Column(title_with_unit(metric, short_title(metric)), True),
-        *baseline_difference_columns(metric),
+        *baseline_difference_columns(study),
         Column("may be best instead", hint="cells that are not told apart from the best"),
         Column(f"worse than the best by at most ({unit})", True, "95%, for all budgets together"),
     )

@@ -35,7 +35,7 @@ from kvlab.report.hellaswag_outcomes import (
     largest_accuracy_error,
     read_outcomes,
 )
-from kvlab.report.table_columns import range_cell, range_column
+from kvlab.report.table_columns import range_cell, simultaneous_column
 
 _ACCURACY_TITLES = {
     "hellaswag_acc": "acc",
@@ -161,7 +161,7 @@ def _comparison_table(study: Study, outcomes: Outcomes, metric: str) -> Table | 
     columns = (
         Column("cell"),
         Column("difference (points)", True),
-        range_column("simultaneous 95% CI", "points", "over items, for all cells together"),
+        simultaneous_column(metric, study.decide.alpha, "over items, for all cells together"),
         Column("gained", True, "items that only this cell gets right, over all seeds"),
         Column("lost", True, "items that only the baseline gets right, over all seeds"),
         Column("p", True),

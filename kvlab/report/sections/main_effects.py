@@ -4,7 +4,7 @@ from kvlab.analysis.effects import Effect, judge_together
 from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.report.benchmark_lines import describe_shared_timings
+from kvlab.report.benchmark_lines import TIME_METRICS, describe_timing_obstacle
 from kvlab.report.document import (
     EMPTY_CELL,
     Bullets,
@@ -115,16 +115,11 @@ _SETTINGS = "smallest and largest mean difference of a setting"
 
 
 def _timing_note(study: Study) -> list[Content]:
-    """Warn of times that were measured while something else ran."""
-    shared = describe_shared_timings(study)
-    if not shared or not _TIME_METRICS & set(study.measured_metrics):
+    """Explain why times have no verdict, if they have none."""
+    obstacle = describe_timing_obstacle(study)
+    if not obstacle or not TIME_METRICS & set(study.measured_metrics):
         return []
-    return [paragraph(f"{shared}: a verdict on a time below may be that work's, not the level's.")]
-
-
-_TIME_METRICS = frozenset(
-    name for name, metric in METRICS.items() if metric.unit in ("ms", "tokens/s")
-)
+    return [paragraph(f"{obstacle}, so differences of times are shown without a verdict.")]
 
 
 def _any_diverged(effects: list[Effect]) -> bool:
@@ -325,7 +320,10 @@ def _other_metrics_table(study: Study) -> Table | None:
         and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
     ]
     found = [effect for metric in metrics for effect in study.effects(metric)]
-    effects = judge_together(found, study.decide.alpha)
+    unjudged = TIME_METRICS if describe_timing_obstacle(study) else frozenset()
+    judged = judge_together([e for e in found if e.metric not in unjudged], study.decide.alpha)
+    remaining = iter(judged)
+    effects = [effect if effect.metric in unjudged else next(remaining) for effect in found]
     rows = []
     for effect in effects:
         if effect.estimate is None:
@@ -339,7 +337,10 @@ def _other_metrics_table(study: Study) -> Table | None:
             f"{format_difference(metric, value)} {unit}".strip(), number, csv=(number, unit)
         )
         corrected_p = p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL
-        entries = (change, simultaneous_cell(effect), verdict_cell(effect), corrected_p, pairs)
+        judgement = simultaneous_cell(effect), verdict_cell(effect), corrected_p
+        if metric in unjudged:
+            judgement = EMPTY_CELL, cell("not judged", tone="muted"), EMPTY_CELL
+        entries = (change, *judgement, pairs)
         rows.append(Row((*names, *entries), study.change_key(effect.change)))
     confidence = 100 * (1 - study.decide.alpha)
     columns = (

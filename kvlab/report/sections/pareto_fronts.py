@@ -2,6 +2,7 @@
 
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
+from kvlab.report.benchmark_lines import describe_timing_obstacle
 from kvlab.report.document import (
     EMPTY_CELL,
     Column,
@@ -69,7 +70,7 @@ def report_pareto(study: Study) -> Section | None:
     contents: list[Content] = [note, figure, _table(study, front)]
     others = _other_fronts(study)
     if others:
-        contents += [Heading("Other costs and qualities"), paragraph(_OTHERS)]
+        contents += [Heading("Other costs and qualities"), paragraph(_describe_others(study))]
         drawn = {pair: points for pair, points in others.items() if _is_drawn(study, *pair)}
         contents += [_figure(study, *pair, points) for pair, points in drawn.items()]
         fronts = {(study.primary_metric, "stored"): cell_points, **others}
@@ -79,9 +80,15 @@ def report_pareto(study: Study) -> Section | None:
 
 _OTHERS = (
     "The same for bytes read per decoded token, which heads and windows shrink and sharing does"
-    " not, and for the measured time per token, whose noise between trials that ran side by side"
-    " moves this front more than the others; and for HellaSwag, where it was scored."
+    " not, and for the measured time per token; and for HellaSwag, where it was scored."
 )
+
+
+def _describe_others(study: Study) -> str:
+    obstacle = describe_timing_obstacle(study)
+    if not obstacle or "tpot_ms_p50" not in study.measured_metrics:
+        return _OTHERS
+    return f"{_OTHERS} {obstacle}, so the front of times is no finding."
 
 
 def _other_fronts(study: Study) -> Fronts:
@@ -191,7 +198,7 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
         Column("MiB", True, "2^20 bytes"),
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
         Column(title_with_unit(metric, short_title(metric)), True, "as ranked"),
-        *baseline_difference_columns(metric),
+        *baseline_difference_columns(study),
         Column("not told apart from", hint="cells of at most its bytes that may be as good"),
     )
     return Table("pareto", "The cells on the front.", columns, tuple(rows))
