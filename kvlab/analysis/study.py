@@ -14,6 +14,7 @@ from kvlab.analysis.statistics import Estimate
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
+from kvlab.spec.size_matching import MATCH_FACTOR
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
 
@@ -183,6 +184,17 @@ class Study:
             if block:
                 return int(block)
         return None
+
+    @property
+    def match_modes(self) -> tuple[str, ...]:
+        """The ways in which sizes were matched; several are the levels of a factor."""
+        return tuple(self.sweep.get("match", ("none",)))
+
+    def match_mode(self, levels: Levels) -> str:
+        """Return how the size of a cell was matched."""
+        if len(self.match_modes) == 1:
+            return self.match_modes[0]
+        return levels[list(self.factors).index(MATCH_FACTOR)]
 
     def parameters(self, levels: Levels) -> int | None:
         """Return the number of parameters of a cell's model; equal at every seed."""

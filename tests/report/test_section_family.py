@@ -6,7 +6,7 @@ from kvlab.analysis.study import Study
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
-from tests.support.record_factory import Record, SizedRecord, TunedRecord
+from tests.support.record_factory import MatchedRecord, Record, SizedRecord, TunedRecord
 
 
 @pytest.fixture(scope="module", params=list(SECTIONS))
@@ -30,16 +30,22 @@ def tuned_study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def matched_study(tmp_path_factory):
+    return Study.load(MatchedRecord().write(tmp_path_factory.mktemp("matched")), "made")
+
+
+@pytest.fixture(scope="module")
 def diverged_study(tmp_path_factory):
     record = Record(status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done")
     return Study.load(record.write(tmp_path_factory.mktemp("diverged")), "made")
 
 
 @pytest.fixture(scope="module")
-def study(name, full_study, sized_study, tuned_study, diverged_study):
+def study(name, full_study, sized_study, tuned_study, matched_study, diverged_study):
     special = {
         "size-trends": sized_study,
         "tuned": tuned_study,
+        "matched": matched_study,
         "divergence": diverged_study,
     }
     return special.get(name, full_study)

@@ -18,6 +18,7 @@ from kvlab.report.sections.kv_memory import report_memory
 from kvlab.report.sections.looks import report_looks
 from kvlab.report.sections.loss_curves import report_loss_curves
 from kvlab.report.sections.main_effects import report_effects
+from kvlab.report.sections.matched_sizes import report_matched_sizes
 from kvlab.report.sections.pareto_fronts import report_pareto
 from kvlab.report.sections.probes import report_probes
 from kvlab.report.sections.projection import report_projection
@@ -47,6 +48,7 @@ class SectionEntry:
 SECTIONS: dict[str, SectionEntry] = {
     "answer": SectionEntry(report_answer),
     "design": SectionEntry(report_factors),
+    "matched": SectionEntry(report_matched_sizes, compares_quality=True),
     "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
     "cells": SectionEntry(report_cells, compares_quality=True),
     "divergence": SectionEntry(report_divergence, compares_quality=True),

@@ -5,7 +5,6 @@ from math import prod
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.study import Study
-from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.document import (
     Bullets,
@@ -91,7 +90,7 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
             yield (f"The design has {note}.",)
     for effect in study.effects(study.primary_metric):
         yield from _limit_notes(effect)
-    for mode in study.sweep.get("match", ()):
+    for mode in study.match_modes:
         if mode in SIZES:
             yield _describe_matched_sizes(study, mode)
     yield from _parameter_notes(study)
@@ -134,66 +133,16 @@ def _describe_tuning(study: Study) -> str:
     )
 
 
-def _match_mode(study: Study, levels: Levels) -> str:
-    """Return how the size of a cell was matched, a key of `SIZES` or ``none``."""
-    modes = study.sweep.get("match", ["none"])
-    if MATCH_FACTOR in study.factors and len(modes) > 1:
-        return levels[list(study.factors).index(MATCH_FACTOR)]
-    return str(modes[0])
-
-
 def _describe_matched_sizes(study: Study, mode: str) -> tuple[Span, ...]:
-    """Say what was made equal by resizing, and how closely."""
-    cells = [levels for levels in study.cells if _match_mode(study, levels) == mode]
-    widths = [width for levels in cells if (width := _ffn_dim(study, levels))]
-    target = _size(study, study.baseline, mode)
-    misses = [miss for levels in cells if (miss := _size_miss(study, levels, mode)) is not None]
-    is_factor = len(study.sweep["match"]) > 1
+    """Say what was made equal by resizing."""
+    is_factor = len(study.match_modes) > 1
     where = f"The cells with {MATCH_FACTOR}={mode}" if is_factor else "All cells"
-    text = ""
-    if widths:
-        low, high = min(widths), max(widths)
-        text += f" ({low:,})" if low == high else f" ({low:,} to {high:,})"
-    size_factor = (study.sweep.get("size") or {}).get("factor")
-    if target and misses:
-        text += f", with a largest miss of {100 * max(misses):.2f}%"
-        text += "" if size_factor else f" from {target:,.0f}"
-    baseline = "the baseline of their size" if size_factor else "the baseline"
+    whose = "the baseline of their size" if study.sweep.get("size") else "the baseline"
     return (
-        f"{where} were matched with {baseline} in {SIZES[mode].unit} by ",
+        f"{where} were matched with {whose} in {SIZES[mode].unit} by ",
         Code("model.ffn_dim"),
-        f"{text}. A resized MLP starts from weights of its own.",
+        ".",
     )
-
-
-def _size_miss(study: Study, levels: Levels, mode: str) -> float | None:
-    """Return how far a cell's size is from that of its baseline, as a share of it."""
-    size_factor = (study.sweep.get("size") or {}).get("factor")
-    baseline = tuple(
-        own if factor == size_factor else base
-        for factor, own, base in zip(study.factors, levels, study.baseline, strict=True)
-    )
-    size, target = _size(study, levels, mode), _size(study, baseline, mode)
-    return abs(size / target - 1) if size and target else None
-
-
-def _ffn_dim(study: Study, levels: Levels) -> int | None:
-    for row in study.cells[levels].values():
-        model = row.record.get("experiment", {}).get("model", {})
-        if "ffn_dim" in model:
-            return int(model["ffn_dim"])
-    return None
-
-
-def _size(study: Study, levels: Levels, mode: str) -> float | None:
-    """Return a cell's parameters, or its training FLOPs a token; None if it has no record."""
-    if mode == "parameters":
-        return study.parameters(levels)
-    for row in study.cells.get(levels, {}).values():
-        tokens = (row.record.get("training_record") or {}).get("tokens")
-        if tokens and "model" in row.record:
-            return int(row.record["model"]["training_flops"]) / int(tokens)
-    return None
 
 
 def _parameter_notes(study: Study) -> Iterator[tuple[Span, ...]]:
@@ -208,7 +157,7 @@ def _parameter_notes(study: Study) -> Iterator[tuple[Span, ...]]:
                 )
                 changes.append(f"{factor}={level} ({low if low == high else f'{low} to {high}'})")
     if changes:
-        resized = " there" if "match" in study.sweep else ""
+        resized = " there" if any(mode in SIZES for mode in study.match_modes) else ""
         yield (
             f"Some levels also change the number of parameters: {', '.join(changes)}. Their"
             f" effects include that; nothing was resized{resized} to make up for it.",
@@ -225,7 +174,7 @@ def _parameter_shares(study: Study, factor: str, level: str) -> list[float]:
     for levels in study.cells:
         partner = (*levels[:index], study.factors[factor][0], *levels[index + 1 :])
         count, partner_count = study.parameters(levels), study.parameters(partner)
-        is_matched = _match_mode(study, levels) == "parameters"
+        is_matched = study.match_mode(levels) == "parameters"
         if levels[index] == level and count and partner_count and not is_matched:
             shares.append(count / partner_count - 1)
     return shares
