@@ -30,6 +30,11 @@ class TakenLook:
     metric: str
     states: Mapping[str, ClaimState]
 
+    @property
+    def has_open_claims(self) -> bool:
+        """Whether any claim is worth more seeds."""
+        return any(state.is_open for state in self.states.values())
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON."""
         states = {claim: state.to_json() for claim, state in self.states.items()}

@@ -95,7 +95,7 @@ def _describe_savings(study: Study, seeds: SeedLooks) -> str:
     saved = most - planned
     text = f"{format_count(planned, 'result')} of at most {most:,} were asked for"
     looks = study.taken_looks
-    is_over = bool(looks) and not any(state.is_open for state in looks[-1].states.values())
+    is_over = bool(looks) and not looks[-1].has_open_claims
     if saved and is_over:
         text += f": {saved:,} fewer ({saved / most:.0%}) than {seeds.looks[-1]} seeds of every cell"
     if not looks:

@@ -3,7 +3,8 @@
 `seeds: {looks: [3, 5, 7, 10]}` asks for 3 seeds of every cell. After each look the claims that are
 undecided, and not futile, get the seeds of the next one: their cells and those that these are
 compared with. `kvlab.analysis.sequential` decides. A look that was taken is recorded in
-``sweep.json`` and is not taken anew, also if a failed trial is run again later.
+``sweep.json`` and is not taken anew. If failed trials are run again after the look that ended the
+sweep, they make one more look.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ class LookPlan:
 
     Attributes:
         plan: All trials up to this look.
-        number: Of the look that these trials are for, from 1; one more after the last.
+        number: Of the look that these trials are for, from 1.
         is_last: Whether no trial is needed any more, once those of the plan have ended.
         declaration: Looks, claims and cells, which must not change after the first look.
         taken: The looks that were taken.
@@ -90,7 +91,6 @@ class LookPlanner:
             for factor, levels in sweep.factors.items()
         }
         claims = list_claims(sweep.decide, sweep.factors, sweep.baseline, sweep.size_factor)
-        self._looks = Looks(self._seeds.looks, len(claims), sweep.decide.alpha, sweep.decide.margin)
         self._cells_of_claim = {claim: self._list_cells(claim) for claim in claims}
 
     def plan(self) -> LookPlan:
@@ -99,25 +99,34 @@ class LookPlanner:
         Raises:
             SpecError: The sweep declares something else than before its first look.
         """
-        first = self._plan_cells(self._first_counts())
-        declaration = self._declare(first)
-        taken = self._read_taken(declaration, first)
-        counts, planned = self._first_counts(), first
-        states: Mapping[str, ClaimState] = {}
+        counts = self._first_counts()
+        planned = self._plan_cells(counts)
+        declaration = self._declare(planned)
+        taken = self._read_taken(declaration, planned)
         lines: tuple[str, ...] = ()
-        for number in range(1, len(self._seeds.looks) + 1):
+        states: Mapping[str, ClaimState] = {}
+        maximum = len(self._seeds.looks)
+        for number in range(1, maximum + 1):
             if number > 1:
                 counts = self._next_counts(counts, states, number)
+            last = next((look for look in reversed(taken) if look.number == number), None)
+            if last is not None and last.has_open_claims and number < maximum:
+                states = last.states
+                continue
+            while True:
                 planned = self._plan_cells(counts)
-            if number > len(taken):
                 if self._store is None or not all(one.has_ended for one in planned.trials):
                     return LookPlan(planned, number, False, declaration, tuple(taken), lines)
-                taken.append(self._take_look(planned, number, taken))
+                last = self._take_look(planned, number, taken)
+                if taken and taken[-1].number == number and last.states == taken[-1].states:
+                    break  # nothing is new: no failed trial has been run again
+                taken.append(last)
                 lines = tuple(self._describe_look(taken))
-            states = taken[number - 1].states
-            if not any(state.is_open for state in states.values()):
+                counts = self._next_counts(counts, last.states, number)
+            states = taken[-1].states
+            if not taken[-1].has_open_claims:
                 break
-        return LookPlan(planned, len(taken) + 1, True, declaration, tuple(taken), lines)
+        return LookPlan(planned, number, True, declaration, tuple(taken), lines)
 
     def plan_most(self) -> Plan:
         """Plan what is needed at most: if nothing more is decided before the last look."""

@@ -169,7 +169,7 @@ def _look_stage(seeds: SeedLooks, look: LookPlan) -> Stage:
     return Stage(
         look.plan,
         "all looks taken" if look.is_last else name,
-        look.number,
+        len(look.taken) + 1,
         look.is_last,
         {RECORD_KEY: look.declaration},
         look.record,

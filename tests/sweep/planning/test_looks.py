@@ -72,6 +72,34 @@ def test_a_look_that_was_taken_is_not_taken_anew(tmp_path):
     assert read_decisions(store)[1] == taken
 
 
+def run_failed_again(store):
+    """Let failed trials run again, as `kvlab submit --retry-failed` does."""
+    for trial in store.sweep_trials("s"):
+        if store.status(trial) == "failed":
+            store.archive_result(trial)
+
+
+@pytest.mark.parametrize("seeds", [range(3), [6]])
+def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, seeds):
+    """All of a claim's first trials fail, which ends the sweep; or one at the last look."""
+    calm, _ = driven
+    text = LOOKS + "failures: {same_error: 0}\n"
+    sweep, store = load_looks(tmp_path, text), Store(tmp_path / "runs")
+    every = plan_at_most(sweep, None, identify=identify).trials
+    level = ("heads", "mqa") if len(seeds) > 1 else ("position", "rope")
+    bad = [p.trial.id for p in every if p.levels[level[0]] == level[1] and p.trial.seed in seeds]
+    drive_looks(sweep, store, script={(trial, "measure", 0): "bug" for trial in bad})
+    before = read_decisions(store)[1]
+    run_failed_again(store)
+    drive_looks(sweep, store)
+    after = read_decisions(store)[1]
+    assert after[: len(before)] == before
+    assert len(after) > len(before)
+    calm_states, claim = read_decisions(Store(calm / "runs"))[1][-1]["states"], "=".join(level)
+    assert after[-1]["states"][claim]["outcome"] == calm_states[claim]["outcome"]
+    assert after[-1]["states"][claim]["sizes"][-1] == 7
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
