@@ -123,8 +123,7 @@ class Study:
     @cached_property
     def measured_metrics(self) -> tuple[str, ...]:
         """The metrics that any trial has, in the order of the table of metrics."""
-        names = {name for row in self.done_rows for name in row.measurements}
-        return tuple(name for name in METRICS if name in names)
+        return METRICS.sort(name for row in self.done_rows for name in row.measurements)
 
     @cached_property
     def primary_metric(self) -> str:
@@ -337,6 +336,10 @@ class Study:
     def read_texts(self, row: TrialRow) -> dict[str, dict[str, list[float]]]:
         """Return a trial's losses by document, see `kvlab.store.Store.texts`."""
         return self._store.texts(row.trial)
+
+    def read_tasks(self, row: TrialRow) -> dict[str, Any]:
+        """Return a trial's outcomes on lm-eval tasks, see `kvlab.store.Store.tasks`."""
+        return self._store.tasks(row.trial)
 
     def change_key(self, change: Iterable[tuple[str, str]]) -> str:
         """Return the key by which rows and marks about a change of levels are selected.

@@ -108,7 +108,7 @@ def evaluate(
     model = model.to(device).eval()
 
     def start_progress(note: str, total: int) -> OnCount:
-        return _ProgressReporter(note, total, on_progress).advance
+        return ProgressReporter(note, total, on_progress).advance
 
     with keep_freed_memory(model.device.type):
         measurements, texts = _measure_losses(model, dataset, experiment, start_progress)
@@ -304,14 +304,21 @@ def _score_hellaswag_items(
     )
 
 
-class _ProgressReporter:
-    """Counts what is done of one part and reports it at most every `REPORT_SECONDS`."""
+class ProgressReporter:
+    """Counts what is done of one part and reports it at most every `REPORT_SECONDS`.
+
+    Args:
+        note: names the part.
+        total: of its counts.
+        on_progress: see `evaluate`.
+    """
 
     def __init__(self, note: str, total: int, on_progress: OnProgress | None):
         self._note, self._total, self._on_progress = note, total, on_progress
         self._done, self._reported_at = 0, float("-inf")
 
     def advance(self, count: int) -> None:
+        """Add ``count`` to what is done."""
         self._done += count
         now = time.monotonic()
         if self._on_progress is not None and now - self._reported_at >= REPORT_SECONDS:

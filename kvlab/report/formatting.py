@@ -13,7 +13,7 @@ _ROUNDING = 1e-6
 """A difference of losses below it is rounding; a larger one is never shown as zero."""
 
 _UNKNOWN_METRIC = Metric("", "")
-_SHARE_PREFIXES = ("hellaswag_", "needle_", "recall_", "serving_top_")
+_SHARE_PREFIXES = ("hellaswag_", "lm_eval_", "needle_", "recall_", "serving_top_")
 _SHORT_TITLES = {
     "loss": "one-shot loss",
     "loss_paired": "one-shot loss",
@@ -28,8 +28,15 @@ _SPREAD_PREFIX = "serving_kl"
 """Metrics of this name spread over orders of magnitude."""
 
 
+def _find_metric(name: str) -> Metric:
+    try:
+        return METRICS[name]
+    except KeyError:
+        return _UNKNOWN_METRIC
+
+
 def _unit(metric: str) -> str:
-    return METRICS.get(metric, _UNKNOWN_METRIC).unit
+    return _find_metric(metric).unit
 
 
 def is_share(metric: str) -> bool:
@@ -121,7 +128,7 @@ def format_p_value(value: float) -> str:
 
 def short_title(metric: str) -> str:
     """Return a metric's title for heads of columns and axes."""
-    return _SHORT_TITLES.get(metric, METRICS.get(metric, _UNKNOWN_METRIC).title)
+    return _SHORT_TITLES.get(metric, _find_metric(metric).title)
 
 
 def format_megabytes(count: float) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from kvlab.spec.lm_eval_tasks import LmEvalTaskField
 from kvlab.spec.spec_model import (
     FieldMessage,
     NonNegativeInt,
@@ -55,7 +56,11 @@ class NeedleConfig(SpecModel):
 class EvaluationConfig(SpecModel):
     """`evaluation`: quality. Every number once one-shot, and once through the cache if served."""
 
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {"needle": None, "loss_bytes": None}
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {
+        "needle": None,
+        "loss_bytes": None,
+        "lm_eval": [],
+    }
 
     loss_tokens: PositiveInt = Field(
         default=65_536, description="Validation tokens of the final loss."
@@ -81,6 +86,9 @@ class EvaluationConfig(SpecModel):
         default=False, description="Measure the loss by position; over served_tokens if served."
     )
     needle: NeedleConfig | None = Field(default=None, description="The needle probe; default none.")
+    lm_eval: TupleOf[LmEvalTaskField] = Field(
+        default=(), description="Tasks of lm-eval: names, or {task, limit, definition}."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "EvaluationConfig":
@@ -88,6 +96,11 @@ class EvaluationConfig(SpecModel):
         return self
 
     def _find_problems(self) -> Iterator[FieldMessage]:
+        prefixes = [task.metric_prefix for task in self.lm_eval]
+        for number, task in enumerate(self.lm_eval):
+            if task.metric_prefix in prefixes[:number]:
+                text = f"{task.task} is there before, by this or nearly this name"
+                yield f"lm_eval.{number}", f"{text}; name each task once"
         if self.loss_bytes is None:
             return
         if self.loss_tokens != type(self).model_fields["loss_tokens"].default:

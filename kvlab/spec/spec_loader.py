@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from kvlab.errors import Problem, SpecError
 from kvlab.spec.experiment import Experiment, ServedModel
 from kvlab.spec.init_from import check_init_from
+from kvlab.spec.lm_eval_tasks import check_lm_eval
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
@@ -71,6 +72,7 @@ def load_sweep(path: str | Path) -> Sweep:
         raise SpecError([*error.problems, *_find_level_problems(document, path)]) from None
     sweep = _attach_source(sweep, document, path)
     check_init_from(sweep)
+    check_lm_eval(sweep)
     check_tune(sweep)
     return sweep
 

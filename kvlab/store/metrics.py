@@ -1,14 +1,18 @@
 """The table of metrics: every number that a trial can measure, by its name in the record.
 
-The same names are used in MLflow and in the report. A measured metric is added by an entry of
+The same names are used in MLflow and in the report. Tasks of lm-eval have names by a rule, see
+`MetricTable`. A measured metric is added by an entry of
 `METRICS` and a measurement of that name in a trial's stages. A derived one is added by an entry
 with a function of the other measurements, and applies to all trials that were recorded before.
 """
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+Direction = Literal["lower", "higher", "neither"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Metric:
 
     title: str
     unit: str
-    better: Literal["lower", "higher", "neither"] = "neither"
+    better: Direction = "neither"
     derive: Callable[[Mapping[str, float]], float | None] | None = None
     rounding: float = 0.0
 
@@ -95,85 +99,161 @@ _SERVING_CHANGE_METRICS = {
     }.items()
 }
 
-METRICS: dict[str, Metric] = {
-    "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
-    "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
-    "loss_paired": Metric(
-        "validation loss, one-shot, of the served text", "nats/token", "lower", derive_paired_loss
-    ),
-    "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
-    **_SERVING_CHANGE_METRICS,
-    "kv_dtype_loss_change": Metric(
-        "served loss, minus through the same cache in the model's dtype", "nats/token", "lower"
-    ),
-    "kv_dtype_logit_rms": Metric("logit error of the cache's dtype, root mean square", "nats"),
-    "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
-    "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
-    "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
-    "bits_per_byte_paired": Metric(
-        "bits per byte, one-shot, of the served text", "bits/byte", "lower", derive_paired_bits
-    ),
-    "loss_unigram": Metric("loss of a unigram table of the training text", "nats/token"),
-    "loss_bigram": Metric("loss of a bigram table of the training text", "nats/token"),
-    "bigram_tokens": Metric("training tokens of the bigram table", "tokens"),
-    "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),
-    "served_tokens": Metric("validation tokens scored through the cache", "tokens"),
-    "hellaswag_acc": Metric("HellaSwag acc (completion style)", "", "higher"),
-    "hellaswag_acc_norm": Metric("HellaSwag acc_norm (completion style)", "", "higher"),
-    "hellaswag_acc_stderr": Metric("standard error of HellaSwag acc", ""),
-    "hellaswag_acc_norm_stderr": Metric("standard error of HellaSwag acc_norm", ""),
-    "hellaswag_acc_served": Metric("HellaSwag acc, served", "", "higher"),
-    "hellaswag_acc_norm_served": Metric("HellaSwag acc_norm, served", "", "higher"),
-    "hellaswag_lmeval_acc": Metric("HellaSwag acc (lm-eval style)", "", "higher"),
-    "hellaswag_lmeval_acc_norm": Metric("HellaSwag acc_norm (lm-eval style)", "", "higher"),
-    "hellaswag_lmeval_acc_served": Metric("HellaSwag acc (lm-eval style), served", "", "higher"),
-    "hellaswag_lmeval_acc_norm_served": Metric(
-        "HellaSwag acc_norm (lm-eval style), served", "", "higher"
-    ),
-    "hellaswag_items": Metric("HellaSwag items scored", "items"),
-    "hellaswag_shortened": Metric("HellaSwag items whose context was cut to fit", "items"),
-    "recall_acc": Metric("associative recall, one-shot", "", "higher"),
-    "recall_acc_near": Metric("associative recall, at most 1/4 back", "", "higher"),
-    "recall_acc_far": Metric("associative recall, over 1/2 back", "", "higher"),
-    "recall_acc_served": Metric("associative recall, served", "", "higher"),
-    "recall_acc_near_served": Metric("associative recall, at most 1/4 back, served", "", "higher"),
-    "recall_acc_far_served": Metric("associative recall, over 1/2 back, served", "", "higher"),
-    "recall_rows": Metric("associative recall rows", "rows"),
-    "recall_pairs": Metric("associative recall pairs a row (chance is one in these)", "pairs"),
-    "needle_loss": Metric("needle's answer, one-shot", "nats/token", "lower"),
-    "needle_loss_served": Metric("needle's answer, served", "nats/token", "lower"),
-    "needle_loss_absent": Metric("the same answer without the needle, one-shot", "nats/token"),
-    "needle_loss_absent_served": Metric("the same answer without the needle, served", "nats/token"),
-    "needle_loss_change": Metric(
-        "needle's answer, served minus one-shot", "nats/token", "lower", derive_needle_loss_change
-    ),
-    "needle_accuracy": Metric("answer tokens of the needle on top, one-shot", "", "higher"),
-    "needle_accuracy_served": Metric("answer tokens of the needle on top, served", "", "higher"),
-    "needle_chance": Metric("needle's answer guessed by token frequencies", "nats/token"),
-    "needle_rows": Metric("rows of each length and depth of the needle probe", "rows"),
-    **_POSITION_METRICS,
-    "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
-    "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
-    "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
-    "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
-    "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
-    "peak_bytes_activations": Metric(
-        "peak memory decoding with the cache, without weights, cache and logits", "bytes", "lower"
-    ),
-    "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
-    "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
-    "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
-    "tpot_ms_p99": Metric("time per output token, p99 (batch 1)", "ms", "lower"),
-    "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
-    "tokens_per_second": Metric("decoded tokens per second (largest batch)", "tokens/s", "higher"),
-    "cache_speedup": Metric(
-        "time per token without a cache over with it", "times", "higher", derive_cache_speedup
-    ),
-    "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
-    "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
-    "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
-    "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
+_LM_EVAL_UNITS: dict[str, tuple[str, Direction]] = {
+    "acc": ("", "higher"),
+    "acc_norm": ("", "higher"),
+    "acc_bytes": ("", "higher"),
+    "acc_mutual_info": ("", "higher"),
+    "exact_match": ("", "higher"),
+    "f1": ("", "higher"),
+    "mcc": ("coefficient", "higher"),
+    "likelihood_diff": ("nats", "neither"),
+    "pct_stereotype": ("", "neither"),
+    "perplexity": ("perplexity", "lower"),
+    "word_perplexity": ("perplexity", "lower"),
+    "byte_perplexity": ("perplexity", "lower"),
+    "bits_per_byte": ("bits/byte", "lower"),
+    "bleu": ("BLEU", "higher"),
+    "chrf": ("chrF", "higher"),
+    "ter": ("TER", "lower"),
+    "items": ("items", "neither"),
 }
+"""Units and directions of lm-eval's metrics. Another metric has a score without a direction."""
+
+LM_EVAL_PREFIX = "lm_eval_"
+_LM_EVAL_NAME = re.compile(
+    rf"{LM_EVAL_PREFIX}(?P<task>[a-z0-9_]+?)"
+    rf"(?:_(?P<metric>{'|'.join(sorted(_LM_EVAL_UNITS, key=len, reverse=True))}))?"
+    r"(?P<served>_served)?"
+)
+
+
+class MetricTable(dict[str, Metric]):
+    """Metrics by name; iteration yields those with an entry.
+
+    ``lm_eval_<task>_<metric>``, with ``_served`` through the serving cache, are metrics without
+    an entry: which tasks there are is known from a sweep alone.
+    """
+
+    def __missing__(self, name: str) -> Metric:
+        match = _LM_EVAL_NAME.fullmatch(name)
+        if match is None:
+            raise KeyError(name)
+        unit, better = _LM_EVAL_UNITS.get(match["metric"] or "", ("score", "neither"))
+        title = " ".join(filter(None, ["lm-eval", match["task"], match["metric"]]))
+        return Metric(f"{title}, served" if match["served"] else title, unit, better)
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (
+            isinstance(name, str) and _LM_EVAL_NAME.fullmatch(name) is not None
+        )
+
+    def sort(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those of ``names`` that are metrics, in the order of the table."""
+        given = set(names)
+        by_rule = sorted(name for name in given - set(self) if name in self)
+        return (*(name for name in self if name in given), *by_rule)
+
+
+METRICS = MetricTable(
+    {
+        "loss": Metric("validation loss, one-shot", "nats/token", "lower"),
+        "loss_served": Metric("validation loss through the serving cache", "nats/token", "lower"),
+        "loss_paired": Metric(
+            "validation loss, one-shot, of the served text",
+            "nats/token",
+            "lower",
+            derive_paired_loss,
+        ),
+        "serving_gap": Metric("serving gap (served minus one-shot loss)", "nats/token", "lower"),
+        **_SERVING_CHANGE_METRICS,
+        "kv_dtype_loss_change": Metric(
+            "served loss, minus through the same cache in the model's dtype", "nats/token", "lower"
+        ),
+        "kv_dtype_logit_rms": Metric("logit error of the cache's dtype, root mean square", "nats"),
+        "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
+        "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
+        "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
+        "bits_per_byte_paired": Metric(
+            "bits per byte, one-shot, of the served text", "bits/byte", "lower", derive_paired_bits
+        ),
+        "loss_unigram": Metric("loss of a unigram table of the training text", "nats/token"),
+        "loss_bigram": Metric("loss of a bigram table of the training text", "nats/token"),
+        "bigram_tokens": Metric("training tokens of the bigram table", "tokens"),
+        "loss_tokens": Metric("validation tokens scored one-shot", "tokens"),
+        "served_tokens": Metric("validation tokens scored through the cache", "tokens"),
+        "hellaswag_acc": Metric("HellaSwag acc (completion style)", "", "higher"),
+        "hellaswag_acc_norm": Metric("HellaSwag acc_norm (completion style)", "", "higher"),
+        "hellaswag_acc_stderr": Metric("standard error of HellaSwag acc", ""),
+        "hellaswag_acc_norm_stderr": Metric("standard error of HellaSwag acc_norm", ""),
+        "hellaswag_acc_served": Metric("HellaSwag acc, served", "", "higher"),
+        "hellaswag_acc_norm_served": Metric("HellaSwag acc_norm, served", "", "higher"),
+        "hellaswag_lmeval_acc": Metric("HellaSwag acc (lm-eval style)", "", "higher"),
+        "hellaswag_lmeval_acc_norm": Metric("HellaSwag acc_norm (lm-eval style)", "", "higher"),
+        "hellaswag_lmeval_acc_served": Metric(
+            "HellaSwag acc (lm-eval style), served", "", "higher"
+        ),
+        "hellaswag_lmeval_acc_norm_served": Metric(
+            "HellaSwag acc_norm (lm-eval style), served", "", "higher"
+        ),
+        "hellaswag_items": Metric("HellaSwag items scored", "items"),
+        "hellaswag_shortened": Metric("HellaSwag items whose context was cut to fit", "items"),
+        "recall_acc": Metric("associative recall, one-shot", "", "higher"),
+        "recall_acc_near": Metric("associative recall, at most 1/4 back", "", "higher"),
+        "recall_acc_far": Metric("associative recall, over 1/2 back", "", "higher"),
+        "recall_acc_served": Metric("associative recall, served", "", "higher"),
+        "recall_acc_near_served": Metric(
+            "associative recall, at most 1/4 back, served", "", "higher"
+        ),
+        "recall_acc_far_served": Metric("associative recall, over 1/2 back, served", "", "higher"),
+        "recall_rows": Metric("associative recall rows", "rows"),
+        "recall_pairs": Metric("associative recall pairs a row (chance is one in these)", "pairs"),
+        "needle_loss": Metric("needle's answer, one-shot", "nats/token", "lower"),
+        "needle_loss_served": Metric("needle's answer, served", "nats/token", "lower"),
+        "needle_loss_absent": Metric("the same answer without the needle, one-shot", "nats/token"),
+        "needle_loss_absent_served": Metric(
+            "the same answer without the needle, served", "nats/token"
+        ),
+        "needle_loss_change": Metric(
+            "needle's answer, served minus one-shot",
+            "nats/token",
+            "lower",
+            derive_needle_loss_change,
+        ),
+        "needle_accuracy": Metric("answer tokens of the needle on top, one-shot", "", "higher"),
+        "needle_accuracy_served": Metric(
+            "answer tokens of the needle on top, served", "", "higher"
+        ),
+        "needle_chance": Metric("needle's answer guessed by token frequencies", "nats/token"),
+        "needle_rows": Metric("rows of each length and depth of the needle probe", "rows"),
+        **_POSITION_METRICS,
+        "kv_bytes_formula": Metric("KV bytes by formula (batch 1, block size)", "bytes", "lower"),
+        "kv_bytes_storage": Metric("KV bytes by unique storage", "bytes", "lower"),
+        "kv_bytes_read": Metric("KV bytes read per decoded token at block size", "bytes", "lower"),
+        "peak_bytes_cached": Metric("peak memory decoding with the cache", "bytes", "lower"),
+        "peak_bytes_uncached": Metric("peak memory decoding without the cache", "bytes", "lower"),
+        "peak_bytes_activations": Metric(
+            "peak memory decoding with the cache, without weights, cache and logits",
+            "bytes",
+            "lower",
+        ),
+        "ttft_ms": Metric("time to first token (batch 1)", "ms", "lower"),
+        "tpot_ms_p50": Metric("time per output token, p50 (batch 1)", "ms", "lower"),
+        "tpot_ms_p95": Metric("time per output token, p95 (batch 1)", "ms", "lower"),
+        "tpot_ms_p99": Metric("time per output token, p99 (batch 1)", "ms", "lower"),
+        "tpot_ms_uncached_p50": Metric("time per output token without a cache, p50", "ms", "lower"),
+        "tokens_per_second": Metric(
+            "decoded tokens per second (largest batch)", "tokens/s", "higher"
+        ),
+        "cache_speedup": Metric(
+            "time per token without a cache over with it", "times", "higher", derive_cache_speedup
+        ),
+        "training_tokens_per_second": Metric("training tokens per second", "tokens/s", "higher"),
+        "training_flops_per_second": Metric("training model FLOPs per second", "FLOP/s", "higher"),
+        "training_mfu": Metric("training MFU (share of the devices' peak)", "", "higher"),
+        "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
+    }
+)
 
 
 def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:

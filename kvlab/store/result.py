@@ -48,6 +48,7 @@ class TrialMeasurements:
             where its initial weights came from, and what became of each.
         items: HellaSwag results, one per item.
         texts: losses by document, see `kvlab.store.Store.texts`.
+        tasks: outcomes on lm-eval tasks, see `kvlab.store.Store.tasks`.
         benchmark: lines of the benchmark, see `kvlab.benchmark.measurement`.
         needle: lines of the needle probe, one per length and depth.
 
@@ -62,6 +63,7 @@ class TrialMeasurements:
     data: DataProvenance
     items: list[dict[str, Any]] = field(default_factory=list)
     texts: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    tasks: dict[str, Any] = field(default_factory=dict)
     benchmark: list[dict[str, Any]] = field(default_factory=list)
     needle: list[dict[str, Any]] = field(default_factory=list)
 

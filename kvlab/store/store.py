@@ -4,7 +4,8 @@
                              training.json | diverged.json
     <store>/trunks/<id>/     step-<n>/, checkpoints of a stable phase that token budgets share
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
-                             texts.json.gz, attempts/<n>/{log.txt, traceback.txt, paused}
+                             texts.json.gz, tasks.json.gz,
+                             attempts/<n>/{log.txt, traceback.txt, paused}
     <store>/sweeps/<name>/   sweep.json, search.json, reported.json, stop, drivers/
 
 Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
@@ -36,8 +37,9 @@ Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
 """How a trial ended. ``damaged``: its result cannot be read, and it is run again. ``pruned``: a
 search has paused its training, which any other sweep continues."""
 
-DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz")
-"""Files beside a result, written before it: HellaSwag by item, and losses by document."""
+DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz", "tasks.json.gz")
+"""Files beside a result, written before it: HellaSwag by item, losses by document, and lm-eval
+tasks by item."""
 
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
@@ -249,12 +251,34 @@ class Store:
         Raises:
             StoreError: the file is damaged.
         """
-        data = self._decompress(trial_id, "texts.json.gz")
+        texts = self._read_detail(trial_id, "texts.json.gz")
+        return cast(dict[str, dict[str, list[float]]], texts)
+
+    def write_tasks(
+        self, trial_id: str, tasks: Mapping[str, Any], fence: Fence | None = None
+    ) -> None:
+        """Write outcomes on lm-eval tasks; equal outcomes give equal bytes."""
+        data = gzip.compress(json.dumps(tasks, allow_nan=False).encode(), mtime=0)
+        write_atomic(self.trial_directory(trial_id) / "tasks.json.gz", data, fence=fence)
+
+    def tasks(self, trial_id: str) -> dict[str, Any]:
+        """Return a trial's outcomes on lm-eval tasks; empty if it has none.
+
+        Returns:
+            By task: ``harness``, the version of lm-eval; ``version``, that of the task; ``items``,
+            a digest of the items; ``outcomes``, by metric one number for each item.
+
+        Raises:
+            StoreError: the file is damaged.
+        """
+        return self._read_detail(trial_id, "tasks.json.gz")
+
+    def _read_detail(self, trial_id: str, name: str) -> dict[str, Any]:
+        data = self._decompress(trial_id, name)
         try:
-            return cast(dict[str, dict[str, list[float]]], json.loads(data or b"{}"))
+            return cast(dict[str, Any], json.loads(data or b"{}"))
         except ValueError as error:
-            path = self.trial_directory(trial_id) / "texts.json.gz"
-            raise _damaged_detail(path, error) from None
+            raise _damaged_detail(self.trial_directory(trial_id) / name, error) from None
 
     def _decompress(self, trial_id: str, name: str) -> bytes:
         path = self.trial_directory(trial_id) / name

@@ -166,4 +166,6 @@ def _evaluation_identity(evaluation: EvaluationConfig) -> dict[str, Any]:
         data["served_tokens"] = evaluation.served_tokens or evaluation.loss_tokens
     else:
         del data["served_tokens"]
+    if evaluation.lm_eval:
+        data["lm_eval"] = [task.identity() for task in evaluation.lm_eval]
     return data

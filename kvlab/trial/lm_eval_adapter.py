@@ -5,26 +5,137 @@
 
     simple_evaluate(harness_model(open_model("4f2a", Store("runs"))), tasks=["hellaswag"])
 
-The only module that imports lm_eval.
+A trial runs the tasks of `evaluation.lm_eval`, see `run_tasks`. The only module that imports
+lm_eval.
 """
 
-from collections.abc import Sequence
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from kvlab.data import Tokenizer, load_tokenizer
-from kvlab.errors import UsageError
+from kvlab.errors import DataError, UsageError
+from kvlab.evaluate.evaluation import OnProgress, ProgressReporter
+from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.scoring import Pair, score_pairs
 from kvlab.model.generate import decode_step, prefill
+from kvlab.spec.lm_eval_tasks import LmEvalTask, find_task_file
 from kvlab.trial.model_targets import OpenedModel
 
+FEWSHOT_SEED = 1234
+"""lm-eval's own."""
 
-def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
+
+@dataclass
+class TaskResults:
+    """Results on tasks.
+
+    Attributes:
+        measurements: numbers by the names of `kvlab.store.metrics`.
+        outcomes: see `kvlab.store.Store.tasks`.
+    """
+
+    measurements: dict[str, float | int] = field(default_factory=dict)
+    outcomes: dict[str, Any] = field(default_factory=dict)
+
+
+def run_tasks(
+    opened: OpenedModel,
+    tasks: Sequence[LmEvalTask],
+    *,
+    served: bool,
+    on_progress: OnProgress | None = None,
+) -> TaskResults:
+    """Run tasks one-shot, and again through the serving cache if ``served``.
+
+    Args:
+        on_progress: as in `kvlab.evaluate.evaluate`.
+
+    Raises:
+        UsageError: lm-eval is not installed, or a task is unknown or asks for what kvlab cannot
+            answer.
+        DataError: a task's items are unavailable.
+    """
+    results = TaskResults()
+    for task in tasks:
+        loaded = _load_task(task)
+        for suffix in ("", "_served") if served else ("",):
+            note = f"lm-eval {task.task}{suffix.replace('_', ', ')}"
+            model = harness_model(opened, served=bool(suffix), on_progress=on_progress, note=note)
+            _add_results(results, task, _evaluate(model, loaded, task.limit), suffix)
+    return results
+
+
+def _load_task(task: LmEvalTask) -> Any:
+    """Return lm-eval's task with its items.
+
+    Only the task's own folder is indexed: indexing all tasks takes the better part of a minute.
+    """
+    try:
+        path = find_task_file(task)
+    except LookupError as error:
+        raise UsageError(f"evaluation.lm_eval: {task.task} {error}") from None
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_defaults=False, include_path=str(path.parent))
+    try:
+        loaded = manager.load([task.task])
+    except Exception as error:
+        text = f"lm-eval cannot load the items of {task.task} ({type(error).__name__}: {error})"
+        raise DataError(f"{text}; they are downloaded at first use") from None
+    for one in loaded["tasks"].values():
+        one.set_fewshot_seed(FEWSHOT_SEED)
+    return loaded
+
+
+def _evaluate(model: Any, loaded: Any, limit: int | None) -> dict[str, Any]:
+    from lm_eval.evaluator import evaluate
+
+    results = evaluate(model, loaded, limit=limit, bootstrap_iters=0, verbosity="ERROR")
+    assert results is not None, "there is one process"
+    return dict(results)
+
+
+def _add_results(
+    results: TaskResults, task: LmEvalTask, found: dict[str, Any], suffix: str
+) -> None:
+    """Add one task's numbers, and its outcomes by item in the order of the items."""
+    from importlib.metadata import version
+
+    samples = sorted(found["samples"][task.task], key=lambda sample: sample["doc_id"])
+    hashes = [sample["doc_hash"] for sample in samples]
+    digest = hashlib.sha256("".join(dict.fromkeys(hashes)).encode()).hexdigest()
+    results.measurements[f"{task.metric_prefix}items"] = found["n-samples"][task.task]["effective"]
+    facts = {"harness": version("lm-eval"), "version": found["versions"].get(task.task)}
+    entry = results.outcomes.setdefault(task.task, {**facts, "items": digest, "outcomes": {}})
+    for key, value in found["results"][task.task].items():
+        metric, comma, chosen = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+            continue
+        name = metric if chosen == "none" else f"{chosen}_{metric}"
+        name = task.metric_prefix + re.sub("[^a-z0-9]+", "_", name.lower()) + suffix
+        results.measurements[name] = float(value)
+        outcomes = [sample.get(metric) for sample in samples if sample["filter"] == chosen]
+        if all(isinstance(outcome, int | float) for outcome in outcomes):
+            entry["outcomes"][name] = [float(outcome) for outcome in outcomes]
+
+
+def harness_model(
+    opened: OpenedModel,
+    *,
+    served: bool = False,
+    on_progress: OnProgress | None = None,
+    note: str = "lm-eval",
+) -> Any:
     """Return an ``lm_eval.api.model.LM`` of a model.
 
     Args:
         served: score token by token through its serving cache, instead of one-shot.
+        on_progress: as in `kvlab.evaluate.evaluate`; gets ``note``.
 
     Raises:
         UsageError: lm-eval is not installed, or the model's tokenizer is unknown.
@@ -42,13 +153,20 @@ def harness_model(opened: OpenedModel, *, served: bool = False) -> Any:
         """Translate lm-eval's requests; see its guide to models."""
 
         def loglikelihood(self, requests: Any) -> list[tuple[float, bool]]:
-            return scorer.score_continuations([request.args for request in requests])
+            on_count = ProgressReporter(note, len(requests), on_progress).advance
+            return scorer.score_continuations([request.args for request in requests], on_count)
 
         def loglikelihood_rolling(self, requests: Any) -> list[float]:
-            return [scorer.score_text(request.args[0]) for request in requests]
+            return [scorer.score_text(request.args[0]) for request in count(requests)]
 
         def generate_until(self, requests: Any) -> list[str]:
-            return [scorer.generate(*request.args) for request in requests]
+            return [scorer.generate(*request.args) for request in count(requests)]
+
+    def count(requests: Any) -> Iterator[Any]:
+        on_count = ProgressReporter(note, len(requests), on_progress).advance
+        for request in requests:
+            yield request
+            on_count(1)
 
     return KvlabLM()
 
@@ -60,17 +178,20 @@ class TextScorer:
         self._model, self._tokenizer = opened.model.eval(), tokenizer
         self._serving = opened.serving if served else None
 
-    def score_continuations(self, texts: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+    def score_continuations(
+        self, texts: Sequence[tuple[str, str]], on_count: OnCount = lambda _: None
+    ) -> list[tuple[float, bool]]:
         """Return each continuation's log-likelihood, and whether greedy decoding produces it.
 
         Args:
             texts: pairs of context and continuation.
+            on_count: called with the number of continuations that are newly done.
 
         Raises:
             UsageError: a continuation is empty.
         """
         pairs = [self._make_pair(context, continuation) for context, continuation in texts]
-        scores = score_pairs(self._model, pairs, self._serving)
+        scores = score_pairs(self._model, pairs, self._serving, on_count)
         return [(-score.nats, score.is_greedy) for score in scores]
 
     def score_text(self, text: str) -> float:

@@ -256,6 +256,8 @@ class _TrialRun:
         self.store.write_items(self.trial.id, measured.items, self.fence)
         if measured.texts:
             self.store.write_texts(self.trial.id, measured.texts, self.fence)
+        if measured.tasks:
+            self.store.write_tasks(self.trial.id, measured.tasks, self.fence)
         provenance = build_provenance(
             self.origin,
             started=attempt.started,

@@ -33,6 +33,8 @@ from kvlab.trial.initial_weights_loader import (
     make_weight_loader,
     read_initialization_record,
 )
+from kvlab.trial.lm_eval_adapter import TaskResults, run_tasks
+from kvlab.trial.model_targets import OpenedModel
 from kvlab.trial.trial import Trial
 
 BENCHMARK_TEXT_TOKENS = 100_000
@@ -99,8 +101,9 @@ class TorchStages:
             device=self._device,
             on_progress=self._report_evaluation,
         )
+        tasks = self._run_tasks(model)
         speed, machine = self._benchmark(model)
-        measurements = {**evaluation.measurements, **speed.measurements}
+        measurements = {**evaluation.measurements, **tasks.measurements, **speed.measurements}
         record = {**asdict(training), "start": read_initialization_record(directory)}
         if record["steps"]:
             measurements |= self._score_tables()
@@ -124,6 +127,7 @@ class TorchStages:
             ),
             items=evaluation.items,
             texts=evaluation.texts,
+            tasks=tasks.outcomes,
             needle=evaluation.needle,
             benchmark=[line.model_dump(mode="json", exclude_defaults=True) for line in speed.lines],
         )
@@ -144,6 +148,17 @@ class TorchStages:
             "loss_bigram": tables.bigram,
             "bigram_tokens": tables.tokens,
         }
+
+    def _run_tasks(self, model: GPT) -> TaskResults:
+        """Run the tasks of ``evaluation.lm_eval``."""
+        experiment = self._experiment
+        opened = OpenedModel(self._trial.id, model, experiment.serving, experiment.data.tokenizer)
+        return run_tasks(
+            opened,
+            experiment.evaluation.lm_eval,
+            served=experiment.evaluation.served,
+            on_progress=self._report_evaluation,
+        )
 
     def _make_model(self) -> GPT:
         return GPT(self._experiment.model, seed=self._trial.seed).to(self._device)

@@ -6,7 +6,13 @@ from kvlab.analysis.study import Study
 from kvlab.report.sections import SECTIONS
 from tests.contracts.section_contract import ReportSectionContract
 from tests.report.full_record import RECORD
-from tests.support.record_factory import MatchedRecord, Record, SizedRecord, TunedRecord
+from tests.support.record_factory import (
+    LmEvalRecord,
+    MatchedRecord,
+    Record,
+    SizedRecord,
+    TunedRecord,
+)
 
 
 @pytest.fixture(scope="module", params=list(SECTIONS))
@@ -35,18 +41,24 @@ def matched_study(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def task_study(tmp_path_factory):
+    return Study.load(LmEvalRecord().write(tmp_path_factory.mktemp("tasks")), "made")
+
+
+@pytest.fixture(scope="module")
 def diverged_study(tmp_path_factory):
     record = Record(status=lambda levels, _: "diverged" if "mqa" in levels.values() else "done")
     return Study.load(record.write(tmp_path_factory.mktemp("diverged")), "made")
 
 
 @pytest.fixture(scope="module")
-def study(name, full_study, sized_study, tuned_study, matched_study, diverged_study):
+def study(name, full_study, sized_study, tuned_study, matched_study, diverged_study, task_study):
     special = {
         "size-trends": sized_study,
         "tuned": tuned_study,
         "matched": matched_study,
         "divergence": diverged_study,
+        "lm-eval": task_study,
     }
     return special.get(name, full_study)
 

@@ -92,6 +92,7 @@ OTHER = {
     "evaluation.recall": 8,
     "evaluation.positions": True,
     "evaluation.needle": {"lengths": [32]},
+    "evaluation.lm_eval": ["piqa"],
     "benchmark.prompt_tokens": 8,
     "benchmark.new_tokens": 8,
     "benchmark.batch_sizes": [1, 2],

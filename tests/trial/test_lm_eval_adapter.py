@@ -1,11 +1,14 @@
+import json
+
 import pytest
 import torch
 
 from kvlab.data import load_tokenizer
-from kvlab.errors import UsageError
+from kvlab.errors import DataError, UsageError
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
-from kvlab.trial.lm_eval_adapter import TextScorer, harness_model
+from kvlab.spec.lm_eval_tasks import LmEvalTask
+from kvlab.trial.lm_eval_adapter import TextScorer, harness_model, run_tasks
 from kvlab.trial.model_targets import OpenedModel
 
 
@@ -108,3 +111,71 @@ def test_the_harness_takes_it(opened):
     assert answer == TextScorer(opened, load_tokenizer("bytes"), served=False).score_continuations(
         pairs
     )
+
+
+LETTERS = """\
+task: Letters-1
+dataset_path: json
+dataset_kwargs: {data_files: {test: ITEMS}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{question}}"
+doc_to_target: "{{label}}"
+doc_to_choice: "{{choices}}"
+metric_list:
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+  - {metric: acc_norm, aggregation: mean, higher_is_better: true}
+metadata: {version: 2.0}
+"""
+QUESTIONS = [("the cat", ["sat down", "sang"], 0), ("a dog", ["ran", "is a very old dog"], 1),
+             ("one", ["two", "or more"], 0), ("night", ["fell", "day and night"], 1),
+             ("never", ["asked", "read"], 0)]  # fmt: skip
+
+
+@pytest.fixture
+def letters(tmp_path, monkeypatch):
+    pytest.importorskip("lm_eval")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    items = tmp_path / "items.jsonl"
+    keys = ("question", "choices", "label")
+    lines = [json.dumps(dict(zip(keys, q, strict=True))) + "\n" for q in QUESTIONS]
+    items.write_text("".join(lines))
+    definition = tmp_path / "letters.yaml"
+    definition.write_text(LETTERS.replace("ITEMS", str(items)))
+    return str(definition)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_task_of_ones_own_is_scored_one_shot_and_served(opened, letters):
+    """Against the choices' log-likelihoods, item by item."""
+    task = LmEvalTask(task="Letters-1", limit=4, definition=letters)
+    tied = OpenedModel("tied", opened.model, ServingConfig(tie="adjacent:2"), "bytes")
+    notes = []
+    results = run_tasks(tied, [task], served=True, on_progress=lambda p: notes.append(p["note"]))
+    expected = {}
+    for suffix, served in (("", False), ("_served", True)):
+        scorer = TextScorer(tied, load_tokenizer("bytes"), served)
+        acc, acc_norm = [], []
+        for question, choices, label in QUESTIONS[:4]:
+            scores = [
+                s for s, _ in scorer.score_continuations([(question, f" {c}") for c in choices])
+            ]
+            normed = [s / len(c) for s, c in zip(scores, choices, strict=True)]
+            acc.append(float(scores.index(max(scores)) == label))
+            acc_norm.append(float(normed.index(max(normed)) == label))
+        expected |= {f"lm_eval_letters_1_acc{suffix}": acc}
+        expected |= {f"lm_eval_letters_1_acc_norm{suffix}": acc_norm}
+    entry = results.outcomes["Letters-1"]
+    assert entry["outcomes"] == expected
+    assert entry["version"] == 2.0
+    shares = {name: sum(values) / 4 for name, values in expected.items()}
+    assert results.measurements == {**shares, "lm_eval_letters_1_items": 4}
+    assert set(notes) == {"lm-eval Letters-1", "lm-eval Letters-1, served"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_items_that_are_unavailable_are_an_error_of_the_data(opened, letters, tmp_path):
+    (tmp_path / "items.jsonl").unlink()
+    task = LmEvalTask(task="Letters-1", definition=letters)
+    with pytest.raises(DataError, match="cannot load the items of Letters-1"):
+        run_tasks(opened, [task], served=False)

@@ -15,6 +15,7 @@ from kvlab.report.sections.hellaswag_accuracy import report_hellaswag
 from kvlab.report.sections.interactions import report_interactions
 from kvlab.report.sections.interval_widths import report_interval_widths
 from kvlab.report.sections.kv_memory import report_memory
+from kvlab.report.sections.lm_eval_tasks import report_lm_eval
 from kvlab.report.sections.looks import report_looks
 from kvlab.report.sections.loss_curves import report_loss_curves
 from kvlab.report.sections.main_effects import report_effects
@@ -61,6 +62,7 @@ SECTIONS: dict[str, SectionEntry] = {
     "equal-memory": SectionEntry(report_equal_memory, compares_quality=True),
     "serving-gap": SectionEntry(report_serving_gap, compares_quality=True),
     "hellaswag": SectionEntry(report_hellaswag, compares_quality=True),
+    "lm-eval": SectionEntry(report_lm_eval, compares_quality=True),
     "probes": SectionEntry(report_probes, compares_quality=True),
     "curves": SectionEntry(report_loss_curves, compares_quality=True),
     "memory": SectionEntry(report_memory),

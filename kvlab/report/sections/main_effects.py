@@ -53,7 +53,7 @@ from kvlab.report.table_columns import (
     simultaneous_column,
     verdict_cell,
 )
-from kvlab.store.metrics import METRICS
+from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
 
 OTHER_METRICS = (
     "loss",
@@ -313,9 +313,10 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
 
 def _other_metrics_table(study: Study) -> Table | None:
     derived = [name for name, metric in METRICS.items() if metric.derive]
+    tasks = [m for m in study.measured_metrics if m.startswith(LM_EVAL_PREFIX)]
     metrics = [
         m
-        for m in (*OTHER_METRICS, *derived)
+        for m in (*OTHER_METRICS, *(m for m in tasks if METRICS[m].better != "neither"), *derived)
         if m != study.primary_metric
         and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
     ]

@@ -1,0 +1,93 @@
+"""`evaluation.lm_eval`: names, limits, files of one's own, and what is refused where."""
+
+import pytest
+
+from kvlab.errors import SpecError
+from kvlab.spec import EvaluationConfig, load_sweep
+from kvlab.spec import lm_eval_tasks as module
+from kvlab.spec.experiment import Experiment
+from kvlab.trial.fingerprint import trial_fingerprint
+
+TASK = "task: letters\ndataset_path: json\n"
+
+
+def write_sweep(folder, tasks):
+    """A sweep of two cells whose base experiment evaluates on ``tasks``, on line 3."""
+    (folder / "base.yaml").write_text(
+        f"name: base\nevaluation:\n  lm_eval: {tasks}\nmodel: {{n_layer: 2, n_head: 2, n_embd: 8}}\n"
+        "data: {tokenizer: bytes}\ntraining: {tokens: 0}\n"
+    )
+    path = folder / "made.yaml"
+    path.write_text(
+        "question: What?\nexperiment: base.yaml\n"
+        "factors: {heads: {mha: {}, mqa: {model.n_kv_head: 1}}}\nseeds: [0, 1]\n"
+    )
+    return path
+
+
+@pytest.fixture
+def definition(tmp_path):
+    """Write the file of a task; return how a spec names it."""
+    (tmp_path / "letters.yaml").write_text(TASK)
+    return "[{task: letters, definition: letters.yaml, limit: 5}]"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "column", "message"),
+    [
+        ("[arc_easy, arc_esy]", 23, "[1] = arc_esy is not a task of lm-eval (of a group, name its"),
+        ("[mmlu]", 13, "[0] = mmlu is not a task of lm-eval"),
+        ("[{task: a, definition: no.yaml}]", 13, "no.yaml, which is not a file"),
+        ("[{task: other, definition: letters.yaml}]", 13, "it needs the line task: other"),
+    ],
+)
+@pytest.mark.usefixtures("definition")
+def test_an_unknown_task_is_refused_where_it_is_written(tmp_path, tasks, column, message):
+    pytest.importorskip("lm_eval")
+    with pytest.raises(SpecError) as error:
+        load_sweep(write_sweep(tmp_path, tasks))
+    assert f"base.yaml:3:{column}: evaluation.lm_eval" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_a_close_name_is_proposed(tmp_path):
+    pytest.importorskip("lm_eval")
+    with pytest.raises(SpecError, match=r"did you mean arc_easy or"):
+        load_sweep(write_sweep(tmp_path, "[arc_esy]"))
+
+
+def test_without_lm_eval_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda _name: None)
+    with pytest.raises(SpecError, match=r"base.yaml:3:13: .*pip install 'kvlab\[lm-eval\]'"):
+        load_sweep(write_sweep(tmp_path, "[piqa]"))
+
+
+def test_a_task_is_named_once():
+    for twice in (["piqa", "piqa"], ["a-b", {"task": "a_b", "limit": 3}]):
+        with pytest.raises(ValueError, match="name each task once"):
+            EvaluationConfig.model_validate({"lm_eval": twice})
+
+
+def test_a_definition_is_found_beside_the_sweep_and_enters_the_id_by_its_contents(
+    tmp_path, definition
+):
+    pytest.importorskip("lm_eval")
+    path = write_sweep(tmp_path, definition)
+
+    def identify():
+        experiment = next(iter(load_sweep(path).cells())).experiment
+        return trial_fingerprint(experiment, "text", 0)
+
+    first = identify()
+    assert identify() == first
+    (tmp_path / "letters.yaml").write_text(TASK + "num_fewshot: 5\n")
+    assert identify() != first
+
+
+def test_without_tasks_ids_stay_as_they_were():
+    plain = Experiment(name="made", model={"n_layer": 2, "n_head": 2, "n_embd": 8})
+    assert "lm_eval" not in plain.evaluation.identity()
+    changed = plain.model_copy(
+        update={"evaluation": EvaluationConfig.model_validate({"lm_eval": ["piqa"]})}
+    )
+    assert trial_fingerprint(plain, "text", 0) != trial_fingerprint(changed, "text", 0)
