@@ -71,6 +71,11 @@ SWEEP: dict[str, Any] = {
     "seeds": [0, 1],
     "failures": {"killed_retries": 2},
 }
+FAIR: dict[str, Any] = {
+    **SWEEP,
+    "match": ["none", "parameters"],
+    "tune": {"training.learning_rate": [1e-3, 2e-3, 4e-3], "seeds": [100], "share": ["window"]},
+}
 SEARCH: dict[str, Any] = {
     "question": "What is best?",
     "experiment": "e.yaml",
@@ -94,7 +99,7 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 KEYS = [
     "design", "designs", "zip", "when", "target", "cells", "generators", "exclude", "include", "seeds",
-    "search", "failures", "model", "preset", "kv_sharing", "tie", "window", "point", "base", "init_from",
+    "search", "failures", "match", "tune", "share", "model", "preset", "kv_sharing", "tie", "window", "point", "base", "init_from",
     "a.b", ".", "", "model.window", "training.init_from", "__class__", "../x", "\u00e9",
 ]  # fmt: skip
 
@@ -102,7 +107,9 @@ KEYS = [
 def make_files(number: int) -> dict[str, bytes]:
     """Return the two files of case ``number``."""
     rng = random.Random(number)
-    specs = {"e.yaml": EXPERIMENT, "s.yaml": SEARCH if rng.random() < 0.2 else SWEEP}
+    kind = rng.random()
+    sweep = SEARCH if kind < 0.2 else FAIR if kind < 0.4 else SWEEP
+    specs = {"e.yaml": EXPERIMENT, "s.yaml": sweep}
     copies = copy.deepcopy(specs)
     victim = "e.yaml" if rng.random() < 0.3 else "s.yaml"
     for _ in range(rng.randint(1, 4)):
