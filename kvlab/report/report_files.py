@@ -60,7 +60,7 @@ def write_report(
         write_atomic(path, content)
     _remove_stale_files(report_folder, set(files))
     if study.declared_looks is None and study.done_rows:
-        store.note_report(study.name, {row.seed for row in study.done_rows})
+        store.note_report(study.name, study.seeds)
     return report_folder
 
 

@@ -38,7 +38,7 @@ def test_the_bounds_of_four_looks_are_those_of_the_t_statistic():
 
 @pytest.mark.parametrize(("sizes", "alpha"), [(SIZES, 0.05), ((2, 4, 8), 0.02), ((5, 6), 0.1)])
 def test_the_looks_spend_the_error_that_is_declared(sizes, alpha):
-    values = np.random.default_rng(1).standard_normal((sizes[-1], 400_000))
+    values = np.random.default_rng(1).standard_normal((sizes[-1], 200_000))
     crossed = np.zeros(values.shape[1], dtype=bool)
     bounds = t_bounds(sizes, sizes[-1], alpha)
     for size, bound, t in zip(sizes, bounds, t_statistics(values, sizes), strict=True):
@@ -52,7 +52,7 @@ def test_fewer_seeds_than_declared_spend_less():
     assert t_bounds((3, 5), 10, 0.05) == t_bounds((3, 5, 7, 10), 10, 0.05)[:2]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(2, 12))
 def test_a_larger_level_never_has_a_higher_bound(claims):
     strict, loose = t_bounds(SIZES, 10, 0.05 / claims), t_bounds(SIZES, 10, 0.05 / (claims - 1))
@@ -94,7 +94,7 @@ def test_an_interval_below_the_margin_is_bounded_at_an_interim_look():
     assert states[-1]["close"] == states[first]["close"], "a decision is final"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([None, 0.5, 3.0]), st.floats(0, 3))
 def test_an_interval_excludes_zero_if_and_only_if_a_difference_is_called(
     seed, claims, margin, effect

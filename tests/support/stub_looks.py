@@ -54,7 +54,7 @@ def drive_looks(sweep, store, *, lines=None, on_stage=None, **stages):
 
     Args:
         lines: Receives what was decided.
-        on_stage: Called with every stage before it runs.
+        on_stage: Called with every stage that has trials to run, before it runs them.
         stages: Arguments of the stub stages.
     """
 
@@ -65,11 +65,11 @@ def drive_looks(sweep, store, *, lines=None, on_stage=None, **stages):
         return stage
 
     def run(stage):
-        if on_stage is not None:
-            on_stage(stage)
         executor = InlineExecutor(KnownRun(store.path, **stages))
         description = describe_stage(stage, yaml="", experiment_yaml="", command="")
-        return Driver(stage.plan, store, executor, description=description).run()
+        prepare = None if on_stage is None else lambda missing, _: (on_stage(stage), missing)[1]
+        driver = Driver(stage.plan, store, executor, description=description, prepare=prepare)
+        return driver.run()
 
     return run_stages(next_stage(), run, next_stage)
 
