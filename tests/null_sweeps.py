@@ -275,6 +275,12 @@ def list_structures() -> dict[str, Structure]:
         found[f"4 levels, noisy cell, trials missing, {seeds} seeds"] = Structure(
             THREE, seeds, one_noisy_cell, has_trial=lambda cell, seed: cell < 9 or seed < 2
         )
+        found[f"4 levels, noisy baseline, trials missing, {seeds} seeds"] = Structure(
+            THREE, seeds, noisy_baseline, has_trial=lambda cell, seed: cell > 2 or seed < 2
+        )
+        found[f"5 levels, noisy cell, trials missing, {seeds} seeds"] = Structure(
+            ONE_OF_5, seeds, one_noisy_cell, has_trial=lambda cell, seed: cell < 3 or seed < 2
+        )
     for seeds in (3, 5, 10):
         for side in ("level", "baseline"):
             found[f"1 level, worse half of the {side} diverges, {seeds} seeds"] = Structure(

@@ -318,12 +318,17 @@ def _estimate_effect(
         by_setting=tuple((s.others, mean(list(s.differences.values()))) for s in used),
         limits=_limiting_levels(factors, change, used),
         weights=average_weights(groups),
-        divergence=count_divergence(cells, matched),
+        divergence=count_divergence(cells, matched) if _is_learned(metric) else None,
     )
 
 
 def _shared_seeds(cells: Cells, corners: Corners) -> set[int]:
     return set.intersection(*(set(cells[levels]) for _, levels in corners))
+
+
+def _is_learned(metric: str) -> bool:
+    """Return whether a metric measures what training has learned, not memory or time."""
+    return METRICS[metric].unit in ("nats/token", "nats", "bits/byte", "")
 
 
 def _estimate_over_seeds(by_seed: list[float], scale: float, metric: str) -> Estimate | None:
@@ -355,7 +360,9 @@ def _estimate_contrast(cells: Cells, change: Change, metric: str, contrast: Cont
         by_setting=(),
         limits=(),
         weights=dict(contrast.weights),
-        divergence=count_contrast_divergence(cells, contrast.weights),
+        divergence=(
+            count_contrast_divergence(cells, contrast.weights) if _is_learned(metric) else None
+        ),
         aliases=contrast.aliases,
         is_contrast=True,
     )

@@ -11,8 +11,9 @@ over S seeds and equal variances they are K(S-1). Main effects that share cells,
 are all compared with one baseline cell, are correlated, and one cell that is far noisier than the
 others makes all of them move together; either leaves fewer. So they are computed twice from the
 contrasts' covariance, with equal variances and with the cells' own residual variances, and the
-fewer are used. Where a level's own error is the larger, its degrees of freedom are the geometric
-mean of the pooled and its own; at two seeds its own single one.
+fewer are used. A level that was seen at fewer seeds than another gets fewer in proportion. Where a
+level's own error is the larger, its degrees of freedom are the geometric mean of the pooled and its
+own; at two seeds its own single one.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -68,14 +69,25 @@ def pool_errors(
     noise = _residual_variances([values[key] for key in keys])
     df = min(_satterthwaite_df(matrix, overlaps, one) for one in (np.ones(len(keys)), noise))
     own_errors, pooled_errors = np.sqrt(variances / counts), np.sqrt(pooled * lengths / counts)
+    shares = (counts - 1) / (counts.max() - 1)
     return [
-        StandardError(shared, df, is_pooled=len(differences) > 1)
-        if shared >= own
-        else StandardError(own, 1.0 if count == 2 else (df * (count - 1)) ** 0.5)
-        for own, shared, count in zip(
-            own_errors.tolist(), pooled_errors.tolist(), counts.tolist(), strict=True
+        _larger_error(*one, is_alone=len(differences) == 1)
+        for one in zip(
+            own_errors.tolist(),
+            pooled_errors.tolist(),
+            (counts - 1).tolist(),
+            np.maximum(1.0, df * shares).tolist(),
+            strict=True,
         )
     ]
+
+
+def _larger_error(
+    own: float, pooled: float, own_df: float, pooled_df: float, *, is_alone: bool
+) -> StandardError:
+    if pooled >= own:
+        return StandardError(pooled, pooled_df, is_pooled=not is_alone)
+    return StandardError(own, 1.0 if own_df == 1 else (pooled_df * own_df) ** 0.5)
 
 
 def _shared_freedom(differences: Sequence[Mapping[int, float]]) -> "Array":

@@ -35,13 +35,6 @@ _FLIPS = 100_000
 
 EstimateKind = Literal["tested", "one seed", "unvaried", "exact", "identical"]
 
-UNTESTED: dict[str, str] = {
-    "one seed": "one seed: not tested",
-    "unvaried": "same at every seed: not tested",
-    "identical": "identical",
-}
-"""Verdicts of the kinds of estimates that are neither tested nor exact."""
-
 
 @dataclass(frozen=True)
 class Estimate:

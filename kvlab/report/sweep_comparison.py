@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kvlab.analysis.statistics import UNTESTED
 from kvlab.analysis.study import BASELINE_LABEL, Study
 from kvlab.analysis.sweep_shifts import Shift, SweepShifts, estimate_shifts
 from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import VERDICTS
 from kvlab.report.pareto_front import CellPoint, best_cells_by_budget, memory_front
 
 NOT_ASKED = "not asked"
@@ -171,7 +171,7 @@ def _describe_cells(
 def _verdict(shift: Shift | None, found: str = "changed") -> str:
     if shift is None:
         return "not compared"
-    return found if shift.is_found else UNTESTED.get(shift.kind, "within noise")
+    return found if shift.is_found else VERDICTS.get(shift.kind, VERDICTS["within noise"]).words
 
 
 def _compare_effects(

@@ -37,6 +37,8 @@ def test_a_level_that_diverges_is_not_better(tmp_path):
     assert (rope.verdict, rope.is_significant, rope.has_interval) == ("diverged", False, False)
     assert (rope.divergence.level, rope.divergence.partner, rope.divergence.pairs) == (1, 0, 12)
     assert rope.value < -0.03, "the difference of those that ended is shown"
+    time = effects(study(tmp_path, status), "tpot_ms_p50")["position=rope"]
+    assert time.verdict_name != "diverged", "how fast it decodes has nothing to do with it"
     failed = effects(study(tmp_path / "2", lambda *at: status(*at).replace("diverged", "failed")))
     assert failed["position=rope"].verdict == "better", "a trial that was killed says nothing"
 

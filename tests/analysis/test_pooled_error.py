@@ -103,6 +103,9 @@ MOST = {
     "costly levels beside none": Structure(THREE, 3, effects=(50.0, 50.0)),
     "at the margin": Structure(THREE, 3, effects=(2.0, 2.0, 0.0, 0.0), margin=2.0),
     "trials missing": list_structures()["4 levels, trials missing, 5 seeds"],
+    "trials missing of a noisy cell": list_structures()[
+        "4 levels, noisy cell, trials missing, 3 seeds"
+    ],
     "half of a level diverges": Structure(THREE, 5, diverges="level"),
 }
 
@@ -131,6 +134,13 @@ def test_divergence_was_called_better():
 
 def test_seeds_that_differ_between_levels_are_pooled():
     structure = list_structures()["5 levels, trials missing, 5 seeds"]
-    effects = next(simulate(structure, 1, np.random.default_rng(1)))
-    assert {len(effect.seeds) for effect in effects} == {2, 5}
-    assert len({effect.tested_error.df for effect in effects if effect.error.is_pooled}) == 1
+    found = []
+    for effects in simulate(structure, 20, np.random.default_rng(1)):
+        assert {len(effect.seeds) for effect in effects} == {2, 5}
+        pooled = [effect for effect in effects if effect.tested_error.is_pooled]
+        degrees = {len(effect.seeds): effect.tested_error.df for effect in pooled}
+        if len(degrees) == 2:
+            found.append(degrees)
+    assert found
+    for degrees in found:
+        assert degrees[2] == pytest.approx(max(1.0, degrees[5] / 4))

@@ -312,7 +312,9 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
 
 
 def _other_metrics_table(study: Study) -> Table | None:
-    derived = [name for name, metric in METRICS.items() if metric.derive]
+    derived = [  # a paired loss is a one-shot loss once more, of the served text alone
+        m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
+    ]
     tasks = [m for m in study.measured_metrics if m.startswith(LM_EVAL_PREFIX)]
     metrics = [
         m
