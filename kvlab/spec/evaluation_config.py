@@ -99,7 +99,7 @@ class EvaluationConfig(SpecModel):
         prefixes = [task.metric_prefix for task in self.lm_eval]
         for number, task in enumerate(self.lm_eval):
             if task.metric_prefix in prefixes[:number]:
-                text = f"{task.task} is there before, by this or nearly this name"
+                text = "is in the list before, by this name or one of the same letters"
                 yield f"lm_eval.{number}", f"{text}; name each task once"
         if self.loss_bytes is None:
             return

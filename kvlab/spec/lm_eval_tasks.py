@@ -123,5 +123,5 @@ def _find_task_errors(tasks: tuple[LmEvalTask, ...]) -> Iterator[FieldError]:
         try:
             find_task_file(task)
         except LookupError as error:
-            text = f"evaluation.lm_eval[{number}] = {task.task} {error}"
+            text = f"evaluation.lm_eval.{number} = {task.task} {error}"
             yield FieldError(("evaluation", "lm_eval", number), text)

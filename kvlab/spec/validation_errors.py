@@ -171,6 +171,8 @@ def _field_names_at(path: Path, root: type[BaseModel]) -> Iterator[str]:
     """Yield the keys that the section at ``path`` of ``root`` may have."""
     model: Any = root
     for key in path:
+        if isinstance(key, int):
+            continue  # of a list, whose items all have the same keys
         field = getattr(model, "model_fields", {}).get(key)
         if field is None:
             return

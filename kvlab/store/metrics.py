@@ -151,7 +151,10 @@ class MetricTable(dict[str, Metric]):
     def sort(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those of ``names`` that are metrics, in the order of the table."""
         given = set(names)
-        by_rule = sorted(name for name in given - set(self) if name in self)
+        by_rule = sorted(
+            (name for name in given - set(self) if name in self),
+            key=lambda name: (name.removesuffix("_served"), name),
+        )
         return (*(name for name in self if name in given), *by_rule)
 
 

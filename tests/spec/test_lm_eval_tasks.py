@@ -35,8 +35,8 @@ def definition(tmp_path):
 @pytest.mark.parametrize(
     ("tasks", "column", "message"),
     [
-        ("[arc_easy, arc_esy]", 23, "[1] = arc_esy is not a task of lm-eval (of a group, name its"),
-        ("[mmlu]", 13, "[0] = mmlu is not a task of lm-eval"),
+        ("[arc_easy, arc_esy]", 23, ".1 = arc_esy is not a task of lm-eval (of a group, name its"),
+        ("[mmlu]", 13, ".0 = mmlu is not a task of lm-eval"),
         ("[{task: a, definition: no.yaml}]", 13, "no.yaml, which is not a file"),
         ("[{task: other, definition: letters.yaml}]", 13, "it needs the line task: other"),
     ],
@@ -48,6 +48,13 @@ def test_an_unknown_task_is_refused_where_it_is_written(tmp_path, tasks, column,
         load_sweep(write_sweep(tmp_path, tasks))
     assert f"base.yaml:3:{column}: evaluation.lm_eval" in str(error.value)
     assert message in str(error.value)
+
+
+def test_an_unknown_key_of_a_task_is_refused_with_the_known_ones(tmp_path):
+    with pytest.raises(SpecError, match=r"lm_eval.0.tsk is not a known key; did you mean task\?"):
+        load_sweep(write_sweep(tmp_path, "[{tsk: a}]"))
+    with pytest.raises(SpecError, match=r"known keys: definition, limit, task"):
+        load_sweep(write_sweep(tmp_path, "[{task: a, name: a}]"))
 
 
 def test_a_close_name_is_proposed(tmp_path):

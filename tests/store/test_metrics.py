@@ -80,3 +80,36 @@ def test_a_recorded_value_precedes_a_derived_one_and_the_result_stays_as_it_is()
 def test_infinite_derived_values_are_left_out(monkeypatch):
     monkeypatch.setitem(METRICS, "odd", Metric("odd", "", "lower", lambda _: float("inf")))
     assert "odd" not in collect_metrics({"measurements": {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "unit", "better"),
+    [
+        ("lm_eval_arc_easy_acc", "lm-eval arc_easy acc", "", "higher"),
+        ("lm_eval_arc_easy_acc_norm_served", "lm-eval arc_easy acc_norm, served", "", "higher"),
+        ("lm_eval_wikitext_word_perplexity", "lm-eval wikitext word_perplexity", "perplexity",
+         "lower"),
+        ("lm_eval_truthfulqa_rouge_max_served", "lm-eval truthfulqa_rouge_max, served", "score",
+         "neither"),
+        ("lm_eval_piqa_items", "lm-eval piqa items", "items", "neither"),
+    ],
+)  # fmt: skip
+def test_tasks_of_lm_eval_are_metrics_by_their_names(name, title, unit, better):
+    assert name in METRICS
+    assert (METRICS[name].title, METRICS[name].unit, METRICS[name].better) == (title, unit, better)
+
+
+def test_other_names_are_no_metrics_by_that_rule():
+    for name in ("lm_eval_", "lm_eval", "acc", "lm_eval_Piqa_acc"):
+        assert name not in METRICS
+        with pytest.raises(KeyError):
+            METRICS[name]
+
+
+def test_metrics_are_sorted_as_the_table_and_then_by_task():
+    names = ["lm_eval_b_acc_served", "lm_eval_a_acc", "unknown", "lm_eval_b_acc", "loss_served",
+             "lm_eval_b_acc_norm", "loss"]  # fmt: skip
+    assert METRICS.sort(names) == (
+        "loss", "loss_served", "lm_eval_a_acc", "lm_eval_b_acc", "lm_eval_b_acc_served",
+        "lm_eval_b_acc_norm",
+    )  # fmt: skip
