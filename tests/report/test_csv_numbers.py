@@ -44,7 +44,7 @@ def study(tmp_path_factory):
 def tables(study):
     """Name -> rows, each a mapping of heads to texts."""
     document = make_document(study)
-    elsewhere = {"size-trends", "tuned", "matched", "divergence"}  # records of their own
+    elsewhere = {"size-trends", "tuned", "matched", "divergence", "lm-eval"}  # own records
     assert document.sections.keys() == SECTIONS.keys() - elsewhere, "nothing to check"
     return {t.name: list(csv.DictReader(io.StringIO(table_to_csv(t)))) for t in document.tables}
 
@@ -244,8 +244,8 @@ def test_effects_on_other_measurements_say_their_unit(tables, study):
         near(row["difference"], factor * effect.estimate.value)
         if row["simultaneous 95% low"]:
             ends = [float(row[f"simultaneous 95% {end}"]) for end in ("low", "high")]
-            near(mean(ends), factor * effect.estimate.value)
-            assert ends[0] < ends[1]
+            # of found effects the interval ends at zero: it is not symmetric
+            assert ends[0] < factor * effect.estimate.value < ends[1]
         assert int(row["pairs"]) == effect.pairs_used
     assert {"points", "nats/token", "ms", "tokens/s", "times"} <= units
 

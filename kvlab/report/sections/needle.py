@@ -24,8 +24,10 @@ from kvlab.report.table_columns import mean_and_spread
 Line = Mapping[str, Any]
 """What one trial recorded of one length and depth; see `kvlab.evaluate.needle.needle_lines`."""
 
-_FOUND_ERRORS = 2.0
-"""Standard errors by which a found needle lowers the loss, at every seed."""
+_FOUND_GAIN, _FOUND_ERRORS = 1.0, 2.0
+"""A found needle lowers the loss at every seed by more nats per token than the first, beyond the
+second in standard errors over rows. Less, such as of a token that is likelier because it occurred,
+is no recall, however small its error."""
 
 
 def needle_contents(study: Study) -> list[Content]:
@@ -68,7 +70,9 @@ def _summarize(study: Study, lines: list[Line]) -> str:
         lost = sum(not _is_found(place, "_served") for place in found)
         text += f", and {lost} of these are lost when served" if found else ""
     if not found:
-        return f"{text}: these models do not recall, so the table shows chance and no reach."
+        gain = format_fixed(max(line["gain"] for line in lines), 3)
+        text += f": the needle lowers the loss by at most {gain} nats/token"
+        return f"{text}. These models do not recall, so the table shows chance and no reach."
     return f"{text}."
 
 
@@ -82,10 +86,10 @@ def _places(study: Study, levels: Levels) -> dict[tuple[int, float], list[Line]]
 
 
 def _is_found(lines: list[Line], suffix: str) -> bool:
-    """Return whether the needle lowers the loss at every seed, by its error over rows."""
+    """Return whether the answer is at least e times as likely as without the needle."""
     name = f"gain{suffix}"
     return all(
-        name in line and line[name] > _FOUND_ERRORS * line.get(f"{name}_stderr", 0.0)
+        name in line and line[name] > _FOUND_GAIN + _FOUND_ERRORS * line.get(f"{name}_stderr", 0.0)
         for line in lines
     )
 
@@ -117,8 +121,8 @@ def _loss_table(study: Study, lines: list[Line]) -> Table:
             rows.append(Row((*head, *changes), study.cell_key(levels)))
     caption = (
         f"Loss of the needle's answer (nats/token) by its depth; {_error_note(study)}. In bold:"
-        f" found one-shot, at every seed below absent by {_FOUND_ERRORS:g} standard errors over"
-        " rows; lost: found one-shot, and not when served."
+        f" found one-shot, at every seed more than {_FOUND_GAIN:g} nat/token below absent, by"
+        f" {_FOUND_ERRORS:g} standard errors over rows; lost: found one-shot, and not when served."
     )
     return Table("needle", caption, columns, tuple(rows))
 
