@@ -36,7 +36,7 @@ from kvlab.spec import DataConfig
 
 _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<u8")])
 _CHUNK_TOKENS = 16_000_000
-_SCAN_TOKENS = 1_000_000
+_SCAN_TOKENS = 100_000
 _FEWEST_GROUPS = 4
 
 

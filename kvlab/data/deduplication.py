@@ -124,7 +124,7 @@ def measure_overlap(
     training: npt.NDArray[np.integer],
     length: int,
     threads: int,
-    chunk: int = 4_000_000,
+    chunk: int = 200_000,
 ) -> float:
     """Return the share of held-out tokens that lie inside an n-gram of the training text.
 
@@ -134,7 +134,7 @@ def measure_overlap(
         held_out, training: token ids, (tokens,).
         length: tokens of the n-gram.
         threads: chunks of training text that are compared side by side.
-        chunk: n-grams in one of them.
+        chunk: n-grams in one of them; so many fit in the processor's cache.
     """
     held_out = np.asarray(held_out[:_MEASURED_TOKENS])
     if len(held_out) < length:
