@@ -79,8 +79,9 @@ def _report_declared(study: Study, seeds: SeedLooks) -> list[Content]:
             f" {difference_unit(study.primary_metric)} is decided, too."
         )
     text += (
-        " Interactions and other measurements are tested once, with the seeds that there are, as if"
-        " these had been chosen beforehand: they explore."
+        " Whatever else this report tests (cells, interactions, other measurements) is tested once,"
+        " with the seeds that there are, as if these had been chosen beforehand: it explores. Only"
+        " the claims are decided with the error kept."
     )
     contents: list[Content] = [paragraph(text), paragraph(_describe_savings(study, seeds))]
     contents.append(_looks_table(study, seeds))
