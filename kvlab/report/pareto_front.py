@@ -212,8 +212,10 @@ def describe_choice(study: Study, best: BudgetBest) -> str:
         text = f" (one seed: not told apart from the other {others:,})"
     else:
         names = join_names([study.label(levels) for levels in choice.rivals])
-        loss = f"{format_magnitude(metric, choice.largest_loss)} {difference_unit(metric)}"
-        text = f"; not told apart from {names}, and worse than the best of them by at most {loss}"
+        text = f"; not told apart from {names}"
+        if len(study.seeds) > 2:  # two hardly tell a spread
+            loss = f"{format_magnitude(metric, choice.largest_loss)} {difference_unit(metric)}"
+            text += f", and worse than the best of them by at most {loss}"
     return text + describe_divergence(study, best.diverged)
 
 

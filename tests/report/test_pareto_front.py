@@ -165,3 +165,32 @@ def test_cells_on_the_front_by_chance_are_marked(tmp_path):
     }
     assert front["f"] == front["e"] == front["b"] == set(), "better than every smaller cell"
     assert all(rivals and rivals <= set("cde") for cell, rivals in front.items() if cell in "acd")
+
+
+def test_the_answer_lists_what_is_decided_bounded_and_open(tmp_path):
+    class Mixed(Sized):
+        def loss(self, levels, seed):
+            own = {"a": (0, 0, 0, 0), "b": (0.5, 0.51, 0.49, 0.5), "c": (0.001, -0.002, 0.001, 0)}
+            return 4.0 + 0.1 * seed + own[levels["size"]][seed]
+
+    class Open(Sized):
+        def loss(self, levels, seed):
+            own = {"a": (0, 0, 0, 0), "b": (0.5, -0.4, 0.3, -0.2), "c": (0.1, -0.2, 0.3, 0)}
+            return 4.0 + own[levels["size"]][seed]
+
+    for name, record in (("mixed", Mixed), ("open", Open)):
+        made = record(factors={"size": tuple("abc")}, seeds=(0, 1, 2, 3))
+        store = made.write(tmp_path / name)
+        store.write_sweep({**store.sweep("made"), "decide": {"margin": 0.05}})
+        folder = write_report(store, "made", tmp_path / f"{name}-out", ["answer"])
+        text = (folder / "report.md").read_text()
+        if name == "mixed":
+            assert "- **Decided**: **size=b** +0.5000 (" in text
+            assert "), worse." in text
+            assert "- **Bounded**: **size=c** 0.0000 (" in text
+            assert "), costs less than 0.05." in text
+            assert "every level is decided or bounded" in text.lower()
+        else:
+            assert "- **Not decided**: **size=" in text
+            assert " seeds)" in text
+            assert "Decided" not in text.replace("Not decided", "")

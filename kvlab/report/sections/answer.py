@@ -2,10 +2,12 @@
 
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
+from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
+from kvlab.analysis.verdicts import VERDICTS, judge_interval
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import describe_timing_obstacle
-from kvlab.report.document import Paragraph, Section, Span, Strong, paragraph
+from kvlab.report.document import Bullets, Content, Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.formatting import (
     format_difference,
     format_exact_bytes,
@@ -18,90 +20,113 @@ from kvlab.report.pareto_front import best_cells_by_budget, describe_choice, mem
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
-"""Levels that the first sentence names individually."""
+"""Levels that each list names individually."""
+
+MAX_SEEDS = 100
+"""Seeds above which the answer does not say how many would decide a level."""
 
 
 def report_answer(study: Study) -> Section:
     """Answer the sweep's question."""
-    contents = [paragraph(Strong(str(study.sweep["question"])))]
+    contents: list[Content] = [paragraph(Strong(str(study.sweep["question"])))]
     if study.is_untrained:
         contents += _answer_untrained(study)
     elif study.done_rows:
-        contents += [_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
+        contents += [*_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
         contents += _describe_bigram_table(study)
     if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
     return Section("The answer", tuple(contents))
 
 
-def _describe_cost(study: Study) -> Paragraph:
-    """Describe what each level costs by itself."""
+def _describe_cost(study: Study) -> list[Content]:
+    """Describe what each level costs by itself: what is decided, bounded, and neither."""
     metric = study.primary_metric
     title, unit = METRICS[metric].title, METRICS[metric].unit
     base = study.values(study.baseline, metric)
-    spans: list[Span] = [f"The baseline is not measured in {title}; "]
+    text = f"The baseline is not measured in {title}"
     if base:
         mean = format_metric(metric, sum(base.values()) / len(base))
-        count = format_count(len(base), "seed")
-        spans = [f"In {title} the baseline is at {mean} {unit} ({count}); "]
+        text = f"In {title} the baseline is at {mean} {unit} ({format_count(len(base), 'seed')})"
     effects = sorted(
         (effect for effect in study.effects(metric) if effect.estimate is not None),
         key=lambda effect: -abs(effect.value),
     )
     if not effects:
-        return Paragraph((*spans, "no level has a matched pair of finished trials yet."))
-    significant = [effect for effect in effects if effect.is_significant]
-    insignificant = [effect for effect in effects if not effect.is_significant]
-    everywhere = "on average over the settings of the other factors"
-    if significant:
-        spans.append(f"{everywhere}, ")
-        spans += [
-            *_effect_spans(significant, metric, " changes it by "),
-            "; " if insignificant else "",
-        ]
-    if not insignificant:
-        return Paragraph((*spans, "."))
-    if all(e.estimate and e.estimate.kind == "one seed" for e in insignificant):
-        spans += [
-            *_effect_spans(insignificant, metric, " changes it by "),
-            ": one seed, so no difference is",
-        ]
-        return Paragraph((*spans, " claimed."))
-    tests = f"corrected for {format_count(max(effect.n_tests for effect in insignificant), 'test')}"
-    if significant:
-        spans += [
-            *_effect_spans(insignificant, metric, " at "),
-            f" {_be(insignificant)} within noise ({tests}).",
-        ]
+        return [paragraph(f"{text}; no level has a matched pair of finished trials yet.")]
+    if any(effect.has_interval for effect in effects):
+        confidence = f"{100 * (1 - study.decide.alpha):g}%"
+        text += ". The levels against their baseline levels, on average over the settings of the"
+        text += f" other factors, with simultaneous {confidence} intervals:"
     else:
-        spans.append(f"{everywhere}, no level is told apart from noise ({tests}): ")
-        spans += [*_effect_spans(insignificant, metric, " at "), "."]
-    return Paragraph(tuple(spans))
+        text += ". The levels against their baseline levels:"
+    groups: dict[str, list[Effect]] = {}
+    for effect in effects:
+        groups.setdefault(_GROUPS.get(effect.verdict_name, "Not claimed"), []).append(effect)
+    order = [*dict.fromkeys(_GROUPS.values()), "Not claimed"]
+    bullets = [
+        (Strong(name), ": ", *_effect_spans(groups[name], metric), ".")
+        for name in order
+        if name in groups
+    ]
+    return [paragraph(text), Bullets(tuple(bullets))]
 
 
-def _be(effects: list[Effect]) -> str:
-    return "is" if len(effects) == 1 else "are"
+_GROUPS = {
+    **dict.fromkeys(("worse", "worse within", "better", "higher", "lower"), "Decided"),
+    **dict.fromkeys(("bounded", "equivalent", "identical"), "Bounded"),
+    **dict.fromkeys(("within noise", "undecided"), "Not decided"),
+    **dict.fromkeys(("diverged", "baseline diverged"), "Diverged"),
+    **dict.fromkeys(("one seed", "unvaried"), "Not tested"),
+}
+"""Name of a verdict -> what the answer lists it under."""
 
 
-def _effect_spans(effects: list[Effect], metric: str, verb: str) -> list[Span]:
+def _effect_spans(effects: list[Effect], metric: str) -> list[Span]:
     """Name the largest effects with their differences, and count the others."""
     spans: list[Span] = []
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     for number, effect in enumerate(effects[:most]):
-        estimate = effect.estimate
-        assert estimate is not None, "only effects with an estimate are named"
-        last = number and number == len(effects) - 1
-        spans += [" and " if last else ", " if number else "", Strong(effect.name)]
-        spans.append(
-            (verb if number == 0 else verb.replace(" changes it", ""))
-            + format_difference(metric, estimate.value)
-        )
+        spans += ["; " if number else "", Strong(effect.name)]
+        text = f" {format_difference(metric, effect.value)}"
+        is_open = _is_open(effect)
         if effect.has_interval:
             low, high = (format_difference(metric, end) for end in (effect.low, effect.high))
-            spans.append(f" (simultaneous {100 * (1 - effect.alpha):g}% {low} to {high})")
+            seeds = f"; {_describe_seeds(effect)}" if is_open else ""
+            text += f" ({low} to {high}{seeds})"
+        if not is_open and effect.verdict_name != "one seed":
+            text += f", {effect.verdict}"
+        spans.append(text)
     if len(effects) > most:
-        spans.append(f" and {len(effects) - most} smaller ones")
+        spans.append(f"; and {len(effects) - most} smaller ones")
+    if effects[0].verdict_name == "one seed":
+        spans.append(": one seed, so no difference is claimed")
+    if _is_open(effects[0]):
+        spans.append(". So many seeds would decide a level by the difference and the spread seen")
     return spans
+
+
+def _is_open(effect: Effect) -> bool:
+    return effect.verdict_name in ("within noise", "undecided")
+
+
+def _describe_seeds(effect: Effect) -> str:
+    seeds = _seeds_to_decide(effect)
+    return f"more than {MAX_SEEDS} seeds" if seeds is None else f"about {seeds} seeds"
+
+
+def _seeds_to_decide(effect: Effect) -> int | None:
+    """Return the number of seeds whose interval would exclude zero, or end below the margin."""
+    error, size = effect.tested_error, abs(effect.value)
+    is_higher_better = METRICS[effect.metric].better == "higher"
+    cost = -effect.value if is_higher_better else effect.value
+    for count in range(len(effect.seeds) + 1, MAX_SEEDS + 1):
+        df = error.df * (count - 1) / max(1, len(effect.seeds) - 1)
+        reach = t_quantile(1 - effect.alpha / (2 * effect.n_tests), df)
+        reach *= error.value * (len(effect.seeds) / count) ** 0.5
+        if reach < size or (effect.margin is not None and cost + reach < effect.margin):
+            return count
+    return None
 
 
 def _describe_savings(study: Study) -> Paragraph:
@@ -152,9 +177,11 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
         return f"{text} (at one seed)"
     if estimate.kind != "tested":
         return text
-    noise = ", within noise" if estimate.low <= 0 <= estimate.high else ""
+    margin = study.decide.margin
+    verdict = judge_interval(estimate.low, estimate.high, METRICS[metric].better, margin)
+    words = VERDICTS[verdict].words.format(margin=f"{margin or 0.0:g}")
     ends = " to ".join(format_difference(metric, end) for end in (estimate.low, estimate.high))
-    return f"{text} (simultaneous {100 * (1 - study.decide.alpha):g}% {ends}{noise})"
+    return f"{text} (simultaneous {100 * (1 - study.decide.alpha):g}% {ends}, {words})"
 
 
 def _describe_confidence(study: Study) -> Paragraph:
@@ -162,8 +189,11 @@ def _describe_confidence(study: Study) -> Paragraph:
     metric, unit = study.primary_metric, METRICS[study.primary_metric].unit
     spans: list[Span] = []
     spans += _gap_spans(study)
-    detectable = sorted(e.detectable for e in study.effects(metric) if e.detectable is not None)
-    if detectable:
+    effects = study.effects(metric)
+    detectable = sorted(e.detectable for e in effects if e.detectable is not None)
+    if any(e.is_tested for e in effects) and not any(_is_open(e) for e in effects):
+        spans.append("every level is decided or bounded")
+    elif detectable:
         low, high = (
             format_magnitude(metric, detectable[0]),
             format_magnitude(metric, detectable[-1]),
@@ -174,7 +204,7 @@ def _describe_confidence(study: Study) -> Paragraph:
     elif len(study.seeds) == 1:
         spans.append("with one seed the spread between seeds is unknown, so no difference is")
         spans.append(" significant or within noise: add seeds before drawing a conclusion")
-    elif any(effect.is_tested for effect in study.effects(metric)):
+    elif any(effect.is_tested for effect in effects):
         spans.append("two seeds tell apart only what is many times larger than the spread between")
         spans.append(" them: add seeds before drawing a conclusion")
     else:

@@ -102,7 +102,7 @@ def _row(study: Study, best: BudgetBest) -> Row:
             value_cell(metric, point.mean),
             *baseline_difference_cells(study, point.levels),
             names_cell(study, best.choice.rivals),
-            _loss_cell(metric, best.choice.largest_loss),
+            _loss_cell(metric, best.choice.largest_loss) if best.n_fitting > 1 else EMPTY_CELL,
         ),
         study.cell_key(point.levels),
     )
