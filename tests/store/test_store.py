@@ -155,6 +155,17 @@ def test_losses_by_document_come_back_and_equal_ones_are_equal_bytes(store):
             store.texts(ID)
 
 
+def test_outcomes_on_tasks_come_back_and_a_damaged_file_is_named(store):
+    tasks = {"letters": {"items": "d1", "outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}}
+    assert store.tasks(ID) == {}
+    store.write_tasks(ID, tasks)
+    assert store.tasks(ID) == tasks
+    path = store.trial_directory(ID) / "tasks.json.gz"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(StoreError, match=r"tasks\.json\.gz cannot be read"):
+        store.tasks(ID)
+
+
 def test_a_result_that_is_set_aside_is_kept_with_its_attempt(store):
     store.create_attempt(ID)
     store.write_items(ID, [{"ind": 1}])

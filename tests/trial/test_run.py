@@ -74,6 +74,7 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert (source["commit"], source["dirty"], source["attempts"]) == ("c" * 40, False, 1)
     assert source["data"]["identity"] == trial.data_identity
     assert list(store.items(trial.id)) == [{"ind": 1, "correct": True}]
+    assert store.tasks(trial.id)["letters"]["outcomes"] == {"lm_eval_letters_acc": [1.0, 0.0]}
 
 
 def test_the_configuration_of_a_training_is_what_its_id_is_made_of(store, trial):
