@@ -62,7 +62,7 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert run(trial, store) == "done"
     directory = store.trial_directory(trial.id)
     assert sorted(os.listdir(directory)) == [
-        "attempts", "items.jsonl.gz", "lock.1", "result.json", "trial.json"
+        "attempts", "items.jsonl.gz", "lock.1", "result.json", "tasks.json.gz", "trial.json"
     ]  # fmt: skip
     assert os.listdir(store.attempt_directory(trial.id, 1)) == ["log.txt"]
     result = store.result(trial.id)
