@@ -17,7 +17,7 @@ from kvlab.report.document import (
 )
 from kvlab.report.figures.plot import SERIES, Axis, Line, Plot, Point
 from kvlab.report.formatting import PLUS_MINUS, display_unit, format_metric
-from kvlab.report.sections.needle import needle_contents
+from kvlab.report.needle_tables import needle_contents
 from kvlab.report.table_columns import mean_cell, mean_column
 
 _RECALL = {"recall_acc": "all", "recall_acc_near": "near", "recall_acc_far": "far"}

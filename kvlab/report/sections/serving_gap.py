@@ -27,7 +27,7 @@ from kvlab.report.formatting import (
     format_p_value,
     format_significant,
 )
-from kvlab.report.sections.serving_divergence import serving_divergence
+from kvlab.report.serving_divergence import serving_divergence
 from kvlab.report.table_columns import mean_and_spread, mean_column, range_cell
 
 
