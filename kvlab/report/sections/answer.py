@@ -32,8 +32,10 @@ def report_answer(study: Study) -> Section:
     if study.is_untrained:
         contents += _answer_untrained(study)
     elif study.done_rows:
-        contents += [*_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
-        contents += _describe_bigram_table(study)
+        findings = [*_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
+        floor = _describe_bigram_table(study)
+        # models that measure noise are said before what they would show
+        contents += [*floor, *findings] if _count_below_table(study) else [*findings, *floor]
     if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
     return Section("The answer", tuple(contents))
@@ -239,18 +241,28 @@ def _gap_clause(gap: ServingGap) -> str:
     return f", exact p {format_p_value(gap.p)}{'' if gap.is_found else ', within noise'}"
 
 
-def _describe_bigram_table(study: Study) -> list[Paragraph]:
-    """Say whether the models beat a bigram table of the text that they were trained on."""
-    pairs = [
+def _losses_and_tables(study: Study) -> list[tuple[float, float]]:
+    """Return every model's one-shot loss and that of its bigram table, in nats per token."""
+    return [
         (row.measurements["loss"], row.measurements["loss_bigram"])
         for row in study.done_rows
         if "loss" in row.measurements and "loss_bigram" in row.measurements
     ]
+
+
+def _count_below_table(study: Study) -> int:
+    """Return how many models do not beat their bigram table."""
+    return sum(loss >= table for loss, table in _losses_and_tables(study))
+
+
+def _describe_bigram_table(study: Study) -> list[Paragraph]:
+    """Say whether the models beat a bigram table of the text that they were trained on."""
+    pairs = _losses_and_tables(study)
     if not pairs:
         return []
     margins = [table - loss for loss, table in pairs]
     table = f"{format_metric('loss', sum(table for _, table in pairs) / len(pairs))} nats/token"
-    losing = sum(margin <= 0 for margin in margins)
+    losing = _count_below_table(study)
     if not losing:
         closest = format_magnitude("loss", min(margins))
         return [
