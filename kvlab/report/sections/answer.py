@@ -79,7 +79,7 @@ _GROUPS = {
     **dict.fromkeys(("bounded", "equivalent", "identical"), "Bounded"),
     **dict.fromkeys(("within noise", "undecided"), "Not decided"),
     **dict.fromkeys(("diverged", "baseline diverged"), "Diverged"),
-    **dict.fromkeys(("one seed", "unvaried"), "Not tested"),
+    **dict.fromkeys(("one seed", "unvaried", "awaited"), "Not tested"),
 }
 """Name of a verdict -> what the answer lists it under."""
 
