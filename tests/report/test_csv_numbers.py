@@ -193,7 +193,8 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
         if effect.is_tested:
             for name in ("95% CI", "simultaneous 95%"):
                 ends = (float(row[f"{name} {end} (nats/token)"]) for end in ("low", "high"))
-                near(mean(ends), effect.estimate.value)
+                if 0.0 not in (ends := list(ends)):  # cut at zero by Holm's steps
+                    near(mean(ends), effect.estimate.value)
             near(row["p"], effect.estimate.p)
             near(row["p (corrected)"], effect.corrected_p)
         settings = [value for _, value in effect.by_setting]
@@ -209,7 +210,7 @@ def test_effects_are_in_their_unit_and_whole(tables, study):
             near(row["detectable (nats/token)"], effect.detectable)
     for row in tables["interactions"]:
         ends = [row[f"simultaneous 95% {end} (nats/token)"] for end in ("low", "high")]
-        if all(ends):
+        if all(ends) and 0.0 not in map(float, ends):
             near(row["beyond the sum (nats/token)"], mean(map(float, ends)))
             assert float(ends[0]) < float(ends[1])
         assert int(row["groups"]) * int(row["seeds"]) >= 2
