@@ -100,7 +100,6 @@ class StubStages:
             machine=Machine("stub", 1),
             data=DataProvenance(self.trial.data_identity, "0" * 64, "none", "bytes"),
             items=[{"ind": 1, "correct": True}],
-            tasks={"letters": {"outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}},
         )
 
     def weights(self):

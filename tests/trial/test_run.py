@@ -62,7 +62,7 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert run(trial, store) == "done"
     directory = store.trial_directory(trial.id)
     assert sorted(os.listdir(directory)) == [
-        "attempts", "items.jsonl.gz", "lock.1", "result.json", "tasks.json.gz", "trial.json"
+        "attempts", "items.jsonl.gz", "lock.1", "result.json", "trial.json"
     ]  # fmt: skip
     assert os.listdir(store.attempt_directory(trial.id, 1)) == ["log.txt"]
     result = store.result(trial.id)
@@ -74,6 +74,16 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert (source["commit"], source["dirty"], source["attempts"]) == ("c" * 40, False, 1)
     assert source["data"]["identity"] == trial.data_identity
     assert list(store.items(trial.id)) == [{"ind": 1, "correct": True}]
+
+
+class StagesWithTasks(StubStages):
+    def measure(self, directory):
+        tasks = {"letters": {"outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}}
+        return replace(super().measure(directory), tasks=tasks)
+
+
+def test_outcomes_on_tasks_are_beside_the_result(store, trial):
+    assert run(trial, store, StagesWithTasks) == "done"
     assert store.tasks(trial.id)["letters"]["outcomes"] == {"lm_eval_letters_acc": [1.0, 0.0]}
 
 
