@@ -104,7 +104,7 @@ def _effect_spans(effects: list[Effect], metric: str) -> list[Span]:
     if effects[0].verdict_name == "one seed":
         spans.append(": one seed, so no difference is claimed")
     if _is_open(effects[0]):
-        spans.append(". So many seeds would decide a level by the difference and the spread seen")
+        spans.append(". So many seeds, declared beforehand, would decide it by what was seen")
     return spans
 
 
