@@ -8,8 +8,10 @@ import pytest
 
 from kvlab.analysis.contrasts import Contrasts
 from kvlab.analysis.effects import estimate_interactions, estimate_main_effects
+from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
-from kvlab.report import write_report
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document
 from kvlab.spec import load_sweep
 from kvlab.spec.designs import DESIGNS
 from tests.support.design_requests import make_request
@@ -159,8 +161,7 @@ def test_the_report_names_what_is_aliased(tmp_path):
             != (c["horizon"] == "l")
         ),
     )
-    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path)
-    text = (folder / "report.md").read_text()
+    text = render_markdown(make_document(Study.load(record.write(tmp_path / "store"), "made")))
     assert "`heads=mqa` is aliased with position=rope and horizon=l" in text
     effects = text.split("## What each level does")[1].split("## ")[0]
     assert "estimated by a contrast over all its cells" in effects
@@ -226,8 +227,7 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
         "notes": sweep.selection.notes,
     }
     store.write_sweep({**store.sweep("quarter"), **frozen})
-    folder = write_report(store, "quarter", tmp_path)
-    text = (folder / "report.md").read_text()
+    text = render_markdown(make_document(Study.load(store, "quarter")))
     assert "A 1/2 fractional factorial design: 8 cells at 3 seeds" in text
     effects = text.split("## What each level does")[1].split("\n## ")[0]
     assert "estimated by a contrast over all its cells" in effects

@@ -6,9 +6,13 @@ import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import pytest
 from markdown_it import MarkdownIt
 
+from kvlab.analysis.study import Study
 from kvlab.report import write_report
+from kvlab.report.html_page import render_html
+from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record
 
 HOSTILE = (
@@ -45,12 +49,22 @@ def hostile_record() -> Record:
     )
 
 
-def test_hostile_texts_do_no_harm_in_html(tmp_path):
-    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    plain = write_report(Record(items=20).write(tmp_path / "plain"), "made", tmp_path / "p")
+@pytest.fixture(scope="module")
+def hostile_report(tmp_path_factory):
+    home = tmp_path_factory.mktemp("hostile")
+    return write_report(hostile_record().write(home / "store"), "made", home)
+
+
+@pytest.fixture(scope="module")
+def plain_page(tmp_path_factory):
+    store = Record(items=40).write(tmp_path_factory.mktemp("plain"))
+    return render_html(make_document(Study.load(store, "made")))
+
+
+def test_hostile_texts_do_no_harm_in_html(hostile_report, plain_page):
+    page = (hostile_report / "report.html").read_text(encoding="utf-8")
     harmless = Elements()
-    harmless.feed((plain / "report.html").read_text(encoding="utf-8"))
+    harmless.feed(plain_page)
     found = Elements()
     found.feed(page)
     assert set(found.tags) <= set(harmless.tags) | {"li", "ul"}
@@ -60,10 +74,9 @@ def test_hostile_texts_do_no_harm_in_html(tmp_path):
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
 
 
-def test_page_needs_nothing_from_elsewhere(tmp_path):
-    folder = write_report(Record(items=40).write(tmp_path / "store"), "made", tmp_path)
+def test_page_needs_nothing_from_elsewhere(plain_page):
     found = Elements()
-    found.feed((folder / "report.html").read_text(encoding="utf-8"))
+    found.feed(plain_page)
     assert not {"img", "link", "iframe", "object"} & set(found.tags)
     links = [value for name, value in found.attributes if name in ("src", "href")]
     assert all(link.startswith("#") for link in links)
@@ -72,9 +85,8 @@ def test_page_needs_nothing_from_elsewhere(tmp_path):
     assert ("lang", "en") in found.attributes
 
 
-def test_hostile_texts_do_no_harm_in_markdown(tmp_path):
-    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
-    text = (folder / "report.md").read_text(encoding="utf-8")
+def test_hostile_texts_do_no_harm_in_markdown(hostile_report):
+    text = (hostile_report / "report.md").read_text(encoding="utf-8")
     tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(text)
     inline = [child for token in tokens for child in token.children or []]
     assert not [t for t in inline if t.type == "html_inline"]
@@ -99,16 +111,15 @@ def test_hostile_texts_do_no_harm_in_csv(tmp_path):
         error="=HYPERLINK(1)", status=lambda _levels, seed: "failed" if seed else "done"
     ).write(tmp_path / "store")
 
-    folder = write_report(store, "made", tmp_path)
+    folder = write_report(store, "made", tmp_path, ["failures"])
     with (folder / "tables" / "failures.csv").open() as file:
         rows = list(csv.reader(file))
     assert len({len(row) for row in rows}) == 1
     assert not [value for row in rows for value in row if value[:1] in "=@+" and value]
 
 
-def test_hostile_texts_do_no_harm_in_pictures(tmp_path):
-    folder = write_report(hostile_record().write(tmp_path / "store"), "made", tmp_path)
-    pictures = sorted((folder / "figures").glob("*.svg"))
+def test_hostile_texts_do_no_harm_in_pictures(hostile_report):
+    pictures = sorted((hostile_report / "figures").glob("*.svg"))
     assert len(pictures) >= 4
     for path in pictures:
         for element in ElementTree.parse(path).iter():
@@ -122,7 +133,7 @@ def test_hostile_texts_do_no_harm_in_pictures(tmp_path):
 def test_hostile_texts_do_no_harm_in_rows(tmp_path):
     record = hostile_record()
     record.error = "=cmd|' /C calc'!A0\n,\"x\"\r\n@SUM(1)"
-    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path)
+    folder = write_report(record.write(tmp_path / "store"), "made", tmp_path, ["answer"])
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     assert {row["factor.<b>f</b>"] for row in rows} == {"none", "a|b"}

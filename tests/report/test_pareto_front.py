@@ -7,7 +7,9 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.report import write_report
+from kvlab.report.markdown import render_markdown
 from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
+from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record
 
 
@@ -92,7 +94,8 @@ def test_the_smallest_on_the_front_is_in_the_answer(tmp_path):
 
 def test_the_sections_say_it(tmp_path):
     record = Sized(factors={"size": tuple("abcdef")}, items=10)
-    folder = write_report(record.write(tmp_path / "store"), record.name, tmp_path)
+    sections = ["answer", "pareto", "equal-memory"]
+    folder = write_report(record.write(tmp_path / "store"), record.name, tmp_path, sections)
     text = (folder / "report.md").read_text()
     assert "Within 1 MiB per 1,024 tokens the best cell is **d** at 4.1" in text
     with (folder / "tables" / "equal-memory.csv").open() as file:
@@ -109,7 +112,7 @@ def test_the_sections_say_it(tmp_path):
 
 def test_one_seed_tells_nothing_apart(tmp_path):
     record = Sized(factors={"size": tuple("abcd")}, seeds=(0,))
-    text = (write_report(record.write(tmp_path / "s"), "made", tmp_path) / "report.md").read_text()
+    text = render_markdown(make_document(Study.load(record.write(tmp_path / "s"), "made")))
     section = text.split("## At equal memory")[1].split("\n## ")[0]
     assert "(one seed: not told apart from the other 2)" in section
     assert "better than" not in section
@@ -139,8 +142,7 @@ def test_what_diverged_stands_on_no_front_and_wins_no_budget(tmp_path, share):
     for best in best_cells_by_budget(found):
         assert not diverged & {best.point.levels, *best.choice.rivals}
         assert set(best.diverged) <= diverged
-    folder = write_report(found._store, record.name, tmp_path)
-    text = (folder / "report.md").read_text()
+    text = render_markdown(make_document(found))
     answer = text.split("## The answer")[1].split("\n## ")[0]
     named = {f"**{found.label(levels)}**" for levels in diverged}
     assert not [name for name in named if name in answer]
@@ -182,8 +184,7 @@ def test_the_answer_lists_what_is_decided_bounded_and_open(tmp_path):
         made = record(factors={"size": tuple("abc")}, seeds=(0, 1, 2, 3))
         store = made.write(tmp_path / name)
         store.write_sweep({**store.sweep("made"), "decide": {"margin": 0.05}})
-        folder = write_report(store, "made", tmp_path / f"{name}-out", ["answer"])
-        text = (folder / "report.md").read_text()
+        text = render_markdown(make_document(Study.load(store, "made", ["answer"])))
         if name == "mixed":
             assert "- **Decided**: **size=b** +0.5000 (" in text
             assert "), worse." in text

@@ -149,7 +149,8 @@ def test_absent_combinations_are_said_once(tmp_path):
 
 
 def test_heads_are_explained_in_every_form(tmp_path):
-    folder = write_report(Record(seeds=(0, 1, 2)).write(tmp_path / "s"), "made", tmp_path)
+    store = Record(seeds=(0, 1, 2)).write(tmp_path / "s")
+    folder = write_report(store, "made", tmp_path, ["effects", "memory"])
     text, page = ((folder / name).read_text() for name in ("report.md", "report.html"))
     for name, head, hint in (
         ("effects", "detectable", "true difference called with 80% power"),

@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 
 import kvlab.report
+from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.cli.shared_arguments import read_sweep
 from kvlab.errors import UsageError
 from kvlab.report import write_report
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document
 from kvlab.report.sections import SECTIONS, SectionEntry
+from kvlab.report.table_export import table_to_csv
 from kvlab.store.metrics import METRICS
 from tests.support.record_factory import Record
 
@@ -116,7 +120,7 @@ def test_the_worked_example_of_a_new_metric(tmp_path, monkeypatch):
     exec(re.findall(r"```python\n(.*?)```", guide, re.S)[1], names)
     for name, metric in names["LINE"].items():
         monkeypatch.setitem(METRICS, name, metric)
-    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path)
+    folder = write_report(Record().write(tmp_path / "store"), "made", tmp_path, ["effects"])
     rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for row in rows:
         expected = math.exp(row["measured.loss_served"])
@@ -136,8 +140,7 @@ def test_trials_timed_beside_others_are_counted(tmp_path):
             result["provenance"]["timings"] = timings
             (store.trial_directory(trial) / "result.json").unlink()
             store.write_result(result)
-        folder = write_report(store, "made", tmp_path, sections=["speed"])
-        return (folder / "report.md").read_text()
+        return render_markdown(make_document(Study.load(store, "made", ["speed"])))
 
     count = len(trials)
     alone = speed(["exclusive"] * count)
@@ -170,11 +173,12 @@ def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(
         record = Timed(factors={"heads": ("mha", "mqa")})
         for key, value in changes.items():
             setattr(record, key, value)
-        folder = write_report(record.write(tmp_path / name), "made", tmp_path / f"{name}-out")
-        rows = csv.DictReader((folder / "tables" / "effects-other.csv").open())
+        document = make_document(Study.load(record.write(tmp_path / name), "made"))
+        table = next(table for table in document.tables if table.name == "effects-other")
+        rows = csv.DictReader(table_to_csv(table).splitlines())
         row = next(row for row in rows if row["measurement"].startswith("time per output"))
         assert float(row["difference"]) == pytest.approx(0.5)
-        return row["verdict"], (folder / "report.md").read_text()
+        return row["verdict"], render_markdown(document)
 
     assert verdict("alone")[0] == "worse"
     for name, changes, why in (
