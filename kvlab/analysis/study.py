@@ -234,9 +234,32 @@ class Study:
     def cell_differences(self) -> dict[Levels, Estimate]:
         """Every cell's primary metric minus the baseline's, with simultaneous intervals.
 
-        They hold for all cells together, so also for one that was picked.
+        They hold for all cells together, so also for one that was picked. Where the difference is
+        the effect of a level, it has that effect's interval, which holds for all levels together.
         """
-        return self.ranking(self.primary_metric).against(self.baseline)
+        found = self.ranking(self.primary_metric).against(self.baseline)
+        for levels, effect in self.cell_effects.items():
+            if effect.has_interval:
+                error, ends = effect.tested_error, (effect.low, effect.high)
+                df, p = round(error.df), effect.corrected_p
+                found[levels] = Estimate(effect.value, "tested", error.value, df, *ends, p)
+        return found
+
+    @cached_property
+    def cell_effects(self) -> dict[Levels, Effect]:
+        """The effects of `primary_metric` that compare a single cell with the baseline, by cell.
+
+        Both are one comparison, at the same seeds, so reports say the same of both.
+        """
+        found: dict[Levels, Effect] = {}
+        base = self.values(self.baseline, self.primary_metric)
+        for effect in self.effects(self.primary_metric):
+            cell = next((levels for levels, weight in effect.weights.items() if weight > 0), None)
+            if cell is None or effect.weights != {cell: 1.0, self.baseline: -1.0}:
+                continue
+            if set(effect.seeds) == base.keys() & self.values(cell, self.primary_metric).keys():
+                found[cell] = effect
+        return found
 
     @cached_property
     def serving_gaps(self) -> dict[Levels, ServingGap]:

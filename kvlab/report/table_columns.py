@@ -5,6 +5,7 @@ A cell holds the text that readers see and the unrounded numbers for the CSV.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from kvlab.analysis.effects import Effect, change_name
 from kvlab.analysis.study import Study
@@ -100,11 +101,28 @@ def difference_cell(metric: str, value: float) -> Cell:
     return Cell(format_difference(metric, value), in_display_unit(metric, value))
 
 
+_SCOPES = {
+    "cells": "for all cells together",
+    "levels": "for all levels together",
+    "both": "for all cells together, or of a level's effect for all levels",
+}
+
+
+def interval_scope(study: Study) -> Literal["cells", "levels", "both"]:
+    """Return what the intervals of cells against the baseline hold for together.
+
+    Those of cells that differ from the baseline as one level does are the intervals of its effect.
+    """
+    if not study.cell_effects:
+        return "cells"
+    return "levels" if study.cell_differences.keys() <= study.cell_effects.keys() else "both"
+
+
 def baseline_difference_columns(study: Study) -> tuple[Column, Column]:
     """Return the columns of `baseline_difference_cells`."""
     metric = study.primary_metric
     title = f"against baseline ({difference_unit(metric)})"
-    hint = "of the difference, for all cells together"
+    hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
     return (
         Column(title, True, "paired by seed"),
         simultaneous_column(metric, study.decide.alpha, hint),
@@ -117,7 +135,8 @@ def baseline_difference_cells(study: Study, levels: Levels) -> tuple[Cell, Cell]
     if estimate is None:
         return EMPTY_CELL, EMPTY_CELL
     value = difference_cell(study.primary_metric, estimate.value)
-    if estimate.kind != "tested":
+    effect = study.cell_effects.get(levels)
+    if estimate.kind != "tested" or (effect is not None and not effect.has_interval):
         return value, EMPTY_CELL
     return value, range_cell(study.primary_metric, estimate.low, estimate.high)
 

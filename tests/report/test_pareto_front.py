@@ -10,6 +10,7 @@ from kvlab.report import write_report
 from kvlab.report.markdown import render_markdown
 from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
 from kvlab.report.report_files import make_document
+from kvlab.report.table_columns import interval_scope
 from tests.support.record_factory import Record
 
 
@@ -195,3 +196,56 @@ def test_the_answer_lists_what_is_decided_bounded_and_open(tmp_path):
             assert "- **Not decided**: **size=" in text
             assert " seeds)" in text
             assert "Decided" not in text.replace("Not decided", "")
+
+
+def near_threshold(tmp_path, combined):
+    """Each level alone beside the baseline, and with `combined` all levels together."""
+    factors = {
+        "heads": ("mha", "mqa"),
+        "position": ("learned", "rope"),
+        "sharing": ("none", "tied"),
+    }
+
+    def exclude(levels):
+        changed = sum(levels[factor] != first for factor, (first, _) in factors.items())
+        return changed > 1 and not (combined and changed == 3)
+
+    return study(tmp_path, factors=factors, exclude=exclude, noise=0.03, seeds=(0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_a_cell_that_is_a_levels_effect_has_its_interval(tmp_path, combined):
+    found = near_threshold(tmp_path, combined)
+    assert len(found.cells) == 4 + combined
+    for effect in found.effects("loss_served"):
+        (cell,) = (levels for levels, weight in effect.weights.items() if weight > 0)
+        one = found.cell_differences[cell]
+        assert (one.value, one.low, one.high) == (effect.value, effect.low, effect.high)
+    assert interval_scope(found) == ("both" if combined else "levels")
+    note = render_markdown(make_document(Study.load(found._store, "made", ("cells",))))
+    assert ("95% for all levels together" in note) != combined
+    assert ("one comparison has one verdict" in note) == combined
+
+
+def test_cells_of_a_factorial_have_intervals_of_their_own(tmp_path):
+    found = study(tmp_path)
+    assert not found.cell_effects
+    assert found.cell_differences == found.ranking("loss_served").against(found.baseline)
+
+
+@pytest.mark.parametrize("diverges", [False, True])
+def test_a_level_that_diverged_is_neither_decided_nor_bounded(tmp_path, diverges):
+    class Clear(Sized):
+        def loss(self, levels, seed):
+            return {"a": 4.0, "b": 4.5, "c": 3.5}[levels["size"]] + 0.01 * random.Random(
+                f"{levels} {seed}"
+            ).gauss(0, 1)
+
+    def status(levels, seed):
+        return "diverged" if diverges and levels["size"] == "c" and seed == 1 else "done"
+
+    record = Clear(factors={"size": tuple("abc")}, seeds=(0, 1, 2, 3), status=status)
+    store = record.write(tmp_path)
+    text = render_markdown(make_document(Study.load(store, "made", ("answer", "cells"))))
+    assert ("very level is decided or bounded" in text) != diverges
+    assert ("**Diverged**: **size=c**" in text) == diverges

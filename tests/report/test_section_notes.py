@@ -195,3 +195,12 @@ def test_the_front_is_drawn_in_steps_and_its_bars_are_as_said(tmp_path):
         "Bars are standard deviations over seeds, of the front and the baseline" in figure.caption
     )
     assert all(point.label for point in front.points)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "said"),
+    [(("none", "tied"), "the other cell has none"), (("none", "trained", "tied"), "2 cells have")],
+)
+def test_cells_without_a_serving_gap_are_counted(tmp_path, sharing, said):
+    text = markdown(Record(factors={"sharing": sharing}), tmp_path, "serving-gap")
+    assert said in text

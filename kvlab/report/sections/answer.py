@@ -177,6 +177,9 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
     text = f", {format_difference(metric, estimate.value)} against the baseline"
     if estimate.kind == "one seed":
         return f"{text} (at one seed)"
+    effect = study.cell_effects.get(levels)
+    if effect is not None and not effect.has_interval:
+        return f"{text} ({effect.verdict})"
     if estimate.kind != "tested":
         return text
     margin = study.decide.margin
@@ -193,8 +196,11 @@ def _describe_confidence(study: Study) -> Paragraph:
     spans += _gap_spans(study)
     effects = study.effects(metric)
     detectable = sorted(e.detectable for e in effects if e.detectable is not None)
-    if any(e.is_tested for e in effects) and not any(_is_open(e) for e in effects):
-        spans.append("every level is decided or bounded")
+    claimed = [effect for effect in effects if effect.is_claimed]
+    is_decided = all(VERDICTS[effect.verdict_name].concludes for effect in claimed)
+    if is_decided and any(effect.is_tested for effect in claimed):
+        what = "level" if len(claimed) == len(effects) else "claimed level"
+        spans.append(f"every {what} is decided or bounded")
     elif detectable:
         low, high = (
             format_magnitude(metric, detectable[0]),

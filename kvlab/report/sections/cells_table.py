@@ -16,6 +16,7 @@ from kvlab.report.table_columns import (
     baseline_difference_columns,
     divergence_cells,
     divergence_columns,
+    interval_scope,
     mean_cell,
     mean_column,
     title_with_unit,
@@ -30,11 +31,8 @@ def report_cells(study: Study) -> Section | None:
     metric = study.primary_metric
     note = paragraph(
         f"Mean {PLUS_MINUS} standard deviation over n seeds (none with one). The difference is"
-        " paired: cell minus baseline at the same seed, then averaged. Its 95% intervals hold for"
-        " all cells together, so also for one that is picked from the table; with two or three"
-        " seeds they are wide. Their error is the larger of the cell's own over seeds and the"
-        f" average of all cells{_OWN}. For what a level does, read the effects below, which use all"
-        " matched pairs.",
+        " paired: cell minus baseline at the same seed, then averaged."
+        f"{_describe_intervals(study)}",
     )
     columns = [Column(factor) for factor in study.factors]
     columns += [
@@ -50,6 +48,28 @@ def report_cells(study: Study) -> Section | None:
     rows = tuple(_row(study, levels, metric) for levels in study.cells)
     caption = f"{format_count(len(rows), 'cell')}; the baseline is the first."
     return Section("Cells", (note, Table("cells", caption, tuple(columns), rows)))
+
+
+def _describe_intervals(study: Study) -> str:
+    """Say what the intervals of the differences hold for, and what their error is."""
+    scope, confidence = interval_scope(study), f"{100 * (1 - study.decide.alpha):g}%"
+    if scope == "levels":
+        return (
+            " In this design that is what a level does, so its interval is the one of the effects"
+            f" below: {confidence} for all levels together, also for one that is picked from the"
+            " table."
+        )
+    text = (
+        f" Its {confidence} intervals hold for all cells together, so also for one that is picked"
+        " from the table; with two or three seeds they are wide. Their error is the larger of the"
+        f" cell's own over seeds and the average of all cells{_OWN}."
+    )
+    if scope == "both":
+        text += (
+            " A cell whose difference is what a level does has the interval of that effect instead,"
+            " which holds for all levels together: one comparison has one verdict."
+        )
+    return f"{text} For what a level does, read the effects below, which use all matched pairs."
 
 
 _OWN = " (of cells that share trained weights: its own)"

@@ -48,6 +48,7 @@ def report_equal_memory(study: Study) -> Section | None:
         return None
     base = bytes_per_context(study)[study.baseline]
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
+    confidence = f"{100 * (1 - study.decide.alpha):g}%"
     sizes = " or ".join(f"{block:,}" for block in blocks)
     note = paragraph(
         "Cells that fit in the same memory, ranked by the"
@@ -55,7 +56,8 @@ def report_equal_memory(study: Study) -> Section | None:
         f" from it, so that cells with other seeds compare. Budgets are KV bytes per"
         f" {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size ({sizes} tokens); the"
         f" baseline takes {format_mebibytes(base)} MiB of them. A cell is told apart from the best"
-        " by a multiple comparison with the best (Hsu): with 95% probability the truly best cell"
+        f" by a multiple comparison with the best (Hsu): with {confidence} probability the truly"
+        " best cell"
         " of every budget is the one named or one that may be the best instead. A cell of which"
         " any trial diverged is not ranked.",
     )
@@ -85,7 +87,7 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
         Column(title_with_unit(metric, short_title(metric)), True),
         *baseline_difference_columns(study),
         Column("may be best instead", hint="cells that are not told apart from the best"),
-        Column(f"worse than the best by at most ({unit})", True, "95%, for all budgets together"),
+        Column(f"worse than the best by at most ({unit})", True, _bound_hint(study)),
     )
     rows = tuple(_row(study, best) for best in bests)
     return Table("equal-memory", "The best cell in every budget.", columns, rows)
@@ -106,6 +108,10 @@ def _row(study: Study, best: BudgetBest) -> Row:
         ),
         study.cell_key(point.levels),
     )
+
+
+def _bound_hint(study: Study) -> str:
+    return f"{100 * (1 - study.decide.alpha):g}%, for all budgets together"
 
 
 def _loss_cell(metric: str, loss: float | None) -> Cell:

@@ -99,7 +99,8 @@ def _table(study: Study, with_gap: list[Levels], n_without: int) -> Table:
     )
     left_out = ""
     if n_without:
-        left_out = f"; the other {format_count(n_without, 'cell')} have none beyond rounding"
+        others = f"{n_without:,} cells have" if n_without > 1 else "cell has"
+        left_out = f"; the other {others} none beyond rounding"
     caption = f"Cells whose serving cache changes the loss{left_out}."
     return Table("serving-gap", caption, columns, tuple(_row(study, levels) for levels in with_gap))
 
