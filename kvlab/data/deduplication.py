@@ -184,7 +184,8 @@ def _ngram_hashes(tokens: npt.NDArray[np.integer], length: int) -> Hashes:
         if length & size:
             result = _mix(result * _MULTIPLIERS[2] + powers[offset : offset + count])
             offset += size
-        powers = _mix(powers[: len(powers) - size] * _MULTIPLIERS[3] + powers[size:])
+        pairs = max(0, len(powers) - size)
+        powers = _mix(powers[:pairs] * _MULTIPLIERS[3] + powers[size : size + pairs])
         size *= 2
     return result
 

@@ -9,7 +9,7 @@ from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.store import DETAIL_FILES, Store
 
 # Of each directory the file that completes it comes last.
-SWEEP_FILES = ("search.json", "sweep.json")
+SWEEP_FILES = ("search.json", "reported.json", "sweep.json")
 TRAINING_FILES = (
     "config.json", "start.json", "rungs.json", "checkpoints", "final", "diverged.json",
     "training.json",

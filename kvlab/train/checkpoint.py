@@ -156,7 +156,7 @@ class Checkpoints:
         source, target = self._folder / _folder_name(step), trunk.path(step)
         if target.exists():
             return
-        with self._new_folder(target) as folder:
+        with self._new_folder(target, keep_other=True) as folder:
             for name in (*_FILES, _STATE_FILE):
                 _link_or_copy(source / name, folder / name)
 
@@ -185,8 +185,12 @@ class Checkpoints:
         return False
 
     @contextmanager
-    def _new_folder(self, path: Path) -> Iterator[Path]:
-        """Yield a folder to be filled, which becomes ``path`` when it is whole."""
+    def _new_folder(self, path: Path, *, keep_other: bool = False) -> Iterator[Path]:
+        """Yield a folder to be filled, which becomes ``path`` when it is whole.
+
+        Args:
+            keep_other: leave a folder that another process has put at ``path`` meanwhile.
+        """
         temporary = None
         try:
             for parent in (self._folder, path.parent):
@@ -196,9 +200,13 @@ class Checkpoints:
             yield temporary
             if self._fence is not None:
                 self._fence.check()
-            if path.exists():  # damaged, or this run had resumed from it; or of another budget
+            if not keep_other and path.exists():  # damaged, or this run had resumed from it
                 shutil.rmtree(path)
-            os.rename(temporary, path)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if not (keep_other and path.exists()):
+                    raise
             fsync_path(path.parent)
         except OSError as error:
             text = f"{path.parent} cannot be written: {error.strerror}"

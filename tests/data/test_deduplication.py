@@ -85,6 +85,15 @@ def test_overlap_is_that_of_sets_of_ngrams(length):
     assert measure_overlap(held_out[: length - 1], train, length, threads=1) == 0
 
 
+@pytest.mark.parametrize("length", [13, 50])
+def test_overlap_of_texts_that_are_hardly_longer_than_an_ngram(length):
+    for extra in range(2 * length):
+        train = np.arange(length + extra, dtype=np.uint16)
+        held_out = np.append(train[-length:], 999).astype(np.uint16)
+        assert measure_overlap(held_out, train, length, 1) == length / (length + 1)
+        assert measure_overlap(train, held_out, length, 1) == length / (length + extra)
+
+
 def test_shares_of_shared_passages():
     train = [" ".join(words(3000, seed)).encode() for seed in range(3)]
     new = " ".join(words(1000, 9)).encode()

@@ -282,6 +282,20 @@ def test_a_kill_between_a_checkpoint_and_the_trunk_loses_neither(tmp_path, monke
     assert (tmp_path / "store" / "trunk" / "step-00000008").is_dir()
 
 
+def test_of_two_trainings_that_share_a_step_at_once_the_first_stays(tmp_path, monkeypatch):
+    first = tmp_path / "store" / "trunk" / "step-00000008" / "of-another"
+
+    def link_late(source, target):
+        first.parent.mkdir(parents=True, exist_ok=True)
+        first.touch()
+        shutil.copy2(source, target)
+
+    monkeypatch.setattr("kvlab.train.checkpoint._link_or_copy", link_late)
+    run_budget(tmp_path / "store" / "long", wsd(14), [8])
+    assert [path.name for path in first.parent.iterdir()] == ["of-another"]
+    assert [path.name for path in (tmp_path / "store" / "trunk").iterdir()] == ["step-00000008"]
+
+
 def interrupt(*_):
     raise KeyboardInterrupt
 

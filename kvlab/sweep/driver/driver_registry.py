@@ -107,8 +107,15 @@ def _cells_differ(store: Store, name: str, description: Mapping[str, Any]) -> bo
     key = "stages" if "stages" in description or "stages" in recorded else "cells"
     ours, theirs = json.loads(json.dumps(description.get(key))), recorded.get(key)
     if key == "stages" and ours and theirs:
-        ours, theirs = ours["declared"], theirs["declared"]
+        return not _declare_the_same(ours, theirs)
     return bool(ours != theirs)
+
+
+def _declare_the_same(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Return whether two stages are of one sweep; looks are declared after the tuning."""
+    one, other = ours["declared"], theirs["declared"]
+    shared = one.keys() & other.keys()
+    return bool(shared) and all(one[key] == other[key] for key in shared)
 
 
 def _with_reported_seeds(store: Store, name: str, description: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,6 +135,6 @@ def _is_outdated(store: Store, name: str, description: Mapping[str, Any]) -> boo
     except (UsageError, StoreError):
         return False
     own = json.loads(json.dumps(description.get("stages")))
-    if not own or not recorded or own["declared"] != recorded["declared"]:
+    if not own or not recorded or not _declare_the_same(own, recorded):
         return False
     return bool(recorded["number"] > own["number"])

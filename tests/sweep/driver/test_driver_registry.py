@@ -150,6 +150,27 @@ def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, interrup
     assert list(store.driver_locks("s")) == []
 
 
+def describe_stage(number, **declared):
+    stages = {"declared": declared, "number": number}
+    return {"name": "s", "cells": [number], "stages": stages}
+
+
+def test_a_driver_of_the_tuning_leaves_the_looks_that_another_has_reached(tmp_path):
+    store = Store(tmp_path / "runs")
+    tuning, look = describe_stage(1, tune="a"), describe_stage(2, tune="a", looks="b")
+    with join_sweep(store, "s", tuning, exclusive=False):
+        with join_sweep(store, "s", look, exclusive=False):
+            pass
+        with join_sweep(store, "s", tuning, exclusive=False):
+            assert store.sweep("s")["stages"] == look["stages"]
+        other = describe_stage(2, tune="c", looks="b")
+        with (
+            pytest.raises(UsageError, match="other cells than this file's"),
+            join_sweep(store, "s", other, exclusive=False),
+        ):
+            pytest.fail("it is tuned otherwise")
+
+
 def test_who_cannot_join_is_told_why(tmp_path):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
     described = {"name": "s", "cells": [{"trials": {1: "a"}}]}
