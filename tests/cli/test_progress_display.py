@@ -1,13 +1,15 @@
 """What `kvlab submit` shows: redrawn on a terminal, plain lines in a pipe."""
 
 import os
+import shutil
 import signal
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from kvlab.cli.main import main
 from tests.support.pty_process import PtyProcess, render_screen
 from tests.support.tiny_sweep import ENDLESS_EXPERIMENT, EXPERIMENT, SWEEP, write_tiny_sweep
 
@@ -25,6 +27,18 @@ signal.sigwait([signal.SIGUSR1])
 screen.clear()
 screen.print_line("done")
 """
+SUBMIT = """
+import sys
+from functools import partial
+from kvlab.cli.commands import submit
+from kvlab.cli.main import main
+from kvlab.trial.run import run_trial
+from tests.support.stub_trials import StubStages
+stages = partial(StubStages, flag="", seconds=0.01)
+submit.run_task = lambda *task, capture_output, **how: run_trial(*task, **how, make_stages=stages)
+sys.exit(main(sys.argv[1:]))
+"""
+"""`kvlab` with stub trials, which need no torch: importing it takes seconds."""
 
 
 def test_lines_that_stay_stand_above_those_that_are_redrawn():
@@ -49,16 +63,18 @@ def test_a_line_is_cut_to_the_width_of_the_terminal():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, mlflow_template):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     write_tiny_sweep(tmp_path, SWEEP, ENDLESS_EXPERIMENT)
+    (tmp_path / "runs").mkdir()
+    shutil.copyfile(mlflow_template(), tmp_path / "runs" / "mlflow.db")
     return tmp_path
 
 
-def submit_words(folder, *options):
-    words = ["-m", "kvlab.cli.main", "submit", folder / "s.yaml", "--executor", "inline"]
-    return [*words, "--store", folder / "runs", "--no-report", *options]
+def submit_words(folder):
+    words = ["submit", folder / "s.yaml", "--executor", "inline", "--no-smoke"]
+    return [*words, "--store", folder / "runs", "--no-report"]
 
 
 def shows_a_running_trial(output):
@@ -73,7 +89,7 @@ def shows_a_running_trial(output):
 
 
 def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
-    process = PtyProcess(*submit_words(folder), PYTHONPATH=str(ROOT))
+    process = PtyProcess("-c", SUBMIT, *submit_words(folder), PYTHONPATH=str(ROOT))
     process.read_until(shows_a_running_trial)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 130
@@ -85,23 +101,23 @@ def test_an_interrupted_terminal_shows_what_stays_and_its_cursor(folder):
 
 
 def test_a_dumb_terminal_gets_plain_lines(folder):
-    process = PtyProcess(*submit_words(folder), PYTHONPATH=str(ROOT), TERM="dumb")
+    process = PtyProcess("-c", SUBMIT, *submit_words(folder), PYTHONPATH=str(ROOT), TERM="dumb")
     process.read_until(lambda output: "\nstarted " in output)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 130
     assert "\x1b" not in process.output
 
 
-def test_a_pipe_gets_plain_lines_without_importing_rich(folder):
-    code = "import sys; from kvlab.cli.main import main; main(); print('rich' in sys.modules)"
+def test_a_pipe_gets_plain_lines_without_importing_rich(folder, monkeypatch):
     (folder / "e.yaml").write_text(EXPERIMENT)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, submit_words(folder)[2:])],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert "\x1b" not in done.stdout
-    assert "\r" not in done.stdout
-    assert done.stdout.splitlines()[-1] == "False"
+    for name in ("rich", "kvlab.cli.live_screen"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it is an error
+    reader, writer = os.pipe()
+    with open(reader) as read, open(writer, "w") as written:
+        with redirect_stdout(written):
+            assert main([*map(str, submit_words(folder))]) == 0
+        written.close()
+        output = read.read()
+    assert "2 done, 0 failed" in output
+    assert "\x1b" not in output
+    assert "\r" not in output
