@@ -104,6 +104,7 @@ def test_there_and_back_it_is_the_same(store, flaky, tmp_path):
 
 
 def test_a_folder_does_as_well(store, tmp_path):
+    store.note_report("s", [0])  # by which seeds that are added later are recognized
     copy_sweep(store, ObjectStorage(str(tmp_path / "copy")), "s")
     back = Store(tmp_path / "back")
     assert list_copied_sweeps(ObjectStorage(f"file://{tmp_path}/copy")) == ["s"]

@@ -116,6 +116,16 @@ def test_the_longest_budget_starts_first_and_the_others_wait_for_their_branch_po
     assert waitlist.pop_ready() == [by_budget["middle"]]
 
 
+def test_trainings_that_keep_their_best_checkpoints_do_not_wait(tmp_path):
+    text = BUDGETS.replace("warmup_tokens: 32}", "warmup_tokens: 32, training.keep_best: 1}")
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path, store, text)
+    assert planned.saved_tokens == 0
+    waitlist = TrunkWaitlist(store, lambda: planned.trials[1:2])
+    assert all(one.trial.shared_steps for one in planned.trials)
+    assert not any(waitlist.is_worthwhile(one.trial) for one in planned.trials)
+
+
 def test_a_driver_ends_though_no_trunk_appears(tmp_path):
     """Stub stages write none: every trial trains alone, in its turn."""
     store = Store(tmp_path / "runs")
