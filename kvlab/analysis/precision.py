@@ -68,35 +68,40 @@ def estimate_precision(study: Study, effect: Effect) -> Precision | None:
     by_weights = max(0.0, single - of_mean**2) / (seeds - 1)  # its part of the squared error
     share = min(1.0, by_weights / error.value**2)
     level = 1 - effect.alpha / (2 * effect.n_tests)
-    reach = t_quantile(level, error.df) * error.value
     more_df = error.df * (2 * seeds - 1) / (seeds - 1)
+    # one end may be cut at zero; of a look, the bound is larger than the quantile
+    reach = max(effect.high - effect.value, effect.value - effect.low)
+    quantiles = t_quantile(level, more_df) / t_quantile(level, error.df)
     return Precision(
         effect,
         error.value,
         of_mean,
         reach,
-        t_quantile(level, more_df) * error.value / 2**0.5,
+        reach * quantiles / 2**0.5,
         reach * (1 - share / 2) ** 0.5,
     )
 
 
 def _sum_by_document(study: Study, effect: Effect) -> tuple[Floats, Floats] | None:
-    """Return the scored tokens of each document, and the effect's nats by seed and document."""
-    tokens: Floats | None = None
+    """Return the scored tokens of each document, and the effect's nats by seed and document.
+
+    None if a trial has no losses by document, or was scored on other tokens or documents.
+    """
+    first: tuple[Floats, Floats] | None = None
     by_seed = []
     for seed in effect.seeds:
-        total: Floats | None = None
+        weighted = []
         for levels, weight in effect.weights.items():
             columns = text_columns(study.read_texts(study.cells[levels][seed]), effect.metric)
-            if columns is None or (tokens is not None and not np.array_equal(columns[1], tokens)):
+            if columns is None:
                 return None
-            tokens = columns[1]
-            nats = weight * columns[2]
-            total = nats if total is None else total + nats
-        if total is None:
-            return None
-        by_seed.append(total)
-    return None if tokens is None else (tokens, np.array(by_seed))
+            documents, tokens, nats = columns
+            first = first or (documents, tokens)
+            if not (np.array_equal(documents, first[0]) and np.array_equal(tokens, first[1])):
+                return None
+            weighted.append(weight * nats)
+        by_seed.append(np.sum(weighted, axis=0))
+    return None if first is None else (first[1], np.array(by_seed))
 
 
 def measure_final_fall(study: Study, share: float = 0.1) -> float | None:

@@ -247,14 +247,6 @@ def _solve_share(net_counts: Sequence[tuple[int, int, int]], tail: float) -> flo
     return float(brentq(lambda share: _net_tail(net_counts, share) - tail, 0.0, 1.0, xtol=1e-10))
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test."""
-    discordant = gained + lost
-    if not discordant:
-        return 1.0
-    return min(1.0, 2 * fair_coin_cdf(min(gained, lost), discordant))
-
-
 def sign_flip_test(differences: Sequence[float]) -> float:
     """Return the two-sided p-value of the sign-flip (randomization) test of a mean of zero.
 
@@ -339,13 +331,6 @@ def chi_square_quantile(probability: float, df: float) -> float:
     from scipy.special import chdtri
 
     return float(chdtri(df, 1 - probability))
-
-
-def fair_coin_cdf(heads: int, tosses: int) -> float:
-    """Return the probability of at most ``heads`` heads in ``tosses`` tosses of a fair coin."""
-    from scipy.special import bdtr
-
-    return float(bdtr(heads, tosses, 0.5))
 
 
 def normal_cdf(z: float) -> float:

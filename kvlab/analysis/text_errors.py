@@ -71,35 +71,3 @@ def estimate_over_texts(tokens: Floats, nats: Floats) -> TextEstimate:
     if count > 1:
         error = float(np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total)
     return TextEstimate(value, error, count, int(total))
-
-
-def estimate_difference(
-    pairs: Sequence[tuple[Texts, Texts]], metric: str = "loss"
-) -> TextEstimate | None:
-    """Return a mean paired difference with its standard error over documents.
-
-    Args:
-        pairs: the losses of a trial and of the one that it is compared with, by seed.
-        metric: one of `TEXT_METRICS`.
-
-    Returns:
-        None without pairs, or where a pair was not scored on the same tokens of the same documents.
-    """
-    differences: list[Floats] = []
-    first: tuple[Floats, Floats] | None = None
-    for pair in pairs:
-        columns = [text_columns(texts, metric) for texts in pair]
-        for documents_tokens_nats in columns:
-            if documents_tokens_nats is None:
-                return None
-            documents, tokens, _ = documents_tokens_nats
-            first = first or (documents, tokens)
-            if not (np.array_equal(documents, first[0]) and np.array_equal(tokens, first[1])):
-                return None
-        one, other = columns
-        assert one is not None, "checked above"
-        assert other is not None, "checked above"
-        differences.append(one[2] - other[2])
-    if first is None:
-        return None
-    return estimate_over_texts(first[1], np.mean(differences, axis=0))

@@ -1,5 +1,7 @@
 """What narrows an interval: against simulated trainings and documents whose variances are known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -55,6 +57,18 @@ def test_noise_of_training_is_narrowed_by_seeds(tmp_path):
     assert found.helps_most == "seeds"
 
 
+def test_the_widths_are_those_of_the_interval_that_is_shown(tmp_path):
+    """The bound of a look is larger than a quantile, and Holm's step cuts one end at zero."""
+    study, fixed = precision(tmp_path, by_seed=0.01)
+    value = fixed.effect.value
+    looked = replace(
+        fixed.effect, low=max(0.0, value - 4 * fixed.reach), high=value + 4 * fixed.reach
+    )
+    found = estimate_precision(study, looked)
+    assert found.reach == pytest.approx(4 * fixed.reach)
+    assert found.reach_with_seeds == pytest.approx(4 * fixed.reach_with_seeds)
+
+
 def test_noise_of_documents_at_each_seed_is_narrowed_by_both(tmp_path):
     _, found = precision(tmp_path, seeds=10, by_seed=0.0, by_both=1.0)
     assert found.reach_with_tokens < 0.9 * found.reach
@@ -73,6 +87,18 @@ def test_without_losses_by_document_nothing_is_said(tmp_path):
     study = Study.load(Record(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
     assert estimate_precision(study, study.effects("loss_served")[0]) is None
     assert report_interval_widths(study) is None
+
+
+@pytest.mark.parametrize("column", ["documents", "tokens"])
+def test_losses_of_other_text_are_not_paired(tmp_path, column):
+    class Moved(Scored):
+        def columns(self, levels, seed):
+            found = super().columns(levels, seed)
+            is_moved = levels["heads"] == "mqa" and seed == 2
+            return {**found, column: [n + is_moved for n in found[column]]}
+
+    study = Study.load(Moved(factors={"heads": ("mha", "mqa")}).write(tmp_path), "made")
+    assert estimate_precision(study, study.effects("loss_served")[0]) is None
 
 
 def test_steps_are_named_where_the_loss_still_falls(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from kvlab.analysis.text_errors import estimate_difference, estimate_over_texts
+from kvlab.analysis.text_errors import estimate_over_texts
 
 
 def draw_texts(rng, documents=40):
@@ -38,30 +38,5 @@ def test_the_error_is_the_spread_over_draws_of_texts():
     assert np.mean([estimate.error for estimate in estimates]) == pytest.approx(spread, rel=0.06)
 
 
-def texts(nats, tokens=(10, 20, 30), documents=(0, 4, 9), one_shot=None):
-    columns = {"documents": list(documents), "tokens": list(tokens), "nats": list(nats)}
-    served = {**columns, "one_shot_nats": list(one_shot or nats)}
-    return {"loss": columns, "served": served}
-
-
-def test_differences_are_paired_by_document_and_averaged_over_seeds():
-    a, b, c, d = ([40, 80, 130], [38, 79, 131], [41, 85, 120], [40, 81, 121])
-    estimate = estimate_difference([(texts(a), texts(b)), (texts(c), texts(d))])
-    mean = (np.subtract(a, b) + np.subtract(c, d)) / 2
-    assert estimate == estimate_over_texts(np.array([10.0, 20, 30]), mean)
-    gap = texts(a, one_shot=b), texts(c, one_shot=d)
-    difference = np.subtract(a, b) - np.subtract(c, d)
-    expected = estimate_over_texts(np.array([10.0, 20, 30]), difference)
-    assert estimate_difference([gap], "serving_gap") == expected
-
-
-@pytest.mark.parametrize(
-    "other", [{}, texts([1, 2, 3], tokens=(10, 21, 29)), texts([1, 2, 3], documents=(0, 4, 8))]
-)
-def test_other_texts_are_not_paired(other):
-    assert estimate_difference([(texts([1, 2, 3]), other)]) is None
-
-
 def test_one_document_has_no_error():
     assert estimate_over_texts(np.array([5.0]), np.array([10.0])).error is None
-    assert estimate_difference([]) is None

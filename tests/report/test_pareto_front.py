@@ -249,3 +249,13 @@ def test_a_level_that_diverged_is_neither_decided_nor_bounded(tmp_path, diverges
     text = render_markdown(make_document(Study.load(store, "made", ("answer", "cells"))))
     assert ("very level is decided or bounded" in text) != diverges
     assert ("**Diverged**: **size=c**" in text) == diverges
+
+
+def test_a_level_that_diverged_at_every_seed_is_in_the_answer(tmp_path):
+    def status(levels, _seed):
+        return "diverged" if levels["size"] == "c" else "done"
+
+    record = Sized(factors={"size": tuple("abc")}, status=status)
+    store = record.write(tmp_path)
+    text = render_markdown(make_document(Study.load(store, "made", ("answer",))))
+    assert "- **Diverged**: **size=c**, diverged." in text

@@ -51,7 +51,7 @@ def _describe_cost(study: Study) -> list[Content]:
         mean = format_metric(metric, sum(base.values()) / len(base))
         text = f"In {title} the baseline is at {mean} {unit} ({format_count(len(base), 'seed')})"
     effects = sorted(
-        (effect for effect in study.effects(metric) if effect.estimate is not None),
+        (e for e in study.effects(metric) if e.estimate or e.verdict_name == "diverged"),
         key=lambda effect: -abs(effect.value),
     )
     if not effects:
@@ -90,7 +90,7 @@ def _effect_spans(effects: list[Effect], metric: str) -> list[Span]:
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     for number, effect in enumerate(effects[:most]):
         spans += ["; " if number else "", Strong(effect.name)]
-        text = f" {format_difference(metric, effect.value)}"
+        text = f" {format_difference(metric, effect.value)}" if effect.estimate else ""
         is_open = _is_open(effect)
         if effect.has_interval:
             low, high = (format_difference(metric, end) for end in (effect.low, effect.high))

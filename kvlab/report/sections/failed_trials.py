@@ -64,7 +64,7 @@ def report_divergence(study: Study) -> Section | None:
     diverged = {row.levels for row in study.rows if row.status == "diverged"}
     of_cells = format_count(len(diverged), "cell")
     text = (
-        f"{format_count(study.status_counts['diverged'], 'training')} of {of_cells} diverged. The"
+        f"{format_count(study.status_counts['diverged'], 'trial')} of {of_cells} diverged. The"
         " trials that are left of such a cell are its lucky ones, so their mean flatters it. A"
         " level that diverged where its partner at the same seed and settings did not is called"
         " neither better nor cheap, and its cells are never the best. Settings in which any"

@@ -79,7 +79,8 @@ def _report_declared(study: Study, seeds: SeedLooks) -> list[Content]:
             f" {difference_unit(study.primary_metric)} is decided, too."
         )
     text += (
-        " Whatever else this report tests (cells, interactions, other measurements) is tested once,"
+        " Whatever else this report tests (cells that are no claim, interactions, other"
+        " measurements) is tested once,"
         " with the seeds that there are, as if these had been chosen beforehand: it explores. Only"
         " the claims are decided with the error kept."
     )
