@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from kvlab.data import dataset_preparation
 from tests.support.mlflow_template import copy_new_databases
 
 
@@ -23,3 +24,14 @@ def mlflow_template(tmp_path_factory, request):
     shared = folder.parent if hasattr(request.config, "workerinput") else folder
     with copy_new_databases(shared / "mlflow_template") as make_template:
         yield make_template
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_tokenizing_process():
+    """Text is tokenized in the test's process where it does not say in how many others.
+
+    To start one takes a second, and the text of a test a hundredth.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset_preparation, "count_available_cpus", lambda: 1)
+        yield

@@ -8,12 +8,12 @@ import pytest
 
 from kvlab.cli.sweep_callbacks import BackupCallback
 from kvlab.store import Store
-from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
+from tests.support.tiny_sweep import SHORT_REPORT, SWEEP, run_kvlab, tiny_sweep_folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    with tiny_sweep_folder(tmp_path_factory.mktemp("copied")) as folder:
+    with tiny_sweep_folder(tmp_path_factory.mktemp("copied"), SWEEP + SHORT_REPORT) as folder:
         yield folder
 
 

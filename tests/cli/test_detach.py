@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,7 +17,13 @@ from kvlab.sweep.ops.detached_driver import (
     record_driver,
 )
 from tests.support.ray_head import ROOT, ray_head
-from tests.support.tiny_sweep import EXPERIMENT, FAILING_SWEEP, run_kvlab, write_tiny_sweep
+from tests.support.tiny_sweep import (
+    EXPERIMENT,
+    FAILING_SWEEP,
+    SHORT_REPORT,
+    run_kvlab,
+    write_tiny_sweep,
+)
 
 DRIVER = """
 import sys, time
@@ -59,8 +66,10 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
-def test_following_the_log_of_a_detached_driver_ends_with_its_exit_code(folder):
-    write_tiny_sweep(folder, FAILING_SWEEP)
+def test_following_the_log_of_a_detached_driver_ends_with_its_exit_code(folder, mlflow_template):
+    write_tiny_sweep(folder, FAILING_SWEEP + SHORT_REPORT)
+    (folder / "runs").mkdir()
+    shutil.copyfile(mlflow_template(), folder / "runs" / "mlflow.db")
     code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--detach", "--json")
     assert code == 0
     facts = json.loads(out)

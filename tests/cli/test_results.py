@@ -18,7 +18,9 @@ SMALL = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 def store(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    Record(factors=SMALL, seeds=(0, 1)).write(tmp_path / "runs")
+    store = Record(factors=SMALL, seeds=(0, 1)).write(tmp_path / "runs")
+    sections = {"sections": ["answer", "cells", "pareto"]}
+    store.write_sweep({**store.sweep("made"), "report": sections})
     return tmp_path / "runs"
 
 
@@ -167,8 +169,9 @@ def test_compare_of_sweeps_without_a_shared_seed(tmp_path, capsys):
     assert "CHANGED" not in text
 
 
-@pytest.mark.usefixtures("store")
-def test_reports_need_neither_torch_nor_ray_nor_mlflow():
+def test_reports_need_neither_torch_nor_ray_nor_mlflow(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Record(factors=SMALL, seeds=(0, 1)).write(tmp_path / "runs")
     code = (
         "import sys; from kvlab.cli.main import main; main(['report', 'made']);"
         "print(sorted({'torch', 'ray', 'mlflow', 'optuna', 'pandas'} & set(sys.modules)))"

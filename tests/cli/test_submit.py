@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.support.tiny_sweep import (
     ENDLESS_EXPERIMENT,
     EXPERIMENT,
     FAILING_SWEEP,
+    SHORT_REPORT,
     SWEEP,
     run_kvlab,
     tiny_sweep_folder,
@@ -223,7 +225,7 @@ def test_an_outage_of_mlflow_costs_one_warning_and_few_requests(folder, monkeypa
     thread.start()
     try:
         uri = f"http://127.0.0.1:{server.server_port}"
-        (folder / "good.yaml").write_text(SWEEP + "seeds: [5]\n")
+        (folder / "good.yaml").write_text(SWEEP + SHORT_REPORT + "seeds: [5]\n")
         code, out, error = run_kvlab(
             "submit", "good.yaml", "--executor", "inline", "--store", "other", "--json",
             "--tracking-uri", uri,
@@ -249,10 +251,12 @@ def test_missing_text_is_reported_before_anything_is_written(folder):
     assert not (folder / "never").exists()
 
 
-def test_ctrl_c_stops_at_a_checkpoint_with_130(folder):
+def test_ctrl_c_stops_at_a_checkpoint_with_130(folder, mlflow_template):
     (folder / "long.yaml").write_text(ENDLESS_EXPERIMENT)
     (folder / "slow.yaml").write_text(SWEEP.replace("e.yaml", "long.yaml"))
     store = Store(folder / "slow")
+    store.path.mkdir()
+    shutil.copyfile(mlflow_template(), store.path / "mlflow.db")
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", "slow.yaml"]
     options = ["--store", "slow", "--executor", "inline", "--json"]
     process = subprocess.Popen([*command, *options], stdout=-1, stderr=-1, text=True)

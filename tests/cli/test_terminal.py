@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvlab.cli.terminal import format_exact_bytes, format_table, tolerate_broken_output
 from kvlab.store import Store
-from tests.support.tiny_sweep import FAILING_SWEEP, write_tiny_sweep
+from tests.support.tiny_sweep import FAILING_SWEEP, SHORT_REPORT, write_tiny_sweep
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent.parent
 def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
     monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    file = write_tiny_sweep(tmp_path, FAILING_SWEEP)
+    file = write_tiny_sweep(tmp_path, FAILING_SWEEP + SHORT_REPORT)
     command = [sys.executable, "-m", "kvlab.cli.main", "submit", str(file), "--executor", "inline"]
     options = ["--store", str(tmp_path / "runs"), "--reports", str(tmp_path / "reports")]
     process = subprocess.Popen(

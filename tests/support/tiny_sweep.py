@@ -47,6 +47,9 @@ factors:
     mqa: {model.n_kv_head: 1}
 """
 
+SHORT_REPORT = "report: {sections: [answer, cells, failures]}\n"
+"""To add to a sweep whose report is looked at without its figures: they take seconds."""
+
 FAILING_SWEEP = SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n"
 """One level of three fails, because there is less held-out text. It shares a training."""
 
