@@ -30,7 +30,7 @@ demo: $(READY)
 
 test: $(READY)
 	@echo "== running the tests on every core"
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 faults: $(READY)
 	@echo "== killing processes and machines under real sweeps, mutating specs"

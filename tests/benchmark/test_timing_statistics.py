@@ -43,7 +43,10 @@ def compared(seed, slowdown, wander=0.05, rule=None):
     return compare_timings(timed.samples["b", "steps"], timed.samples["a", "steps"])
 
 
-@pytest.mark.parametrize(("wander", "tries"), [(0.01, 100), (0.05, 300)])
+@pytest.mark.parametrize(
+    ("wander", "tries"),
+    [(0.01, 100), (0.05, 100), pytest.param(0.05, 500, marks=pytest.mark.faults)],
+)
 def test_the_same_variant_twice_is_called_the_same(wander, tries):
     verdicts = [compared(seed, 1.0, wander).verdict for seed in range(tries)]
     assert verdicts.count("same") >= 0.95 * tries
