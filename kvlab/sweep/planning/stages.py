@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvlab.errors import SpecError, UsageError
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Sweep
 from kvlab.store import Store
@@ -80,9 +81,14 @@ def plan_stage(
     if sweep.tune is not None:
         tuning = plan_tuning(sweep, store, identify=identify, provisional=provisional)
         if not tuning.is_over:
+            if not tuning.plan.absent:
+                text = "tune: the cells of the design had other rates at the first look"
+                _check_no_look_was_taken(sweep, store, "tune", text)
             return _tuning_stage(tuning)
     cells = sweep.cells() if tuning is None else tuning.tuned_cells()
     if sweep.looks is None:
+        text = "seeds had looks, and some of them were taken"
+        _check_no_look_was_taken(sweep, store, "seeds", text)
         planned = plan(sweep, store, identify=identify, provisional=provisional, cells=cells)
         stage = Stage(planned, "" if tuning is None else "design")
     else:
@@ -137,6 +143,22 @@ def plan_at_most(
     if design is None:
         design = plan(sweep, None, identify=identify, provisional=provisional, cells=cells)
     return replace(tuning.plan, trials=(*tuning.plan.trials, *design.trials))
+
+
+def _check_no_look_was_taken(sweep: Sweep, store: Store | None, key: str, text: str) -> None:
+    """Check that the record has no look, which the error of the present spec would leave out.
+
+    Raises:
+        SpecError: It has one; ``text`` is what has changed since, at a key of the sweep's file.
+    """
+    try:
+        recorded = store.sweep(sweep.name) if store is not None else {}
+    except UsageError:
+        return
+    if recorded.get(RECORD_KEY, {}).get("taken"):
+        hint = "restore it, or start anew with another name and seeds that no look has seen"
+        message = f"{text}, whose error holds for that alone; {hint}"
+        raise SpecError([sweep.source.document.problem((key,), message)])
 
 
 def _tuning_stage(tuning: Tuning) -> Stage:

@@ -111,6 +111,12 @@ def test_failed_trials_that_are_run_again_make_one_more_look(driven, tmp_path, s
         ),
         ("seeds:", "decide: {alpha: 0.1}\nseeds:", "s.yaml:11:17: decide.alpha = 0.1 was 0.05"),
         ("n_kv_head: 1", "n_kv_head: 1, model.n_embd: 16", "compute something else than at the"),
+        ("{looks: [3, 5, 7]}", "[0, 1, 2]", "s.yaml:11:8: seeds had looks, and some of them were"),
+        (
+            "seeds:",
+            "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\nseeds:",
+            "s.yaml:11:7: tune: the cells of the design had other rates at the first look",
+        ),
     ],
 )
 def test_a_changed_declaration_is_refused_after_the_first_look(driven, old, new, message):
