@@ -208,12 +208,13 @@ def describe_choice(study: Study, best: BudgetBest) -> str:
     elif not choice.rivals:
         text = f", better than {'the other' if others == 1 else f'all {others:,} others'} that fit"
         text += "s" if others == 1 else ""
-    elif choice.largest_loss is None:
+    elif len(study.seeds) == 1:
         text = f" (one seed: not told apart from the other {others:,})"
     else:
         names = join_names([study.label(levels) for levels in choice.rivals])
         text = f"; not told apart from {names}"
-        if len(study.seeds) > 2:  # two hardly tell a spread
+        # two seeds hardly tell a spread; cells that share fewer have no bound
+        if len(study.seeds) > 2 and choice.largest_loss is not None:
             loss = f"{format_magnitude(metric, choice.largest_loss)} {difference_unit(metric)}"
             text += f", and worse than the best of them by at most {loss}"
     return text + describe_divergence(study, best.diverged)

@@ -8,7 +8,13 @@ import pytest
 from kvlab.analysis.study import Study
 from kvlab.report import write_report
 from kvlab.report.markdown import render_markdown
-from kvlab.report.pareto_front import COSTS, best_cells_by_budget, cost_front, memory_front
+from kvlab.report.pareto_front import (
+    COSTS,
+    best_cells_by_budget,
+    cost_front,
+    describe_choice,
+    memory_front,
+)
 from kvlab.report.report_files import make_document
 from kvlab.report.table_columns import interval_scope
 from tests.support.record_factory import Record
@@ -259,3 +265,38 @@ def test_a_level_that_diverged_at_every_seed_is_in_the_answer(tmp_path):
     store = record.write(tmp_path)
     text = render_markdown(make_document(Study.load(store, "made", ("answer",))))
     assert "- **Diverged**: **size=c**, diverged." in text
+
+
+def answer_of(tmp_path, decide=(), **changes):
+    record = Record(factors={"heads": ("mha", "mqa", "gqa")}, **changes)
+    store = record.write(tmp_path)
+    store.write_sweep({**store.sweep("made"), "decide": dict(decide)})
+    return render_markdown(make_document(Study.load(store, "made", ("answer",))))
+
+
+def test_the_answer_names_units_of_shares(tmp_path):
+    text = answer_of(tmp_path, {"metric": "hellaswag_acc_norm"}, items=8)
+    assert "the baseline is at 33.33 % (3 seeds)" in text
+    assert "80% power a true difference of about 76.57 to 118.99 points" in text
+
+
+def test_exact_differences_are_decided(tmp_path):
+    text = answer_of(tmp_path, {"metric": "kv_bytes_read"})
+    assert "every level is decided or bounded" in text
+    assert "finish the sweep" not in text
+
+
+def test_a_baseline_that_diverged_everywhere_is_said(tmp_path):
+    text = answer_of(tmp_path, status=lambda c, _: "diverged" if c["heads"] == "mha" else "done")
+    assert "The baseline diverged at every seed" in text
+    assert "finish the sweep's other seeds" not in text
+
+
+def test_cells_with_one_shared_seed_are_not_said_to_be_a_sweep_of_one_seed(tmp_path):
+    def status(levels, seed):
+        return "missing" if seed and levels["size"] == "e" else "done"
+
+    found = sized(tmp_path, status=status)
+    texts = [describe_choice(found, best) for best in best_cells_by_budget(found)]
+    assert any("not told apart from" in text for text in texts)
+    assert not any("one seed" in text for text in texts)

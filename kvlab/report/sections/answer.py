@@ -9,6 +9,8 @@ from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import describe_timing_obstacle
 from kvlab.report.document import Bullets, Content, Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.formatting import (
+    difference_unit,
+    display_unit,
     format_difference,
     format_exact_bytes,
     format_magnitude,
@@ -44,12 +46,14 @@ def report_answer(study: Study) -> Section:
 def _describe_cost(study: Study) -> list[Content]:
     """Describe what each level costs by itself: what is decided, bounded, and neither."""
     metric = study.primary_metric
-    title, unit = METRICS[metric].title, METRICS[metric].unit
+    title, unit = METRICS[metric].title, display_unit(metric)
     base = study.values(study.baseline, metric)
     text = f"The baseline is not measured in {title}"
     if base:
         mean = format_metric(metric, sum(base.values()) / len(base))
         text = f"In {title} the baseline is at {mean} {unit} ({format_count(len(base), 'seed')})"
+    elif study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
+        text = "The baseline diverged at every seed"
     effects = sorted(
         (e for e in study.effects(metric) if e.estimate or e.verdict_name == "diverged"),
         key=lambda effect: -abs(effect.value),
@@ -191,14 +195,14 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
 
 def _describe_confidence(study: Study) -> Paragraph:
     """Describe the smallest difference that the design can detect."""
-    metric, unit = study.primary_metric, METRICS[study.primary_metric].unit
+    metric, unit = study.primary_metric, difference_unit(study.primary_metric)
     spans: list[Span] = []
     spans += _gap_spans(study)
     effects = study.effects(metric)
     detectable = sorted(e.detectable for e in effects if e.detectable is not None)
     claimed = [effect for effect in effects if effect.is_claimed]
     is_decided = all(VERDICTS[effect.verdict_name].concludes for effect in claimed)
-    if is_decided and any(effect.is_tested for effect in claimed):
+    if claimed and is_decided and len(study.seeds) > 1:
         what = "level" if len(claimed) == len(effects) else "claimed level"
         spans.append(f"every {what} is decided or bounded")
     elif detectable:
@@ -216,7 +220,9 @@ def _describe_confidence(study: Study) -> Paragraph:
         spans.append("two seeds tell apart only what is many times larger than the spread between")
         spans.append(" them: add seeds before drawing a conclusion")
     else:
-        spans.append("no difference could be tested: finish the sweep's other seeds")
+        is_over = not study.status_counts["missing"]
+        spans.append("no difference could be tested")
+        spans.append("" if is_over else ": finish the sweep's other seeds")
     first, *rest = spans
     if isinstance(first, str):
         first = first[:1].upper() + first[1:]

@@ -81,7 +81,7 @@ def report_divergence(study: Study) -> Section | None:
         Column("p", True, _DIVERGENCE_P),
     )
     rows = tuple(_divergence_row(study, effect) for effect in effects)
-    table = Table("divergence", "Diverged trainings by level, paired.", columns, rows)
+    table = Table("divergence", "Diverged trials by level, paired.", columns, rows)
     return Section("Divergence", (paragraph(text), table))
 
 
