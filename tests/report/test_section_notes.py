@@ -204,3 +204,4 @@ def test_the_front_is_drawn_in_steps_and_its_bars_are_as_said(tmp_path):
 def test_cells_without_a_serving_gap_are_counted(tmp_path, sharing, said):
     text = markdown(Record(factors={"sharing": sharing}), tmp_path, "serving-gap")
     assert said in text
+    assert f"1 of {len(sharing)} cells has one; the largest is **tied**" in text

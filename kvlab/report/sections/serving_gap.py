@@ -45,9 +45,9 @@ def report_serving_gap(study: Study) -> Section | None:
     spans: list[Span] = [text]
     if with_gap:
         largest = max(with_gap, key=lambda levels: gaps[levels])
-        spans.append(
-            f"{format_count(len(with_gap), 'cell')} of {len(gaps)} have one; the largest is "
-        )
+        has = "has" if len(with_gap) == 1 else "have"
+        counted = f"{len(with_gap):,} of {format_count(len(gaps), 'cell')}"
+        spans.append(f"{counted} {has} one; the largest is ")
         spans += [
             Strong(study.label(largest)),
             f" at {format_difference('serving_gap', gaps[largest])}.",
