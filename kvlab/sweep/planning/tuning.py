@@ -23,6 +23,7 @@ from kvlab.analysis.tuning import (
     write_point,
 )
 from kvlab.errors import UsageError
+from kvlab.humanize import format_count
 from kvlab.spec import BenchmarkConfig, EvaluationConfig, ServingConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.sweep import Cell, Sweep
@@ -190,7 +191,7 @@ class _TuningPlanner:
                 decided = tuple(
                     replace(one, optimum=find_optimum(one.points)) for one in architectures
                 )
-                lines = tuple(_describe_decisions(decided))
+                lines = tuple(_describe_decisions(decided, len(self._tune.seeds)))
                 return Tuning(self._sweep, decided, planned, number, True, lines)
             lines = tuple(_describe_proposals(architectures, proposals))
             rates = [
@@ -315,11 +316,13 @@ def _make_tuning_cell(cell: Cell, rate: float, tune: TuneConfig) -> Cell:
     return Cell(levels, experiment, tune.seeds, cell.off)
 
 
-def _describe_decisions(architectures: Sequence[Architecture]) -> Iterator[str]:
+def _describe_decisions(architectures: Sequence[Architecture], seeds: int) -> Iterator[str]:
     for one in architectures:
         assert one.optimum is not None, "the tuning is over"
         recipe = one.tuned_cell.experiment.training.learning_rate
-        yield f"{one.label}: {TUNED_KEY} = {describe_optimum(one.optimum, recipe)}"
+        failed = sum(seeds - len(point.losses) for point in one.points)
+        note = f"; {format_count(failed, 'tuning trial')} failed" if failed else ""
+        yield f"{one.label}: {TUNED_KEY} = {describe_optimum(one.optimum, recipe)}{note}"
 
 
 def _describe_proposals(
