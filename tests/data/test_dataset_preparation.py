@@ -208,7 +208,8 @@ def test_the_digest_is_over_both_files(tmp_path):
         (write_jsonl, ".jsonl", 1, 1),
         (write_parquet, ".parquet", 1, 2),
         # two processes write the pieces, and live on for a moment when their parent is killed
-        (write_parquet, ".parquet", 2, 5),
+        (write_parquet, ".parquet", 2, 11),
+        pytest.param(write_parquet, ".parquet", 2, 3, marks=pytest.mark.faults),
     ],
 )
 def test_a_kill_at_any_durable_step_leaves_no_incomplete_dataset(

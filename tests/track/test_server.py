@@ -14,7 +14,9 @@ from tests.support.record_factory import Record
 
 
 @pytest.fixture
-def server(tmp_path):
+def server(tmp_path, mlflow_template):
+    (tmp_path / "server").mkdir()
+    shutil.copyfile(mlflow_template(), tmp_path / "server" / "mlflow.db")
     running = Server(tmp_path / "server")
     yield running.uri
     running.close()
@@ -24,6 +26,8 @@ def test_mirroring_to_a_server(server, tmp_path, capsys):
     assert "<title>MLflow</title>" in get(server)
     record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,), items=9)
     store = record.write(tmp_path / "store")
+    sections = ["answer", "cells", "effects", "hellaswag"]
+    store.write_sweep({**store.sweep("made"), "report": {"sections": sections}})
     write_report(store, "made", tmp_path / "reports")
     report = tmp_path / "report"
     report.mkdir()
