@@ -178,6 +178,9 @@ def _measure_serving(
         # with documents masked, a position in the window is not the number of tokens seen
         **compared.measurements(by_position=start is None),
     }
+    if len(compared.exact):
+        exact_loss = float(text.flatten(compared.exact).mean())
+        measurements["kv_dtype_loss_change"] = loss - exact_loss
     return measurements, compared
 
 

@@ -84,7 +84,6 @@ class ServingComparison:
             }
         if len(self.exact):
             measured |= {
-                "kv_dtype_loss_change": float(self.served.mean() - self.exact.mean()),
                 "kv_dtype_logit_rms": self.logit_rms,
                 "kv_dtype_logit_largest": self.logit_largest,
             }

@@ -174,6 +174,21 @@ def test_too_little_text_is_refused():
         evaluate(lively(of), DATA, of)
 
 
+def test_what_the_dtype_changes_counts_every_target_once():
+    text = TEXT % 256
+    text[::37] = 256
+    int8, exact = (
+        experiment(loss_tokens=65_536, loss_bytes=150, serving={"tie": "adjacent:2", **dtype})
+        for dtype in ({"kv_dtype": "int8"}, {})
+    )
+    measured, of_exact = (
+        evaluate(lively(of), SimpleNamespace(validation=text), of).measurements
+        for of in (int8, exact)
+    )
+    change = measured["loss_served"] - of_exact["loss_served"]
+    assert measured["kv_dtype_loss_change"] == pytest.approx(change, rel=1e-4)
+
+
 def test_what_the_listener_raises_ends_it():
     def stop(update):
         raise Stopped(update["note"])
