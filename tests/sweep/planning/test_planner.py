@@ -23,12 +23,12 @@ def states(planned):
 
 def test_the_shipped_quickstart_shares_trainings():
     planned = plan(load_sweep(ROOT / "sweeps" / "quickstart.yaml"), identify=identify)
-    assert (len(planned.cells), len(planned.trials), planned.training_count) == (18, 36, 24)
+    assert (len(planned.cells), len(planned.trials), planned.training_count) == (9, 36, 32)
     assert (
         planned.format_totals()
-        == "36 trials, 24 trainings: 12 trials share a training with another"
+        == "36 trials, 32 trainings: 4 trials share a training with another"
     )
-    assert planned.count_states() == {"new": 24, "shares training": 12}
+    assert planned.count_states() == {"new": 32, "shares training": 4}
     for one in planned.trials:
         assert (one.shares_with is not None) == (one.levels["sharing"] == "tied")
     leader = {one.trial.id: one for one in planned.trials}
@@ -149,6 +149,6 @@ def test_kvlab_plan_is_quick_because_it_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (done.returncode, done.stderr) == (0, "[]\n")
-    assert json.loads(done.stdout)["totals"]["trainings"] == 24
+    assert json.loads(done.stdout)["totals"]["trainings"] == 32
     # its own time on a processor, which other programs do not lengthen
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
