@@ -50,13 +50,19 @@ def test_a_cell_names_another_by_the_levels_that_differ(tmp_path):
         ("{heads: mha, start: scratch}", "{}", "is not a folder, a repository or factor levels"),
         ("n_kv_head: 1", "n_kv_head: 1, model.n_embd: 32",
          "whose n_embd = 64 is not 32, so no weight fits"),
-        ("n_kv_head: 1", 'n_kv_head: 1, data.tokenizer: "gpt2:300", model.vocab_size: 400',
-         "give both cells one tokenizer"),
     ],
 )  # fmt: skip
 def test_refusals(tmp_path, old, new, message):
     text = SWEEP if old not in SWEEP else SWEEP.replace(old, new, 1)
     assert message in sweep_errors(tmp_path, text)
+
+
+def test_a_cell_cannot_start_from_weights_of_another_tokenizer(tmp_path):
+    text = SWEEP.replace("scratch: {}", "scratch: {evaluation.loss_bytes: 64}")
+    text = text.replace("uptrained: {", "uptrained: {evaluation.loss_bytes: 64, ")
+    tokenizer = 'data.tokenizer: "gpt2:300", model.vocab_size: 400'
+    text = text.replace("n_kv_head: 1", f"n_kv_head: 1, {tokenizer}")
+    assert "give both cells one tokenizer" in sweep_errors(tmp_path, text)
 
 
 def test_a_circle_of_two_cells_is_refused(tmp_path):

@@ -151,4 +151,4 @@ def test_kvlab_plan_is_quick_because_it_imports_nothing_heavy():
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert json.loads(done.stdout)["totals"]["trainings"] == 32
     # its own time on a processor, which other programs do not lengthen
-    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.0
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.5
