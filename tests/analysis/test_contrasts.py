@@ -206,7 +206,7 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
         f"experiment: {EXPERIMENTS / 'quickstart.yaml'}\n"
         "factors:\n"
         "  heads: {mha: {}, mqa: {model.n_kv_head: 1}}\n"
-        "  position: {rope: {}, learned: {model.position: learned}}\n"
+        "  position: {learned: {model.position: learned}, rope: {}}\n"
         "  norm: {layer: {}, rms: {model.norm: rmsnorm}}\n"
         '  sharing: {none: {}, trained: {model.kv_sharing: "adjacent:2"}}\n'
         "design: fractional:2\n"
