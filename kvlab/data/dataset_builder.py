@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from kvlab.data.deduplication import (
     MAX_SHARED,
-    OVERLAP_LENGTHS,
     PASSAGE_BYTES,
     find_first_of_kind,
     measure_overlap,
+    overlap_lengths,
     shared_passage_shares,
 )
 from kvlab.data.shards import DATASET_SCHEMA
@@ -154,7 +154,8 @@ def write_dataset(
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror})") from None
     validation = np.memmap(folder / "validation.bin", dtype, mode="r")
-    overlap = {n: measure_overlap(validation, train, n, threads) for n in OVERLAP_LENGTHS}
+    lengths = overlap_lengths(data.vocab_size)
+    overlap = {n: measure_overlap(validation, train, n, threads) for n in lengths}
     digests = "".join(f"{name} {facts['sha256']}\n" for name, facts in splits.items())
     manifest = {
         "schema": DATASET_SCHEMA,

@@ -142,8 +142,8 @@ def test_an_overlap_that_remains_is_warned_of(tmp_path, monkeypatch):
     monkeypatch.setattr("kvlab.data.dataset_builder.MAX_SHARED", 1.0)
     lines = []
     dataset = prepare_dataset(data, lines.append, workers=1)
-    assert dataset.overlap[50] > 0.2
-    assert f"warning: {dataset.overlap[50]:.1%} of the held-out tokens are inside" in lines[-1]
+    assert dataset.overlap[200] > 0.2
+    assert f"warning: {dataset.overlap[200]:.1%} of the held-out tokens are inside" in lines[-1]
 
 
 class Modules(TextSource):

@@ -25,8 +25,7 @@ def test_the_shipped_quickstart_shares_trainings():
     planned = plan(load_sweep(ROOT / "sweeps" / "quickstart.yaml"), identify=identify)
     assert (len(planned.cells), len(planned.trials), planned.training_count) == (9, 36, 32)
     assert (
-        planned.format_totals()
-        == "36 trials, 32 trainings: 4 trials share a training with another"
+        planned.format_totals() == "36 trials, 32 trainings: 4 trials share a training with another"
     )
     assert planned.count_states() == {"new": 32, "shares training": 4}
     for one in planned.trials:
