@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvlab.analysis.sequential import DIFFERENT, ClaimState, Looks
-from kvlab.analysis.statistics import holm_correction, t_cdf
+from kvlab.analysis.statistics import t_cdf
 from kvlab.sweep.planning.looks import WORSE
+from tests.support.holm import holm_correction
 
 LOOKS = (3, 5, 7, 10)
 PREFIX = "looks: "

@@ -21,9 +21,10 @@ from typing import Literal
 import numpy as np
 
 from kvlab.analysis.effects import Effect, estimate_main_effects
-from kvlab.analysis.statistics import ALPHA, holm_correction
+from kvlab.analysis.statistics import ALPHA
 from kvlab.analysis.trial_rows import TrialRow
 from tests.null_looks import list_names, print_tallies
+from tests.support.holm import holm_correction
 
 Factors = Mapping[str, tuple[str, ...]]
 Array = np.ndarray

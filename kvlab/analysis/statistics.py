@@ -1,4 +1,4 @@
-"""Statistics of paired comparisons: differences over seeds, Holm's correction, McNemar's test.
+"""Statistics of paired comparisons: differences over seeds, McNemar's test, sign flips.
 
 The seed is the unit of replication. Everything that shares a seed (the settings of the other
 factors, the order of batches, the initial weights) may move together, so it is averaged before
@@ -124,22 +124,6 @@ def spread_factors(df: float) -> tuple[float, float]:
         (df / chi_square_quantile(1 - tail, df)) ** 0.5,
         (df / chi_square_quantile(tail, df)) ** 0.5,
     )
-
-
-def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple testing by Holm's step-down method (Holm 1979).
-
-    Returns:
-        Corrected p-values, in the order of the input. Rejecting those below a level keeps the
-        probability of any false rejection at most at that level.
-    """
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    corrected = [0.0] * len(p_values)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from kvlab.analysis.statistics import (
     POWER,
     compare_items,
     estimate,
-    holm_correction,
     sign_flip_test,
     smallest_detectable,
     spread_factors,
@@ -67,37 +66,6 @@ def test_how_roughly_a_spread_is_known(df):
     assert np.mean((low * estimated <= 1.0) & (high * estimated >= 1.0)) == pytest.approx(
         0.95, abs=0.006
     )
-
-
-def test_holm_against_its_definition():
-    random = np.random.default_rng(4)
-    for size in (1, 2, 7):
-        p = random.uniform(0, 0.2, size).tolist()
-        corrected = holm_correction(p)
-        for level in (0.01, 0.05, 0.1):
-            rejected = set()
-            for rank, index in enumerate(sorted(range(size), key=p.__getitem__)):
-                if p[index] > level / (size - rank):
-                    break
-                rejected.add(index)
-            assert {index for index, value in enumerate(corrected) if value <= level} == rejected
-
-
-def test_holm_is_that_of_statsmodels():
-    from statsmodels.stats.multitest import multipletests
-
-    random = np.random.default_rng(8)
-    for size in (1, 2, 7, 40):
-        p = random.uniform(0, 0.2, size)
-        assert holm_correction(p.tolist()) == pytest.approx(
-            multipletests(p, method="holm")[1], **EXACT
-        )
-
-
-def test_holm_calls_nothing_in_95_percent_of_null_families():
-    random = np.random.default_rng(5)
-    families = random.uniform(size=(1000, 6))
-    assert np.mean([min(holm_correction(family.tolist())) < 0.05 for family in families]) < 0.065
 
 
 @pytest.mark.parametrize(("df", "tests"), [(2, 1), (5, 4), (11, 1)])

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.analysis.pooled_error import StandardError
-from kvlab.analysis.statistics import holm_correction, t_cdf, t_quantile
+from kvlab.analysis.statistics import t_cdf, t_quantile
 from kvlab.analysis.study import Study
 from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
+from tests.support.holm import holm_correction
 from tests.support.record_factory import EFFECTS, Record
 
 FAMILIES = st.lists(

@@ -6,7 +6,7 @@ from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.store.result import TrialMeasurements
 from kvlab.sweep import Driver
-from kvlab.sweep.driver.staged_run import run_stages
+from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.stages import describe_stage, plan_stage
 from tests.support.stub_trials import StubRun, StubStages, identify, write_sweep

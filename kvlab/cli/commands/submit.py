@@ -23,10 +23,10 @@ from kvlab.spec import Sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin, capture_origin, redact_command
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
+from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_data
 from kvlab.sweep.driver.shutdown import stop_on_signal
-from kvlab.sweep.driver.staged_run import run_stages
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared

@@ -277,6 +277,7 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
     unit = difference_unit(metric)
     names = tuple(effect.name for effect in estimated)
     significant: list[Point] = []
+    bounded: list[Point] = []
     insignificant: list[Point] = []
     for index, effect in enumerate(estimated):
         assert effect.estimate is not None, "only effects with an estimate are drawn"
@@ -289,13 +290,17 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
         bars = (low, high) if effect.has_interval else None
         lines, key = (*tip, effect.verdict), study.change_key(effect.change)
         point = Point(effect.estimate.value, index, lines, key, x_range=bars)
-        (significant if effect.is_significant else insignificant).append(point)
+        if effect.is_significant:
+            significant.append(point)
+        else:
+            (bounded if effect.verdict_name == "bounded" else insignificant).append(point)
     insignificant_name = "not told apart" if any(e.is_tested for e in estimated) else "not tested"
     plot = Plot(
         Axis(f"difference in {short_title(metric)} ({unit})"),
         Axis("", "names", names),
         (
             Points("differs", tuple(significant), "c1", "diamond"),
+            Points("costs less than the margin", tuple(bounded), "c0", "square"),
             Points(insignificant_name, tuple(insignificant), "muted"),
         ),
         zero=True,
@@ -356,8 +361,9 @@ def _other_metrics_table(study: Study) -> Table | None:
         Column("p (corrected)", True, "for all rows of this table"),
         Column("pairs", True, "matched pairs, or seeds where there are none"),
     )
-    caption = (
-        "The same comparison for other measurements. HellaSwag's error here is over seeds; its"
-        " error over items stands in its own section."
-    )
+    caption = "The same comparison for other measurements."
+    if any(effect.metric.startswith("hellaswag_") for effect in effects):
+        caption += (
+            " HellaSwag's error here is over seeds; its error over items stands in its own section."
+        )
     return Table("effects-other", caption, columns, tuple(rows)) if rows else None

@@ -8,6 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kvlab.sweep.planning.planner import (
     trials_to_run,
     uses_pruning,
 )
+from kvlab.sweep.planning.stages import Stage
 from kvlab.trial.finalize import record_failure, record_pruned
 from kvlab.trial.initial_weights import explain_missing_source, is_source_missing
 
@@ -376,3 +378,33 @@ class Driver:
         return Summary(
             states, self._trials_run, seconds, self.is_stopping, self._halt_reason, has_more
         )
+
+
+def run_stages(
+    stage: Stage, run_stage: Callable[[Stage], Summary], plan_next: Callable[[], Stage]
+) -> Summary:
+    """Run a stage and all that follow it.
+
+    A failed or diverged trial does not keep the next stage from being planned. It ends early if
+    trials are missing after a stage: the driver was asked to stop, or gave up.
+
+    Args:
+        stage: The first one to run.
+        run_stage: Runs one stage with a `Driver`, which records its description even if
+            no trial is missing.
+        plan_next: Plans the next stage from the record; see
+            `kvlab.sweep.planning.stages.plan_stage`.
+
+    Returns:
+        The states after the last stage; trials and seconds of all stages together.
+    """
+    total = run_stage(stage)
+    while not (stage.is_last or total.stopped or total.states["missing"] or total.halt_reason):
+        stage = plan_next()
+        summary = run_stage(stage)
+        total = replace(
+            summary,
+            trials_run=total.trials_run + summary.trials_run,
+            seconds=total.seconds + summary.seconds,
+        )
+    return replace(total, has_more=total.has_more or not stage.is_last)

@@ -10,7 +10,7 @@ from kvlab.report import write_report
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan_stage
-from kvlab.sweep.driver.staged_run import run_stages
+from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.stages import describe_stage, plan_at_least, plan_at_most
 from tests.support.spec_files import sweep_errors
