@@ -4,6 +4,7 @@ A `Document` is a sequence of `Section` objects, which hold paragraphs, tables a
 is plain: each renderer (Markdown, HTML, LaTeX, CSV) escapes it for its own format.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,31 +126,74 @@ class Figure:
     plot: Plot
 
 
-Content = Paragraph | Bullets | Heading | Block | Table | Figure
+@dataclass(frozen=True)
+class Fold:
+    """Contents that are folded under ``title`` until a reader opens them."""
+
+    title: str
+    contents: tuple["Content", ...]
+
+
+Content = Paragraph | Bullets | Heading | Block | Table | Figure | Fold
 
 
 @dataclass(frozen=True)
 class Section:
+    """A section of a report.
+
+    Attributes:
+        title: Its title.
+        contents: What it holds, in order.
+        is_appendix: Whether it stands after the sections that answer the question, folded.
+    """
+
     title: str
     contents: tuple[Content, ...]
+    is_appendix: bool = False
+
+    def iter_contents(self) -> Iterator[Content]:
+        """Yield every content that is no fold, also those inside folds, in order."""
+        yield from _iter_unfolded(self.contents)
+
+
+def _iter_unfolded(contents: Iterable[Content]) -> Iterator[Content]:
+    for content in contents:
+        if isinstance(content, Fold):
+            yield from _iter_unfolded(content.contents)
+        else:
+            yield content
 
 
 @dataclass(frozen=True)
 class Document:
-    """A report: its title, and its sections by their name in the table of sections."""
+    """A report: its title, and its sections by their name in the table of sections.
+
+    Renderers show `main`, and then `appendix`, folded.
+    """
 
     title: str
     sections: dict[str, Section]
 
     @property
+    def main(self) -> dict[str, Section]:
+        return {name: one for name, one in self.sections.items() if not one.is_appendix}
+
+    @property
+    def appendix(self) -> dict[str, Section]:
+        return {name: one for name, one in self.sections.items() if one.is_appendix}
+
+    @property
     def tables(self) -> list[Table]:
-        contents = (c for section in self.sections.values() for c in section.contents)
-        return [content for content in contents if isinstance(content, Table)]
+        return [content for content in self._iter_contents() if isinstance(content, Table)]
 
     @property
     def figures(self) -> list[Figure]:
-        contents = (c for section in self.sections.values() for c in section.contents)
-        return [content for content in contents if isinstance(content, Figure)]
+        return [content for content in self._iter_contents() if isinstance(content, Figure)]
+
+    def _iter_contents(self) -> Iterator[Content]:
+        """Yield every content in the order in which it is rendered."""
+        for section in (*self.main.values(), *self.appendix.values()):
+            yield from section.iter_contents()
 
     @property
     def numbers(self) -> dict[tuple[str, str], str]:

@@ -13,6 +13,7 @@ from kvlab.report.document import (
     Content,
     Document,
     Figure,
+    Fold,
     Heading,
     Paragraph,
     Row,
@@ -38,12 +39,21 @@ _LINK = re.compile(r"(?i)\b(https?|ftp|mailto|www)([:.])")
 def render_markdown(document: Document) -> str:
     numbers = document.numbers
     parts = [f"# {escape_markdown(document.title)}"]
-    for number, section in enumerate(document.sections.values()):
+    for number, section in enumerate(document.main.values()):
         parts.append(f"## {escape_markdown(section.title)}")
         parts += [_content(content, numbers) for content in section.contents]
         if number == 0:
             parts.append(_FORMS)
+    if document.appendix:
+        parts.append("## Appendix")
+    parts += [_folded(one.title, one.contents, numbers) for one in document.appendix.values()]
     return "\n\n".join(parts) + "\n"
+
+
+def _folded(title: str, contents: Iterable[Content], numbers: Mapping[tuple[str, str], str]) -> str:
+    inside = "\n\n".join(_content(content, numbers) for content in contents)
+    summary = html.escape(sanitize_line(title))
+    return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
 
 
 def escape_markdown(text: str) -> str:
@@ -85,6 +95,8 @@ def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
             return f"### {escape_markdown(text)}"
         case Block():
             return _block(content)
+        case Fold(title, contents):
+            return _folded(title, contents, numbers)
         case Table():
             return _table(content, numbers["Table", content.name])
         case Figure():

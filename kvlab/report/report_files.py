@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvlab.analysis.study import Study
@@ -67,8 +68,8 @@ def write_report(
 def make_document(study: Study) -> Document:
     """Run the section functions on a study; drop the sections that have no content.
 
-    The study's own choice of sections is used. Without one, all sections run, except those about
-    quality if no weights were trained.
+    The study's own choice of sections is used, and none of them is folded. Without one, all
+    sections run, except those about quality if no weights were trained.
 
     Raises:
         UsageError: A chosen section is not in the table of sections.
@@ -82,8 +83,11 @@ def make_document(study: Study) -> Document:
         for name, entry in SECTIONS.items()
         if not (study.is_untrained and entry.compares_quality)
     )
-    sections = {name: SECTIONS[name].make(study) for name in study.sections or default}
-    return Document(study.name, {name: made for name, made in sections.items() if made})
+    made = {name: SECTIONS[name].make(study) for name in study.sections or default}
+    sections = {name: section for name, section in made.items() if section}
+    if study.sections:
+        sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}
+    return Document(study.name, sections)
 
 
 def results_jsonl(study: Study) -> str:

@@ -27,7 +27,7 @@ class ReportSectionContract:
         assert SECTIONS[name].make(study) == section, "it depends on the study alone"
 
     def test_its_tables_are_rectangular_and_named_once(self, name, study):
-        tables = [c for c in SECTIONS[name].make(study).contents if isinstance(c, Table)]
+        tables = [c for c in SECTIONS[name].make(study).iter_contents() if isinstance(c, Table)]
         assert len({table.name for table in tables}) == len(tables)
         for table in tables:
             assert table.caption
@@ -38,7 +38,7 @@ class ReportSectionContract:
             assert f"\\label{{tab:{table.name}}}" in table_to_latex(table)
 
     def test_its_figures_are_described(self, name, study):
-        for content in SECTIONS[name].make(study).contents:
+        for content in SECTIONS[name].make(study).iter_contents():
             if isinstance(content, Figure):
                 assert content.caption in content.alt or len(content.alt) > len(content.caption)
                 assert any(layer.points for layer in content.plot.layers)
@@ -46,7 +46,12 @@ class ReportSectionContract:
     def test_every_format_shows_it(self, name, study):
         section = SECTIONS[name].make(study)
         document = Document("made", {name: section})
-        assert f"## {section.title}\n" in render_markdown(document)
+        head = (
+            f"<summary>{section.title}</summary>"
+            if section.is_appendix
+            else f"## {section.title}\n"
+        )
+        assert head in render_markdown(document)
         assert f'<section id="{name}"' in render_html(document)
 
     def test_a_study_without_results_is_no_error(self, name, empty_study):

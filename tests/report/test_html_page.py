@@ -183,12 +183,12 @@ def test_selecting_in_a_table_selects_in_plots(page):
 
 
 def test_rows_by_key(page):
-    page.run('tableOf("memory").querySelector("tr[tabindex=\\"0\\"]").focus()')
-    start = page.run('rowsOf("memory").indexOf(document.activeElement)')
+    page.run('tableOf("effects").querySelector("tr[tabindex=\\"0\\"]").focus()')
+    start = page.run('rowsOf("effects").indexOf(document.activeElement)')
     page.press("ArrowDown")
     page.press("ArrowDown")
     page.press("ArrowUp")
-    assert page.run('rowsOf("memory").indexOf(document.activeElement)') == start + 1
+    assert page.run('rowsOf("effects").indexOf(document.activeElement)') == start + 1
     page.press("Enter")
     key = page.run("document.activeElement.dataset.key")
     assert page.run('pickedIn(plotOf("pareto"))') == [key]

@@ -48,33 +48,33 @@ class SectionEntry:
 
 SECTIONS: dict[str, SectionEntry] = {
     "answer": SectionEntry(report_answer),
-    "design": SectionEntry(report_factors),
-    "matched": SectionEntry(report_matched_sizes, compares_quality=True),
-    "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
-    "cells": SectionEntry(report_cells, compares_quality=True),
-    "divergence": SectionEntry(report_divergence, compares_quality=True),
+    "pareto": SectionEntry(report_pareto, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
     "looks": SectionEntry(report_looks, compares_quality=True),
-    "interval-widths": SectionEntry(report_interval_widths, compares_quality=True),
+    "divergence": SectionEntry(report_divergence, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),
     "size-trends": SectionEntry(report_size_trends, compares_quality=True),
-    "pareto": SectionEntry(report_pareto, compares_quality=True),
-    "equal-memory": SectionEntry(report_equal_memory, compares_quality=True),
+    "matched": SectionEntry(report_matched_sizes, compares_quality=True),
     "serving-gap": SectionEntry(report_serving_gap, compares_quality=True),
     "hellaswag": SectionEntry(report_hellaswag, compares_quality=True),
     "lm-eval": SectionEntry(report_lm_eval, compares_quality=True),
     "probes": SectionEntry(report_probes, compares_quality=True),
     "curves": SectionEntry(report_loss_curves, compares_quality=True),
+    "cells": SectionEntry(report_cells, compares_quality=True),
+    "equal-memory": SectionEntry(report_equal_memory, compares_quality=True),
+    "interval-widths": SectionEntry(report_interval_widths, compares_quality=True),
     "memory": SectionEntry(report_memory),
     "speed": SectionEntry(report_speed),
     "benchmark-curves": SectionEntry(report_benchmark_curves),
     "roofline": SectionEntry(report_roofline),
     "projection": SectionEntry(report_projection),
+    "design": SectionEntry(report_factors),
+    "tuned": SectionEntry(report_tuned_settings, compares_quality=True),
     "starts": SectionEntry(report_starting_weights),
     "failures": SectionEntry(report_failures),
     "provenance": SectionEntry(report_provenance),
 }
-"""The sections of a report by name, in order."""
+"""The sections of a report by name, in order; those of the appendix come last."""
 
 
 def explain_unknown_section(name: str) -> str:

@@ -62,7 +62,7 @@ def report_equal_memory(study: Study) -> Section | None:
         " any trial diverged is not ranked.",
     )
     sentences = Bullets(tuple(_describe_best(study, best) for best in bests))
-    return Section("At equal memory", (note, sentences, _table(study, bests)))
+    return Section("At equal memory", (note, sentences, _table(study, bests)), is_appendix=True)
 
 
 def _describe_best(study: Study, best: BudgetBest) -> tuple[Span, ...]:

@@ -41,7 +41,7 @@ def report_factors(study: Study) -> Section:
         " in which it differs.",
     )
     notes = Bullets(tuple(_notes(study)))
-    return Section("Baseline and factors", (intro, _table(study), notes))
+    return Section("Baseline and factors", (intro, _table(study), notes), is_appendix=True)
 
 
 def _title(study: Study) -> str:

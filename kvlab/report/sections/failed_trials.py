@@ -53,7 +53,7 @@ def report_failures(study: Study) -> Section:
         contents.append(_failed_table(study, failed))
     if pruned:
         contents.append(_pruned_table(study, pruned))
-    return Section("Failures and retries", tuple(contents))
+    return Section("Failures and retries", tuple(contents), is_appendix=True)
 
 
 def report_divergence(study: Study) -> Section | None:

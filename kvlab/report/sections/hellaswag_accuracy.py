@@ -64,7 +64,7 @@ def report_hellaswag(study: Study) -> Section | None:
     tables = [table for table in comparison if table is not None]
     if tables:
         contents += [Heading("Item by item against the baseline"), paragraph(ITEM_METHOD), *tables]
-    return Section("HellaSwag", tuple(contents))
+    return Section("HellaSwag", tuple(contents), all_at_chance(study, metrics))
 
 
 _TOO_MANY = (

@@ -30,7 +30,9 @@ def report_interval_widths(study: Study) -> Section | None:
     rows = tuple(_row(study, one) for one in measured)
     table = Table("interval-widths", "What would narrow the intervals.", columns, rows)
     return Section(
-        "What would narrow the intervals", (paragraph(_describe(measured)), *_steps(study), table)
+        "What would narrow the intervals",
+        (paragraph(_describe(measured)), *_steps(study), table),
+        is_appendix=True,
     )
 
 

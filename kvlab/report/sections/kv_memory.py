@@ -60,7 +60,8 @@ def report_memory(study: Study) -> Section | None:
     base = study.kv_bytes(study.baseline)
     if base is not None:
         contents.append(paragraph(f"The baseline stores {format_exact_bytes(base)}."))
-    return Section("Memory", (*contents, table))
+    is_appendix = not study.is_untrained and not mismatches
+    return Section("Memory", (*contents, table), is_appendix)
 
 
 def _agrees(row: TrialRow) -> bool:

@@ -58,7 +58,7 @@ def report_projection(study: Study) -> Section | None:
         Column("step, to (s)", True),
     )
     table = Table("projection", "Other sizes, contexts and batches.", columns, tuple(rows))
-    return Section("Projection", (note, _figure(study, by_cell), table))
+    return Section("Projection", (note, _figure(study, by_cell), table), not study.is_untrained)
 
 
 def _figure(study: Study, by_cell: dict[Levels, list[Extrapolation]]) -> Figure:

@@ -44,7 +44,7 @@ def report_provenance(study: Study) -> Section:
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(Block(title, str(study.sweep[key]), "yaml"))
-    return Section("Provenance", tuple(contents))
+    return Section("Provenance", tuple(contents), is_appendix=True)
 
 
 def _sections_option(study: Study) -> str:

@@ -56,7 +56,7 @@ def report_roofline(study: Study) -> Section | None:
     if break_even is not None:
         contents.append(break_even)
     contents.append(Figure(figure.name, figure.caption, figure.alt, figure.plot))
-    return Section("Roofline", tuple(contents))
+    return Section("Roofline", tuple(contents), not study.is_untrained)
 
 
 def _describe_peaks(lines: list[dict[str, Any]]) -> str:

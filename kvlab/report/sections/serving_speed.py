@@ -53,7 +53,7 @@ def report_speed(study: Study) -> Section | None:
     contents: list[Content] = [note, Table("speed", caption, columns, tuple(rows))]
     if "tpot_ms_p50" in metrics and "kv_bytes_read" in study.measured_metrics:
         contents.append(_figure(study))
-    return Section("Speed", tuple(contents))
+    return Section("Speed", tuple(contents), not study.is_untrained)
 
 
 def _describe_timings(study: Study) -> str:
@@ -115,4 +115,5 @@ def report_benchmark_curves(study: Study) -> Section | None:
             f" In {format_count(n_noisy, 'cell')} of {len(keys)} something else used the"
             " machine, or the times did not settle: see the lines of the trials' results."
         )
-    return Section("Latency and throughput curves", (paragraph(text), *figures))
+    contents = (paragraph(text), *figures)
+    return Section("Latency and throughput curves", contents, not study.is_untrained)

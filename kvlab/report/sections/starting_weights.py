@@ -44,7 +44,7 @@ def report_starting_weights(study: Study) -> Section | None:
         if lines:
             title = f"{format_count(len(lines), 'parameter')} that did not fit, as in {name}"
             contents.append(Block(title, "\n".join(lines)))
-    return Section("Starting weights", tuple(contents))
+    return Section("Starting weights", tuple(contents), is_appendix=True)
 
 
 def _initial_weights(study: Study, levels: Levels) -> Start | None:

@@ -48,7 +48,7 @@ def report_tuned_settings(study: Study) -> Section | None:
     contents.append(_rate_table(study, entries))
     if any(point.losses for entry in entries for point in read_points(entry)):
         contents += [_loss_table(study, entries), *_draw_losses(study, entries, tuning["key"])]
-    return Section("Tuned settings", tuple(contents))
+    return Section("Tuned settings", tuple(contents), is_appendix=True)
 
 
 def _introduce(tuning: Mapping[str, Any]) -> Paragraph:
