@@ -13,6 +13,7 @@ from kvlab.report.document import Document
 from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
+from kvlab.report.paper_files import PaperFolder, write_paper
 from kvlab.report.sections import SECTIONS, explain_unknown_section
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.store import Store
@@ -23,6 +24,7 @@ def write_report(
     sweep_name: str,
     folder: str | Path,
     sections: Sequence[str] | None = None,
+    paper: PaperFolder | None = None,
 ) -> Path:
     """Write a sweep's report to ``folder/<sweep_name>/``.
 
@@ -36,6 +38,7 @@ def write_report(
         sweep_name: Name of the sweep.
         folder: Parent folder of reports.
         sections: Names of the sections, in order. Default: those that the sweep asks for.
+        paper: Where LaTeX and PDF files for a paper are written as well. Default: nowhere.
 
     Returns:
         The report's folder.
@@ -60,6 +63,8 @@ def write_report(
     for path, content in files.items():
         write_atomic(path, content)
     _remove_stale_files(report_folder, set(files))
+    if paper is not None:
+        write_paper(study, document, paper)
     if study.declared_looks is None and study.done_rows:
         store.note_report(study.name, study.seeds)
     return report_folder

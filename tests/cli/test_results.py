@@ -35,6 +35,18 @@ def test_report_prints_where_it_is(capsys):
 
 
 @pytest.mark.usefixtures("store")
+def test_report_for_a_paper(capsys, tmp_path):
+    assert main(["report", "made", "--sections", "answer", "--paper", "paper"]) == 0
+    assert "paper/main.tex shows them" in capsys.readouterr().out
+    assert (tmp_path / "paper" / "made" / "methods.tex").exists()
+    assert main(["report", "made", "--paper-width", "page"]) == 2
+    assert "add --paper DIR" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["report", "made", "--paper", "paper", "--paper-width", "wide"])
+    assert "wide is not column, page or a number of inches" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("store")
 def test_report_of_an_unknown_sweep(capsys):
     assert main(["report", "nosuch"]) == 2
     message = capsys.readouterr().err

@@ -1,0 +1,163 @@
+"""`--paper`: LaTeX that is balanced and escaped, figures that journals take, references in use."""
+
+import inspect
+import re
+from importlib.resources import files
+
+import pytest
+
+from kvlab.analysis.study import Study
+from kvlab.report import paper_methods
+from kvlab.report.paper_files import COLUMN_WIDTH, PaperFolder, write_ablation, write_paper
+from kvlab.report.paper_methods import list_citations, write_methods
+from kvlab.report.report_files import make_document
+from tests.support.record_factory import Record
+
+FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
+HOSTILE = ("mha", r"50% & a_b #1 {x} \input{evil} $y$ ~^")
+
+
+class FullRecord(Record):
+    """A record whose experiments have the keys of a real one."""
+
+    def result(self, levels, seed, status):
+        found = super().result(levels, seed, status)
+        heads = 1 if "mqa" in levels.values() else 4
+        found["experiment"]["model"] = {
+            "n_layer": 6, "n_head": 4, "n_kv_head": heads, "n_embd": 64, "block_size": 256,
+            "position": "rope", "kv_sharing": "none", "window": None, "attention_pattern": "G",
+        }  # fmt: skip
+        found["experiment"]["serving"] = {
+            "kv_dtype": "model", "tie_rule": "overwrite",
+            "tie": "adjacent:2" if "tied" in levels.values() else "none",
+        }  # fmt: skip
+        found["experiment"]["training"] |= {
+            "batch_tokens": 4096, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
+            "schedule": "cosine", "final_learning_rate": 3e-4,
+        }  # fmt: skip
+        return found
+
+
+def assert_balanced(tex: str) -> None:
+    """Check braces, environments and mathematics, without escaped characters and comments."""
+    plain = re.sub(r"\\[\\{}$%&#_]|(?m:^%.*$)", "", tex)
+    depth = 0
+    for character in plain:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        assert depth >= 0
+    assert depth == 0
+    assert plain.count("$") % 2 == 0
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{([^}]*)\}", plain):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+
+
+def write(store, folder, sections=("pareto", "effects", "curves")) -> None:
+    study = Study.load(store, "made", sections)
+    write_paper(study, make_document(study), PaperFolder(folder))
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    """A record, and the paper of it."""
+    folder = tmp_path_factory.mktemp("paper")
+    store = FullRecord(factors=FACTORS, seeds=tuple(range(6))).write(folder / "store")
+    write(store, folder / "paper")
+    return store, folder / "paper"
+
+
+def test_every_part_is_balanced(paper):
+    _, folder = paper
+    for path in (folder / "main.tex", *sorted((folder / "made").glob("*.tex"))):
+        assert_balanced(path.read_text())
+    assert r"\input{made/ablation}" in (folder / "main.tex").read_text()
+
+
+def test_the_bibliography_holds_exactly_what_is_cited(paper):
+    _, folder = paper
+    bib = (folder / "made" / "references.bib").read_text()
+    keys = re.findall(r"^@\w+\{([^,]+),", bib, re.MULTILINE)
+    text = "".join(path.read_text() for path in (folder / "made").glob("*.tex"))
+    assert keys == list_citations(text)
+    assert {"shazeer2019mqa", "su2024roformer", "brandon2024cla", "holm1979procedure"} <= {*keys}
+    assert {"fisher1935design"} <= {*keys}, "six trainings are enough to test a gap"
+    assert not {"ainslie2023gqa", "beltagy2020longformer", "zellers2019hellaswag"} & {*keys}
+
+
+def test_methods_hold_the_numbers_of_the_record(paper):
+    store, _ = paper
+    text = write_methods(Study.load(store, "made"))
+    for number in ("6 layers", "64", "256 tokens", "614{,}400 tokens", "4{,}096 tokens"):
+        assert number in text
+    assert "970{,}000 to 1{,}000{,}000 parameters" in text
+    assert "the 24 trials rest on 12 trainings" in text
+    assert "PyTorch 2.11.0" in text
+
+
+def test_the_table_fits_its_column_and_marks_what_is_decided(paper):
+    store, _ = paper
+    study = Study.load(store, "made")
+    narrow, wide = write_ablation(study, COLUMN_WIDTH), write_ablation(study, 6.75)
+    assert r"\ifdim\wd0>\columnwidth\resizebox" in narrow
+    assert r"\begin{table*}" in wide
+    mqa = next(line for line in narrow.splitlines() if line.startswith("mqa &"))
+    assert re.search(r"\\textbf\{\+0\.\d+\} & \[0\.\d+, 0\.\d+\] & 256 KiB & 4\.00", mqa), mqa
+    assert r"+1.500" in narrow, "the gap of ties"
+
+
+def test_figures_have_the_width_of_a_column_and_embedded_fonts(paper):
+    _, folder = paper
+    names = [path.name for path in sorted((folder / "made" / "figures").iterdir())]
+    assert names == ["curves.pdf", "effects.pdf", "pareto.pdf"]
+    for path in (folder / "made" / "figures").iterdir():
+        pdf = path.read_bytes()
+        assert b"/MediaBox [ 0 0 234 " in pdf
+        assert b"/FontFile2" in pdf, "TrueType"
+        assert b"/Type3" not in pdf
+        assert b"CreationDate" not in pdf
+
+
+def test_the_same_record_gives_the_same_bytes(paper, tmp_path):
+    store, folder = paper
+    write(store, tmp_path / "paper")
+    first = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*")}
+    again = tmp_path / "paper"
+    assert first == {path.relative_to(again): path.read_bytes() for path in again.rglob("*.*")}
+
+
+def test_names_cannot_be_commands(tmp_path):
+    record = FullRecord(factors={"heads": HOSTILE}, question=r"Is \write18{x} 100% safe?")
+    study = Study.load(record.write(tmp_path), "made")
+    for text in (write_ablation(study, COLUMN_WIDTH), write_methods(study)):
+        assert_balanced(text)
+        assert r"\input{evil}" not in text
+        assert r"50\%" in text
+
+
+def test_an_authors_document_is_kept(tmp_path):
+    store = Record(factors={"heads": ("mha", "mqa")}, seeds=(0, 1)).write(tmp_path / "store")
+    (tmp_path / "main.tex").write_text("mine")
+    write(store, tmp_path, ["answer"])
+    assert (tmp_path / "main.tex").read_text() == "mine"
+    assert (tmp_path / "made" / "ablation.tex").exists()
+
+
+def test_one_seed_claims_nothing(tmp_path):
+    study = Study.load(Record(factors=FACTORS, seeds=(0,)).write(tmp_path), "made")
+    text = write_methods(study)
+    assert "no difference is tested" in text
+    assert "holm1979procedure" not in text
+    assert r"\textbf" not in write_ablation(study, COLUMN_WIDTH)
+
+
+def test_every_reference_has_its_use():
+    source = inspect.getsource(paper_methods)
+    keys = re.findall(
+        r"^@\w+\{([^,]+),", (files("kvlab.report") / "references.bib").read_text(), re.M
+    )
+    assert keys == sorted(keys)
+    assert [key for key in keys if not re.search(f"[\"']{key}[\"']", source)] == []
