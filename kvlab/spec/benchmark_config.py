@@ -114,33 +114,66 @@ class BenchmarkConfig(SpecModel):
         "seconds": DEFAULT_SECONDS,
     }
 
-    prompt_tokens: PositiveInt = 64
-    new_tokens: PositiveInt = 32
-    batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = (1,)
+    prompt_tokens: PositiveInt = Field(
+        default=64,
+        description="Prompt of the timed sequences.",
+        examples=[256],
+        json_schema_extra={"unit": "tokens"},
+    )
+    new_tokens: PositiveInt = Field(
+        default=32,
+        description="Tokens decoded after the prompt.",
+        examples=[64],
+        json_schema_extra={"unit": "tokens"},
+    )
+    batch_sizes: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = Field(
+        default=(1,),
+        description="Batches whose throughput is measured; tokens_per_second is"
+        " that of the largest.",
+        examples=[[1, 8, 32]],
+        json_schema_extra={"unit": "sequences"},
+    )
     repeats: PositiveInt = Field(
         default=3,
         le=1000,
         description="Timed runs at least, after one warm-up. More follow, up to five times as"
         " many, where the median is not known to 5% yet and `seconds` are not over.",
+        examples=[5],
+        json_schema_extra={"unit": "runs"},
     )
     seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
         default=DEFAULT_SECONDS,
         description="At one context or batch: no run beyond `repeats` begins after this.",
+        examples=[2.0],
+        json_schema_extra={"unit": "seconds"},
     )
     context_lengths: TupleOf[PositiveInt] = Field(
-        default=(), description="Further prompt lengths at which latency is measured."
+        default=(),
+        description="Further prompt lengths at which latency is measured.",
+        examples=[[128, 512]],
+        json_schema_extra={"unit": "tokens"},
     )
     roofline: bool = Field(
-        default=False, description="Compare with this device's ceilings, measured once for it."
+        default=False,
+        description="Compare with this device's ceilings, measured once for it.",
+        examples=[True],
     )
     parts: TupleOf[Annotated[str, OneOf(lambda: list_measures("parts"))]] = Field(
         default=(),
         description="Further parts: limit, the largest batch that fits, by trying; task, 256"
         " tokens of the trial's own text and 256 sampled, by batch; energy, where the device"
         " counts it.",
+        examples=[["energy"]],
     )
     memory: PositiveInt | None = Field(
-        default=None, description="Bytes that limit may use; on CPU it needs them."
+        default=None,
+        description="Bytes that limit may use; on CPU it needs them.",
+        examples=[8e9],
+        json_schema_extra={
+            "unit": "bytes",
+            "computed_default": "the device's",
+            "given": {"parts": ["limit"]},
+        },
     )
 
     @model_validator(mode="after")

@@ -60,37 +60,56 @@ class DataConfig(SpecModel):
     omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False, "subset": None}
 
     source: Annotated[str, OneOf(lambda: SOURCES)] = Field(
-        default="docstrings", description="Where the text comes from."
+        default="docstrings", description="Where the text comes from.", examples=["fineweb-edu-10b"]
     )
     subset: Annotated[str, _CRAWL] | None = Field(
         default=None,
-        description="The crawl, such as CC-MAIN-2024-10, for source: fineweb-edu-crawl.",
+        description="The crawl, for source: fineweb-edu-crawl.",
+        examples=["CC-MAIN-2024-10"],
+        json_schema_extra={"given": {"source": "fineweb-edu-crawl"}},
     )
     tokenizer: Annotated[str, _TOKENIZER] = Field(
-        default="gpt2", description="gpt2, gpt2:N (its first N ranks), or bytes."
+        default="gpt2",
+        description="gpt2, gpt2:N (its first N ranks), or bytes.",
+        examples=["gpt2:2048"],
     )
     paths: TupleOf[str] = Field(
-        default=(), description="Files or folders of text, for source: files."
+        default=(),
+        description="Files or folders of text, relative to the spec's file, for source: files.",
+        examples=[["../texts"]],
+        json_schema_extra={"given": {"source": "files"}},
     )
     licence: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
         default=None,
         description="What the text may be used for, in words, for source: files; recorded with"
         " the tokens and with every result.",
+        examples=["CC BY 4.0"],
+        json_schema_extra={"given": {"source": "files", "paths": ["../texts"]}},
     )
     max_bytes: PositiveInt | None = Field(
-        default=None, description="Stop after this many bytes of text (whole documents)."
+        default=None,
+        description="Stop after this many bytes of text (whole documents).",
+        examples=[4e6],
+        json_schema_extra={"unit": "bytes", "computed_default": "all"},
     )
     max_tokens: PositiveInt | None = Field(
-        default=None, description="Stop after this many tokens (whole documents)."
+        default=None,
+        description="Stop after this many tokens (whole documents).",
+        examples=[2.2e8],
+        json_schema_extra={"unit": "tokens", "computed_default": "all"},
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.01, description="Share of the documents held out, chosen by document hash."
+        default=0.01,
+        description="Share of the documents held out, chosen by document hash.",
+        examples=[0.025],
+        json_schema_extra={"unit": "share"},
     )
 
     mask_documents: bool = Field(
         default=False,
         description="Attention never crosses from one document into another, and positions start"
         " at 0 in each; default documents are packed and see those before them.",
+        examples=[True],
     )
 
     @model_validator(mode="after")

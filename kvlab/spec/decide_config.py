@@ -19,25 +19,37 @@ Claims = Annotated[TupleOf[Annotated[str, Field(min_length=1)]], Field(min_lengt
 class DecideConfig(SpecModel):
     """`decide`: the claims that are tested together, and the difference that does not matter.
 
-    None of it changes what a trial computes. The names of metrics stand above this package, so the
-    commands that read a sweep check them.
+    None of it changes what a trial computes.
     """
+
+    # The table of metrics stands above this package: commands that read a sweep check the name.
 
     margin: Margin | None = Field(
         default=None,
         description="A cost below it does not matter, in the metric's unit, such as 0.02"
         " nats/token. Enables the verdict: costs less than the margin.",
+        examples=[0.02],
+        json_schema_extra={"unit": "of decide.metric"},
     )
     metric: str | None = Field(
-        default=None, description="Default: the loss through the serving cache, if measured."
+        default=None,
+        description="The metric that is decided; `kvlab metrics` lists them.",
+        examples=["bits_per_byte_served"],
+        json_schema_extra={"computed_default": "loss_served, if measured"},
     )
     claims: Claims | None = Field(
         default=None,
-        description="As [heads=mqa, ...]. Default: every level but the baseline's; not the sizes of"
-        " `size`.",
+        description="Claims that are tested, as [heads=mqa, ...].",
+        examples=[["heads=mqa"]],
+        json_schema_extra={
+            "computed_default": "every level but the baseline's and the sizes of `size`"
+        },
     )
     alpha: Alpha = Field(
-        default=0.05, description="Probability of any wrong claim, over all claims together."
+        default=0.05,
+        description="Probability of any wrong claim, over all claims together.",
+        examples=[0.01],
+        json_schema_extra={"unit": "probability"},
     )
 
 

@@ -28,14 +28,21 @@ class NeedleConfig(SpecModel):
     """`evaluation.needle`: find a key's answer in real text, by length and depth."""
 
     lengths: Annotated[TupleOf[PositiveInt], Field(min_length=1)] = Field(
-        description="Tokens of a row, in increasing order."
+        description="Tokens of a row, in increasing order.",
+        examples=[[64, 128, 256]],
+        json_schema_extra={"unit": "tokens"},
     )
     depths: Annotated[TupleOf[Depth], Field(min_length=1)] = Field(
         default=(0.0, 0.25, 0.5, 0.75, 1.0),
         description="Shares of the text before the needle, in increasing order.",
+        examples=[[0.0, 0.5, 1.0]],
+        json_schema_extra={"unit": "share"},
     )
     rows: Annotated[PositiveInt, Field(ge=2)] = Field(
-        default=32, description="Rows of each length and depth; errors are over them."
+        default=32,
+        description="Rows of each length and depth; errors are over them.",
+        examples=[64],
+        json_schema_extra={"unit": "rows"},
     )
 
     @model_validator(mode="after")
@@ -63,31 +70,54 @@ class EvaluationConfig(SpecModel):
     }
 
     loss_tokens: PositiveInt = Field(
-        default=65_536, description="Validation tokens of the final loss."
+        default=65_536,
+        description="Validation tokens of the final loss.",
+        examples=[262144],
+        json_schema_extra={"unit": "tokens"},
     )
     loss_bytes: PositiveInt | None = Field(
         default=None,
         description="Bytes of validation text of the final loss, in whole documents, in place of"
         " loss_tokens: the same text for every tokenizer and block size.",
+        examples=[200000],
+        json_schema_extra={"unit": "bytes", "computed_default": "loss_tokens decides"},
     )
     hellaswag: Literal["all", "none"] | NonNegativeInt = Field(
-        default="none", description="all, none, or the first N items."
+        default="none",
+        description="all, none, or the first N items.",
+        examples=[1000],
+        json_schema_extra={"unit": "items"},
     )
-    served: bool = Field(default=True, description="Measure again through the serving cache.")
+    served: bool = Field(
+        default=True, description="Measure again through the serving cache.", examples=[False]
+    )
     served_tokens: PositiveInt | None = Field(
         default=None,
-        description="Validation tokens scored through the cache, token by token; default"
-        " loss_tokens.",
+        description="Validation tokens scored through the cache, token by token.",
+        examples=[16384],
+        json_schema_extra={"unit": "tokens", "computed_default": "loss_tokens"},
     )
     recall: NonNegativeInt = Field(
-        default=0, description="Rows of the associative recall probe; 0 for none."
+        default=0,
+        description="Rows of the associative recall probe; 0 for none.",
+        examples=[256],
+        json_schema_extra={"unit": "rows"},
     )
     positions: bool = Field(
-        default=False, description="Measure the loss by position; over served_tokens if served."
+        default=False,
+        description="Measure the loss by position; over served_tokens if served.",
+        examples=[True],
     )
-    needle: NeedleConfig | None = Field(default=None, description="The needle probe; default none.")
+    needle: NeedleConfig | None = Field(
+        default=None,
+        description="The needle probe.",
+        examples=[{"lengths": [64, 128]}],
+        json_schema_extra={"computed_default": "none"},
+    )
     lm_eval: TupleOf[LmEvalTaskField] = Field(
-        default=(), description="Tasks of lm-eval: names, or {task, limit, definition}."
+        default=(),
+        description="Tasks of lm-eval: names, or {task, limit, definition}.",
+        examples=[["arc_easy", {"task": "piqa", "limit": 500}]],
     )
 
     @model_validator(mode="after")

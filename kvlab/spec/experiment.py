@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
@@ -31,15 +31,39 @@ class ServedModel(SpecModel):
 class Experiment(SpecModel):
     """One complete configuration of everything that a trial does."""
 
-    name: Name
-    description: str = ""
-    model: ModelConfig
-    data: DataConfig = DataConfig()
-    training: TrainingConfig = TrainingConfig()
-    serving: ServingConfig = ServingConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    benchmark: BenchmarkConfig = BenchmarkConfig()
-    resources: ResourcesConfig = ResourcesConfig()
+    name: Name = Field(description="Name of the experiment.", examples=["small"])
+    description: str = Field(
+        default="", description="What it is, for people.", examples=["A tiny GPT on bytes."]
+    )
+    model: ModelConfig = Field(
+        description="The shape of the transformer.", examples=[{"preset": "gpt2"}]
+    )
+    data: DataConfig = Field(
+        default=DataConfig(),
+        description="Which text, and how it becomes tokens.",
+        examples=[{"tokenizer": "bytes"}],
+    )
+    training: TrainingConfig = Field(
+        default=TrainingConfig(), description="The recipe.", examples=[{"tokens": 1e7}]
+    )
+    serving: ServingConfig = Field(
+        default=ServingConfig(),
+        description="What changes only inference.",
+        examples=[{"kv_dtype": "int8"}],
+    )
+    evaluation: EvaluationConfig = Field(
+        default=EvaluationConfig(),
+        description="Which qualities are measured, and on how much.",
+        examples=[{"loss_tokens": 32768}],
+    )
+    benchmark: BenchmarkConfig = Field(
+        default=BenchmarkConfig(),
+        description="Memory and decode speed.",
+        examples=[{"prompt_tokens": 96}],
+    )
+    resources: ResourcesConfig = Field(
+        default=ResourcesConfig(), description="Where a trial runs.", examples=[{"cpus": 2.0}]
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Experiment":

@@ -34,13 +34,20 @@ _TASK_NAME = TextRule(
 class LmEvalTask(SpecModel):
     """One task of lm-eval."""
 
-    task: Annotated[str, _TASK_NAME] = Field(description="Its name in lm-eval.")
+    task: Annotated[str, _TASK_NAME] = Field(
+        description="Its name in lm-eval.", examples=["arc_easy"]
+    )
     limit: PositiveInt | None = Field(
-        default=None, description="Score the first N items; default all."
+        default=None,
+        description="Score the first N items.",
+        examples=[500],
+        json_schema_extra={"unit": "items", "computed_default": "all"},
     )
     definition: str | None = Field(
         default=None,
         description="YAML file that defines the task, where it is not one of lm-eval's own.",
+        examples=["letters.yaml"],
+        json_schema_extra={"computed_default": "lm-eval's own"},
     )
 
     @property

@@ -79,48 +79,113 @@ class ModelConfig(SpecModel):
     tokens, itself included. ``kv_sharing`` is cross-layer attention, trained that way.
     """
 
-    vocab_size: PositiveInt = Field(default=50257, description="Tokens in the vocabulary.")
-    block_size: PositiveInt = Field(default=1024, description="Context length in tokens.")
-    n_layer: PositiveInt = Field(default=12, le=10_000, description="Transformer layers.")
-    n_head: PositiveInt = Field(default=12, le=10_000, description="Query heads a layer.")
+    vocab_size: PositiveInt = Field(
+        default=50257,
+        description="Tokens in the vocabulary; at least those of data.tokenizer.",
+        examples=[50304],
+        json_schema_extra={"unit": "tokens"},
+    )
+    block_size: PositiveInt = Field(
+        default=1024,
+        description="Context length.",
+        examples=[512],
+        json_schema_extra={"unit": "tokens"},
+    )
+    n_layer: PositiveInt = Field(
+        default=12,
+        le=10_000,
+        description="Transformer layers.",
+        examples=[6],
+        json_schema_extra={"unit": "layers"},
+    )
+    n_head: PositiveInt = Field(
+        default=12,
+        le=10_000,
+        description="Query heads a layer.",
+        examples=[4],
+        json_schema_extra={"unit": "heads"},
+    )
     n_kv_head: PositiveInt = Field(
         default_factory=lambda fields: fields.get("n_head", 1),
-        description="K/V heads a layer; default n_head.",
+        description="K/V heads a layer: n_head is multi-head attention, 1"
+        " multi-query, a divisor between them grouped-query.",
+        examples=[1],
+        json_schema_extra={"unit": "heads", "computed_default": "n_head"},
     )
-    n_embd: PositiveInt = Field(default=768, le=10**6, description="Width of the residual stream.")
+    n_embd: PositiveInt = Field(
+        default=768,
+        le=10**6,
+        description="Width of the residual stream.",
+        examples=[1536],
+        json_schema_extra={"unit": "dimensions"},
+    )
     head_dim: PositiveInt = Field(
         default_factory=lambda fields: max(1, fields.get("n_embd", 1) // fields.get("n_head", 1)),
-        description="Width of a head; default n_embd / n_head.",
+        description="Width of a head.",
+        examples=[128],
+        json_schema_extra={"unit": "dimensions", "computed_default": "n_embd / n_head"},
     )
-    mlp: Literal["gelu", "swiglu"] = "gelu"
+    mlp: Literal["gelu", "swiglu"] = Field(
+        default="gelu", description="Activation of the MLP.", examples=["swiglu"]
+    )
     ffn_dim: PositiveInt = Field(
         default_factory=lambda fields: _default_ffn_dim(
             fields.get("mlp", "gelu"), fields.get("n_embd", 1)
         ),
-        description="Hidden width of the MLP; default 4 n_embd, for swiglu 8/3 n_embd rounded"
-        " up to a multiple of 64.",
+        description="Hidden width of the MLP.",
+        examples=[2048],
+        json_schema_extra={
+            "unit": "dimensions",
+            "computed_default": "4 n_embd; under swiglu 8/3 n_embd, rounded up to a multiple of 64",
+        },
     )
     position: Annotated[str, OneOf(lambda: POSITIONS)] = Field(
-        default="learned", description="How positions enter."
+        default="learned",
+        description="How positions enter: a learned vector for each, rotary"
+        " embedding (arXiv 2104.09864), or not at all.",
+        examples=["rope"],
     )
     rope_theta: PositiveFloat = Field(
-        default=10_000.0, description="Base of the rotary frequencies."
+        default=10_000.0,
+        description="Base of the rotary frequencies.",
+        examples=[500000],
+        json_schema_extra={"unit": "none", "given": {"position": "rope"}},
     )
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    norm_eps: PositiveFloat = 1e-5
-    bias: bool = Field(default=True, description="Biases in linear layers and layer norms.")
-    tie_embeddings: bool = Field(default=True, description="The head reuses the token embedding.")
+    norm: Literal["layernorm", "rmsnorm"] = Field(
+        default="layernorm",
+        description="Normalization before attention, before the MLP and at the end.",
+        examples=["rmsnorm"],
+    )
+    norm_eps: PositiveFloat = Field(
+        default=1e-5,
+        description="Added to the variance before its root is taken.",
+        examples=[1e-06],
+        json_schema_extra={"unit": "none"},
+    )
+    bias: bool = Field(
+        default=True, description="Biases in linear layers and layer norms.", examples=[False]
+    )
+    tie_embeddings: bool = Field(
+        default=True, description="The head reuses the token embedding.", examples=[False]
+    )
     window: PositiveInt | None = Field(
-        default=None, description="Tokens that a token of a local layer sees, itself included."
+        default=None,
+        description="Tokens that a token of a local layer sees, itself included.",
+        examples=[256],
+        json_schema_extra={"unit": "tokens", "given": {"attention_pattern": "GLLLLL"}},
     )
     attention_pattern: Annotated[str, _LAYER_KINDS] = Field(
-        default="G", description="G or L a layer, tiled over depth."
+        default="G",
+        description="G (global) or L (local) a layer, tiled over depth.",
+        examples=["GLLLLL"],
+        json_schema_extra={"given": {"window": 256}},
     )
     kv_sharing: SharingField = Field(
         default="none",
         description="Cross-layer K/V sharing in training and serving: "
         f"{', '.join(pattern.usage for pattern in PATTERNS.values())},"
         " groups [[0, 6], [1, 2]] or owners [0, 0, 2].",
+        examples=["adjacent:2"],
     )
 
     @model_validator(mode="before")

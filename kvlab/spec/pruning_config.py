@@ -28,25 +28,52 @@ class PruningConfig(SpecModel):
     that goes on computes.
     """
 
-    rule: Literal["halving", "median"] = Field(description="Which trainings go on at a rung.")
+    rule: Literal["halving", "median"] = Field(
+        description="Which trainings go on at a rung.", examples=["halving"]
+    )
     factor: Annotated[PositiveInt, Field(ge=2, le=100)] | None = Field(
         default=None,
         validate_default=True,
-        description="halving: one in so many goes on; default 3.",
+        description="halving: one in so many goes on.",
+        examples=[4],
+        json_schema_extra={
+            "unit": "none",
+            "computed_default": "3 under halving",
+            "given": {"rule": "halving"},
+        },
     )
     first: Annotated[float, Field(ge=0.001, lt=1.0)] | None = Field(
-        default=None, description="No rung before this fraction of the steps; default 0.1."
+        default=None,
+        description="No rung before this fraction of the steps.",
+        examples=[0.2],
+        json_schema_extra={
+            "unit": "share",
+            "computed_default": "0.1",
+            "given": {"rule": "halving"},
+        },
     )
     rungs: Annotated[TupleOf[Fraction], Field(min_length=1)] | None = Field(
         default=None,
         validate_default=True,
-        description="Fractions of the steps. Default: halving 1/factor, 1/factor^2, ... down"
-        " to first; median first, and twice as far each time.",
+        description="Fractions of the steps.",
+        examples=[[0.2, 0.5]],
+        json_schema_extra={
+            "unit": "share",
+            "computed_default": "halving: 1/factor, 1/factor^2, ... down to first; median:"
+            " first, and twice as far each time",
+            "given": {"rule": "median"},
+        },
     )
     startup: PositiveInt | None = Field(
         default=None,
         validate_default=True,
-        description="median: others at a rung before one is pruned; default 5.",
+        description="median: others at a rung before one is pruned.",
+        examples=[8],
+        json_schema_extra={
+            "unit": "trainings",
+            "computed_default": "5 under median",
+            "given": {"rule": "median"},
+        },
     )
 
     @field_validator("factor")

@@ -10,18 +10,33 @@ from kvlab.spec.spec_model import PositiveInt, SpecModel, raise_problems
 class ResourcesConfig(SpecModel):
     """`resources`: where a trial runs. Never part of what it computes."""
 
-    cpus: Annotated[float, Field(gt=0, le=4096)] = 1.0
+    cpus: Annotated[float, Field(gt=0, le=4096)] = Field(
+        default=1.0,
+        description="Cores of a trial, and its threads; a fraction shares one.",
+        examples=[2.0],
+        json_schema_extra={"unit": "cores"},
+    )
     gpus: Annotated[float, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         default=0.0,
         description="A number, a fraction to share one, or auto: as many trials on one as its"
         " memory holds, measured before they start.",
+        examples=["auto"],
+        json_schema_extra={"unit": "GPUs"},
     )
     workers: Annotated[PositiveInt, Field(le=1024)] | None = Field(
-        default=None, description="Processes that train together; default one a whole GPU."
+        default=None,
+        description="Processes that train together.",
+        examples=[2],
+        json_schema_extra={"unit": "processes", "computed_default": "one a whole GPU"},
     )
     microbatch_tokens: PositiveInt | None = Field(
         default=None,
-        description="Tokens a forward pass; smaller needs less memory, same mathematics.",
+        description="Tokens of a forward pass; smaller needs less memory, same mathematics.",
+        examples=[1024],
+        json_schema_extra={
+            "unit": "tokens",
+            "computed_default": "all that a process computes in a step",
+        },
     )
 
     @model_validator(mode="after")

@@ -33,11 +33,20 @@ FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 class Range(SpecModel):
     """Numbers from ``low`` to ``high``, both included."""
 
-    low: FiniteFloat
-    high: FiniteFloat
-    log: bool = Field(default=False, description="Drawn evenly in the logarithm.")
-    whole: bool = Field(default=False, description="Whole numbers only.")
-    step: PositiveFloat | None = Field(default=None, description="Only low, low + step, ...")
+    low: FiniteFloat = Field(
+        description="Lowest number.", examples=[128], json_schema_extra={"unit": "of the key"}
+    )
+    high: FiniteFloat = Field(
+        description="Highest number.", examples=[1024], json_schema_extra={"unit": "of the key"}
+    )
+    log: bool = Field(default=False, description="Drawn evenly in the logarithm.", examples=[True])
+    whole: bool = Field(default=False, description="Whole numbers only.", examples=[True])
+    step: PositiveFloat | None = Field(
+        default=None,
+        description="Only low, low + step, ...",
+        examples=[64],
+        json_schema_extra={"unit": "of the key"},
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Range":
@@ -70,8 +79,18 @@ class Range(SpecModel):
 class Limit(SpecModel):
     """Bounds of a number; one or both."""
 
-    at_most: FiniteFloat | None = None
-    at_least: FiniteFloat | None = None
+    at_most: FiniteFloat | None = Field(
+        default=None,
+        description="Largest value allowed.",
+        examples=[32768],
+        json_schema_extra={"unit": "of the number", "computed_default": "no bound"},
+    )
+    at_least: FiniteFloat | None = Field(
+        default=None,
+        description="Smallest value allowed.",
+        examples=[0.25],
+        json_schema_extra={"unit": "of the number", "computed_default": "no bound"},
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "Limit":
@@ -81,7 +100,7 @@ class Limit(SpecModel):
 
 
 class SearchConfig(SpecModel):
-    """Where to look, what for, and for how long.
+    """`search`: where to look, what for, and for how long.
 
     Objectives and limits name measured numbers (``loss_served``, ``tpot_ms_p50``, ...) or what
     is known beforehand: ``parameters``, ``kv_bytes`` (one sequence at the block size),
@@ -90,32 +109,62 @@ class SearchConfig(SpecModel):
     """
 
     choices: dict[str, Values] = Field(
-        default_factory=dict, description="dotted key -> values to choose from."
+        default_factory=dict,
+        description="Values to choose from, by dotted key.",
+        examples=[{"model.n_kv_head": [1, 2, 4]}],
     )
     ranges: dict[str, Range] = Field(
-        default_factory=dict, description="dotted key -> a range of numbers."
+        default_factory=dict,
+        description="Ranges of numbers to draw from, by dotted key.",
+        examples=[{"model.ffn_dim": {"low": 64, "high": 512, "whole": True}}],
     )
     objectives: Annotated[TupleOf[str], Field(min_length=1, max_length=4)] = Field(
-        description="Numbers to improve; with several, a Pareto front."
+        description="Numbers to improve; with several, a Pareto front.",
+        examples=[["loss_served", "kv_bytes"]],
     )
     limits: dict[str, Limit] = Field(
-        default_factory=dict, description="number -> at_most, at_least."
+        default_factory=dict,
+        description="Bounds of measured or predicted numbers.",
+        examples=[{"kv_bytes": {"at_most": 32768}}],
     )
     sampler: Sampler = Field(
         default="tpe",
         description="Optuna's sampler, by name or as {name: tpe, multivariate: true}.",
+        examples=[{"name": "tpe", "multivariate": True}],
     )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(default=0, description="Of the sampler.")
-    parallel: PositiveInt = Field(default=1, le=1000, description="Suggestions in flight at once.")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        default=0, description="Seed of the sampler.", examples=[7]
+    )
+    parallel: PositiveInt = Field(
+        default=1,
+        le=1000,
+        description="Suggestions in flight at once.",
+        examples=[2],
+        json_schema_extra={"unit": "trials"},
+    )
     pruning: PruningConfig | None = Field(
-        default=None, description="Pause trainings early that are far behind; default: none."
+        default=None,
+        description="Pause trainings early that are far behind.",
+        examples=[{"rule": "halving"}],
+        json_schema_extra={"computed_default": "none"},
     )
-    trials: PositiveInt | None = Field(default=None, description="Stop after this many trained.")
+    trials: PositiveInt | None = Field(
+        default=None,
+        description="Stop after this many trained suggestions.",
+        examples=[24],
+        json_schema_extra={"unit": "trials", "computed_default": "no bound"},
+    )
     flops: PositiveFloat | None = Field(
-        default=None, description="Stop after these training FLOPs, really spent."
+        default=None,
+        description="Stop after these training FLOPs, really spent.",
+        examples=[1e15],
+        json_schema_extra={"unit": "FLOPs", "computed_default": "no bound"},
     )
     hours: PositiveFloat | None = Field(
-        default=None, description="Stop after this time of searching."
+        default=None,
+        description="Stop after this time of searching.",
+        examples=[8.0],
+        json_schema_extra={"unit": "hours", "computed_default": "no bound"},
     )
 
     @model_validator(mode="after")

@@ -31,9 +31,16 @@ class SeedLooks(SpecModel):
     """
 
     looks: Annotated[TupleOf[PositiveInt], Field(min_length=2, max_length=MAX_LOOKS)] = Field(
-        description="Number of seeds at each look, increasing; the last is the most."
+        description="Number of seeds at each look, increasing; the last is the most.",
+        examples=[[3, 5, 7, 10]],
+        json_schema_extra={"unit": "seeds"},
     )
-    first: Seed = Field(default=0, description="The first seed; the others follow it.")
+    first: Seed = Field(
+        default=0,
+        description="The first seed; the others follow it.",
+        examples=[100],
+        json_schema_extra={"given": {"looks": [3, 5, 7, 10]}},
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "SeedLooks":

@@ -18,7 +18,20 @@ class ServingConfig(SpecModel):
     """
 
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
-        default="model", description="How K/V are stored; model keeps the model's dtype."
+        default="model",
+        description="How K/V are stored; model keeps the model's dtype.",
+        examples=["int8"],
     )
-    tie: SharingField = Field(default="none", description="Patterns as in model.kv_sharing.")
-    tie_rule: Literal["overwrite", "owner"] = "overwrite"
+    tie: SharingField = Field(
+        default="none",
+        description="Layers that share one cache slot at serving, though each was"
+        " trained with its own K/V. Patterns as in model.kv_sharing.",
+        examples=["adjacent:2"],
+    )
+    tie_rule: Literal["overwrite", "owner"] = Field(
+        default="overwrite",
+        description="Who writes a tied slot: every layer, so that the last one wins"
+        " (overwrite), or its first layer alone (owner).",
+        examples=["owner"],
+        json_schema_extra={"given": {"tie": "adjacent:2"}},
+    )

@@ -28,11 +28,15 @@ Parameters = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 class SizeConfig(SpecModel):
     """`size`: fit every effect against the size of the model. Changes no trial."""
 
-    factor: Name = Field(description="The factor whose levels are three or more sizes.")
+    factor: Name = Field(
+        description="The factor whose levels are three or more sizes.", examples=["model"]
+    )
     predict: TupleOf[Parameters] = Field(
         default=(),
-        description="Sizes to predict effects at, in parameters without embeddings but with the"
-        " output head; at most ten times the largest. Default: ten times.",
+        description="Sizes to predict effects at, in parameters without embeddings"
+        " but with the output head; at most ten times the largest.",
+        examples=[[5e6, 1.8e7]],
+        json_schema_extra={"unit": "parameters", "computed_default": "ten times the largest size"},
     )
 
 

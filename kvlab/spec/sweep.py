@@ -75,30 +75,41 @@ class FailuresConfig(SpecModel):
     """
 
     killed_retries: NonNegativeInt = Field(
-        default=3, description="Starts again after its process died, in a row without progress."
+        default=3,
+        description="Starts again after its process died, in a row without progress.",
+        examples=[5],
+        json_schema_extra={"unit": "starts"},
     )
     backoff_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = Field(
-        default=1.0, description="Wait before the first of those; doubled each time, up to 5 min."
+        default=1.0,
+        description="Wait before the first of those; doubled each time, up to 5 min.",
+        examples=[10.0],
+        json_schema_extra={"unit": "seconds"},
     )
     out_of_memory: Literal["shrink", "fail"] = Field(
         default="shrink",
         description="Of the device or of the host. shrink: again with a smaller microbatch (same"
         " mathematics), then alone on its GPU.",
+        examples=["fail"],
     )
     same_error: NonNegativeInt = Field(
-        default=3, description="Stop when this many trials fail at the same place; 0 never."
+        default=3,
+        description="Stop when this many trials fail at the same place; 0 never.",
+        examples=[1],
+        json_schema_extra={"unit": "trials"},
     )
 
 
 class ReportConfig(SpecModel):
-    """`report`: which sections, in which order. It never enters a fingerprint.
+    """`report`: which sections, in which order. It never enters a fingerprint."""
 
-    The names are those of the report's table of sections. That stands above this package, so the
-    commands that read a sweep check them.
-    """
+    # The table of sections stands above this package: commands that read a sweep check the names.
 
     sections: Annotated[TupleOf[Name], Field(min_length=1)] | None = Field(
-        default=None, description="Names in order; default all that have something to say."
+        default=None,
+        description="Names of sections, in order.",
+        examples=[["answer", "effects", "pareto"]],
+        json_schema_extra={"computed_default": "all that have something to say"},
     )
 
     @model_validator(mode="after")
@@ -149,59 +160,130 @@ class Sweep(SpecModel):
     is each factor's first. `kvlab.spec.cell_selection` says how the other keys make the cells.
     """
 
-    name: Name = Field(default="sweep", description="Default: the file's name.")
-    question: str = Field(min_length=1)
-    experiment: str = Field(min_length=1, description="Path of the base experiment, from here.")
-    factors: dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = Field(
-        default_factory=dict, description="factor -> level -> patch of dotted keys."
+    name: Name = Field(
+        default="sweep",
+        description="Name of the sweep, of its record and its report.",
+        examples=["heads"],
+        json_schema_extra={"computed_default": "the file's name"},
     )
-    baseline: dict[Name, LevelName] = Field(default_factory=dict, validate_default=True)
+    question: str = Field(
+        min_length=1,
+        description="The question, in words.",
+        examples=["What does each K/V head cost?"],
+    )
+    experiment: str = Field(
+        min_length=1,
+        description="Path of the base experiment, from this file.",
+        examples=["../experiments/small.yaml"],
+    )
+    factors: dict[Name, Annotated[dict[LevelName, dict[str, Any]], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="By factor and level, what the level changes: a patch of dotted keys.",
+        examples=[{"heads": {"mha": {}, "mqa": {"model.n_kv_head": 1}}}],
+    )
+    baseline: dict[Name, LevelName] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="The level of each factor that differences are taken against.",
+        examples=[{"heads": "mqa"}],
+        json_schema_extra={"computed_default": "the first level of each factor"},
+    )
     design: DesignName = Field(
-        default="full", description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N."
+        default="full",
+        description=f"One of {', '.join(DESIGNS)}; fractional:N keeps 1/N.",
+        examples=["one_factor"],
     )
     designs: dict[DesignName, Seeds] = Field(
-        default_factory=dict, description="Several designs, each with its seeds, as one."
+        default_factory=dict,
+        description="Several designs, each with its seeds, as one.",
+        examples=[{"full": [0], "one_factor": [0, 1, 2]}],
     )
     zip: TupleOf[FactorGroup] = Field(
-        default=(), description="Factors that move together, level by level."
+        default=(),
+        description="Factors that move together, level by level.",
+        examples=[[["heads", "width"]]],
     )
     when: dict[Name, LevelRule] = Field(
         default_factory=dict,
-        description="factor -> levels of factors above it, without which it does not apply.",
+        description="By factor, the levels of factors above it without which it does not apply.",
+        examples=[{"window": {"horizon": "hybrid"}}],
     )
     target: dict[Name, LevelName] = Field(
-        default_factory=dict, description="The reduction of a factor with several other levels."
+        default_factory=dict,
+        description="The reduction of a factor with several other levels.",
+        examples=[{"heads": "mqa"}],
+        json_schema_extra={"given": {"design": "leave_one_out"}},
     )
     listed_cells: TupleOf[dict[Name, LevelName]] = Field(
-        default=(), alias="cells", description="Cells of design: cells; left out is baseline."
+        default=(),
+        alias="cells",
+        description="The cells of design: cells. A factor that is left out is at its baseline.",
+        examples=[[{"heads": "mqa", "position": "rope"}]],
+        json_schema_extra={"given": {"design": "cells"}},
     )
     generators: dict[Name, FactorGroup] = Field(
-        default_factory=dict, description="fractional: a factor -> those whose product sets it."
+        default_factory=dict,
+        description="Of design: fractional, by factor: the factors whose product sets it.",
+        examples=[{"sharing": ["heads", "position", "mlp"]}],
+        json_schema_extra={"given": {"design": "fractional:2"}},
     )
     exclude: TupleOf[LevelRule] = Field(
-        default=(), description="Drops every cell that has all of a rule."
+        default=(),
+        description="Drops every cell that has all of a rule.",
+        examples=[[{"heads": "mqa", "position": "rope"}]],
     )
-    include: TupleOf[LevelRule] = Field(default=(), description="Adds cells; left out is baseline.")
+    include: TupleOf[LevelRule] = Field(
+        default=(),
+        description="Adds cells. A factor that is left out is at its baseline.",
+        examples=[[{"heads": "mqa", "position": "rope"}]],
+        json_schema_extra={"given": {"design": "one_factor"}},
+    )
     match: MatchModes = Field(
         default=("none",),
         description="Set model.ffn_dim by cell, so that every cell has the baseline's parameters or"
         " training FLOPs a token within 0.5%. Several, as in [none, parameters], are a factor.",
+        examples=[["none", "parameters"]],
     )
     tune: TuneConfig | None = Field(
-        default=None, description="Find each architecture's learning rate first."
+        default=None,
+        description="Find each architecture's learning rate first.",
+        examples=[{"training.learning_rate": [0.001, 0.002, 0.004], "seeds": [100, 101]}],
+        json_schema_extra={"computed_default": "none"},
     )
     seeds: SeedsField = Field(
-        default=(0,), description="A list, or {looks: [3, 5, 7, 10]}: seeds where undecided."
+        default=(0,),
+        description="A list, or {looks: [3, 5, 7, 10]}: seeds where undecided.",
+        examples=[[0, 1, 2]],
     )
-    failures: FailuresConfig = FailuresConfig()
+    failures: FailuresConfig = Field(
+        default=FailuresConfig(),
+        description="What happens after a failure.",
+        examples=[{"killed_retries": 5}],
+    )
     search: SearchConfig | None = Field(
-        default=None, description="Instead of factors: look for the best in a space."
+        default=None,
+        description="Instead of factors: look for the best in a space.",
+        examples=[
+            {"choices": {"model.n_kv_head": [1, 2, 4]}, "objectives": ["loss_served"], "trials": 20}
+        ],
+        json_schema_extra={"computed_default": "none"},
     )
-    decide: DecideConfig = DecideConfig()
+    decide: DecideConfig = Field(
+        default=DecideConfig(),
+        description="The claims that are tested, and the difference that does not matter.",
+        examples=[{"margin": 0.02}],
+    )
     size: SizeConfig | None = Field(
-        default=None, description="Fit effects against the size of the model, and predict them."
+        default=None,
+        description="Fit effects against the size of the model, and predict them.",
+        examples=[{"factor": "model"}],
+        json_schema_extra={"computed_default": "none"},
     )
-    report: ReportConfig = ReportConfig()
+    report: ReportConfig = Field(
+        default=ReportConfig(),
+        description="Which sections the report has.",
+        examples=[{"sections": ["answer", "effects"]}],
+    )
 
     _source: SweepSource | None = PrivateAttr(default=None)
     _cells: tuple[Cell, ...] = PrivateAttr(default=())

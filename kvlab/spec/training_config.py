@@ -44,58 +44,137 @@ class TrainingConfig(SpecModel):
     # `kvlab.trial.initial_weights` adds the contents of init_from
 
     tokens: NonNegativeInt = Field(
-        default=0, description="Tokens seen in training; 0 trains nothing."
+        default=0,
+        description="Tokens seen in training; 0 trains nothing.",
+        examples=[1e10],
+        json_schema_extra={"unit": "tokens"},
     )
     init_from: InitFrom = Field(
         default=None,
-        description="First weights: a Hugging Face folder or repository, or the training of"
-        " another cell, as in {heads: mha}; default freshly drawn.",
+        description="First weights: a Hugging Face folder or repository, or the"
+        " training of another cell, as in {heads: mha}.",
+        examples=["openai-community/gpt2"],
+        json_schema_extra={"computed_default": "freshly drawn"},
     )
-    batch_tokens: PositiveInt = Field(default=8192, description="Tokens an optimizer step.")
-    learning_rate: PositiveFloat = 6e-4
+    batch_tokens: PositiveInt = Field(
+        default=8192,
+        description="Tokens of an optimizer step.",
+        examples=[524288],
+        json_schema_extra={"unit": "tokens"},
+    )
+    learning_rate: PositiveFloat = Field(
+        default=6e-4,
+        description="Peak learning rate, at the end of the warm-up.",
+        examples=[0.001],
+        json_schema_extra={"unit": "none"},
+    )
     final_learning_rate: Annotated[float, Field(ge=0.0)] | None = Field(
         default=None,
         validate_default=True,
-        description="Where the schedule ends; default a tenth of learning_rate.",
+        description="Learning rate at the end of the schedule.",
+        examples=[0.0001],
+        json_schema_extra={"unit": "none", "computed_default": "learning_rate / 10"},
     )
     schedule: Literal["cosine", "wsd"] = Field(
         default="cosine",
         description="After warm-up: half a cosine, or wsd: stable, then a decay at the end.",
+        examples=["wsd"],
     )
     decay_tokens: PositiveInt | None = Field(
         default=None,
         validate_default=True,
-        description="Of wsd, at the end of training; default 20% of tokens.",
+        description="Length of the decay of schedule: wsd, at the end of training.",
+        examples=[2e9],
+        json_schema_extra={
+            "unit": "tokens",
+            "computed_default": "20% of tokens under wsd",
+            "given": {"schedule": "wsd", "tokens": 1e10},
+        },
     )
     warmup_tokens: NonNegativeInt | None = Field(
         default=None,
         validate_default=True,
-        description="Linear warm-up; default 4% of tokens. Under wsd, token budgets of equal"
-        " warm-up share their stable phase.",
+        description="Linear warm-up. Under wsd, token budgets of equal warm-up"
+        " share their stable phase.",
+        examples=[3.75e8],
+        json_schema_extra={
+            "unit": "tokens",
+            "computed_default": "4% of tokens",
+            "given": {"tokens": 1e10},
+        },
     )
     weight_decay: Annotated[float, Field(ge=0.0)] = Field(
-        default=0.1, description="On matrices only."
+        default=0.1,
+        description="Decoupled weight decay of AdamW (arXiv 1711.05101), on matrices only.",
+        examples=[0.05],
+        json_schema_extra={"unit": "none"},
     )
-    beta1: DecayRate = 0.9
-    beta2: DecayRate = 0.95
-    adam_eps: PositiveFloat = 1e-8
-    clip: PositiveFloat = Field(default=1.0, description="Largest norm of the gradient.")
+    beta1: DecayRate = Field(
+        default=0.9,
+        description="Decay rate of AdamW's mean of gradients.",
+        examples=[0.95],
+        json_schema_extra={"unit": "none"},
+    )
+    beta2: DecayRate = Field(
+        default=0.95,
+        description="Decay rate of AdamW's mean of squared gradients.",
+        examples=[0.99],
+        json_schema_extra={"unit": "none"},
+    )
+    adam_eps: PositiveFloat = Field(
+        default=1e-8,
+        description="Added to the denominator of AdamW's step.",
+        examples=[1e-07],
+        json_schema_extra={"unit": "none"},
+    )
+    clip: PositiveFloat = Field(
+        default=1.0,
+        description="Largest norm of the gradient.",
+        examples=[0.5],
+        json_schema_extra={"unit": "none"},
+    )
     spike: PositiveFloat | None = Field(
         default=1.0,
         description="The training has diverged once the mean loss of 32 steps is this many nats"
         " above the lowest such mean; null: never.",
+        examples=[2.0],
+        json_schema_extra={"unit": "nats/token"},
     )
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = Field(default=False, description="torch.compile the model.")
-    evaluate_every: PositiveInt = Field(default=100, description="Steps between validation losses.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Of the matrix products; weights and optimizer stay in float32.",
+        examples=["bfloat16"],
+    )
+    compile: bool = Field(default=False, description="torch.compile the model.", examples=[True])
+    evaluate_every: PositiveInt = Field(
+        default=100,
+        description="Steps between validation losses.",
+        examples=[250],
+        json_schema_extra={"unit": "steps"},
+    )
     evaluate_tokens: PositiveInt = Field(
-        default=65_536, description="Validation tokens of each of those losses."
+        default=65_536,
+        description="Validation tokens of each of those losses.",
+        examples=[8192],
+        json_schema_extra={"unit": "tokens"},
     )
-    checkpoint_every: PositiveInt = Field(default=100, description="Steps between checkpoints.")
-    keep_last: PositiveInt = Field(default=2, description="Newest checkpoints kept while training.")
+    checkpoint_every: PositiveInt = Field(
+        default=100,
+        description="Steps between checkpoints.",
+        examples=[500],
+        json_schema_extra={"unit": "steps"},
+    )
+    keep_last: PositiveInt = Field(
+        default=2,
+        description="Newest checkpoints kept while training.",
+        examples=[3],
+        json_schema_extra={"unit": "checkpoints"},
+    )
     keep_best: NonNegativeInt = Field(
         default=0,
         description="Checkpoints of lowest validation loss kept, also after the training.",
+        examples=[1],
+        json_schema_extra={"unit": "checkpoints"},
     )
 
     @field_validator("final_learning_rate")

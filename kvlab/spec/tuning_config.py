@@ -49,17 +49,26 @@ class TuneConfig(SpecModel):
     `kvlab.analysis.tuning`. Cells that differ in serving alone share it.
     """
 
-    learning_rates: Rates = Field(alias=TUNED_KEY, description="At least three rates, rising.")
+    learning_rates: Rates = Field(
+        alias=TUNED_KEY,
+        description="At least three rates, rising.",
+        examples=[[0.001, 0.002, 0.004]],
+        json_schema_extra={"unit": "none"},
+    )
     seeds: Annotated[TupleOf[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)] = Field(
-        description="Of the tuning alone: none of the sweep's own."
+        description="Seeds of the tuning alone: none of the sweep's own.", examples=[[100, 101]]
     )
     tokens: PositiveInt | None = Field(
-        default=None, description="Train fewer tokens than the cells do; default as many."
+        default=None,
+        description="Train fewer tokens than the cells do.",
+        examples=[1e6],
+        json_schema_extra={"unit": "tokens", "computed_default": "training.tokens"},
     )
     share: TupleOf[Name] = Field(
         default=(),
         description="Factors that share a rate: cells that differ in them alone are tuned once, in"
         " the first of them.",
+        examples=[["position"]],
     )
 
     @model_validator(mode="after")

@@ -32,6 +32,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("kvlab.cli.commands.init", "make a folder with commented example specs"),
     "schema": (
         "kvlab.cli.commands.schema",
-        "print the JSON Schema that editors complete YAML with",
+        "describe every key of the YAML files, or print their JSON Schema",
     ),
 }

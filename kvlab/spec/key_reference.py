@@ -1,0 +1,276 @@
+"""The reference of the YAML files: every key with its type, default, unit and an example.
+
+It is read from the specs themselves. A field states its ``description`` and ``examples``, and in
+``json_schema_extra``:
+
+- ``unit`` of a number; ``none`` where it has none;
+- ``computed_default``: what holds where the key is left out, if that is no constant;
+- ``given``: other keys of its section that the example needs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from kvlab.humanize import format_count
+from kvlab.spec.json_schema import describe_keys
+
+Schema = Mapping[str, Any]
+
+LONGEST_LINE = 80
+"""Characters of a line of an example; what is longer is written as a block."""
+
+
+@dataclass(frozen=True)
+class SpecKey:
+    """One key of a file.
+
+    Attributes:
+        path: dotted, as in ``model.window``. ``KEY`` stands for a name that the file chooses, and
+            ``[]`` for each entry of a list.
+        type: what its value may be, in words.
+        unit: empty if it is not a number.
+        default: in words or as YAML; None if the key is required.
+        example: YAML of a file that sets it, without the other keys that a file needs.
+    """
+
+    path: str
+    description: str
+    type: str
+    unit: str
+    default: str | None
+    example: str
+
+
+@dataclass(frozen=True)
+class KeySection:
+    """The keys of one section of a file.
+
+    Attributes:
+        path: of the section; empty for the file itself.
+        description: paragraphs, as Markdown.
+    """
+
+    path: str
+    description: str
+    keys: tuple[SpecKey, ...]
+
+
+def list_key_sections(kind: str) -> list[KeySection]:
+    """Return the sections of an ``experiment`` or ``sweep`` file, the file itself first."""
+    schema = describe_keys(kind)
+    return [*_walk_section(schema, schema["$defs"])]
+
+
+def format_key_reference(kind: str) -> str:
+    """Return the reference of the keys of ``kind`` as Markdown."""
+    sections = list_key_sections(kind)
+    count = format_count(sum(len(section.keys) for section in sections), "key")
+    folder = f"{kind}s/*.yaml"
+    lines = [f"# Keys of `{folder}`", "", f"Every file in `{folder}` may set these {count}."]
+    for section in sections:
+        title = f"`{section.path}`" if section.path else f"The {kind} itself"
+        lines += ["", f"## {title}", "", section.description]
+        for key in section.keys:
+            lines += ["", f"### `{key.path}`", "", key.description, "", *_format_facts(key)]
+    return "\n".join(lines) + "\n"
+
+
+def _format_facts(key: SpecKey) -> Iterator[str]:
+    yield f"- Type: {key.type}"
+    if key.unit:
+        yield f"- Unit: {key.unit}"
+    yield f"- Default: {key.default}" if key.default is not None else "- Required"
+    if "\n" in key.example:
+        yield "- Example:\n\n  ```yaml"
+        yield from (f"  {line}" for line in key.example.splitlines())
+        yield "  ```"
+    else:
+        yield f"- Example: `{key.example}`"
+
+
+def _walk_section(
+    schema: Schema,
+    definitions: Schema,
+    path: str = "",
+    context: Schema = MappingProxyType({}),
+    wrap: Callable[[Any], Any] = lambda keys: keys,
+) -> Iterator[KeySection]:
+    """Yield the section at ``path``, then those inside it.
+
+    Args:
+        context: keys of this section that each of its examples needs.
+        wrap: puts the keys of this section where they stand in the file.
+    """
+
+    def write(name: str, value: Any) -> Any:
+        given = {**context, **schema["properties"][name].get("given", {}), name: value}
+        return wrap({key: value for key, value in given.items() if value is not None})
+
+    prefix = f"{path}." if path else ""
+    keys = []
+    for name, field in schema["properties"].items():
+        default = None if name in schema.get("required", ()) else _describe_default(field)
+        example = _write_yaml(write(name, field["examples"][0]))
+        kind, unit = _describe_type(field, definitions), field.get("unit", "")
+        keys.append(SpecKey(f"{prefix}{name}", field["description"], kind, unit, default, example))
+    yield KeySection(path, _format_docstring(schema["description"]), tuple(keys))
+    for name, field in schema["properties"].items():
+        inner = _find_inner_section(field, f"{prefix}{name}")
+        if inner is not None:
+            section = definitions[inner.definition]
+            inner_context = inner.example if section.get("required") else {}
+            yield from _walk_section(
+                section,
+                definitions,
+                inner.path,
+                inner_context,
+                partial(_write_inside, write, name, inner.place),
+            )
+
+
+def _write_inside(
+    write: Callable[[str, Any], Any], name: str, place: Callable[[Any], Any], keys: Any
+) -> Any:
+    return write(name, place(keys))
+
+
+def _put_under(name: str, keys: Any) -> Any:
+    return {name: keys}
+
+
+@dataclass(frozen=True)
+class _InnerSection:
+    """A section that is the value of a key, or one of its values.
+
+    Attributes:
+        example: of its keys.
+        place: makes a value of the key from keys of the section.
+    """
+
+    path: str
+    definition: str
+    example: Mapping[str, Any]
+    place: Callable[[Any], Any]
+
+
+def _find_inner_section(field: Schema, path: str) -> _InnerSection | None:
+    """Return the section that the value of a field is, holds by name or lists; or None."""
+    example = field["examples"][0]
+    for option in field.get("anyOf", [field]):
+        if "$ref" in option:
+            keys = example if isinstance(example, dict) else {}
+            return _InnerSection(path, _get_name(option), keys, lambda keys: keys)
+        entries = option.get("additionalProperties")
+        if isinstance(entries, dict) and "$ref" in entries:
+            name, keys = next(iter(example.items()))
+            place = partial(_put_under, name)
+            return _InnerSection(f"{path}.KEY", _get_name(entries), keys, place)
+        for item in option.get("items", {}).get("anyOf", ()):
+            if "$ref" in item:
+                keys = next(entry for entry in example if isinstance(entry, dict))
+                return _InnerSection(f"{path}[]", _get_name(item), keys, lambda keys: [keys])
+    return None
+
+
+def _get_name(reference: Schema) -> str:
+    return str(reference["$ref"]).rpartition("/")[2]
+
+
+def _describe_default(field: Schema) -> str:
+    if "computed_default" in field:
+        return str(field["computed_default"])
+    default = field.get("default", {})
+    if isinstance(default, dict) and "$ref" in next(iter(field.get("anyOf", [field]))):
+        return "that of its keys"
+    return f"`{_write_yaml(default)}`"
+
+
+def _describe_type(field: Schema, definitions: Schema) -> str:
+    """Return in words what a value may be."""
+    if "anyOf" in field:
+        options = (_describe_type(option, definitions) for option in field["anyOf"])
+        return " or ".join(dict.fromkeys(options))
+    if "$ref" in field:
+        return "a mapping of the keys below"
+    if "enum" in field or "const" in field:
+        names = [f"`{value}`" for value in field.get("enum", [field.get("const")])]
+        return f"one of {', '.join(names)}" if len(names) > 1 else names[0]
+    match field.get("type"):
+        case "array":
+            return f"list[{_describe_type(field['items'], definitions)}]"
+        case "object":
+            return _describe_mapping(field, definitions)
+        case "integer" | "number":
+            return _describe_number(field)
+    words = {"boolean": "`true` or `false`", "string": "text", "null": "`null`"}
+    return words.get(str(field.get("type")), "any value")
+
+
+def _describe_mapping(field: Schema, definitions: Schema) -> str:
+    entries = field.get("additionalProperties")
+    if not isinstance(entries, dict):
+        entries = next(iter(field.get("patternProperties", {}).values()), None)
+    if entries is None:
+        return "mapping"
+    return f"mapping[name, {_describe_type(entries, definitions)}]"
+
+
+def _describe_number(field: Schema) -> str:
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above",
+              "maximum": "at most", "exclusiveMaximum": "below"}  # fmt: skip
+    words = [
+        f"{text} {_format_bound(field[name])}"
+        for name, text in bounds.items()
+        if name in field and abs(field[name]) < 10**15
+    ]
+    kind = "whole number" if field["type"] == "integer" else "number"
+    return " ".join([kind, " and ".join(words)]).strip()
+
+
+def _format_bound(number: float) -> str:
+    return f"{int(number):,}" if float(number).is_integer() else f"{number:g}"
+
+
+def _format_docstring(text: str) -> str:
+    """Return a docstring as Markdown: its paragraphs, each on one line."""
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(paragraphs).replace("``", "`")
+
+
+def _write_yaml(value: Any) -> str:
+    """Return a value as YAML: each key of a file in one line, or in several if it is long."""
+    if not isinstance(value, dict) or not value:
+        return _dump_yaml(value, flow=True)
+    entries = [
+        (f"{key}: {_dump_yaml(inner, flow=True)}", {key: inner}) for key, inner in value.items()
+    ]
+    return "\n".join(
+        line if len(line) <= LONGEST_LINE else _dump_yaml(entry, flow=None)
+        for line, entry in entries
+    )
+
+
+def _dump_yaml(value: Any, flow: bool | None) -> str:
+    """Return a value as YAML in flow style; with None, its innermost collections alone."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=flow, width=10**6, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+class _Dumper(yaml.SafeDumper):
+    """Write numbers as people do: ``10e9``, not ``10000000000.0``."""
+
+
+def _represent_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    mantissa, _, exponent = f"{value:.3g}".partition("e")
+    text = f"{mantissa}e{int(exponent)}" if exponent else f"{value:g}"
+    # PyYAML reads 1e7 as text, so it would quote or tag it; kvlab's reader reads a number
+    tag = dumper.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
+    return dumper.represent_scalar(tag, text)
+
+
+_Dumper.add_representer(float, _represent_float)

@@ -1,0 +1,106 @@
+"""The reference of the YAML files: every key is described, and every example loads."""
+
+import re
+
+import pytest
+import yaml
+
+from kvlab.cli.main import main
+from kvlab.spec import load_experiment, load_sweep
+from kvlab.spec.json_schema import json_schema
+from kvlab.spec.key_reference import format_key_reference, list_key_sections
+
+KEYS = {
+    f"{kind} {key.path}": (kind, key)
+    for kind in ("experiment", "sweep")
+    for section in list_key_sections(kind)
+    for key in section.keys
+}
+EXPERIMENT = "name: small\nmodel: {}\ntraining: {tokens: 20e6}\n"
+FACTORS = {
+    "heads": "{mha: {}, mqa: {model.n_kv_head: 1}}",
+    "position": "{learned: {}, rope: {model.position: rope}}",
+    "horizon": "{global: {}, hybrid: {model.window: 256, model.attention_pattern: GLLLLL}}",
+    "mlp": "{gelu: {}, swiglu: {model.mlp: swiglu}}",
+    "sharing": '{none: {}, trained: {model.kv_sharing: "adjacent:2"}}',
+    "window": "{small: {}, large: {model.vocab_size: 50304}}",
+    "width": "{narrow: {}, wide: {model.ffn_dim: 4096}}",
+    "model": "{s: {model.n_layer: 2}, m: {model.n_layer: 4}, l: {model.n_layer: 6}}",
+}
+"""Factors for the examples of sweeps to name."""
+
+
+def complete_sweep(example: str) -> str:
+    """Return a sweep that holds an example and what else a sweep must have."""
+    written = yaml.safe_load(example)
+    base = {"question": "What does it cost?", "experiment": "../experiments/small.yaml"}
+    lines = [f"{key}: {value}" for key, value in base.items() if key not in written]
+    if not {"factors", "search"} & written.keys():
+        named = [name for name in FACTORS if re.search(rf"\b{name}\b(?!\.)", example)]
+        names = dict.fromkeys(["heads", *named])
+        lines += ["factors:", *(f"  {name}: {FACTORS[name]}" for name in names)]
+    return "\n".join([*lines, example, ""])
+
+
+def complete_experiment(example: str) -> str:
+    written = yaml.safe_load(example)
+    missing = [line for line in EXPERIMENT.splitlines() if line.split(":")[0] not in written]
+    return "\n".join([*missing, example, ""])
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_key_has_a_description_a_unit_if_it_is_a_number_and_a_default(name):
+    _, key = KEYS[name]
+    assert re.fullmatch(r"\S.*[.)]", key.description), "a sentence"
+    is_number = re.match(r"(list\[|one of [^[]* or )?(whole )?number", key.type) is not None
+    is_seed = key.path.endswith(("seed", "seeds", "seeds.first"))
+    assert bool(key.unit) == (is_number and not is_seed), f"{key.type}: unit {key.unit!r}"
+    assert key.default is None or key.default.strip("` "), "a default in words or as YAML"
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_example_loads_and_sets_its_key(tmp_path, name):
+    kind, key = KEYS[name]
+    for folder in ("experiments", "sweeps"):
+        (tmp_path / folder).mkdir()
+    experiment = tmp_path / "experiments" / "small.yaml"
+    if kind == "experiment":
+        experiment.write_text(complete_experiment(key.example))
+        load_experiment(experiment)
+    else:
+        experiment.write_text(EXPERIMENT)
+        sweep = tmp_path / "sweeps" / "s.yaml"
+        sweep.write_text(complete_sweep(key.example))
+        load_sweep(sweep)
+    assert re.search(rf"\b{re.escape(key.path.split('.')[-1])}:\s", key.example)
+
+
+def test_the_command_prints_every_key_once(capsys):
+    assert main(["schema", "--doc"]) == 0
+    text = capsys.readouterr().out
+    assert text == f"{format_key_reference('experiment')}\n{format_key_reference('sweep')}"
+    headings = re.findall(r"^### `(.*)`$", text, re.MULTILINE)
+    assert headings == [key.path for _, key in KEYS.values()]
+    assert main(["schema", "sweep", "--doc"]) == 0
+    assert capsys.readouterr().out == format_key_reference("sweep")
+
+
+def test_a_kind_is_needed_without_doc_and_must_be_a_file_with_it(capsys):
+    assert main(["schema"]) == 2
+    assert "experiment, sweep or measurement" in capsys.readouterr().err
+    assert main(["schema", "measurement", "--doc"]) == 2
+    assert "keys of experiment and sweep" in capsys.readouterr().err
+
+
+def test_editors_get_standard_bounds_and_the_facts_in_descriptions():
+    definitions = json_schema("experiment")["$defs"]
+    n_layer = definitions["ModelConfig"]["properties"]["n_layer"]
+    assert (n_layer["minimum"], n_layer["maximum"]) == (1, 10_000)
+    assert "ge" not in n_layer
+    assert "le" not in n_layer
+    n_kv_head = definitions["ModelConfig"]["properties"]["n_kv_head"]
+    assert n_kv_head["description"].endswith("Default: n_head. Unit: heads.")
+    assert definitions["BenchmarkConfig"]["properties"]["batch_sizes"]["minItems"] == 1
+    leftover = {"unit", "computed_default", "given"}
+    fields = [field for one in definitions.values() for field in one["properties"].values()]
+    assert not any(leftover & field.keys() for field in fields)
