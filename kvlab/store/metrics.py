@@ -1,6 +1,6 @@
 """The table of metrics: every number that a trial can measure, by its name in the record.
 
-The same names are used in MLflow and in the report. Tasks of lm-eval have names by a rule, see
+Tasks of lm-eval have names by a rule, see
 `MetricTable`. A measured metric is added by an entry of
 `METRICS` and a measurement of that name in a trial's stages. A derived one is added by an entry
 with a function of the other measurements, and applies to all trials that were recorded before.
@@ -257,6 +257,144 @@ METRICS = MetricTable(
         "training_peak_bytes": Metric("peak memory of training, of one device", "bytes", "lower"),
     }
 )
+
+
+@dataclass(frozen=True)
+class MetricFamily:
+    """Metrics that are taken together, for the reference.
+
+    Attributes:
+        beginnings: of the names of its metrics; a whole name ends with a blank.
+        key: of the experiment that asks for them; empty if they are always taken.
+        method: how they are taken.
+        sections: of the report that show them.
+    """
+
+    title: str
+    beginnings: tuple[str, ...]
+    key: str
+    method: str
+    sections: tuple[str, ...]
+
+    def holds(self, name: str) -> bool:
+        return f"{name} ".startswith(self.beginnings)
+
+
+FAMILIES: tuple[MetricFamily, ...] = (
+    MetricFamily(
+        "Validation loss",
+        ("loss ", "loss_served ", "loss_paired ", "loss_tokens ", "served_tokens ", "bits_per_"),
+        "evaluation.loss_tokens, evaluation.loss_bytes, evaluation.served_tokens",
+        "Mean cross-entropy of the next token over windows of held-out text that are spread evenly."
+        " One-shot: all tokens of a window in one pass. Served: token by token through the cache"
+        " that serves. Bits per byte: the summed loss over the bytes of the scored tokens.",
+        ("answer", "cells", "effects", "pareto", "equal-memory", "serving-gap", "curves"),
+    ),
+    MetricFamily(
+        "Serving gap and divergence",
+        ("serving_",),
+        "evaluation.served",
+        "Served against one-shot predictions of the same weights, at every token of the served"
+        " text. The divergence is summed in float64; its standard error is over windows.",
+        ("answer", "effects", "serving-gap"),
+    ),
+    MetricFamily(
+        "Dtype of the cache",
+        ("kv_dtype_",),
+        "serving.kv_dtype",
+        "The same text through the same cache in the dtype of the model, and the difference in"
+        " logits and loss.",
+        ("serving-gap",),
+    ),
+    MetricFamily(
+        "Tables of single tokens and of pairs",
+        ("loss_unigram ", "loss_bigram ", "bigram_tokens "),
+        "",
+        "Counted in the windows that the training read, at most 20 million tokens, smoothed by"
+        " token frequencies (MacKay and Peto 1995), scored on the text of the one-shot loss.",
+        ("answer",),
+    ),
+    MetricFamily(
+        "Loss by position",
+        ("loss_part", "loss_beyond"),
+        "evaluation.positions",
+        "The loss of tokens in each eighth of the context, and in windows twice as long beyond"
+        " the trained length, where the position scheme allows it.",
+        ("probes",),
+    ),
+    MetricFamily(
+        "HellaSwag",
+        ("hellaswag_",),
+        "evaluation.hellaswag",
+        "Which of four endings is the likeliest (arXiv 1905.07830), by summed log-likelihood"
+        " (acc) and by log-likelihood per token or byte (acc_norm), in two conventions.",
+        ("hellaswag", "effects", "pareto"),
+    ),
+    MetricFamily(
+        "Tasks of lm-eval",
+        (LM_EVAL_PREFIX,),
+        "evaluation.lm_eval",
+        "EleutherAI's harness builds prompts and scores answers; the model gives log-likelihoods,"
+        " one-shot and served. Names are lm_eval_<task>_<metric>, with _served through the cache.",
+        ("lm-eval", "effects"),
+    ),
+    MetricFamily(
+        "Associative recall",
+        ("recall_",),
+        "evaluation.recall",
+        "Rows of random key and value pairs, then the keys again (arXiv 2312.04927): how often the"
+        " value of the row that the model finds likeliest is the right one.",
+        ("probes",),
+    ),
+    MetricFamily(
+        "Needle in a haystack",
+        ("needle_",),
+        "evaluation.needle",
+        "A key and an answer in validation text, the key again at its end: loss and accuracy of"
+        " the answer's tokens, over all lengths and depths.",
+        ("probes",),
+    ),
+    MetricFamily(
+        "Bytes of the cache",
+        ("kv_bytes_",),
+        "",
+        "Computed from the layout, and counted over the unique storages of a real cache; a trial"
+        " whose two counts differ fails.",
+        ("cells", "pareto", "memory"),
+    ),
+    MetricFamily(
+        "Peak memory of decoding",
+        ("peak_bytes_",),
+        "benchmark.prompt_tokens, benchmark.new_tokens",
+        "The largest memory of the process or device while it decodes at batch 1, weights"
+        " included.",
+        ("memory",),
+    ),
+    MetricFamily(
+        "Speed of decoding",
+        ("ttft_", "tpot_", "tokens_per_second ", "cache_speedup "),
+        "benchmark.prompt_tokens, benchmark.new_tokens, benchmark.batch_sizes, benchmark.repeats",
+        "Rounds after one warm-up, cached and uncached in turn, until the median is known to 5% or"
+        " the time is over. Percentiles are over steps.",
+        ("speed", "pareto", "effects"),
+    ),
+    MetricFamily(
+        "Training",
+        ("training_",),
+        "",
+        "Tokens over seconds of the whole training; FLOPs by formula; the peak of memory over all"
+        " steps. Rates are left out where trials shared a GPU.",
+        ("effects",),
+    ),
+)
+"""The families of metrics, in the order of the reference."""
+
+OTHER = MetricFamily("Other", (), "", "See their entries in the table of metrics.", ("effects",))
+
+
+def find_family(name: str) -> MetricFamily:
+    """Return the family of a metric; `OTHER` for one that is in none."""
+    return next((family for family in FAMILIES if family.holds(name)), OTHER)
 
 
 def collect_metrics(result: Mapping[str, Any]) -> dict[str, float]:

@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gc": ("kvlab.cli.commands.gc", "show or remove what nothing in the store needs any more"),
     "doctor": ("kvlab.cli.commands.doctor", "check what is installed and usable"),
     "init": ("kvlab.cli.commands.init", "make a folder with commented example specs"),
+    "metrics": (
+        "kvlab.cli.commands.metrics",
+        "list every measurement: unit, how it is taken, where it appears",
+    ),
     "schema": (
         "kvlab.cli.commands.schema",
         "describe every key of the YAML files, or print their JSON Schema",
