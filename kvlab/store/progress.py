@@ -24,7 +24,7 @@ class ProgressReporter:
 
     An update is ``{"stage": ...}`` with any of ``step``, ``steps``, ``loss``,
     ``tokens_per_second``, ``flops_per_second``, ``mfu`` (per device), ``peak_bytes``,
-    ``seconds_left`` and ``note``.
+    ``seconds_left``, ``note`` and ``curves``: those of a result, as far as the training has come.
 
     Args:
         log: writes a line to the trial's log.

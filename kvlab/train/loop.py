@@ -23,6 +23,7 @@ from kvlab.train.training_record import (
     TrainingRecord,
     load_training_record,
     mean_curve,
+    recent_curve,
     write_rung,
     write_training_record,
 )
@@ -75,7 +76,7 @@ def train(
         seed: selects the batches. Initial weights are those of ``model``, or
             ``initial_weights``.
         on_progress: gets ``stage, step, steps, loss, tokens_per_second, flops_per_second, mfu,
-            peak_bytes, seconds_left``, at most about twice per second.
+            peak_bytes, seconds_left, curves``, at most about twice per second.
         should_stop: called after every step.
         initial_weights: loaded into the model before step 0, never on a resume.
         until: pause after this step. The schedule remains that of the whole training, so a
@@ -303,6 +304,10 @@ class _Run:
             "mfu": self.mfu_meter.mfu(rate),
             "peak_bytes": _peak_bytes(self.device),
             "seconds_left": seconds_per_step * (self.training.steps - state.step),
+            "curves": {
+                "train_loss": recent_curve(state.losses, self.training.batch_tokens),
+                "validation_loss": list(state.validation_curve),
+            },
         }
 
     def tokens(self, state: TrainingState) -> int:

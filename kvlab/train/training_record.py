@@ -14,6 +14,9 @@ CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the
 point before it."""
 
+PROGRESS_POINTS = 100
+"""The same of a training that goes on: its progress is written twice a second."""
+
 Curve = list[list[float]]
 """Points ``[step, tokens, loss]``: loss in nats per token after ``step`` steps."""
 
@@ -73,6 +76,16 @@ def mean_curve(losses: Sequence[float], steps: int, batch_tokens: int) -> Curve:
         step = start + len(part)
         curve.append([step, step * batch_tokens, math.fsum(part) / len(part)])
     return curve
+
+
+def recent_curve(losses: Sequence[float], batch_tokens: int) -> Curve:
+    """Return the training curve of a training that goes on, in few points.
+
+    Args:
+        losses: of every step so far, in nats per token.
+        batch_tokens: tokens of a step.
+    """
+    return mean_curve(losses, len(losses) * CURVE_POINTS // PROGRESS_POINTS, batch_tokens)
 
 
 def write_training_record(

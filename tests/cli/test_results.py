@@ -5,6 +5,8 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +46,49 @@ def test_report_for_a_paper(capsys, tmp_path):
     with pytest.raises(SystemExit):
         main(["report", "made", "--paper", "paper", "--paper-width", "wide"])
     assert "wide is not column, page or a number of inches" in capsys.readouterr().err
+
+
+def test_report_follows_a_sweep_until_its_driver_is_gone(tmp_path, monkeypatch, capsys):
+    """Each look at the record is followed by what happens next in the sweep."""
+    monkeypatch.chdir(tmp_path)
+    record = Record(
+        factors={"heads": ("mha", "mqa")},
+        status=lambda _, seed: "done" if not seed else "missing",
+        seeds=(0, 1),
+    )
+    store = record.write(tmp_path / "runs")
+    driver = ExitStack()
+    driver.enter_context(store.driver_lock("made").hold())
+    mha, mqa = record.cells()
+    steps = [
+        lambda: None,
+        lambda: record.write_result(store, mha, 1, "done"),
+        lambda: (record.write_result(store, mqa, 1, "failed"), driver.close()),
+    ]
+    clock = SimpleNamespace(
+        sleep=lambda _: steps.pop(0)(), monotonic=lambda: 0.0, strftime=lambda _: "12:00:00"
+    )
+    monkeypatch.setattr("kvlab.cli.commands.report.time", clock)
+    assert main(["report", "made", "--watch", "--sections", "answer"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "12:00:00  made: 2 of 4 trials ended (2 done)  reports/made/report.html",
+        "12:00:00  made: 3 of 4 trials ended (3 done)  reports/made/report.html",
+        "12:00:00  made: 4 of 4 trials ended (3 done, 1 failed)  reports/made/report.html",
+    ]
+    assert "1 failed" in (tmp_path / "reports/made/report.md").read_text()
+
+
+def test_report_of_a_sweep_that_nobody_drives_is_written_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Record(factors={"heads": ("mha", "mqa")}, status=lambda *_: "missing", seeds=(0,)).write(
+        tmp_path / "runs"
+    )
+    assert main(["report", "made", "--watch", "--sections", "answer"]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 2 trials ended" in out
+    assert out.endswith("no driver runs made; `kvlab submit` goes on with what is missing\n")
+    assert main(["report", "made", "--watch", "--tracking-uri", "sqlite:///x.db"]) == 2
+    assert "leave out --tracking-uri" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("store")

@@ -94,6 +94,8 @@ def test_it_learns_and_records_what_it_did(tmp_path):
     assert record.seconds > 0
     assert record.peak_bytes > sum(p.nbytes for p in trained.parameters())
     assert updates[-1]["step"] == updates[-1]["steps"] == 80
+    curves = updates[-1]["curves"]
+    assert curves == {"train_loss": record.train_curve, "validation_loss": record.validation_curve}
     assert not (tmp_path / "checkpoints").exists()
     total = (len(DATA.validation) - 1) // 16
     starts = [16 * (index * total // 20) for index in range(20)]

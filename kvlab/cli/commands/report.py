@@ -3,14 +3,20 @@
 import argparse
 import json
 import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.errors import UsageError
+from kvlab.humanize import format_count
 from kvlab.report import write_report
 from kvlab.report.paper_files import COLUMN_WIDTH, PAGE_WIDTH, PaperFolder
 from kvlab.report.sections import SECTIONS, explain_unknown_section
 from kvlab.store import Store
+
+WATCH_SECONDS = 2.0
+"""Pause between two looks at the record."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="with --tracking-uri: id of the store, if several have mirrored a sweep of that name",
     )
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="write it again whenever a trial has ended, as long as a driver runs the sweep",
+    )
     add_json(parser)
 
 
@@ -65,7 +76,10 @@ def paper_width(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     name, paper = sweep_name(options.sweep), _parse_paper(options)
-    folder = _write_report(options, name, _parse_sections(options.sections), paper)
+    sections = _parse_sections(options.sections)
+    if options.watch:
+        return _watch(options, name, sections, paper)
+    folder = _write_report(options, name, sections, paper)
     if options.json:
         files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
         facts = {"sweep": name, "report": str(folder), "files": files}
@@ -77,6 +91,75 @@ def run(options: argparse.Namespace) -> int:
         print(f"{paper.folder / name}: ablation.tex, figures.tex, methods.tex, references.bib")
         print(f"{paper.main} shows them: pdflatex main && bibtex main, then pdflatex main twice")
     return 0
+
+
+def _watch(
+    options: argparse.Namespace,
+    name: str,
+    sections: tuple[str, ...] | None,
+    paper: PaperFolder | None,
+) -> int:
+    """Write the report whenever a trial has ended, until no driver runs the sweep any more.
+
+    A report takes at most half of a core: the pause after it is as long as it took.
+    """
+    if options.tracking_uri is not None:
+        text = "--watch follows the drivers of a store, which MLflow does not show"
+        raise UsageError(f"{text}; leave out --tracking-uri, or leave out --watch")
+    store = Store(options.store)
+    watched = EndedTrials(store, name)
+    while True:
+        is_driven = store.is_driven(name)  # before the trials, so that the last report has them all
+        began = time.monotonic()
+        if watched.read_changes():
+            with store.report_lock(name).hold():  # a driver that ends writes the report, too
+                folder = _write_report(options, name, sections, paper)
+            facts = {"sweep": name, "report": str(folder), "states": dict(watched.counts)}
+            line = f"{time.strftime('%H:%M:%S')}  {watched.describe()}  {folder / 'report.html'}"
+            print(json.dumps(facts) if options.json else line, flush=True)
+        if not is_driven:
+            if watched.missing and not options.json:
+                print(f"no driver runs {name}; `kvlab submit` goes on with what is missing")
+            return 0
+        time.sleep(max(WATCH_SECONDS, time.monotonic() - began))
+
+
+class EndedTrials:
+    """The trials of a sweep that have ended, and how.
+
+    Attributes:
+        counts: Trials by status; ``missing`` are those that have not ended.
+    """
+
+    def __init__(self, store: Store, name: str):
+        self._store, self._name = store, name
+        self._states: dict[str, str] | None = None
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def missing(self) -> int:
+        return self.counts["missing"]
+
+    def read_changes(self) -> bool:
+        """Read the record; return whether it differs from the last time, or is read first."""
+        before = self._states or {}
+        self._states = {
+            trial: before[trial]  # a trial that is done stays so
+            if before.get(trial) == "done"
+            else self._store.status(trial) or "missing"
+            for trial in self._store.sweep_trials(self._name)
+        }
+        is_first = not self.counts
+        self.counts = Counter(self._states.values())
+        return is_first or self._states != before
+
+    def describe(self) -> str:
+        """Return how many trials have ended, and how."""
+        total = sum(self.counts.values())
+        states = (f"{count} {state}" for state, count in sorted(self.counts.items()))
+        how = ", ".join(state for state in states if not state.endswith("missing"))
+        ended = f"{self._name}: {total - self.missing} of {format_count(total, 'trial')} ended"
+        return f"{ended} ({how})" if how else ended
 
 
 def _parse_paper(options: argparse.Namespace) -> PaperFolder | None:
