@@ -2,6 +2,15 @@
 
 from kvlab.track.connection import is_server, serve_ui, tracking_uri
 from kvlab.track.fetch import fetch_record
+from kvlab.track.saved_views import view_address
 from kvlab.track.tracker import MirrorSummary, Tracker
 
-__all__ = ["MirrorSummary", "Tracker", "fetch_record", "is_server", "serve_ui", "tracking_uri"]
+__all__ = [
+    "MirrorSummary",
+    "Tracker",
+    "fetch_record",
+    "is_server",
+    "serve_ui",
+    "tracking_uri",
+    "view_address",
+]

@@ -7,19 +7,23 @@ treats a point that is logged twice as one.
 import contextlib
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.humanize import sanitize_text
+from kvlab.spec.sweep import SEARCH_FACTOR
 from kvlab.store import DETAIL_FILES, Store
-from kvlab.store.metrics import collect_metrics
 from kvlab.store.store import list_cells
+from kvlab.track.metric_names import tracked_metrics, tracked_name
 
-VERSION = 1
+VERSION = 2
 """Raise it when the same record is mirrored differently: every run is then made anew."""
 
 PARENT = "parent"
@@ -33,6 +37,7 @@ DAMAGED = "damaged.json"
 
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 5000
+MAX_NAME_LENGTH = 200
 HASH_DIGITS = 16
 
 MetricPoint = tuple[str, float, int, int]
@@ -50,7 +55,7 @@ class RunDescription:
         started, finished: in ms since the epoch.
         params, points, tags: as MLflow takes them.
         artifacts: pairs of folder inside the run and path relative to the trial's directory.
-        dataset: name, digest and profile; None if the trial failed before it was known.
+        dataset: name, digest, source and profile; None if the trial failed before it was known.
     """
 
     key: str
@@ -85,17 +90,13 @@ def describe_run(
     provenance = result["provenance"]
     started = to_milliseconds(provenance["started"])
     finished = to_milliseconds(provenance["finished"])
-    params = {
-        name: truncate(value, MAX_PARAM_LENGTH)
-        for name, value in flatten_settings(result["experiment"])
-    }
     return RunDescription(
         key=run_key(result["trial"], levels),
         name=run_name(sweep, levels, result["seed"]),
         status={"done": "FINISHED", "pruned": "KILLED"}.get(result["status"], "FAILED"),
         started=started,
         finished=finished,
-        params={**params, "seed": str(result["seed"])},
+        params=_params(levels, result),
         points=tuple(_metric_points(result, started, finished)),
         tags=dict(_tags(sweep, levels, result)),
         artifacts=tuple(_artifacts(directory, provenance.get("attempts"))),
@@ -110,23 +111,57 @@ def run_key(trial: str, levels: Mapping[str, str]) -> str:
 
 
 def run_name(sweep: Mapping[str, Any], levels: Mapping[str, str], seed: int) -> str:
-    """Return the levels that differ from the baseline, and the seed."""
-    changed = [level for factor, level in levels.items() if level != sweep["baseline"].get(factor)]
-    return sanitize_text(f"{'+'.join(changed) or 'baseline'} seed {seed}")
+    """Return the settings of a cell and the seed, for people."""
+    return f"{cell_name(sweep, levels)} seed {seed}"
 
 
-def find_start_ms(
-    store: Store, sweep: Mapping[str, Any], rows: Collection[RunDescription]
-) -> int | None:
+def cell_name(sweep: Mapping[str, Any], levels: Mapping[str, str]) -> str:
+    """Return the levels that differ from the baseline; of a search, the settings of the point.
+
+    A level that several factors have is written with its factor, as reports do.
+    """
+    changed = {f: level for f, level in levels.items() if level != sweep["baseline"].get(f)}
+    if tuple(sweep["factors"]) == (SEARCH_FACTOR,) and SEARCH_FACTOR in changed:
+        patch = (sweep.get("patches") or {}).get(SEARCH_FACTOR, {}).get(changed[SEARCH_FACTOR], {})
+        settings = [f"{key.rpartition('.')[2]}={value}" for key, value in flatten_settings(patch)]
+        return truncate(" ".join(settings) or changed[SEARCH_FACTOR], MAX_NAME_LENGTH)
+    counts = Counter(level for names in sweep["factors"].values() for level in set(names))
+    names = [f"{f}={level}" if counts[level] > 1 else level for f, level in changed.items()]
+    return truncate("+".join(names) or "baseline", MAX_NAME_LENGTH)
+
+
+def factor_param(factor: str) -> str:
+    """Return the name of the param that holds a factor's level."""
+    return f"factor.{factor}" if factor == "seed" else factor
+
+
+def _params(levels: Mapping[str, str], result: Mapping[str, Any]) -> dict[str, str]:
+    """Return levels, seed and settings; name and description are those of the experiment."""
+    settings = {
+        name if "." in name else f"experiment.{name}": value
+        for name, value in flatten_settings(result["experiment"])
+    }
+    factors = {factor_param(factor): level for factor, level in levels.items()}
+    params = {**settings, **factors, "seed": str(result["seed"])}
+    return {name: truncate(value, MAX_PARAM_LENGTH) for name, value in params.items()}
+
+
+def find_start_ms(store: Store, sweep: Mapping[str, Any]) -> int | None:
     """Return when the first trial of a sweep was started, in ms; None if none was.
 
     Attempts count as well as results. So it does not matter which trial ends first, and a sweep
     that is mirrored while it runs equals one that is mirrored at its end.
     """
     trials = {trial for cell in list_cells(sweep) for trial in cell["trials"].values()}
-    attempts = (_first_attempt_ms(store, trial) for trial in trials)
-    starts = [start for start in attempts if start is not None]
-    return min([*starts, *(row.started for row in rows)], default=None)
+    starts = (_first_attempt_ms(store, trial) or _result_start_ms(store, trial) for trial in trials)
+    return min((start for start in starts if start is not None), default=None)
+
+
+def _result_start_ms(store: Store, trial: str) -> int | None:
+    with contextlib.suppress(StoreError):  # damaged
+        result = store.result(trial)
+        return None if result is None else to_milliseconds(result["provenance"]["started"])
+    return None
 
 
 def _first_attempt_ms(store: Store, trial: str) -> int | None:
@@ -168,21 +203,18 @@ def to_milliseconds(moment: str) -> int:
 
 
 def _metric_points(result: Mapping[str, Any], started: int, finished: int) -> Iterator[MetricPoint]:
-    """Iterate over the points of curves, one per step, and of metrics, at the last step."""
+    """Iterate over the points of curves, one per step, and of metrics, at the last step.
+
+    Values that are not finite are left out: MLflow stores them as 0 and a mark.
+    """
     last = int((result.get("training_record") or {}).get("steps") or 0)
     for name, curve in sorted((result.get("curves") or {}).items()):
-        losses = {int(step): float(loss) for step, _, loss in curve}
+        losses = {int(step): float(loss) for step, _, loss in curve if math.isfinite(loss)}
         for step, loss in sorted(losses.items()):
             share = min(1.0, step / last) if last else 1.0
-            yield name, loss, round(started + share * (finished - started)), step
-    sizes = {
-        "parameters": result["model"]["parameters"],
-        "training_flops": result["model"]["training_flops"],
-        "kv_bytes_at_block_size": result["kv"]["bytes_at_block_size"],
-        "kv_bytes_per_token": result["kv"]["bytes_per_token"],
-    }
-    for name, value in sorted({**sizes, **collect_metrics(result)}.items()):
-        yield name, float(value), finished, last
+            yield tracked_name(name)[0], loss, round(started + share * (finished - started)), step
+    for name, value, point in tracked_metrics(result):
+        yield name, value, finished, last if point is None else point
 
 
 def _tags(
@@ -196,8 +228,7 @@ def _tags(
         "kvlab.training": result["training"],
         "kvlab.seed": result["seed"],
         "kvlab.status": result["status"],
-        "kvlab.cell": run_name(sweep, levels, 0).removesuffix(" seed 0"),
-        **{f"kvlab.factor.{factor}": level for factor, level in levels.items()},
+        "kvlab.cell": cell_name(sweep, levels),
         "kvlab.commit": provenance.get("commit"),
         "kvlab.dirty": provenance.get("dirty"),
         "kvlab.device": provenance.get("device"),
@@ -227,9 +258,18 @@ def _artifacts(directory: Path, attempts: int | None) -> Iterator[tuple[str, str
 
 
 def _dataset(result: Mapping[str, Any]) -> dict[str, str] | None:
-    data = result["provenance"].get("data")
+    """Return name, digest, source and profile of the training text, with its licence."""
+    data, settings = result["provenance"].get("data"), result["experiment"]["data"]
     if not data:
         return None
-    source = sanitize_text(str(result["experiment"]["data"]["source"]))
-    # MLflow keeps 36 characters of a digest.
-    return {"name": source, "digest": str(data["digest"])[:36], "profile": json.dumps(data)}
+    origin = {
+        "source": settings["source"],
+        **{key: settings[key] for key in ("subset", "paths") if settings.get(key)},
+        **{key: data[key] for key in ("licence", "tokenizer") if data.get(key)},
+    }
+    return {
+        "name": sanitize_text(str(settings["source"])),
+        "digest": str(data["digest"])[:36],  # MLflow keeps 36 characters
+        "source": truncate(json.dumps(origin), MAX_PARAM_LENGTH),
+        "profile": truncate(json.dumps(data), MAX_PARAM_LENGTH),
+    }

@@ -1,6 +1,7 @@
 """Find, write, complete and delete the runs of a store in MLflow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +14,27 @@ if TYPE_CHECKING:
 PARAMS_PER_BATCH = 100
 POINTS_PER_BATCH = 890
 """MLflow takes 1,000 entries per batch, of which 100 params."""
+
+
+@dataclass(frozen=True)
+class KnownRun:
+    """What is needed of a run that exists. MLflow's own object takes tens of kilobytes.
+
+    Attributes:
+        id: MLflow's.
+        started, ended: in ms since the epoch.
+    """
+
+    id: str
+    status: str
+    started: int
+    ended: int | None
+    tags: Mapping[str, str]
+
+    @classmethod
+    def of(cls, run: "Run") -> "KnownRun":
+        info = run.info
+        return cls(info.run_id, info.status, info.start_time, info.end_time, run.data.tags)
 
 
 class RunScope(NamedTuple):
@@ -30,16 +52,16 @@ def find_runs(
     *,
     key: str | None = None,
     status: str | None = None,
-) -> dict[str, list["Run"]]:
+) -> dict[str, list[KnownRun]]:
     """Return a store's runs of an experiment, by key. A kill may have left several of one key."""
     condition = f"tags.`kvlab.store` = '{store_id}'"
     if key is not None:
         condition += f" and tags.`kvlab.key` = '{key}'"
     if status is not None:
         condition += f" and attributes.status = '{status}'"
-    runs: dict[str, list[Run]] = {}
+    runs: dict[str, list[KnownRun]] = {}
     for run in iter_runs(client, experiment, condition, order_by=["attributes.start_time ASC"]):
-        runs.setdefault(run.data.tags.get("kvlab.key", ""), []).append(run)
+        runs.setdefault(run.data.tags.get("kvlab.key", ""), []).append(KnownRun.of(run))
     return runs
 
 
@@ -63,7 +85,7 @@ def write_run(
     scope: RunScope,
     description: RunDescription,
     directory: Path,
-    existing: Sequence["Run"],
+    existing: Sequence[KnownRun],
 ) -> bool:
     """Make MLflow hold exactly one run as described, and return whether anything was written.
 
@@ -80,12 +102,12 @@ def write_run(
     keep = None
     stale = []
     for run in existing:
-        if keep is None and run.data.tags.get("kvlab.intended") == digest:
+        if keep is None and run.tags.get("kvlab.intended") == digest:
             keep = run
         else:
             stale.append(run)
     delete_runs(client, stale)
-    if keep is not None and keep.data.tags.get("kvlab.digest") == digest:
+    if keep is not None and keep.tags.get("kvlab.digest") == digest:
         return _repair_run(client, keep, description, parent) or bool(stale)
     tags = {
         **description.tags,
@@ -96,9 +118,9 @@ def write_run(
     }
     if keep is None:
         start, name = description.started, description.name
-        keep = client.create_run(scope.experiment, start, tags, run_name=name)
-    run_id = keep.info.run_id
-    if keep.data.tags.get("mlflow.parentRunId") != parent:
+        keep = KnownRun.of(client.create_run(scope.experiment, start, tags, run_name=name))
+    run_id = keep.id
+    if keep.tags.get("mlflow.parentRunId") != parent:
         client.set_tag(run_id, "mlflow.parentRunId", parent)
     for folder, path in description.artifacts:
         client.log_artifact(run_id, str(directory / path), folder or None)
@@ -109,15 +131,15 @@ def write_run(
 
 
 def _repair_run(
-    client: "MlflowClient", run: "Run", description: RunDescription, parent: str
+    client: "MlflowClient", run: KnownRun, description: RunDescription, parent: str
 ) -> bool:
     """Repair a complete run whose parent was made anew or which was not terminated."""
     changed = False
-    if run.data.tags.get("mlflow.parentRunId") != parent:
-        client.set_tag(run.info.run_id, "mlflow.parentRunId", parent)
+    if run.tags.get("mlflow.parentRunId") != parent:
+        client.set_tag(run.id, "mlflow.parentRunId", parent)
         changed = True
-    if run.info.status != description.status or run.info.end_time != description.finished:
-        client.set_terminated(run.info.run_id, description.status, description.finished)
+    if (run.status, run.ended) != (description.status, description.finished):
+        client.set_terminated(run.id, description.status, description.finished)
         changed = True
     return changed
 
@@ -142,21 +164,15 @@ def _log_batches(
 
 
 def _log_dataset(client: "MlflowClient", run_id: str, description: RunDescription) -> None:
-    from mlflow.entities import Dataset, DatasetInput
+    from mlflow.entities import Dataset, DatasetInput, InputTag
 
     if description.dataset is not None:
-        facts = description.dataset
-        dataset = Dataset(
-            name=facts["name"],
-            digest=facts["digest"],
-            source_type="kvlab",
-            source=facts["name"],
-            profile=facts["profile"],
-        )
-        client.log_inputs(run_id, [DatasetInput(dataset)])
+        dataset = Dataset(source_type="kvlab", **description.dataset)
+        context = InputTag("mlflow.data.context", "training")
+        client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
 
-def delete_runs(client: "MlflowClient", runs: Sequence["Run"]) -> None:
+def delete_runs(client: "MlflowClient", runs: Sequence[KnownRun]) -> None:
     """Move runs to MLflow's trash."""
     for run in runs:
-        client.delete_run(run.info.run_id)
+        client.delete_run(run.id)

@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kvlab.analysis.study import Study
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.store import Store
@@ -22,30 +23,48 @@ from kvlab.track.connection import (
     tracking_uri,
     translate_errors,
 )
+from kvlab.track.logged_models import log_models
 from kvlab.track.run_description import (
     DAMAGED,
     MAX_TAG_LENGTH,
     PARENT,
     RECORD,
     RunDescription,
+    cell_name,
     describe_run,
     find_start_ms,
+    run_key,
     truncate,
 )
-from kvlab.track.runs import RunScope, delete_runs, find_runs, write_run
+from kvlab.track.runs import KnownRun, RunScope, delete_runs, find_runs, write_run
+from kvlab.track.saved_views import experiment_tags
+from kvlab.track.sweep_summary import (
+    describe_sweep,
+    find_best_cell,
+    measure_sweep,
+    summarize_states,
+)
 
-if TYPE_CHECKING:
-    from mlflow.entities import Run
+NOTE = "mlflow.note.content"
+"""Tag of a run or an experiment that MLflow's page shows as its description."""
 
 
 @dataclass(frozen=True)
 class MirrorSummary:
-    """What a call of `Tracker.mirror` did: how many runs were written, unchanged and deleted."""
+    """What a call of `Tracker.mirror` did.
+
+    Attributes:
+        experiment: MLflow's id of the sweep's experiment.
+        written, unchanged, deleted: number of runs.
+        models: number of logged models that were written.
+    """
 
     sweep: str
+    experiment: str
     written: int = 0
     unchanged: int = 0
     deleted: int = 0
+    models: int = 0
 
 
 class Tracker:
@@ -68,10 +87,11 @@ class Tracker:
     def mirror(self, sweep_name: str, report: str | Path | None = None) -> MirrorSummary:
         """Bring a sweep's experiment up to date with the record.
 
-        The experiment gets one parent run, and below it one run for every cell and seed that has
-        ended. Runs that are up to date are not touched, so a second call changes nothing. A run
-        that a kill left incomplete is completed, one whose result has changed is made anew, and
-        runs of this store that the record does not have are deleted.
+        The experiment gets one parent run, with numbers and the answer of the sweep, and below it
+        one run for every cell and seed that has ended. Runs that are up to date are not touched,
+        so a second call changes nothing. A run that a kill left incomplete is completed, one whose
+        result has changed is made anew, as are all that an earlier version of kvlab made, and runs
+        of this store that the record does not have are deleted.
 
         Args:
             report: folder of its report, logged with the parent run; None leaves that unchanged.
@@ -82,32 +102,37 @@ class Tracker:
         """
         sweep = self._store.sweep(sweep_name)
         with self._exclusive():
-            descriptions = self._describe_runs(sweep)
             experiment = self._get_experiment(sweep)
             runs = find_runs(self._client, experiment, self._store_id)
-            parent = self._get_parent(
-                experiment, sweep, runs.get(PARENT, []), descriptions.values()
-            )
-            scope = RunScope(experiment, parent.info.run_id, self._store_id)
-            written = sum(
-                write_run(
-                    self._client,
-                    scope,
-                    description,
-                    self._directory(description),
-                    runs.get(key, []),
-                )
-                for key, description in descriptions.items()
-            )
-            stale = [
-                run
-                for key, group in runs.items()
-                if key not in descriptions and key != PARENT
-                for run in group
-            ]
+            parent = self._get_parent(experiment, sweep, runs.pop(PARENT, []))
+            scope = RunScope(experiment, parent.id, self._store_id)
+            written, unchanged, ended = 0, 0, parent.started
+            for run in self._describe_runs(sweep):
+                if write_run(self._client, scope, run, self._directory(run), runs.pop(run.key, [])):
+                    written += 1
+                else:
+                    unchanged += 1
+                ended = max(ended, run.finished)
+            stale = [run for group in runs.values() for run in group]
             delete_runs(self._client, stale)
-            self._update_parent(parent, sweep, descriptions.values(), report)
-        return MirrorSummary(sweep_name, written, len(descriptions) - written, len(stale))
+            self._update_parent(parent, sweep, ended, None if report is None else Path(report))
+        return MirrorSummary(sweep_name, experiment, written, unchanged, len(stale))
+
+    def log_models(self, sweep_name: str) -> int:
+        """Log the weights of a mirrored sweep's trainings as logged models; return how many.
+
+        Raises:
+            TrackingError: MLflow cannot be reached or refuses.
+        """
+        with self._exclusive():
+            experiment = self._get_experiment(self._store.sweep(sweep_name))
+            runs = find_runs(self._client, experiment, self._store_id)
+            parent = next(iter(runs.pop(PARENT, [])), None)
+            if parent is None:
+                return 0
+            scope = RunScope(experiment, parent.id, self._store_id)
+            known = [run for group in runs.values() for run in group]
+            return log_models(self._client, self._store, scope, known)
 
     def mirror_trial(self, sweep_name: str, trial_id: str) -> None:
         """Mirror one trial that has just ended, without looking at the others.
@@ -118,15 +143,15 @@ class Tracker:
         """
         sweep = self._store.sweep(sweep_name)
         with self._exclusive():
-            descriptions = self._describe_runs(sweep, trial_id)
             experiment = self._get_experiment(sweep)
-            for key, description in descriptions.items():
-                parents = find_runs(self._client, experiment, self._store_id, key=PARENT)
-                parent = self._get_parent(experiment, sweep, parents.get(PARENT, []), [description])
-                self._log_description(parent, sweep)
-                scope = RunScope(experiment, parent.info.run_id, self._store_id)
-                runs = find_runs(self._client, experiment, self._store_id, key=key).get(key, [])
-                write_run(self._client, scope, description, self._directory(description), runs)
+            parents = find_runs(self._client, experiment, self._store_id, key=PARENT)
+            parent = self._get_parent(experiment, sweep, parents.get(PARENT, []))
+            self._log_description(parent, sweep)
+            scope = RunScope(experiment, parent.id, self._store_id)
+            for run in self._describe_runs(sweep, trial_id):
+                known = find_runs(self._client, experiment, self._store_id, key=run.key)
+                found = known.get(run.key, [])
+                write_run(self._client, scope, run, self._directory(run), found)
 
     def close_zombies(self) -> int:
         """Terminate this store's runs whose sweep no driver runs; return how many they were."""
@@ -141,8 +166,7 @@ class Tracker:
                 )
                 for run in (run for group in running.values() for run in group):
                     # A time from the record; `mirror` sets a better one if the result is there.
-                    end = run.info.start_time
-                    self._client.set_terminated(run.info.run_id, "KILLED", end)
+                    self._client.set_terminated(run.id, "KILLED", run.started)
                     closed += 1
         return closed
 
@@ -159,133 +183,147 @@ class Tracker:
         if experiment is None:
             folder = self._store.path / "mlartifacts" / name
             location = None if is_server(self.uri) else folder.as_uri()
-            tags = {
-                "kvlab.sweep": name,
-                "mlflow.note.content": truncate(sweep["question"], MAX_TAG_LENGTH),
-            }
-            return str(self._client.create_experiment(name, location, tags))
+            return str(self._client.create_experiment(name, location, {"kvlab.sweep": name}))
         if experiment.lifecycle_stage == "deleted":
             self._client.restore_experiment(experiment.experiment_id)
-        if experiment.tags.get("kvlab.sweep") != name:
-            self._client.set_experiment_tag(experiment.experiment_id, "kvlab.sweep", name)
         return str(experiment.experiment_id)
 
     def _get_parent(
-        self,
-        experiment: str,
-        sweep: Mapping[str, Any],
-        parents: Sequence["Run"],
-        descriptions: Collection[RunDescription],
-    ) -> "Run":
+        self, experiment: str, sweep: Mapping[str, Any], parents: Sequence[KnownRun]
+    ) -> KnownRun:
         """Return the first of ``parents``, without the others, or a new parent run."""
         if parents:
             delete_runs(self._client, parents[1:])
             return parents[0]
         tags = {"kvlab.key": PARENT, "kvlab.store": self._store_id, "kvlab.sweep": sweep["name"]}
-        started = find_start_ms(self._store, sweep, descriptions)
-        return self._client.create_run(experiment, started, tags, run_name=sweep["name"])
+        started = find_start_ms(self._store, sweep)
+        run = self._client.create_run(experiment, started, tags, run_name=sweep["name"])
+        return KnownRun.of(run)
 
     def _describe_runs(
         self, sweep: Mapping[str, Any], only: str | None = None
-    ) -> dict[str, RunDescription]:
-        """Return the runs, by key, of every cell and seed with a readable result."""
-        runs: dict[str, RunDescription] = {}
+    ) -> Iterator[RunDescription]:
+        """Iterate over the runs of every cell and seed with a readable result, each key once."""
+        keys = set()
         for cell in list_cells(sweep):
             for trial in cell["trials"].values():
-                if only is not None and trial != only:
+                key = run_key(trial, cell["levels"])
+                if key in keys or (only is not None and trial != only):
                     continue
                 try:
                     result = self._store.result(trial)
                 except StoreError:  # damaged, so the trial will run again
                     continue
                 if result is not None:
+                    keys.add(key)
                     directory = self._store.trial_directory(trial)
-                    run = describe_run(sweep, cell["levels"], result, directory)
-                    runs[run.key] = run
-        return runs
+                    yield describe_run(sweep, cell["levels"], result, directory)
 
     def _directory(self, description: RunDescription) -> Path:
         return self._store.trial_directory(description.tags["kvlab.trial"])
 
     def _update_parent(
-        self,
-        parent: "Run",
-        sweep: Mapping[str, Any],
-        descriptions: Collection[RunDescription],
-        report: str | Path | None,
+        self, parent: KnownRun, sweep: Mapping[str, Any], ended: int, report: Path | None
     ) -> None:
-        """Update the parent's description, report, tags and status, if any of them has changed."""
-        run_id, tags = parent.info.run_id, parent.data.tags
+        """Update what the sweep's own run and the experiment say, where it has changed."""
         self._log_description(parent, sweep)
-        if report is not None:
-            digest = _hash_folder(Path(report))
-            if tags.get("kvlab.report.digest") != digest:
-                self._client.log_artifacts(run_id, str(report), "report")
-                self._client.set_tag(run_id, "kvlab.report.digest", digest)
         trials = self._store.sweep_trials(sweep["name"])
         statuses = {trial: self._store.status(trial) or "missing" for trial in trials}
         self._log_damaged(parent, [t for t, status in statuses.items() if status == "damaged"])
-        states: Counter[str] = Counter(statuses.values())
-        for name, value in _parent_tags(sweep, states).items():
-            if tags.get(name) != value:
-                self._client.set_tag(run_id, name, value)
-        self._update_status(parent, sweep, states, descriptions)
+        states = Counter(statuses.values())
+        tags = _sweep_tags(sweep, states)
+        if report is not None:
+            tags["kvlab.report.digest"] = _hash_folder(report)
+            if parent.tags.get("kvlab.report.digest") != tags["kvlab.report.digest"]:
+                self._client.log_artifacts(parent.id, str(report), "report")
+        if report is not None or parent.tags.get("kvlab.states") != tags["kvlab.states"]:
+            tags[NOTE] = truncate(describe_sweep(sweep, states, report), MAX_TAG_LENGTH)
+        study = Study.load(self._store, sweep["name"])
+        if (best := find_best_cell(study)) is not None:
+            levels = dict(zip(study.factors, best, strict=True))
+            tags["kvlab.best"] = cell_name(sweep, levels)
+        for name, value in tags.items():
+            if parent.tags.get(name) != value:
+                self._client.set_tag(parent.id, name, value)
+        self._update_experiment(sweep, study.primary_metric, tags.get(NOTE))
+        status = _sweep_status(states, self._store.is_driven(sweep["name"]))
+        if status != "RUNNING":  # while it runs, only its first and last trial come here
+            self._log_metrics(parent, measure_sweep(study), ended)
+        self._update_status(parent, status, ended)
 
-    def _update_status(
-        self,
-        parent: "Run",
-        sweep: Mapping[str, Any],
-        states: Mapping[str, int],
-        descriptions: Collection[RunDescription],
-    ) -> None:
-        run_id = parent.info.run_id
-        status = _parent_status(states, self._store.is_driven(sweep["name"]))
-        ended = max(
-            (description.finished for description in descriptions), default=parent.info.start_time
-        )
+    def _update_status(self, parent: KnownRun, status: str, ended: int) -> None:
         if status == "RUNNING":
-            if parent.info.status != status:
-                self._client.update_run(run_id, status)
-        elif (parent.info.status, parent.info.end_time) != (status, ended):
-            self._client.set_terminated(run_id, status, ended)
+            if parent.status != status:
+                self._client.update_run(parent.id, status)
+        elif (parent.status, parent.ended) != (status, ended):
+            self._client.set_terminated(parent.id, status, ended)
 
-    def _log_description(self, parent: "Run", sweep: Mapping[str, Any]) -> None:
+    def _log_metrics(self, parent: KnownRun, metrics: Mapping[str, float], ended: int) -> None:
+        """Log the numbers of the sweep that have changed.
+
+        Their time is that of the last result; a correction without a newer result comes after it.
+        """
+        from mlflow.entities import Metric
+
+        known = self._client.get_run(parent.id).data.metrics
+        changed = {name: value for name, value in metrics.items() if known.get(name) != value}
+        times = [
+            point.timestamp + 1
+            for name in changed
+            if name in known
+            for point in self._client.get_metric_history(parent.id, name)
+        ]
+        time = max([ended, *times])
+        points = [Metric(name, value, time, 0) for name, value in changed.items()]
+        if points:
+            self._client.log_batch(parent.id, points)
+
+    def _update_experiment(self, sweep: Mapping[str, Any], metric: str, note: str | None) -> None:
+        """Set the experiment's tags, by which MLflow's page opens on the sweep's runs."""
+        experiment = self._client.get_experiment_by_name(sweep["name"])
+        assert experiment is not None, "it was found or created before its runs were"
+        tags = {"kvlab.sweep": sweep["name"], **experiment_tags(sweep, metric)}
+        if note is not None:
+            tags[NOTE] = note
+        for name, value in tags.items():
+            if experiment.tags.get(name) != value:
+                self._client.set_experiment_tag(experiment.experiment_id, name, value)
+
+    def _log_description(self, parent: KnownRun, sweep: Mapping[str, Any]) -> None:
         """Log the sweep's description, so that reports can be made from MLflow alone."""
         path = self._store.sweep_directory(sweep["name"]) / "sweep.json"
         digest = file_sha256(path)
-        if parent.data.tags.get("kvlab.record.digest") != digest:
-            self._client.log_artifact(parent.info.run_id, str(path), RECORD)
-            self._client.set_tag(parent.info.run_id, "kvlab.record.digest", digest)
+        if parent.tags.get("kvlab.record.digest") != digest:
+            self._client.log_artifact(parent.id, str(path), RECORD)
+            self._client.set_tag(parent.id, "kvlab.record.digest", digest)
 
-    def _log_damaged(self, parent: "Run", trials: Sequence[str]) -> None:
+    def _log_damaged(self, parent: KnownRun, trials: Sequence[str]) -> None:
         """Log which results cannot be read, so that reports made from MLflow say so too."""
         text = json.dumps(trials)
         digest = hashlib.sha256(text.encode()).hexdigest()
-        if digest != parent.data.tags.get("kvlab.damaged.digest", _EMPTY_LIST_DIGEST):
-            self._client.log_text(parent.info.run_id, text, f"{RECORD}/{DAMAGED}")
-            self._client.set_tag(parent.info.run_id, "kvlab.damaged.digest", digest)
+        if digest != parent.tags.get("kvlab.damaged.digest", _EMPTY_LIST_DIGEST):
+            self._client.log_text(parent.id, text, f"{RECORD}/{DAMAGED}")
+            self._client.set_tag(parent.id, "kvlab.damaged.digest", digest)
 
 
 _EMPTY_LIST_DIGEST = hashlib.sha256(b"[]").hexdigest()
 
 
-def _parent_status(states: Mapping[str, int], is_driven: bool) -> str:
+def _sweep_status(states: Mapping[str, int], is_driven: bool) -> str:
     if states.get("missing") or states.get("damaged"):
         return "RUNNING" if is_driven else "KILLED"
     return "FAILED" if states.get("failed") else "FINISHED"
 
 
-def _parent_tags(sweep: Mapping[str, Any], states: Mapping[str, int]) -> dict[str, str]:
-    summary = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+def _sweep_tags(sweep: Mapping[str, Any], states: Mapping[str, int]) -> dict[str, str]:
     tags = {
-        "kvlab.states": summary,
+        "kvlab.states": summarize_states(states),
         "kvlab.seeds": json.dumps(sweep["seeds"]),
         "kvlab.baseline": json.dumps(sweep["baseline"]),
         "kvlab.yaml_sha256": str(sweep.get("yaml_sha256", "")),
         **{f"kvlab.levels.{f}": json.dumps(names) for f, names in sweep["factors"].items()},
         "mlflow.source.name": str(sweep.get("command", "")),
         "mlflow.source.type": "JOB",
-        "mlflow.note.content": f"{sweep['question']}\n\n{summary}",
     }
     return {name: truncate(value, MAX_TAG_LENGTH) for name, value in tags.items() if value}
 

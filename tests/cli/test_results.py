@@ -104,7 +104,10 @@ def test_report_of_an_unknown_sweep(capsys):
 def test_sync_twice(store, capsys):
     assert main(["sync", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert first == [{"sweep": "made", "written": 8, "unchanged": 0, "deleted": 0}]
+    assert first == [
+        {"sweep": "made", "experiment": "1", "written": 8, "unchanged": 0, "deleted": 0,
+         "models": 0},
+    ]  # fmt: skip
     assert main(["sync", "made"]) == 0
     assert capsys.readouterr().out == "made: 0 written, 8 unchanged, 0 deleted\n"
     assert (store / "mlflow.db").exists()

@@ -86,7 +86,7 @@ def test_mlflow_shows_pruned_trials_as_killed(folder, store):
     runs = {run.data.tags.get("kvlab.trial"): run for run in client.search_runs([experiment])}
     for trial in pruned(store):
         assert runs[trial].info.status == "KILLED"
-        assert runs[trial].data.metrics["validation_loss"] == pytest.approx(
+        assert runs[trial].data.metrics["train/validation_loss"] == pytest.approx(
             store.result(trial)["pruned"]["loss"]
         )
     assert client.search_runs([experiment], "tags.`kvlab.key` = 'parent'")[0].info.status == (

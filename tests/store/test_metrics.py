@@ -41,10 +41,10 @@ def test_a_metric_is_added_by_one_entry_of_the_table(tmp_path, monkeypatch):
     assert result["measurements"]["toy"] == 2.5
     assert "half_toy" not in result["measurements"], "derived, so not recorded"
     assert collect_metrics(result)["half_toy"] == 1.25
-    sweep = {"name": "s", "baseline": {"heads": "mha"}}
+    sweep = {"name": "s", "factors": {"heads": ["mha"]}, "baseline": {"heads": "mha"}}
     run = describe_run(sweep, {"heads": "mha"}, result, store.trial_directory(trial.id))
     assert {name: value for name, value, _, _ in run.points if "toy" in name} == {
-        "toy": 2.5, "half_toy": 1.25,
+        "quality/toy": 2.5, "quality/half_toy": 1.25,
     }  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from mlflow import MlflowClient
 
+from kvlab.track.run_description import PARENT
+
 
 def store_client(store: Path) -> MlflowClient:
     """Return a client of the database in a store."""
@@ -22,8 +24,8 @@ def store_runs(store: Path, sweep: str = "made") -> list[Any]:
 def read_contents(uri: str, sweep: str) -> dict[str, Any]:
     """Return an experiment by run names, without the ids that MLflow gives.
 
-    Of each run: status and times, params, every point of every metric with its time and step,
-    tags, the bytes of every artifact, data sets.
+    Of each run: status and times, params, every point of every metric with its time and step (of
+    the sweep's own run the last values), tags, the bytes of every artifact, data sets.
     """
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name(sweep)
@@ -41,6 +43,8 @@ def read_contents(uri: str, sweep: str) -> dict[str, Any]:
             key: [(m.value, m.timestamp, m.step) for m in client.get_metric_history(run_id, key)]
             for key in run.data.metrics
         }
+        if tags.get("kvlab.key") == PARENT:  # a stopped sweep has numbers of its own
+            history = {key: [(value, 0, 0)] for key, value in run.data.metrics.items()}
         datasets = [entry.dataset.digest for entry in run.inputs.dataset_inputs]
         info = (run.info.status, run.info.start_time, run.info.end_time)
         name = run.info.run_name

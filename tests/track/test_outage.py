@@ -13,7 +13,9 @@ from kvlab.cli.main import main
 from kvlab.cli.sweep_callbacks import MLflowCallback
 from kvlab.errors import TrackingError
 from kvlab.store import Store
+from kvlab.store.metrics import METRICS
 from kvlab.track import Tracker
+from kvlab.track.metric_names import tracked_name
 from tests.faults.chaos_checks import is_reproducible
 from tests.support.mlflow_contents import read_contents
 from tests.support.mlflow_server import Server, free_port
@@ -53,6 +55,9 @@ def empty(tmp_path_factory):
     return store / "mlflow.db"
 
 
+_RECORD_NAMES = {tracked_name(name)[0]: name for name in METRICS}
+
+
 def timeless(runs):
     """What two runs of the same sweep have in common: all but moments and what a clock measures.
 
@@ -61,7 +66,10 @@ def timeless(runs):
     timeless_runs = {}
     for name, (info, params, history, tags, files, datasets) in runs.items():
         metrics = {
-            key: [(value if is_reproducible(key) else None, step) for value, _, step in points]
+            key: [
+                (value if is_reproducible(_RECORD_NAMES.get(key, key)) else None, step)
+                for value, _, step in points
+            ]
             for key, points in history.items()
         }
         for own in (

@@ -42,7 +42,7 @@ def test_mirroring_to_a_server(server, tmp_path, capsys):
     runs = {run.info.run_name: run for run in client.search_runs([experiment])}
     assert set(runs) == {"made", "baseline seed 0", "mqa seed 0"}
     run_id = runs["mqa seed 0"].info.run_id
-    assert len(client.get_metric_history(run_id, "train_loss")) == 5
+    assert len(client.get_metric_history(run_id, "train/loss")) == 5
     assert [f.path for f in client.list_artifacts(run_id)] == ["items.jsonl.gz", "result.json"]
     parent = client.list_artifacts(runs["made"].info.run_id, "report")
     assert [file.path for file in parent] == ["report/report.md"]

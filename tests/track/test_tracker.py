@@ -75,17 +75,16 @@ def test_what_a_run_holds(made):
     assert (info[2] - info[1]) == 30_000
     assert params["model.n_kv_head"] == "1"
     assert params["model.kv_sharing"] == "[[0, 1], [2, 3]]"
-    assert params["seed"] == "1"
-    assert [(value, step) for value, _, step in history["validation_loss"]] == [
+    assert (params["heads"], params["sharing"], params["seed"]) == ("mqa", "tied", "1")
+    assert [(value, step) for value, _, step in history["train/validation_loss"]] == [
         (loss, step) for step, _, loss in result["curves"]["validation_loss"]
     ]
-    times = [time for _, time, _ in history["validation_loss"]]
+    times = [time for _, time, _ in history["train/validation_loss"]]
     assert times == sorted(times)
     assert info[1] < times[0] <= times[-1] <= info[2]
-    assert [(v, s) for v, _, s in history["loss_served"]] == [
+    assert [(v, s) for v, _, s in history["quality/loss_served"]] == [
         (result["measurements"]["loss_served"], 150)
     ]
-    assert tags["kvlab.factor.heads"] == "mqa"
     assert tags["kvlab.trial"] == record.trial(levels, 1)
     assert tags["parent"] == "made"
     assert set(files) == {"result.json", "items.jsonl.gz"}
@@ -94,10 +93,20 @@ def test_what_a_run_holds(made):
 
 def test_the_parent_run(made):
     store, _ = made
-    info, _, _, tags, files, _ = read_contents(store)["made"]
+    info, _, history, tags, files, _ = read_contents(store)["made"]
     assert info[0] == "FINISHED"
     assert tags["kvlab.states"] == "8 done"
     assert tags["mlflow.note.content"].startswith("What does each reduction cost?")
+    assert tags["kvlab.best"] == "baseline"
+    values = {name: value for name, [(value, _, _)] in history.items()}
+    record = small()
+    base = [record.loss({"heads": "mha", "sharing": "none"}, seed) for seed in (0, 1)]
+    assert values.pop("sweep/best_loss_served") == pytest.approx(sum(base) / 2)
+    assert values.pop("sweep/kv_bytes_within_noise") in (2**20, 2**19, 2**18, 2**17)
+    assert values == {
+        "sweep/trials_done": 8, "sweep/trials_failed": 0, "sweep/trials_diverged": 0,
+        "sweep/trials_missing": 0, "sweep/kv_bytes_baseline": 2**20,
+    }  # fmt: skip
     assert set(files) == {
         "record/sweep.json", "report/report.md", "report/figures/pareto.svg",
     }  # fmt: skip
@@ -185,7 +194,7 @@ def test_a_changed_result_makes_its_run_anew(copy):
     mirrored = Tracker(copy).mirror("made")
     assert mirrored.written == 1
     _, _, history, *_ = read_contents(copy)["mqa seed 0"]
-    assert [value for value, _, _ in history["loss"]] == [1.25]
+    assert [value for value, _, _ in history["quality/loss"]] == [1.25]
 
 
 def test_a_result_that_is_gone_takes_its_run_along(copy):
@@ -230,7 +239,7 @@ def test_failures_and_hostile_texts(tmp_path, empty):
     assert tags["kvlab.status"] == "failed"
     assert tags["kvlab.error.message"].startswith("<b>|xxx")
     assert "sha256:" in tags["kvlab.error.message"]
-    assert "loss" not in history
+    assert "quality/loss" not in history
     assert "attempts/1/traceback.txt" in files
     assert runs["made"][0][0] == "FAILED"
 
@@ -261,7 +270,7 @@ def test_text_that_no_database_takes_is_mirrored_as_reports_show_it(tmp_path, em
     runs = read_contents(store.path)
     _, params, _, tags, *_ = runs["mqa\\ud800\\x00 seed 0"]
     assert tags["kvlab.error.message"] == sanitize_text(HOSTILE) + "\\ud800\\x00"
-    assert tags["kvlab.factor.heads"] == "mqa\\ud800\\x00"
+    assert params["heads"] == "mqa\\ud800\\x00"
     assert params["data.source"] == "a\\ud800"
     assert runs["made"][3]["mlflow.note.content"].startswith("Why\\udfff?")
 
@@ -293,7 +302,7 @@ def test_a_step_that_a_resumed_training_made_again_is_one_point(tmp_path, empty)
     Tracker(store.path).mirror("made")
     plain = Record.result(resumed, levels, 0, "done")["curves"]["validation_loss"]
     expected = [(step, loss if n == 0 else loss + 0.5) for n, (step, _, loss) in enumerate(plain)]
-    history = read_contents(store.path)["baseline seed 0"][2]["validation_loss"]
+    history = read_contents(store.path)["baseline seed 0"][2]["train/validation_loss"]
     assert [(step, value) for value, _, step in history] == expected
 
 

@@ -3,10 +3,11 @@
 import argparse
 import json
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.humanize import format_count
 from kvlab.store import Store
 from kvlab.track import MirrorSummary
 
@@ -20,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of MLflow (default: MLFLOW_TRACKING_URI, else mlflow.db in the store)",
     )
     parser.add_argument("--no-report", action="store_true", help="do not upload the report")
+    parser.add_argument(
+        "--models",
+        action="store_true",
+        help="also log the weights (safetensors) of finished trainings as MLflow's logged models",
+    )
     add_json(parser)
 
 
@@ -31,18 +37,21 @@ def run(options: argparse.Namespace) -> int:
     if not names:
         print("[]" if options.json else f"{options.store} holds no sweep yet; nothing to do")
         return 0
-    mirrored = sync_sweeps(store, names, options.tracking_uri, report=not options.no_report)
+    mirrored = sync_sweeps(
+        store, names, options.tracking_uri, report=not options.no_report, models=options.models
+    )
     if options.json:
         print(json.dumps([asdict(one) for one in mirrored], indent=1))
     else:
         for one in mirrored:
             counts = f"{one.written} written, {one.unchanged} unchanged, {one.deleted} deleted"
-            print(f"{one.sweep}: {counts}")
+            models = f", {format_count(one.models, 'model')} logged" if options.models else ""
+            print(f"{one.sweep}: {counts}{models}")
     return 0
 
 
 def sync_sweeps(
-    store: Store, names: list[str], uri: str | None, *, report: bool
+    store: Store, names: list[str], uri: str | None, *, report: bool, models: bool = False
 ) -> list[MirrorSummary]:
     """Mirror sweeps with their reports, and end runs whose driver died."""
     from kvlab.report import write_report
@@ -54,5 +63,7 @@ def sync_sweeps(
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             made = write_report(store, name, Path(folder)) if report else None
-            summaries.append(tracker.mirror(name, made))
+            summary = tracker.mirror(name, made)
+        logged = tracker.log_models(name) if models else 0
+        summaries.append(replace(summary, models=logged))
     return summaries

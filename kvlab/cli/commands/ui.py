@@ -7,7 +7,7 @@ from kvlab.cli.commands.sync import sync_sweeps
 from kvlab.cli.shared_arguments import add_store
 from kvlab.errors import UsageError
 from kvlab.store import Store
-from kvlab.track import is_server, serve_ui, tracking_uri
+from kvlab.track import is_server, serve_ui, tracking_uri, view_address
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,9 @@ def run(options: argparse.Namespace) -> int:
     if not names and not (store.path / "mlflow.db").exists():
         text = f"--store = {options.store} holds no sweep yet; submit one first"
         raise UsageError(f"{text}, or name another store")
-    sync_sweeps(store, names, options.tracking_uri, report=True)
-    print(f"http://127.0.0.1:{options.port} shows {len(names)} sweeps; Ctrl-C ends it")
-    print("`kvlab sync` brings it up to date while it runs", file=sys.stderr)
+    mirrored = sync_sweeps(store, names, options.tracking_uri, report=True)
+    for one in mirrored:
+        address = view_address(f"http://127.0.0.1:{options.port}", one.experiment)
+        print(f"{one.sweep}: {address}")
+    print("Ctrl-C ends it; `kvlab sync` brings it up to date while it runs", file=sys.stderr)
     return serve_ui(store.path, options.tracking_uri, options.port)

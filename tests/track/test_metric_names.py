@@ -1,0 +1,62 @@
+"""Names of metrics in MLflow: every metric of the record once, in a group, as the page says."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+import kvlab.track
+from kvlab.store.metrics import METRICS
+from kvlab.track.metric_names import DUPLICATES, RENAMED, SIZES, tracked_metrics, tracked_name
+from tests.support.record_factory import Record
+
+LEVELS = {"heads": "mqa"}
+PAGE = Path(kvlab.track.__file__).parent / "README.md"
+
+
+@pytest.fixture
+def result():
+    return Record(factors={"heads": ("mha", "mqa")}).result(LEVELS, 0, "done")
+
+
+def test_every_metric_is_in_one_of_the_groups_and_no_two_share_a_name():
+    names = [tracked_name(name) for name in METRICS]
+    assert {name.partition("/")[0] for name, _ in names} == {"quality", "kv", "speed", "train"}
+    assert len(set(names)) == len(names)
+
+
+def test_the_page_lists_every_name_that_is_not_by_the_rule():
+    listed = dict(
+        re.findall(r"^\| `(\w+)`(?: \(curve\))? \| `([\w/]+)` \|$", PAGE.read_text(), re.M)
+    )
+    assert listed == RENAMED
+    for name in (*SIZES, *DUPLICATES):
+        assert f"`{name}`" in PAGE.read_text()
+
+
+def test_one_name_for_the_bytes_of_a_cache(result):
+    metrics = {name: value for name, value, _ in tracked_metrics(result)}
+    same = [name for name, value in metrics.items() if value == result["kv"]["bytes_at_block_size"]]
+    assert same == ["kv/bytes", "kv/bytes_read_per_token"], "what is read is another quantity"
+    assert "quality/loss_paired" not in metrics
+
+
+def test_the_paired_loss_stays_where_it_is_another_number(result):
+    result["measurements"] |= {"loss_tokens": 100, "served_tokens": 50, "loss_served": 5.0}
+    metrics = {name: value for name, value, _ in tracked_metrics(result)}
+    assert metrics["quality/loss_paired"] == 5.0 - result["measurements"]["serving_gap"]
+
+
+def test_parts_of_the_context_are_one_curve(result):
+    result["measurements"] |= {f"loss_part{part}_served": 5.0 - part for part in range(1, 9)}
+    points = [(value, step) for name, value, step in tracked_metrics(result)
+              if name == "quality/loss_by_context_served"]  # fmt: skip
+    assert points == [(5.0 - part, part) for part in range(1, 9)]
+
+
+def test_what_is_not_a_number_is_left_out(result):
+    result["measurements"] |= {"loss_served": math.nan, "ttft_ms": math.inf}
+    metrics = {name: value for name, value, _ in tracked_metrics(result)}
+    assert {"quality/loss_served", "speed/ttft_ms"}.isdisjoint(metrics)
+    assert "quality/loss" in metrics

@@ -1,0 +1,74 @@
+"""What MLflow's page opens with: the runs of a sweep, with columns that differ between them."""
+
+import base64
+import json
+import zlib
+
+import pytest
+
+from kvlab.track.run_description import run_name
+from kvlab.track.saved_views import experiment_tags, view_address
+from tests.support.record_factory import Record
+
+SEARCH = {
+    "name": "s", "factors": {"point": ["base", "p0000"]}, "baseline": {"point": "base"},
+    "patches": {"point": {"base": {}, "p0000": {"model.n_kv_head": 2, "serving.tie": "adjacent:2"}}},
+}  # fmt: skip
+
+
+def page_state(tags, key="kvlab-trials"):
+    """Read a view as the page does."""
+    view = json.loads(tags[f"mlflow.sharedViewState.{key}"])
+    header, _, state = view["state"].partition(";")
+    assert header == "deflate"
+    return json.loads(zlib.decompress(base64.b64decode(state)))
+
+
+def test_the_page_opens_on_runs_with_factors_loss_and_cache_the_best_first():
+    record = Record(factors={"heads": ("mha", "mqa"), "sharing": ("none", "tied")})
+    tags = experiment_tags(record.description(record.cells()), "loss_served")
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    state = page_state(tags)
+    assert state["selectedColumns"] == [
+        "params.`heads`", "params.`sharing`", "params.`seed`",
+        "metrics.`quality/loss_served`", "metrics.`kv/bytes`", "metrics.`speed/tpot_ms_p50`",
+    ]  # fmt: skip
+    assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`quality/loss_served`", True)
+    grouped = page_state(tags, "kvlab-cells")["groupBy"]["groupByKeys"]
+    assert [key["groupByData"] for key in grouped] == ["heads", "sharing"]
+    assert view_address("http://h:1/", "7") == (
+        "http://h:1/#/experiments/7/runs?viewStateShareKey=kvlab-trials"
+        "&workflowType=machine_learning"
+    )
+
+
+def test_what_is_better_when_higher_comes_first():
+    record = Record(factors={"heads": ("mha", "mqa")})
+    tags = experiment_tags(record.description(record.cells()), "recall_acc_served")
+    assert page_state(tags)["orderByAsc"] is False
+    assert tags["mlflow.experiment.primaryMetric.greaterIsBetter"] == "true"
+
+
+def test_many_factors_fit_the_longest_tag():
+    factors = {f"a-rather-long-name-of-factor-{n}": ("a", "b") for n in range(30)}
+    sweep = {"name": "s", "factors": factors, "baseline": dict.fromkeys(factors, "a")}
+    assert max(map(len, experiment_tags(sweep, "loss_served").values())) < 5000
+
+
+def test_a_search_shows_the_settings_of_its_points():
+    columns = page_state(experiment_tags(SEARCH, "loss_served"))["selectedColumns"]
+    assert columns[:2] == ["params.`model.n_kv_head`", "params.`serving.tie`"]
+    assert run_name(SEARCH, {"point": "p0000"}, 3) == "n_kv_head=2 tie=adjacent:2 seed 3"
+    assert run_name(SEARCH, {"point": "base"}, 3) == "baseline seed 3"
+
+
+@pytest.mark.parametrize(
+    ("levels", "name"),
+    [({"a": "on", "b": "off"}, "a=on"), ({"a": "off", "b": "off"}, "baseline")],
+)
+def test_a_level_of_several_factors_is_named_with_its_own(levels, name):
+    sweep = {
+        "factors": {"a": ["off", "on"], "b": ["off", "on"]},
+        "baseline": {"a": "off", "b": "off"},
+    }
+    assert run_name(sweep, levels, 0) == f"{name} seed 0"
