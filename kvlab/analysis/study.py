@@ -9,6 +9,7 @@ from kvlab.analysis.effects import Effect, estimate_interactions, estimate_main_
 from kvlab.analysis.looks import TakenLook, judge_by_looks
 from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
+from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
 from kvlab.analysis.statistics import Estimate
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
@@ -40,6 +41,7 @@ class Study:
         rows: One row per cell and seed, in the design's order.
         cells: Cell -> rows by seed, in the design's order.
         sections: Names of the report's sections; None for all.
+        search: What the search has found; None if the sweep is no search.
         decide: What the sweep declared that it decides.
         claims: The claims that are tested together, as ``factor=level``.
     """
@@ -64,6 +66,7 @@ class Study:
         self.claims = list_claims(self.decide, self.factors, sweep["baseline"], size_factor)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
+        self.search = SearchResults.from_sweep(sweep)
         self._effects: dict[str, list[Effect]] = {}
         self._interactions: dict[str, list[Effect]] = {}
         self._rankings: dict[str, Ranking] = {}
@@ -329,7 +332,13 @@ class Study:
         return frozenset(level for level, count in counts.items() if count > 1)
 
     def label(self, levels: Levels) -> str:
-        """Return a cell's short name: its levels that are not the baseline's, joined by ``+``."""
+        """Return a cell's short name: its levels that are not the baseline's, joined by ``+``.
+
+        The suggestions of a search are named by their number, and the base experiment ``base``.
+        """
+        if self.search is not None:
+            suggestion = self.search.by_level.get(levels[0])
+            return BASE_LEVEL if suggestion is None else f"trial {suggestion.number}"
         changed = [
             f"{factor}={level}" if level in self._ambiguous_levels else level
             for factor, level, base in zip(self.factors, levels, self.baseline, strict=True)

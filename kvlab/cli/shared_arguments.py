@@ -159,11 +159,13 @@ def read_sweep(path: str | Path) -> Sweep:
 def _find_unknown_sections(sweep: Sweep) -> Iterator[Problem]:
     if not sweep.report.sections:
         return
-    from kvlab.report.sections import SECTIONS, explain_unknown_section  # imports scipy
+    from kvlab.report.sections import choose_sections, explain_unknown_section  # imports scipy
+
+    table = choose_sections(sweep.search is not None)
 
     for number, name in enumerate(sweep.report.sections):
-        if name not in SECTIONS:
-            text = f"report.sections.{number} = {name} {explain_unknown_section(name)}"
+        if name not in table:
+            text = f"report.sections.{number} = {name} {explain_unknown_section(name, table)}"
             yield sweep.source.document.problem(("report", "sections", number), text)
 
 

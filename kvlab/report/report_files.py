@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import flatten_row
@@ -14,7 +15,7 @@ from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.paper_files import PaperFolder, write_paper
-from kvlab.report.sections import SECTIONS, explain_unknown_section
+from kvlab.report.sections import choose_sections, explain_unknown_section
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.store import Store
 
@@ -49,6 +50,11 @@ def write_report(
     """
     store = store if isinstance(store, Store) else Store(Path(store))
     study = Study.load(store, sweep_name, sections)
+    if paper is not None and study.search is not None:
+        text = (
+            f"--paper = {paper.folder} needs a comparison over seeds, and {study.name} is a search"
+        )
+        raise UsageError(f"{text}; confirm its best trials in a sweep of their own first")
     document = make_document(study)
     report_folder = Path(folder) / study.name
     files = {
@@ -79,16 +85,15 @@ def make_document(study: Study) -> Document:
     Raises:
         UsageError: A chosen section is not in the table of sections.
     """
+    table = choose_sections(study.search is not None)
     for name in study.sections or ():
-        if name not in SECTIONS:
-            text = f"report.sections = {name} {explain_unknown_section(name)}"
+        if name not in table:
+            text = f"report.sections = {name} {explain_unknown_section(name, table)}"
             raise UsageError(f"{text}; or choose others with --sections")
     default = (
-        name
-        for name, entry in SECTIONS.items()
-        if not (study.is_untrained and entry.compares_quality)
+        name for name, entry in table.items() if not (study.is_untrained and entry.compares_quality)
     )
-    made = {name: SECTIONS[name].make(study) for name in study.sections or default}
+    made = {name: table[name].make(study) for name in study.sections or default}
     sections = {name: section for name, section in made.items() if section}
     if study.sections:
         sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}
@@ -97,16 +102,26 @@ def make_document(study: Study) -> Document:
 
 def results_jsonl(study: Study) -> str:
     """Return one JSON object per cell and seed, in the design's order."""
-    factors = tuple(study.factors)
-    return "".join(json.dumps(flatten_row(row, factors)) + "\n" for row in study.rows)
+    return "".join(json.dumps(row) + "\n" for row in _flatten_rows(study))
 
 
 def results_csv(study: Study) -> str:
     """Return the rows of `results_jsonl` as CSV; lists are JSON, absent values empty."""
-    factors = tuple(study.factors)
-    rows = [flatten_row(row, factors) for row in study.rows]
+    rows = _flatten_rows(study)
     names = list(dict.fromkeys(name for row in rows for name in row))
     return rows_to_csv(names, rows)
+
+
+def _flatten_rows(study: Study) -> list[dict[str, Any]]:
+    """Return the rows; those of a search with their settings."""
+    factors = tuple(study.factors)
+    rows = [flatten_row(row, factors) for row in study.rows]
+    suggestions = {} if study.search is None else study.search.by_level
+    for row, flat in zip(study.rows, rows, strict=True):
+        if row.levels[0] in suggestions:
+            settings = suggestions[row.levels[0]].settings.items()
+            flat |= {f"setting.{key}": value for key, value in settings}
+    return rows
 
 
 def _render_figures(document: Document, folder: Path) -> dict[Path, bytes | str]:

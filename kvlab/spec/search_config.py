@@ -1,7 +1,8 @@
 """`search` of a sweep: a space that is too big for a grid, and what to look for in it."""
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
@@ -22,12 +23,31 @@ from kvlab.spec.spec_model import (
     TupleOf,
     raise_problems,
 )
+from kvlab.spec.validation_errors import format_value
 
 Values = Annotated[TupleOf[Any], Field(min_length=1, max_length=1000)]
 Sampler = Annotated[
     str | dict[str, Any], BeforeValidator(parse_sampler), WithJsonSchema(sampler_schema())
 ]
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def short_keys(keys: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each dotted key, or the whole key if two would be alike."""
+    keys = tuple(keys)
+    counts = Counter(key.rpartition(".")[2] for key in keys)
+    return {key: key if counts[last := key.rpartition(".")[2]] > 1 else last for key in keys}
+
+
+def format_setting(value: Any) -> str:
+    """Return a value of a setting; numbers with four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else format_value(value)
+
+
+def format_settings(settings: Mapping[str, Any]) -> str:
+    """Return the settings of a suggestion, such as ``n_kv_head=1 window=32``."""
+    names = short_keys(settings)
+    return " ".join(f"{names[key]}={format_setting(value)}" for key, value in settings.items())
 
 
 class Range(SpecModel):

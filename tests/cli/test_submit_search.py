@@ -70,7 +70,7 @@ def test_the_report_lists_pruned_trials_without_counting_them(folder, store):
         pruned(store)
     )
     text = (folder / "reports/s/report.md").read_text()
-    assert f"The search pruned {len(pruned(store))} trial" in text
+    assert f"of 6 suggestions: {len(pruned(store))} pruned." in text
     assert "This report is partial" not in text
     assert "more than one attempt" not in text  # a pause is no failure
     front = json.loads((folder / "runs/sweeps/s/search.json").read_text())["points"]

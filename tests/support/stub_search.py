@@ -74,7 +74,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
 
     driver = Driver(
         search.plan, store, InlineExecutor(run(store.path, **stages)),
-        description=describe(search.plan), source=search, on_event=handle,
+        description=search.describe(), source=search, on_event=handle,
     )  # fmt: skip
     return store, search, driver
 

@@ -12,7 +12,7 @@ from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.report import write_report
 from kvlab.report.paper_files import COLUMN_WIDTH, PAGE_WIDTH, PaperFolder
-from kvlab.report.sections import SECTIONS, explain_unknown_section
+from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
 from kvlab.store import Store
 
 WATCH_SECONDS = 2.0
@@ -194,7 +194,7 @@ def _write_report(
 def _parse_sections(text: str | None) -> tuple[str, ...] | None:
     names = None if text is None else tuple(name.strip() for name in text.split(","))
     for name in names or ():
-        if name not in SECTIONS:
+        if name not in SECTIONS and name not in SEARCH_SECTIONS:
             raise UsageError(f"--sections = {name} {explain_unknown_section(name)}")
         if names is not None and names.count(name) > 1:
             raise UsageError(f"--sections names {name} twice; name each once")

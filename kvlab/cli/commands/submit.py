@@ -209,7 +209,7 @@ def _run_stage(
         planned,
         store,
         executor,
-        description=describe(planned),
+        description=describe(planned) if search is None else search.describe(),
         prepare=_make_preflight(
             options, planned, store, executor, driver_options["origin"], display
         ),
@@ -220,6 +220,7 @@ def _run_stage(
     with stop_on_signal(driver.stop), display.watch(driver):
         summary = driver.run()
     if search is not None:
+        search.finish()
         display.print_line("\n".join(format_search(search)))
     return summary
 

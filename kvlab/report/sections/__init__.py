@@ -1,6 +1,6 @@
-"""The sections of a report: one table. A new section is a function in a file and a line here."""
+"""The sections of reports. A new section is a function in a file and a line of a table here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -25,6 +25,21 @@ from kvlab.report.sections.probes import report_probes
 from kvlab.report.sections.projection import report_projection
 from kvlab.report.sections.provenance_table import report_provenance
 from kvlab.report.sections.roofline_table import report_roofline
+from kvlab.report.sections.search_answer import (
+    report_best_trials,
+    report_next_sweep,
+    report_search_answer,
+)
+from kvlab.report.sections.search_figures import (
+    report_importances,
+    report_search_front,
+    report_search_history,
+)
+from kvlab.report.sections.search_trials import (
+    report_all_trials,
+    report_search_setup,
+    report_unmeasured,
+)
 from kvlab.report.sections.serving_gap import report_serving_gap
 from kvlab.report.sections.serving_speed import report_benchmark_curves, report_speed
 from kvlab.report.sections.size_trends import report_size_trends
@@ -74,11 +89,35 @@ SECTIONS: dict[str, SectionEntry] = {
     "failures": SectionEntry(report_failures),
     "provenance": SectionEntry(report_provenance),
 }
-"""The sections of a report by name, in order; those of the appendix come last."""
+"""The sections of a design's report by name, in order; those of the appendix come last."""
+
+SEARCH_SECTIONS: dict[str, SectionEntry] = {
+    "answer": SectionEntry(report_search_answer),
+    "best": SectionEntry(report_best_trials),
+    "next": SectionEntry(report_next_sweep),
+    "front": SectionEntry(report_search_front),
+    "history": SectionEntry(report_search_history),
+    "importances": SectionEntry(report_importances),
+    "space": SectionEntry(report_search_setup),
+    "unmeasured": SectionEntry(report_unmeasured),
+    "trials": SectionEntry(report_all_trials),
+    "starts": SectionEntry(report_starting_weights),
+    "provenance": SectionEntry(report_provenance),
+}
+"""The sections of a search's report by name, in the same order. A search has no factors to tell
+apart, so what compares levels is not among them."""
 
 
-def explain_unknown_section(name: str) -> str:
-    """Return what is wrong with a name that is not in the table, and a hint."""
-    matches = get_close_matches(name, SECTIONS, 1)
-    hint = f"did you mean {matches[0]}?" if matches else f"use {', '.join(SECTIONS)}"
+def choose_sections(is_search: bool) -> dict[str, SectionEntry]:
+    """Return the table of sections for a search or for a design."""
+    return SEARCH_SECTIONS if is_search else SECTIONS
+
+
+def explain_unknown_section(name: str, table: Mapping[str, SectionEntry] = SECTIONS) -> str:
+    """Return what is wrong with a name that is not in a table, and a hint."""
+    matches = get_close_matches(name, table, 1)
+    hint = f"did you mean {matches[0]}?" if matches else f"use {', '.join(table)}"
+    if name in SECTIONS or name in SEARCH_SECTIONS:
+        kind = "a search" if table is SEARCH_SECTIONS else "a design"
+        return f"is not a section of {kind}'s report; use {', '.join(table)}"
     return f"is not a section of reports; {hint}"

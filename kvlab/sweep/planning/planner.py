@@ -64,6 +64,7 @@ class PlannedTrial:
         kv_bytes: Of one sequence of the block size.
         flops: Of its training, whichever trial runs it.
         tokens: Of its training.
+        name: Shown to people instead of the levels: of a search, the suggested settings.
     """
 
     trial: Trial
@@ -77,6 +78,7 @@ class PlannedTrial:
     kv_bytes: int
     flops: int
     tokens: int
+    name: str = ""
 
     @property
     def levels(self) -> Mapping[str, str]:
@@ -84,7 +86,7 @@ class PlannedTrial:
 
     @property
     def label(self) -> str:
-        return " ".join(f"{factor}={level}" for factor, level in self.levels.items())
+        return self.name or " ".join(f"{factor}={level}" for factor, level in self.levels.items())
 
     @property
     def trains(self) -> bool:
@@ -286,6 +288,7 @@ class _PlanBuilder:
                     shares_with=None if first == trial.id else first,
                     starts_from=first_trial[source.training_id] if source else None,
                     branch=Branch(),
+                    name="",
                     **self._costs[trial.id],
                 )
             )
@@ -399,6 +402,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
         },
         **_describe_sizes(sweep),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
+        **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),
         "report": sweep.report.model_dump(mode="json"),
         "cells": [
             {

@@ -3,7 +3,8 @@
     <store>/sweeps/<name>/search.json    every suggestion, what became of it, and the time spent
 
 Each suggestion is a level of one factor, ``point``, whose baseline is the base experiment. So a
-search is recorded, mirrored and reported like any sweep.
+search is recorded and mirrored like any sweep. ``sweep.json`` has under ``search`` what its report
+needs besides the results; `kvlab.analysis.search_results` reads it.
 """
 
 import time
@@ -17,6 +18,7 @@ from kvlab.errors import SpecError, StoreError, UsageError
 from kvlab.humanize import summarize_error
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch
+from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell, Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import IdentifyDataset, Plan, PlannedTrial, plan
@@ -26,7 +28,7 @@ from kvlab.sweep.search.objectives import (
     objective_direction,
     planned_metrics,
 )
-from kvlab.sweep.search.optuna_sampler import suggest_params
+from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_params
 from kvlab.sweep.search.pruner import Pruner
 from kvlab.sweep.search.search_history import (
     Suggestion,
@@ -37,6 +39,9 @@ from kvlab.sweep.search.search_history import (
 
 MAX_FRUITLESS_SUGGESTIONS = 200
 """Suggestions in a row without a new trial after which the space counts as exhausted."""
+
+MIN_IMPORTANCE_TRIALS = 10
+"""Measured trials below which no importance of a parameter is estimated."""
 
 
 class Searcher:
@@ -68,13 +73,16 @@ class Searcher:
     ):
         assert base.sweep.search is not None, "only for sweeps with a search"
         check_objectives(base.sweep)
-        self.plan, self._config, self._store = base, base.sweep.search, store
+        self._config, self._store = base.sweep.search, store
+        named = (replace(planned, name="base experiment") for planned in base.trials)
+        self.plan = replace(base, trials=tuple(named))
         self._describe, self._identify = describe, identify
         self._path = history_path(store.sweep_directory(base.sweep.name))
         self._trials: dict[str, PlannedTrial] = {}
         self.suggestions, self._seconds_before = load_history(self._path, self._config)
         self._pruner = Pruner(self._config.pruning, self.suggestions)
-        self._started = time.monotonic()
+        self._started, self._saved_seconds = time.monotonic(), self._seconds_before
+        self._importances: dict[str, dict[str, float]] = {}
         self.stop_reason = ""
         self._to_resume = [suggestion for suggestion in self.suggestions if suggestion.is_open]
         for suggestion in self.suggestions:
@@ -95,6 +103,44 @@ class Searcher:
         """Return the Pareto front: suggestions within the limits that no other one dominates."""
         measured = [s for s in self.suggestions if s.observation.state == "ok" and s.has_trial]
         return [s for s in measured if not any(self._dominates(other, s) for other in measured)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the content of ``sweep.json``, with the suggestions so far and their outcomes.
+
+        Each suggestion has its level, its settings, its trial (empty if it has none of its own),
+        its state (see `Observation`), its values of the objectives, the losses at its rungs, the
+        violations of limits, and why it has no trial.
+        """
+        description = self._describe(self.plan)
+        description["search"] |= {
+            "directions": [objective_direction(name) for name in self._config.objectives],
+            "suggestions": [
+                {
+                    "level": suggestion.level,
+                    "settings": suggestion.patch,
+                    "trial": suggestion.trial_id if suggestion.has_trial else "",
+                    "state": suggestion.observation.state,
+                    "values": suggestion.observation.values,
+                    "rungs": suggestion.observation.rung_losses,
+                    "violations": suggestion.observation.violations,
+                    "reason": suggestion.skip_reason,
+                }
+                for suggestion in self.suggestions
+            ],
+            "stop_reason": self.stop_reason,
+            "spent_flops": self.flops,
+            "spent_seconds": self._saved_seconds,
+            "importances": self._importances,
+        }
+        return description
+
+    def finish(self) -> None:
+        """Estimate the importance of every parameter, and record how the search has ended."""
+        measured = [s.observation for s in self.suggestions if s.has_trial and s.observation.values]
+        if len(measured) >= MIN_IMPORTANCE_TRIALS:
+            directions = [objective_direction(name) for name in self._config.objectives]
+            self._importances = estimate_importances(self._config, directions, measured)
+        self._store.write_sweep(self.describe())
 
     def promote(self, trial_id: str) -> None:
         """Let a pruned trial be trained to its end, because a person wants it.
@@ -141,6 +187,7 @@ class Searcher:
             if suggestion.trial_id == planned.trial.id and suggestion.is_open:
                 self._observe(suggestion, status)
         self._save()
+        self._store.write_sweep(self.describe())
 
     def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
         """Decide about a trial at its rung.
@@ -188,7 +235,7 @@ class Searcher:
         self._save()
         if not suggestion.has_trial:
             return None
-        self._store.write_sweep(self._describe(self.plan))
+        self._store.write_sweep(self.describe())
         return self._with_pause_step(suggestion)
 
     def _plan_within_limits(self, suggestion: Suggestion) -> PlannedTrial | None:
@@ -220,7 +267,7 @@ class Searcher:
 
     def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> PlannedTrial:
         """Add a planned suggestion to the plan, and note its trial."""
-        trial = planned.trials[0]
+        trial = replace(planned.trials[0], name=format_settings(suggestion.patch))
         suggestion.trial_id, suggestion.training_id = trial.trial.id, trial.trial.training_id
         suggestion.flops, suggestion.steps = trial.flops, trial.trial.experiment.training.steps
         is_new = not any(one.trial.id == trial.trial.id for one in self.plan.trials)
@@ -344,7 +391,8 @@ class Searcher:
         return all(d <= 0 for d in differences) and any(d < 0 for d in differences)
 
     def _save(self) -> None:
-        save_history(self._path, self._config, self.suggestions, self.seconds)
+        self._saved_seconds = self.seconds
+        save_history(self._path, self._config, self.suggestions, self._saved_seconds)
 
 
 def _with_level(sweep: Sweep, suggestion: Suggestion) -> Sweep:

@@ -1,0 +1,255 @@
+"""What the sections of a search share: its numbers and settings as text, and the next sweep."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import yaml
+
+from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import TrialRow
+from kvlab.humanize import format_number
+from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
+from kvlab.report.formatting import display_unit, format_metric, in_display_unit, short_title
+from kvlab.spec.search_config import format_setting, short_keys
+from kvlab.store.metrics import METRICS
+
+_PLANNED = {
+    "parameters": ("parameters", ""),
+    "kv_bytes": ("KV cache of one sequence", "bytes"),
+    "kv_bytes_per_token": ("KV cache per token", "bytes"),
+    "training_flops": ("training FLOPs", ""),
+}
+"""Title and unit of the numbers that are known before a trial runs."""
+
+CONFIRMED_TRIALS = 3
+"""Trials that a confirmation compares with the base experiment, at most; of a front, one more."""
+
+CONFIRMATION_SEEDS = 5
+
+
+def objective_title(name: str) -> str:
+    return _PLANNED[name][0] if name in _PLANNED else short_title(name)
+
+
+def objective_unit(name: str) -> str:
+    return _PLANNED[name][1] if name in _PLANNED else display_unit(name)
+
+
+def title_with_unit(name: str) -> str:
+    """Return the head of a column or an axis, such as ``served loss (nats/token)``."""
+    unit = objective_unit(name)
+    return f"{objective_title(name)} ({unit})" if unit else objective_title(name)
+
+
+def in_objective_unit(name: str, value: float) -> float:
+    """Convert a value to the unit of `objective_unit`."""
+    return value if name in _PLANNED else in_display_unit(name, value)
+
+
+def format_objective(name: str, value: float) -> str:
+    """Format a value of an objective, without its unit."""
+    if name == "training_flops":
+        return format_number(value)
+    return f"{value:,.0f}" if name in _PLANNED else format_metric(name, value)
+
+
+def format_with_unit(name: str, value: float) -> str:
+    unit = objective_unit(name)
+    return f"{format_objective(name, value)} {unit}" if unit else format_objective(name, value)
+
+
+def describe_limits(search: SearchResults) -> str:
+    """Return the limits in words, such as ``kv_bytes at most 32,768``."""
+    words = {"at_most": "at most", "at_least": "at least"}
+    return " and ".join(
+        f"{objective_title(name)} {words[key]} {format_with_unit(name, bound)}"
+        for name, limit in search.config["limits"].items()
+        for key, bound in limit.items()
+        if bound is not None
+    )
+
+
+def base_row(study: Study) -> TrialRow | None:
+    """Return the trial of the base experiment, if it is done."""
+    return next((row for row in study.cells.get(study.baseline, {}).values() if row.is_done), None)
+
+
+def objective_of_row(name: str, row: TrialRow) -> float | None:
+    """Return a trial's value of an objective or a limit, None if it has none."""
+    record = row.record
+    if name in ("kv_bytes", "kv_bytes_per_token"):
+        key = "bytes_at_block_size" if name == "kv_bytes" else "bytes_per_token"
+        value = record.get("kv", {}).get(key)
+    elif name in ("parameters", "training_flops"):
+        value = record.get("model", {}).get(name)
+    else:
+        value = row.measurements.get(name)
+    return None if value is None else float(value)
+
+
+def breaks_limit(search: SearchResults, row: TrialRow) -> bool:
+    """Return whether a trial is beyond any limit of the search."""
+    for name, limit in search.config["limits"].items():
+        value = objective_of_row(name, row)
+        if value is not None:
+            low, high = limit.get("at_least"), limit.get("at_most")
+            if (low is not None and value < low) or (high is not None and value > high):
+                return True
+    return False
+
+
+def row_of(study: Study, one: SuggestedTrial) -> TrialRow | None:
+    """Return the row of a suggestion's trial."""
+    return next(iter(study.cells.get((one.level,), {}).values()), None)
+
+
+def cell_key(study: Study, one: SuggestedTrial) -> str:
+    """Return the key that links the rows and the marks of one trial."""
+    return study.cell_key((one.level,)) if (one.level,) in study.cells else ""
+
+
+# Tables
+
+
+def settings_columns(search: SearchResults) -> tuple[Column, ...]:
+    """Return one column for each varied key."""
+    names = short_keys(search.keys)
+    return tuple(
+        Column(names[key], _is_numeric(search, key), key if names[key] != key else "")
+        for key in search.keys
+    )
+
+
+def _is_numeric(search: SearchResults, key: str) -> bool:
+    choices = search.config["choices"].get(key, ())
+    return all(isinstance(value, int | float) for value in choices)
+
+
+def settings_cells(search: SearchResults, one: SuggestedTrial) -> tuple[Cell, ...]:
+    return tuple(
+        _setting_cell(one.settings[key]) if key in one.settings else EMPTY_CELL
+        for key in search.keys
+    )
+
+
+def _setting_cell(value: Any) -> Cell:
+    is_scalar = isinstance(value, str | int | float | bool)
+    return Cell(format_setting(value), value if is_scalar else json.dumps(value))
+
+
+def objective_cell(name: str, value: float | None) -> Cell:
+    if value is None:
+        return EMPTY_CELL
+    return cell(format_objective(name, value), in_objective_unit(name, value))
+
+
+def trials_table(
+    study: Study, search: SearchResults, name: str, caption: str, trials: Sequence[SuggestedTrial]
+) -> Table:
+    """Return a table of measured trials: number, objectives and limits, settings, id.
+
+    The base experiment comes last, as it is what the trials are compared with.
+    """
+    shown = _shown_numbers(search)
+    rows = []
+    for one in trials:
+        row = row_of(study, one)
+        numbers = (None if row is None else objective_of_row(number, row) for number in shown)
+        cells = (
+            cell(str(one.number), one.number),
+            *map(objective_cell, shown, numbers),
+            *settings_cells(search, one),
+            Cell(one.trial[:8], one.trial, code=True),
+        )
+        rows.append(Row(cells, cell_key(study, one)))
+    base = base_row(study)
+    if base is not None:
+        numbers = (objective_of_row(number, base) for number in shown)
+        settings = (_base_setting(base, key) for key in search.keys)
+        cells = (cell("base"), *map(objective_cell, shown, numbers), *settings)
+        rows.append(
+            Row(
+                (*cells, Cell(base.trial[:8], base.trial, code=True)),
+                study.cell_key(study.baseline),
+                "muted",
+            )
+        )
+    columns = (
+        Column("trial", True),
+        *(Column(title_with_unit(number), True) for number in shown),
+        *settings_columns(search),
+        Column("id"),
+    )
+    return Table(name, caption, columns, tuple(rows))
+
+
+def _shown_numbers(search: SearchResults) -> tuple[str, ...]:
+    """Return the objectives, the limits and the bytes of the cache, each once."""
+    objectives = (objective.name for objective in search.objectives)
+    return tuple(dict.fromkeys((*objectives, *search.config["limits"], "kv_bytes")))
+
+
+def _base_setting(base: TrialRow, key: str) -> Cell:
+    """Return what the base experiment has for a varied key."""
+    value: Any = base.record.get("experiment", {})
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return EMPTY_CELL
+        value = value[part]
+    return EMPTY_CELL if value is None or isinstance(value, dict) else _setting_cell(value)
+
+
+# The next sweep
+
+
+def trials_to_confirm(search: SearchResults) -> tuple[SuggestedTrial, ...]:
+    """Return the trials that deserve fresh seeds: the best few, or the front spread out."""
+    if len(search.objectives) == 1:
+        return tuple(search.ranked(0)[:CONFIRMED_TRIALS])
+    front, count = search.best, CONFIRMED_TRIALS + 1
+    if len(front) <= count:
+        return front
+    step = (len(front) - 1) / (count - 1)
+    return tuple(front[round(step * index)] for index in range(count))
+
+
+def confirmation_name(study: Study) -> str:
+    return f"{study.name}-confirm"
+
+
+def confirmation_yaml(study: Study, search: SearchResults) -> str:
+    """Return a sweep that compares the best trials with the base experiment on fresh seeds.
+
+    It belongs into the folder of the search's own file.
+
+    Returns:
+        Empty if no trial is eligible.
+    """
+    return "\n".join(_confirmation_lines(study, search)) + "\n" if search.eligible else ""
+
+
+def _confirmation_lines(study: Study, search: SearchResults) -> Iterator[str]:
+    document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
+    first = max(study.seeds, default=0) + 1
+    seeds = list(range(first, first + CONFIRMATION_SEEDS))
+    yield f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?"
+    yield f"question: {json.dumps(f'Do the best trials of {study.name} hold on fresh seeds?')}"
+    yield f"experiment: {json.dumps(str(document.get('experiment', 'experiment.yaml')))}"
+    yield "factors:"
+    yield "  configuration:"
+    yield "    base: {}"
+    for one in trials_to_confirm(search):
+        settings = ", ".join(f"{key}: {json.dumps(value)}" for key, value in one.settings.items())
+        yield f"    trial-{one.number}: {{{settings}}}"
+    yield f"seeds: {seeds}"
+    metric = _decided_metric(search.objectives)
+    if metric is not None:
+        yield f"decide: {{metric: {metric}}}"
+
+
+def _decided_metric(objectives: Sequence[Objective]) -> str | None:
+    """Return the first measured objective, if it is not what sweeps decide by default."""
+    names = [one.name for one in objectives if one.name in METRICS]
+    return names[0] if names and names[0] != "loss_served" else None
