@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 
 from kvlab.data import dataset_preparation
+from kvlab.sweep.planning import machine_speed
 from tests.support.mlflow_template import copy_new_databases
 
 
@@ -24,6 +25,15 @@ def mlflow_template(tmp_path_factory, request):
     shared = folder.parent if hasattr(request.config, "workerinput") else folder
     with copy_new_databases(shared / "mlflow_template") as make_template:
         yield make_template
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _known_machine_speed():
+    """Plans take this machine's speed as known; to measure it takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_speed, "_measure", lambda _threads: {64: 2e9, 256: 8e9})
+        patch.setattr(machine_speed, "write_json", lambda _path, _rates: None)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

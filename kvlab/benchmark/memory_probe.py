@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
-from kvlab.benchmark.peak_memory import read_status_bytes
 from kvlab.model import GPT
 from kvlab.model.generate import decode_step, prefill
+from kvlab.model.kernels import read_status_bytes
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig

@@ -8,26 +8,27 @@ freed buffers return to the system at once: in the heap of a long-lived thread t
 count, tens of MiB for GPT-2.
 """
 
-import ctypes
 import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 
-from kvlab.model.kernels import return_freed_memory
+from kvlab.model.kernels import (
+    read_status_bytes,
+    reset_resident_peak,
+    return_free_memory,
+    return_freed_memory,
+)
 
 SAMPLE_SECONDS = 0.001
 
 _YOUNG_GENERATION = 1
 """Python's generation of objects made since its last full collection: what earlier work may have
 left. Collecting all generations takes a tenth of a second and more once torch is loaded."""
-
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -74,40 +75,12 @@ def measure_peak_memory(
 
 def _measure_resident(work: Callable[[], object]) -> MemoryUse:
     gc.collect(_YOUNG_GENERATION)
-    _return_free_memory()
-    if not _reset_resident_peak():
+    return_free_memory()
+    if not reset_resident_peak():
         return _sample_resident(work)
     before = read_status_bytes("VmRSS")
     work()
     return MemoryUse(before, read_status_bytes("VmHWM"))
-
-
-def _return_free_memory() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
-    if trim is not None:
-        trim(0)
-
-
-def _reset_resident_peak() -> bool:
-    """Set the kernel's peak to the current size. Return whether the system supports it."""
-    try:
-        _RESET.write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def read_status_bytes(key: str) -> int:
-    """Return a size of this process as Linux states it, such as ``VmRSS``.
-
-    Raises:
-        OSError: the system does not state it.
-    """
-    for line in _STATUS.read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0]) * 1024
-    raise OSError(f"this system does not report how much memory a process has ({key})")
 
 
 def _sample_resident(work: Callable[[], object]) -> MemoryUse:

@@ -2,10 +2,12 @@
 
 Counted are weights, gradients, AdamW's two moments, what is saved for the backward pass (on CPU
 with the probabilities of attention), and one chunk of logits with its softmax. Not counted are
-the allocator's waste and the process itself.
+the allocator's waste and the process itself. Progress, logs and results state the same quantity as
+measured, ``peak_bytes``: on CPU within three tenths of the estimate and 24 MB.
 """
 
 from kvlab.layout.cpu_attention_memory import saved_probability_bytes
+from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import parameter_count
@@ -24,6 +26,9 @@ ACTIVATION_MEMORY_SHARE = 0.25
 LOSS_CHUNK_TOKENS = {"cpu": 512, "cuda": 4096}
 """Tokens whose logits exist at once. On CPU they are few enough for a core's cache and enough for
 a full-speed matrix product; `kvlab/benchmark/LOG.md` has the timings."""
+
+CPU_PROCESS_BYTES = 450 * 10**6
+"""The resident size of a trial's process on CPU without its tensors: Python, PyTorch and Ray."""
 
 _MARGIN = 2
 """By which activations are overestimated when a microbatch is chosen, so that it fits with room
@@ -61,6 +66,11 @@ def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
         tokens = int(memory * ACTIVATION_MEMORY_SHARE / activation_bytes(experiment))
     largest = max(1, min(rows, (tokens or 0) // block_size))
     return max(n for n in range(1, largest + 1) if rows % n == 0)
+
+
+def process_bytes(experiment: Experiment) -> int:
+    """Return what a trial's process takes of the memory that it trains in, beside its tensors."""
+    return CONTEXT_BYTES if experiment.resources.devices else CPU_PROCESS_BYTES
 
 
 def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> int:

@@ -24,7 +24,8 @@ class ProgressReporter:
 
     An update is ``{"stage": ...}`` with any of ``step``, ``steps``, ``loss``,
     ``tokens_per_second``, ``flops_per_second``, ``mfu`` (per device), ``peak_bytes``,
-    ``seconds_left``, ``note`` and ``curves``: those of a result, as far as the training has come.
+    ``process_bytes``, ``seconds_left``, ``note`` and ``curves``: those of a result, as far as the
+    training has come.
 
     Args:
         log: writes a line to the trial's log.
@@ -80,7 +81,9 @@ def format_progress(state: ProgressUpdate) -> str:
         rate = format_number(state["flops_per_second"], "FLOP/s")
         parts.append(f"{rate}, MFU {100 * state['mfu']:.0f}%")
     if state.get("peak_bytes"):
-        parts.append(f"peak {format_bytes(state['peak_bytes'])}")
+        process = state.get("process_bytes")
+        beside = f" (process {format_bytes(process)})" if process else ""
+        parts.append(f"peak {format_bytes(state['peak_bytes'])}{beside}")
     if state.get("seconds_left") is not None:
         parts.append(f"{format_duration(state['seconds_left'])} left")
     if state.get("note"):

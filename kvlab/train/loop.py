@@ -1,18 +1,22 @@
 """`train`: one training, from its initial weights or its newest checkpoint to its final weights."""
 
-import resource
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
 import torch
 
 from kvlab.errors import Paused, Stopped
 from kvlab.fs.lease import Fence
 from kvlab.model import GPT
-from kvlab.model.kernels import keep_freed_memory
+from kvlab.model.kernels import (
+    keep_freed_memory,
+    read_status_bytes,
+    reset_resident_peak,
+    return_free_memory,
+)
 from kvlab.spec.experiment import Experiment
 from kvlab.train.checkpoint import Checkpoints, TrainingState, Trunk, resume_identity
 from kvlab.train.divergence import WINDOW, check_finite, check_spike
@@ -76,7 +80,7 @@ def train(
         seed: selects the batches. Initial weights are those of ``model``, or
             ``initial_weights``.
         on_progress: gets ``stage, step, steps, loss, tokens_per_second, flops_per_second, mfu,
-            peak_bytes, seconds_left, curves``, at most about twice per second.
+            peak_bytes, process_bytes, seconds_left, curves``, at most about twice per second.
         should_stop: called after every step.
         initial_weights: loaded into the model before step 0, never on a resume.
         until: pause after this step. The schedule remains that of the whole training, so a
@@ -140,10 +144,9 @@ class _Run:
 
     def run(self, report: OnProgress, should_stop: Callable[[], bool]) -> TrainingRecord:
         """Take all remaining steps and write the result."""
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        state = self.load_state()
         self.mfu_meter = MfuMeter(self.experiment, self.device, self.workers.size)
+        self.memory = _PeakMemory(self.stepper.model)
+        state = self.load_state()
         self.saved_step = first_step = state.step
         self.saved_at = reported_at = start = time.monotonic()
         self.share_if_due(state)  # an earlier attempt may have been killed before it did
@@ -283,7 +286,7 @@ class _Run:
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
             branched_at=state.branched_at,
-            peak_bytes=_peak_bytes(self.device),
+            peak_bytes=self.memory.peak_bytes(),
             **self.mfu_meter.record_fields(rate),
         )
         if self.workers.is_rank_zero:
@@ -302,7 +305,8 @@ class _Run:
             "tokens_per_second": rate,
             "flops_per_second": self.mfu_meter.flops_per_second(rate),
             "mfu": self.mfu_meter.mfu(rate),
-            "peak_bytes": _peak_bytes(self.device),
+            "peak_bytes": self.memory.peak_bytes(),
+            "process_bytes": self.memory.process_bytes(),
             "seconds_left": seconds_per_step * (self.training.steps - state.step),
             "curves": {
                 "train_loss": recent_curve(state.losses, self.training.batch_tokens),
@@ -321,8 +325,45 @@ class _Run:
         return steps * self.training.batch_tokens / seconds if seconds else 0.0
 
 
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+class _PeakMemory:
+    """The most memory that a training holds, the quantity that `training_peak_bytes` predicts.
+
+    On CUDA PyTorch's allocator counts it. On CPU it is the growth of the process since before the
+    first step, and the weights, which were there. Pages of files are left out: the system takes
+    them back when it needs them.
+
+    Args:
+        model: With its weights, and nothing else of the training yet.
+    """
+
+    def __init__(self, model: GPT):
+        self._device = model.device
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return
+        self._weight_bytes = sum(weight.nbytes for weight in model.parameters())
+        return_free_memory()
+        self._has_kernel_peak = reset_resident_peak()
+        self._before = self._most = _own_bytes()
+
+    def peak_bytes(self) -> int:
+        """Return the most so far. A system that keeps no peak is asked at each call alone."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        own = _own_bytes()
+        if self._has_kernel_peak:
+            own += read_status_bytes("VmHWM") - read_status_bytes("VmRSS")
+        self._most = max(self._most, own)
+        return self._most - self._before + self._weight_bytes
+
+    def process_bytes(self) -> int | None:
+        """Return the size of the whole process on CPU, with Python and PyTorch themselves."""
+        return None if self._device.type == "cuda" else psutil.Process().memory_info().rss
+
+
+def _own_bytes() -> int:
+    """Return the resident bytes of this process that no file has."""
+    try:
+        return read_status_bytes("RssAnon")
+    except OSError:  # not Linux
+        return psutil.Process().memory_info().rss

@@ -36,9 +36,9 @@ class TrainingRecord:
         branched_at: the step after which this training went on from the stable phase that another
             token budget had trained; None if it took all steps itself. Those steps and their
             seconds are part of this record all the same.
-        peak_bytes: peak of the device memory allocated; on CPU the peak resident size of the
-            process that finished the training, including its other work. With several
-            workers that of rank zero.
+        peak_bytes: the most memory that the training held in its last attempt: weights, gradients,
+            optimizer state, activations and logits. On CUDA what PyTorch's allocator gave out, on
+            CPU the growth of the process. With several workers that of rank zero.
         workers: processes that trained together, each with one device.
         flops_per_second, mfu: of all devices together, and as a share of their peaks. See
             `kvlab.train.mfu`.

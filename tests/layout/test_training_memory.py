@@ -65,6 +65,20 @@ def test_peak_is_near_a_profile(tmp_path, model, precision, micro):
     assert 0.9 < training_peak_bytes(config) / peak < 1.3
 
 
+def test_the_peak_of_a_record_is_the_predicted_quantity(tmp_path):
+    config = make_experiment({"n_embd": 192})
+    for attempt in ("loads libraries", "counts"):
+        gpt = GPT(config.model, seed=0)
+        states = []
+        record = train(
+            gpt, Tokens(), config, seed=0, directory=tmp_path / attempt, on_progress=states.append
+        )
+    predicted = training_peak_bytes(config)
+    assert 0.7 * predicted - 24e6 < record.peak_bytes < 1.3 * predicted + 24e6
+    assert states[-1]["peak_bytes"] == record.peak_bytes
+    assert states[-1]["process_bytes"] > record.peak_bytes
+
+
 def test_a_gpu_without_known_memory_is_taken_at_one_row():
     config = make_experiment(gpus=1.0)
     assert training_peak_bytes(config) < training_peak_bytes(config, memory=80 * 10**9)

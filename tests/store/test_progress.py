@@ -15,6 +15,8 @@ def test_one_line_of_what_there_is():
     state |= {"flops_per_second": 38.6e12, "mfu": 0.391, "peak_bytes": 21_340_000_000}
     parts = ["45,679 tokens/s", "38.6 TFLOP/s, MFU 39%", "peak 21.3 GB", "2h07m left"]
     assert format_progress(state).endswith("  ".join(["", *parts]))
+    state |= {"process_bytes": 480_000_000, "peak_bytes": 15_500_000}
+    assert "  peak 15.5 MB (process 480 MB)  " in format_progress(state)
     assert format_progress({"stage": "data", "note": "reading"}) == "data  reading"
     assert format_progress({}) == "running"
     assert (

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -92,7 +93,13 @@ def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) ->
         price=options.price,
         memory=options.memory or _measure_local_memory(planned),
         at_once=_count_concurrent_trials(planned),
+        on_calibration=_announce_calibration,
     )
+
+
+def _announce_calibration() -> None:
+    text = "measuring how fast this machine trains, for the time; once, some seconds"
+    print(text, file=sys.stderr, flush=True)
 
 
 def _measure_local_memory(planned: Plan) -> int | None:
@@ -347,14 +354,14 @@ def _format_stage(stage: Stage, least: Plan, most: Plan, costs: Budget | None) -
 
 def _format_memory(costs: Budget) -> str:
     text = f"Predicted peak memory of a training: {format_bytes(costs.peak_bytes)}"
-    text += f" ({costs.peak_trial[:8]})"
+    text += f" ({costs.peak_trial[:8]}), and {format_bytes(costs.process_bytes)} of its process"
     if costs.memory is None:
         return f"{text}; state the GPU's with --memory to compare."
     memory = format_bytes(costs.memory)
     hint = "lower resources.microbatch_tokens or the model"
     verb = " is"
     if costs.at_once > 1:
-        text += f"; {costs.at_once} at once take {format_bytes(costs.peak_bytes * costs.at_once)}"
+        text += f"; {costs.at_once} at once take {format_bytes(costs.total_bytes)}"
         hint += ", or give each more cores or more of a GPU, so that fewer run at once"
         verb = ","
     if costs.fits:
@@ -366,11 +373,31 @@ def _format_time(costs: Budget) -> str:
     rate = costs.rate
     if rate is None:
         return "Time: not known; state a rate with --rate, or run a trial first."
-    speed = f"{format_number(rate.flops_per_second)} FLOPs a second a trial"
-    source = "stated" if rate.source == "stated" else f"median of {rate.results} finished here"
+    speed = (
+        f"{format_number(rate.flops_per_second)} FLOPs a second a trial, {_SOURCES[rate.source]}"
+    )
+    if rate.results:
+        speed += f" of {format_count(rate.results, 'finished trial')} here"
+    if costs.hours is None or costs.wall_seconds is None:
+        return f"Time: not known, as trials are on CPU and on GPU; {speed}."
+    at_once = f", {costs.at_once} trials at once" if costs.at_once > 1 else ""
+    hours = f"{format_number(costs.hours)} {costs.device} hours"
     scope = "training alone"
     if rate.measure_seconds is not None:
         scope = f"with {format_duration(rate.measure_seconds)} of measuring a trial"
-    if costs.hours is None:
-        return f"Time: not known, as trials are on CPU and on GPU; {speed} ({source})."
-    return f"Time: {format_number(costs.hours)} {costs.device} hours, {scope}; {speed} ({source})."
+    duration = _format_wall_time(costs.wall_seconds, rate.uncertainty)
+    return f"Time: {duration}{at_once}; {hours}, {scope}; {speed}."
+
+
+_SOURCES = {
+    "stated": "as stated",
+    "measured": "the median",
+    "machine": "by a short training on this machine",
+}
+
+
+def _format_wall_time(seconds: float, uncertainty: float | None) -> str:
+    if uncertainty is None:
+        return f"about {format_duration(seconds)}"
+    low, high = format_duration(seconds / uncertainty), format_duration(seconds * uncertainty)
+    return f"about {format_duration(seconds)} ({low} to {high})"

@@ -10,7 +10,13 @@ from typing import Any
 from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
 from kvlab.model.kernels.gelu import gelu
 from kvlab.model.kernels.linear import Linear, linear, matmul_transposed
-from kvlab.model.kernels.malloc import keep_freed_memory, return_freed_memory
+from kvlab.model.kernels.malloc import (
+    keep_freed_memory,
+    read_status_bytes,
+    reset_resident_peak,
+    return_free_memory,
+    return_freed_memory,
+)
 from kvlab.model.kernels.rotate_pairs import rotate_pairs
 from kvlab.model.kernels.tiled_attention import tiled_attention
 
@@ -31,6 +37,9 @@ __all__ = [
     "keep_freed_memory",
     "linear",
     "matmul_transposed",
+    "read_status_bytes",
+    "reset_resident_peak",
+    "return_free_memory",
     "return_freed_memory",
     "rotate_pairs",
     "tiled_attention",

@@ -2,7 +2,8 @@
 
 glibc returns a large buffer to the system when it is freed, so every step faults its pages in and
 has them cleared again. Keeping them costs some 10% more peak memory. Once glibc has seen buffers
-of up to 32 MiB freed, it keeps them by itself, in a heap with gaps.
+of up to 32 MiB freed, it keeps them by itself, in a heap with gaps. Beside it, what Linux knows of
+the memory of this process.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 from kvlab.model.kernels.cpu_kernel import CPUKernel
 
@@ -21,6 +23,8 @@ _DEFAULT_MMAP_MAX = 65536
 _DEFAULT_THRESHOLD = 128 * 2**10
 _MAX_DYNAMIC_THRESHOLD = 32 * 2**20
 """The most that glibc's own rule raises its threshold to; any setting ends that rule."""
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def keep_freed_memory_plain(
@@ -91,3 +95,32 @@ def _find_glibc() -> ctypes.CDLL | None:
         return None
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "gnu_get_libc_version") else None
+
+
+def return_free_memory() -> None:
+    """Return what the C library holds of freed memory to the system, as far as it can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def reset_resident_peak() -> bool:
+    """Set the kernel's peak to the current size. Return whether the system supports it."""
+    try:
+        _RESET.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def read_status_bytes(key: str) -> int:
+    """Return a size of this process as Linux states it, such as ``VmRSS``.
+
+    Raises:
+        OSError: the system does not state it.
+    """
+    for line in _STATUS.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise OSError(f"this system does not report how much memory a process has ({key})")

@@ -1,21 +1,34 @@
 """Estimate what a plan still costs: memory, device-hours and money."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from statistics import median
 from typing import Any, Literal
 
 from kvlab.errors import StoreError, UsageError
-from kvlab.layout import training_peak_bytes
+from kvlab.layout import forward_flops, training_peak_bytes
+from kvlab.layout.training_memory import process_bytes
 from kvlab.spec import ResourcesConfig
+from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
+from kvlab.sweep.planning.machine_speed import UNCERTAINTY, interpolate_rate, load_training_rates
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 
 MAX_RESULTS_READ = 64
 """Results that a rate is measured from."""
 
 _MAX_TRIALS_SCANNED = 1000
+
+SIMILAR_SIZE = 4
+"""The most by which the parameters of a finished trial and of those to run may differ for its rate
+to say something: small models reach fewer FLOPs per second than large ones."""
+
+MEASURED_UNCERTAINTY = 1.3
+"""Factor within which trials take what finished ones did: others may use the machine, too."""
+
+_BENCHMARK_SECONDS = 2.0
+"""Assumed for start and benchmark of a trial while no trial has shown it."""
 
 
 @dataclass(frozen=True)
@@ -24,15 +37,18 @@ class TrainingRate:
 
     Attributes:
         flops_per_second: Of its training.
-        source: Whether a person stated it, or results gave it.
+        source: Whether a person stated it, results gave it, or it follows from a short training
+            of other models on this machine.
         results: Number of results that it was measured from.
         measure_seconds: Duration of the measurement stage; None if unknown.
+        uncertainty: The factor, above 1, within which times are; None if unknown.
     """
 
     flops_per_second: float
-    source: Literal["stated", "measured"]
+    source: Literal["stated", "measured", "machine"]
     results: int = 0
     measure_seconds: float | None = None
+    uncertainty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,8 @@ class Budget:
         trainings: Number of them that train.
         parameters: Of the smallest and of the largest model.
         flops, tokens: Of the trainings.
-        peak_bytes: Predicted, of the trial that takes most.
+        peak_bytes: Predicted of the training that takes most, without its process.
+        process_bytes: Of the process of a trial, in the same memory.
         peak_trial: Id of that trial.
         device: ``GPU`` or ``CPU core``; the unit of ``hours``.
         memory: Bytes of the device, if known.
@@ -52,6 +69,7 @@ class Budget:
         suggestions: Number of trials that a search may still suggest.
         rate: None if unknown.
         hours: Device-hours; None without a rate, or if some trials use GPUs and some do not.
+        wall_seconds: Time with ``at_once`` trials at a time; None without ``hours``.
         money: ``hours`` times the price; None without a price.
     """
 
@@ -61,6 +79,7 @@ class Budget:
     flops: int
     tokens: int
     peak_bytes: int
+    process_bytes: int
     peak_trial: str
     device: str
     memory: int | None
@@ -68,12 +87,18 @@ class Budget:
     suggestions: int
     rate: TrainingRate | None
     hours: float | None
+    wall_seconds: float | None
     money: float | None
+
+    @property
+    def total_bytes(self) -> int:
+        """The memory of ``at_once`` of the largest trial with their processes."""
+        return (self.peak_bytes + self.process_bytes) * self.at_once
 
     @property
     def fits(self) -> bool | None:
         """Whether ``at_once`` of the largest trial fit into the memory; None if unknown."""
-        return None if self.memory is None else self.peak_bytes * self.at_once <= self.memory
+        return None if self.memory is None else self.total_bytes <= self.memory
 
 
 def estimate_budget(
@@ -85,6 +110,7 @@ def estimate_budget(
     price: float | None = None,
     memory: int | None = None,
     at_once: int = 1,
+    on_calibration: Callable[[], None] | None = None,
 ) -> Budget | None:
     """Estimate the budget of a plan.
 
@@ -92,10 +118,12 @@ def estimate_budget(
         suggestions: Number of trials that a search may still suggest. They are not known yet, and
             are taken to cost what the base experiment does.
         rate: Training FLOP/s of one trial; default measured from finished trials with the same
-            resources.
+            resources and similar sizes, else from this machine's speed, if they train on CPU.
         price: Of one device for one hour.
         memory: Bytes of the device.
         at_once: Number of trials that run side by side in that memory, if there are as many.
+        on_calibration: Called before this machine's speed is measured, which takes some seconds;
+            None does not measure it, and uses it only if it is remembered.
 
     Returns:
         None if nothing is left to run.
@@ -108,7 +136,9 @@ def estimate_budget(
     if not missing:
         return None
     training_rate = TrainingRate(rate, "stated") if rate else _measure_rate(plan, store, missing)
-    hours = _device_hours(missing, training_rate)
+    training_rate = training_rate or _machine_rate(missing, on_calibration)
+    at_once = min(at_once, len(missing))
+    hours, wall_seconds = _device_hours(missing, training_rate, at_once)
     if price is not None and hours is None:
         text = f"--price = {price:g} needs a rate, and no finished trial here gives one"
         raise UsageError(f"{text}; state it with --rate FLOPS")
@@ -124,41 +154,79 @@ def estimate_budget(
         flops=sum(planned.flops_to_do for planned in trainings),
         tokens=sum(planned.tokens_to_do for planned in trainings),
         peak_bytes=peaks[largest],
+        process_bytes=max(process_bytes(planned.trial.experiment) for planned in missing),
         peak_trial=largest,
         device="GPU" if uses_gpus else "CPU core",
         memory=memory,
-        at_once=min(at_once, len(missing)),
+        at_once=at_once,
         suggestions=suggestions,
         rate=training_rate,
         hours=hours,
+        wall_seconds=wall_seconds,
         money=None if price is None or hours is None else hours * price,
     )
 
 
-def _device_hours(missing: list[PlannedTrial], rate: TrainingRate | None) -> float | None:
+def _device_hours(
+    missing: list[PlannedTrial], rate: TrainingRate | None, at_once: int
+) -> tuple[float | None, float | None]:
+    """Return the hours of all devices, and the seconds with ``at_once`` trials at a time."""
     kinds = {planned.trial.resources.devices > 0 for planned in missing}
     if rate is None or len(kinds) != 1:
-        return None
-    seconds = 0.0
+        return None, None
+    device_seconds, trial_seconds = 0.0, []
     for planned in missing:
         resources = planned.trial.resources
         training = planned.flops_to_do / rate.flops_per_second if planned.trains else 0.0
-        devices = resources.devices or resources.cpus
-        seconds += (training + (rate.measure_seconds or 0.0)) * devices
-    return seconds / 3600
+        seconds = training + (rate.measure_seconds or 0.0)
+        trial_seconds.append(seconds)
+        device_seconds += seconds * (resources.devices or resources.cpus)
+    return device_seconds / 3600, max(sum(trial_seconds) / at_once, *trial_seconds)
+
+
+def _machine_rate(
+    missing: list[PlannedTrial], on_calibration: Callable[[], None] | None
+) -> TrainingRate | None:
+    """Return the rate by this machine's speed; None for GPUs, and where it is not known."""
+    resources = {planned.trial.resources for planned in missing}
+    if len(resources) != 1 or next(iter(resources)).devices:
+        return None
+    rates = load_training_rates(
+        max(1, int(next(iter(resources)).cpus)),
+        measure=on_calibration is not None,
+        on_measure=on_calibration or (lambda: None),
+    )
+    if rates is None:
+        return None
+    experiments = [planned.trial.experiment for planned in missing]
+    rate = median(interpolate_rate(rates, one.model.n_embd) for one in experiments)
+    seconds = median(_scoring_flops(one) / rate for one in experiments) + _BENCHMARK_SECONDS
+    return TrainingRate(rate, "machine", 0, seconds, UNCERTAINTY)
+
+
+def _scoring_flops(experiment: Experiment) -> float:
+    """Return the FLOPs of the losses, in one pass and through the cache."""
+    model, evaluation = experiment.model, experiment.evaluation
+    passes = 2 if evaluation.served else 1
+    return (
+        passes * evaluation.loss_tokens / model.block_size * forward_flops(model, model.block_size)
+    )
 
 
 def _measure_rate(
     plan: Plan, store: Store | None, missing: list[PlannedTrial]
 ) -> TrainingRate | None:
-    """Return the median rate of finished trials that had the resources of this plan's."""
+    """Return the median rate of finished trials with the resources and sizes of this plan's."""
     resources = {planned.trial.resources for planned in missing}
     if store is None or len(resources) != 1:
         return None
     own = [planned.trial.id for planned in plan.trials if planned.state == "done"]
     others = (trial for trial in store.trial_ids()[:_MAX_TRIALS_SCANNED] if trial not in set(own))
     rates, measure_seconds = [], []
+    size = median(planned.parameters for planned in missing)
     for result in _results_with_resources(store, (*own, *others), next(iter(resources))):
+        if not 1 / SIMILAR_SIZE <= result["model"]["parameters"] / size <= SIMILAR_SIZE:
+            continue
         training, provenance = result["training_record"], result["provenance"]
         rates.append(result["model"]["training_flops"] / training["seconds"])
         if provenance["attempts"] == 1 and not training.get("resumed_from"):
@@ -169,7 +237,7 @@ def _measure_rate(
     if not rates:
         return None
     measured = max(0.0, median(measure_seconds)) if measure_seconds else None
-    return TrainingRate(median(rates), "measured", len(rates), measured)
+    return TrainingRate(median(rates), "measured", len(rates), measured, MEASURED_UNCERTAINTY)
 
 
 def _results_with_resources(

@@ -1,6 +1,7 @@
 """Compare the predicted memory of trainings with that of machines, before anything starts.
 
-The prediction is within three tenths of what is measured, and a training that runs out of memory is
+To the prediction belongs the process of a trial (`process_bytes`). It is within three tenths of
+what is measured, and a training that runs out of memory is
 retried with a smaller microbatch. So a training is refused only if it cannot fit even then; if it
 is merely likely to run out of memory, that is reported.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from kvlab.errors import ResourceError
 from kvlab.humanize import format_bytes
 from kvlab.layout import training_peak_bytes
-from kvlab.layout.gpu_sharing import CONTEXT_BYTES
+from kvlab.layout.training_memory import process_bytes
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.sweep.executors.capacity import cpu_count
@@ -100,30 +101,32 @@ def check_memory(
     machines, reported = list(machines), set()
     for planned in missing:
         experiment = planned.trial.experiment
-        available = max((_available_bytes(machine, experiment) for machine in machines), default=0)
-        if not planned.trains or not available:
+        memory = max((_total_bytes(machine, experiment) for machine in machines), default=0)
+        overhead = process_bytes(experiment)
+        if not planned.trains or not memory:
             continue
-        _check_fits(planned, available)
+        _check_fits(planned, memory)
         count = 1 if one_at_a_time else min(m.at_once(experiment.resources) for m in machines)
-        peak = training_peak_bytes(experiment, available)
-        if peak * count > available and experiment.resources not in reported:
+        peak = overhead + training_peak_bytes(experiment, max(1, memory - overhead))
+        if peak * count > memory and experiment.resources not in reported:
             reported.add(experiment.resources)
-            yield _warning(planned, peak, count, available)
+            yield _warning(planned, peak, count, memory)
 
 
-def _check_fits(planned: PlannedTrial, available: int) -> None:
+def _check_fits(planned: PlannedTrial, memory: int) -> None:
     """Raise ResourceError if a training takes more than the memory even at its smallest."""
     experiment = planned.trial.experiment
     smallest = planned.with_resources(microbatch_tokens=experiment.model.block_size)
-    needed = LOWER_BOUND_FACTOR * training_peak_bytes(smallest.trial.experiment)
-    if needed > available:
+    tensors = training_peak_bytes(smallest.trial.experiment)
+    needed = LOWER_BOUND_FACTOR * (tensors + process_bytes(experiment))
+    if needed > memory:
         text = f"{_trial_name(planned)} cannot be trained here: at least {format_bytes(needed)} of"
         text = f"{text} memory, even at one row of {experiment.model.block_size} tokens at once"
-        text = f"{text}, and {_owner(experiment)} has {format_bytes(available)}"
+        text = f"{text}, and {_owner(experiment)} has {format_bytes(memory)}"
         raise ResourceError(f"{text}; use a smaller model or a larger machine")
 
 
-def _warning(planned: PlannedTrial, peak: int, count: int, available: int) -> str:
+def _warning(planned: PlannedTrial, peak: int, count: int, memory: int) -> str:
     experiment = planned.trial.experiment
     text = f"{_trial_name(planned)} is predicted to take {format_bytes(peak)}"
     hint = "lower resources.microbatch_tokens"
@@ -131,15 +134,13 @@ def _warning(planned: PlannedTrial, peak: int, count: int, available: int) -> st
         text += f", and {count} such trials at once {format_bytes(peak * count)}"
         field = "gpus" if experiment.resources.devices else "cpus"
         hint += f" or raise resources.{field} so that fewer run at once"
-    has = f"{format_bytes(available)} that {_owner(experiment)} has"
+    has = f"{format_bytes(memory)} that {_owner(experiment)} has"
     return f"memory may run out: {text}, of {has}; {hint}"
 
 
-def _available_bytes(machine: MachineMemory, experiment: Experiment) -> int:
-    """Return the memory that a training may take: of the device, less its context, or the host."""
-    if not experiment.resources.devices:
-        return machine.host
-    return max(0, machine.device - CONTEXT_BYTES)
+def _total_bytes(machine: MachineMemory, experiment: Experiment) -> int:
+    """Return the memory of the device that a training runs on, or of the host."""
+    return machine.device if experiment.resources.devices else machine.host
 
 
 def _owner(experiment: Experiment) -> str:

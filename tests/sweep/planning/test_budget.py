@@ -8,7 +8,9 @@ from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.store import Store
+from kvlab.sweep.planning import machine_speed
 from kvlab.sweep.planning.budget import estimate_budget
+from kvlab.sweep.planning.machine_speed import interpolate_rate
 from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
 
 
@@ -68,6 +70,44 @@ def test_a_rate_is_measured_from_finished_trials(tmp_path):
     assert estimate_budget(planned, store) is None
 
 
+def test_trials_at_once_divide_the_time_but_not_the_hours(tmp_path):
+    planned = tiny_plan(tmp_path)
+    alone, pairs = (estimate_budget(planned, None, rate=1e6, at_once=n) for n in (1, 2))
+    assert pairs.hours == alone.hours == pytest.approx(alone.wall_seconds / 3600)
+    assert pairs.wall_seconds == pytest.approx(alone.wall_seconds / 2)
+    longest = max(p.flops / 1e6 for p in planned.trials if p.trains)
+    many = estimate_budget(planned, None, rate=1e6, at_once=100)
+    assert many.wall_seconds == pytest.approx(longest), "one trial is not divided"
+
+
+def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
+    planned, remembered, announced = tiny_plan(tmp_path), {}, []
+    monkeypatch.setattr(machine_speed, "get_data_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(machine_speed, "write_json", write_json)
+    monkeypatch.setattr(machine_speed, "_measure", lambda threads: {8: 1e6 * threads, 32: 4e6})
+    assert estimate_budget(planned, None).rate is None, "nothing is measured unless allowed"
+    costs = estimate_budget(planned, None, on_calibration=lambda: announced.append(1))
+    assert (costs.rate.source, costs.rate.flops_per_second) == ("machine", 1e6)
+    assert costs.rate.measure_seconds > 0
+    monkeypatch.setattr(machine_speed, "_measure", lambda _: remembered["not"])
+    again = estimate_budget(planned, None, on_calibration=lambda: announced.append(2))
+    assert (again.wall_seconds, announced) == (costs.wall_seconds, [1])
+    rates = {64: 1e9, 256: 4e9}
+    assert [interpolate_rate(rates, width) for width in (8, 128, 1024)] == pytest.approx(
+        [1e9, 2e9, 4e9]
+    )
+
+
+def test_finished_trials_of_another_size_say_nothing_about_the_rate(tmp_path):
+    store = ran(tmp_path)
+    for one in tiny_plan(tmp_path, store).trials:
+        rewrite(store, one.trial.id, seconds=50.0)
+    wide = SWEEP.replace("plain: {}", "plain: {model.n_embd: 64}").replace(
+        "tied: {", "tied: {model.n_embd: 64, "
+    )
+    assert estimate_budget(tiny_plan(tmp_path, store, wide), store).rate is None
+
+
 def test_a_price_without_a_rate_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"--price = 3 needs a rate.*--rate FLOPS"):
         estimate_budget(tiny_plan(tmp_path), Store(tmp_path / "runs"), price=3.0)
@@ -77,13 +117,15 @@ def test_the_memory_of_the_largest_trial_is_compared(tmp_path):
     planned = tiny_plan(tmp_path)
     costs = estimate_budget(planned, None)
     assert costs.fits is None
-    assert estimate_budget(planned, None, memory=costs.peak_bytes).fits
-    assert not estimate_budget(planned, None, memory=costs.peak_bytes - 1).fits
+    both = costs.peak_bytes + costs.process_bytes
+    assert estimate_budget(planned, None, memory=both).fits
+    assert not estimate_budget(planned, None, memory=both - 1).fits
 
 
 def test_trials_that_run_at_once_share_the_memory(tmp_path):
     planned = tiny_plan(tmp_path)
-    peak = estimate_budget(planned, None).peak_bytes
+    costs = estimate_budget(planned, None)
+    peak = costs.peak_bytes + costs.process_bytes
     assert estimate_budget(planned, None, memory=3 * peak, at_once=3).fits
     assert not estimate_budget(planned, None, memory=3 * peak, at_once=4).fits
     few = estimate_budget(planned, None, memory=8 * peak, at_once=100)  # there are only eight
@@ -96,6 +138,9 @@ def test_the_command_prints_the_budget_and_the_differences(tmp_path, capsys):
     assert main([*command, "--rate", "1e9", "--price", "2", "--memory", "1kB", "--why"]) == 0
     text = capsys.readouterr().out
     assert "Still to run: 8 trials, 4 trainings of" in text
+    assert "and 450 MB of its process" in text
+    assert "Time: about " in text
+    assert "FLOPs a second a trial, as stated." in text
     assert "more than the 1 kB there are; lower resources.microbatch_tokens" in text
     assert "has no result: the store has no finished trial at all" in text
     assert main([*command, "--json", "--rate", "1e9"]) == 0

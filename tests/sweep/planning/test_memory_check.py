@@ -10,6 +10,7 @@ import pytest
 from kvlab.errors import ResourceError
 from kvlab.layout import training_peak_bytes
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
+from kvlab.layout.training_memory import CPU_PROCESS_BYTES
 from kvlab.sweep.planning.memory_check import (
     LOWER_BOUND_FACTOR,
     MachineMemory,
@@ -33,17 +34,18 @@ def planned(tmp_path, resources="cpus: 1.0, resources.microbatch_tokens: 256"):
 
 
 def peaks(trials):
-    """Return the predicted bytes at the requested microbatch, and at one row."""
+    """Return the predicted bytes at the requested microbatch, and at one row, with a process."""
     experiment = trials[0].trial.experiment
     smallest = experiment.resources.model_copy(update={"microbatch_tokens": 16})
     least = experiment.model_copy(update={"resources": smallest})
-    return training_peak_bytes(experiment), training_peak_bytes(least)
+    own = CONTEXT_BYTES if experiment.resources.devices else CPU_PROCESS_BYTES
+    return training_peak_bytes(experiment) + own, training_peak_bytes(least) + own
 
 
 def test_what_cannot_fit_at_any_microbatch_is_refused_and_what_might_is_warned_of(tmp_path):
     trials = planned(tmp_path)
     peak, least = peaks(trials)
-    assert peak > 1.5 * least
+    assert peak > least
 
     def lines(host):
         return list(check_memory(trials, [MachineMemory(host, 0, 1)], True))
@@ -81,13 +83,13 @@ def test_the_largest_machine_decides_and_trials_without_training_do_not_count(tm
 def test_a_gpu_has_its_own_memory_less_what_a_process_takes_anyway(tmp_path):
     trials = planned(tmp_path, "gpus: 1.0, resources.microbatch_tokens: 256")
     peak, least = peaks(trials)
-    fits = MachineMemory(1, peak + CONTEXT_BYTES, 1)
+    fits = MachineMemory(1, peak, 1)
     assert list(check_memory(trials, [fits], False)) == []
     with pytest.raises(ResourceError, match="and a GPU has"):
         list(
             check_memory(
                 trials,
-                [MachineMemory(10**15, int(LOWER_BOUND_FACTOR * least) + CONTEXT_BYTES - 1, 1)],
+                [MachineMemory(10**15, int(LOWER_BOUND_FACTOR * least) - 1, 1)],
                 True,
             )
         )
