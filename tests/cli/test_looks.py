@@ -1,6 +1,7 @@
 """Looks on the command line: what a plan costs at least and at most, and where a sweep is."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,23 @@ def test_submit_says_what_each_look_decides(monkeypatch):
     assert "8 done, 0 failed" in text
     assert "stage: all looks taken" in run_kvlab("status", "s")[1]
     assert "All looks taken: nothing more is to be decided." in run_kvlab("plan", "s.yaml")[1]
+
+
+def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(monkeypatch):
+    tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
+    Path("s.yaml").write_text(f"{SWEEP}seeds: [0]\n{tune}")
+    bad = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"][0]["trial"]
+    script = {(bad, "measure", 0): "bug"}
+    monkeypatch.setattr(
+        "kvlab.cli.commands.submit.run_task",
+        lambda task, store, **_: KnownRun(store, script=script)(task),
+    )
+    submit = ["submit", "s.yaml", "--executor", "inline", "--no-report"]
+    code, text, _ = run_kvlab(*submit)
+    assert (code, "1 failed" in text, f"  {bad}  bug" in text) == (1, True, True)
+    assert "1 failed" in run_kvlab("status", "s")[1]
+    assert run_kvlab(*submit)[0] == 1, "nothing new has run, and the failure is still there"
+    script.clear()
+    code, text, error = run_kvlab(*submit, "--retry-failed")
+    assert (code, "s, tuning 1" in text, ", 0 failed" in text) == (0, True, True), error
+    assert "failed" not in run_kvlab("status", "s")[1]

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,13 +27,14 @@ from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_data
+from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
-from kvlab.sweep.planning.planner import trials_to_run, uses_pruning
+from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.stages import describe_stage
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
@@ -115,6 +117,8 @@ def _submit(options: argparse.Namespace) -> int:
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
+    if options.retry_failed:
+        reopen_tuning(store, sweep.name)
     stage = plan_stage(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
     display = ProgressDisplay(stage.plan, store, stream, retry_failed=options.retry_failed)
@@ -158,13 +162,16 @@ def _run_sweep(
     stop_flags = store.stop_flag(sweep.name), stop_flag
     display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
     executor = _make_executor(options, store, origin, stop_flags, may_run)
+    seen_kinds: set[bool] = set()
 
     def run_stage(one: Stage) -> Summary:
+        is_first = one.is_tuning not in seen_kinds  # in later stages it failed just now
+        seen_kinds.add(one.is_tuning)
         driver_options = {
             "origin": origin,
             "stop_flag": stop_flag,
             "on_result": on_result,
-            "retry_failed": options.retry_failed and one is stage,  # later ones failed just now
+            "retry_failed": options.retry_failed and is_first,
         }
         return _run_stage(options, one, store, executor, display, command, driver_options)
 
@@ -178,9 +185,19 @@ def _run_sweep(
         display.print_line(f"{trials}{location}; record in {options.store}")
         summary = run_stages(stage, run_stage, partial(_plan_next_stage, sweep, store, display))
         is_forced = False
-        return summary
+        return _add_tuning_trials(summary, store, sweep.name)
     finally:
         executor.close(force=is_forced)
+
+
+def _add_tuning_trials(summary: Summary, store: Store, sweep: str) -> Summary:
+    """Count the trials that found the rates of a design beside its own, as `kvlab status` does."""
+    tuning = store.sweep(sweep).get("tuning")
+    if not tuning or not tuning["is_over"]:
+        return summary
+    trials = {trial for cell in tuning["cells"] for trial in cell["trials"].values()}
+    ended = Counter(filter(None, (ended_status(store, trial) for trial in trials)))
+    return replace(summary, states=summary.states + Counter[str](ended))
 
 
 def _run_stage(

@@ -9,13 +9,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from kvlab.errors import ResourceError, StoreError
+from kvlab.errors import ResourceError, StoreError, UsageError
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
 from kvlab.store.failure import OUT_OF_MEMORY, Failure
 from kvlab.sweep.executors.executor import Executor, WorkerKilled
+from kvlab.sweep.planning.looks import RECORD_KEY
 from kvlab.sweep.planning.planner import EndedStatus, PlannedTrial, ended_status
 
 MAX_BACKOFF_SECONDS = 300.0
@@ -114,8 +115,9 @@ class RetryPolicy:
         if len(trials) < self._config.same_error:
             return None
         first_line = (str(error["message"]).splitlines() or [""])[0]
-        text = f"{len(trials)} trials failed at the same place ({error['type']}: {first_line})"
-        return f"{text}; fix it, then submit again with --retry-failed"
+        text = f"no more trials are started, as {len(trials)} failed at the same place"
+        text = f"{text} ({error['type']}: {first_line}); those that run go on to their end"
+        return f"{text}. Fix it, then submit again with --retry-failed"
 
     def _with_less_memory(
         self, planned: PlannedTrial, failure_class: str
@@ -178,6 +180,35 @@ def forget_failure(store: Store, trial_id: str) -> EndedStatus | None:
         if fence is not None and store.status(trial_id) == "failed":
             store.archive_result(trial_id)
     return ended_status(store, trial_id)
+
+
+def reopen_tuning(store: Store, sweep: str) -> int:
+    """Set the failures of tuning trials aside, and have the rates decided again.
+
+    Not after a look at the data: its error holds for the rates that it was taken at. Nor while a
+    driver runs, which goes by the rates that were decided.
+
+    Args:
+        sweep: Name of a sweep, which may not have been submitted yet.
+
+    Returns:
+        The number of tuning trials that will run again.
+    """
+    try:
+        recorded = store.sweep(sweep)
+    except UsageError:
+        return 0
+    tuning = recorded.get("tuning") or {}
+    if recorded.get(RECORD_KEY, {}).get("taken") or store.is_driven(sweep):
+        return 0
+    trials = {trial for cell in tuning.get("cells", ()) for trial in cell["trials"].values()}
+    failed = [trial for trial in sorted(trials) if store.status(trial) == "failed"]
+    if not tuning.get("is_over") or not failed:
+        return 0
+    reopened = [trial for trial in failed if forget_failure(store, trial) is None]
+    stages = {**recorded["stages"], "number": 0}  # those that follow replace it
+    store.write_sweep({**recorded, "tuning": {**tuning, "is_over": False}, "stages": stages})
+    return len(reopened)
 
 
 def smaller_microbatch(experiment: Experiment) -> int | None:
