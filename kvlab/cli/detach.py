@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvlab.cli.places import default_store, project_path
 from kvlab.cli.shared_arguments import read_sweep
 from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE
 from kvlab.errors import Problem, SpecError, UsageError
@@ -41,7 +42,7 @@ def submit_detached(options: argparse.Namespace) -> int:
     if options.address:
         flags = f" --address {options.address}"
     else:
-        flags = "" if options.store == "runs" else f" --store {options.store}"
+        flags = "" if options.store == default_store() else f" --store {options.store}"
     print(f"{sweep.name}: {facts['totals']}")
     location = f"job {facts['job']} at {options.address}" if options.address else facts["place"]
     print(f"its driver runs detached: {location}")
@@ -87,7 +88,8 @@ def _start_job(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
         sweep, Store(store), provisional=True
     ).plan  # the text may be on the cluster alone
     folder, path = _copy_spec_files(sweep)
-    reports = options.reports if os.path.isabs(options.reports) else f"{store}/{options.reports}"
+    reports = "reports" if options.reports == project_path("reports") else options.reports
+    reports = reports if os.path.isabs(reports) else f"{store}/{reports}"
     arguments = [path if word == options.sweep else word for word in _strip_detach_option(options)]
     arguments += ["--address", "auto", "--store", store, "--reports", reports]
     try:

@@ -1,8 +1,10 @@
 """The `kvlab` command. Exit codes: 0 done, 1 something failed, 2 the input is wrong."""
 
 import argparse
+import re
 import sys
 from importlib import import_module
+from typing import NoReturn
 
 from kvlab import __version__
 from kvlab.cli.commands import COMMANDS
@@ -42,7 +44,7 @@ def build_parser(words: list[str]) -> argparse.ArgumentParser:
 
     The modules of the other commands are not imported, so `kvlab --help` stays instant.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kvlab",
         description="Ablations of KV-cache reductions: one YAML question, one command, one report.",
     )
@@ -56,6 +58,21 @@ def build_parser(words: list[str]) -> argparse.ArgumentParser:
             implementation.add_arguments(command)
             command.set_defaults(run=implementation.run)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says which command was meant instead of listing all of them."""
+
+    def error(self, message: str) -> NoReturn:
+        from difflib import get_close_matches  # for a mistake alone
+
+        unknown = re.search(r"argument COMMAND: invalid choice: '([^']*)'", message)
+        if unknown is None:
+            super().error(message)
+        self.print_usage(sys.stderr)
+        near = get_close_matches(unknown[1], COMMANDS, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else "see `kvlab --help`"
+        self.exit(2, f"kvlab: {unknown[1]} is not a command; {hint}\n")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from kvlab.cli.places import default_store, find_project_root, project_path
 from kvlab.errors import Problem, SpecError, UsageError
 from kvlab.spec import Sweep, load_sweep, parse_override
 from kvlab.store.metrics import METRICS
@@ -22,9 +23,18 @@ _BYTES = {
 def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
-        default=os.environ.get("KVLAB_STORE") or "runs",
+        default=default_store(),
         metavar="DIR",
-        help="folder of the record (default: KVLAB_STORE, else ./runs)",
+        help="folder of the record (default: KVLAB_STORE, else runs in the project's folder)",
+    )
+
+
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reports",
+        default=project_path("reports"),
+        metavar="DIR",
+        help="folder of reports (default: reports in the project's folder)",
     )
 
 
@@ -42,6 +52,35 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--threads", type=positive_int, metavar="N",
+        help="CPU threads (default: resources.cpus of the trial or experiment, else this machine's"
+        " cores)",
+    )  # fmt: skip
+
+
+def set_threads(threads: int | None, cpus: float | None) -> int:
+    """Set the threads of torch: as stated, else those of the trial's cores, else all cores.
+
+    More threads than cores slow a small model down many times, as each operation waits for them.
+
+    Args:
+        threads: From ``--threads``.
+        cpus: ``resources.cpus`` of a trial or an experiment.
+
+    Returns:
+        The number of threads.
+    """
+    import torch
+
+    from kvlab.sweep.executors.capacity import cpu_count
+
+    number = threads or max(1, int(cpu_count() if cpus is None else cpus))
+    torch.set_num_threads(number)
+    return number
 
 
 def resolve_device(name: str) -> str:
@@ -132,13 +171,48 @@ def memory_size(text: str) -> int:
     return int(float(match[1]) * _BYTES[match[2] or ""])
 
 
+def _is_path(text: str) -> bool:
+    return text.endswith((".yaml", ".yml")) or os.sep in text
+
+
+def find_sweep_file(text: str) -> str:
+    """Return the file of a sweep that is given by its file or by its name.
+
+    Raises:
+        UsageError: If no file in the project's ``sweeps``, or here, has that name.
+    """
+    if _is_path(text):
+        return text
+    folders = [Path(os.path.relpath(find_project_root() / "sweeps")), Path()]
+    files = [file for folder in folders for file in sorted(folder.glob("*.y*ml"))]
+    named = [file for file in files if file.stem == text] or [
+        file for file in files if _written_name(file) == text
+    ]
+    if named:
+        return str(named[0])
+    names = [file.stem for file in files]
+    near = get_close_matches(text, names, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none'}"
+    text = f"sweep = {text} is neither a file nor the name of one in {folders[0]}"
+    raise UsageError(f"{text}; {hint}")
+
+
+def _written_name(file: Path) -> str | None:
+    """Return the ``name`` that a YAML file states, without reading the rest of it."""
+    try:
+        found = re.search(r"^name:[ \t]*([\w.-]+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return found[1] if found else None
+
+
 def sweep_name(text: str) -> str:
     """Return the name of a sweep that is given by its name or its file.
 
     Raises:
         SpecError: If the file is not a sweep.
     """
-    if text.endswith((".yaml", ".yml")) or os.sep in text:
+    if _is_path(text):
         return load_sweep(Path(text)).name
     return text
 
@@ -146,10 +220,13 @@ def sweep_name(text: str) -> str:
 def read_sweep(path: str | Path) -> Sweep:
     """Read a sweep and check its names of sections and metrics, which `kvlab.spec` cannot know.
 
+    Args:
+        path: Its file, or its name; see `find_sweep_file`.
+
     Raises:
         SpecError: With every problem, each with file, line and column.
     """
-    sweep = load_sweep(path)
+    sweep = load_sweep(find_sweep_file(str(path)))
     problems = [*_find_unknown_sections(sweep), *_find_metric_problems(sweep)]
     if problems:
         raise SpecError(problems)

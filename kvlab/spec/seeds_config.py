@@ -1,6 +1,7 @@
-"""`seeds`: a list, or looks at which it is decided which seeds are still needed.
+"""`seeds`: a list or a count, or looks at which it is decided which seeds are still needed.
 
 seeds: [0, 1, 2]
+seeds: 3                     # the same
 seeds: {looks: [3, 5, 7, 10]}
 """
 
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import (
+    BeforeValidator,
     Field,
     TypeAdapter,
     ValidatorFunctionWrapHandler,
@@ -18,9 +20,33 @@ from pydantic import (
 from kvlab.spec.spec_model import FieldMessage, PositiveInt, SpecModel, TupleOf, raise_problems
 
 MAX_LOOKS = 20
+MAX_SEED_COUNT = 1000
 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Seeds = Annotated[TupleOf[Seed], Field(min_length=1)]
+
+
+def _count_to_seeds(value: Any) -> Any:
+    """Return the seeds from 0 that a count stands for; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if not 1 <= value <= MAX_SEED_COUNT:
+        rule = f"is not a number of seeds from 1 to {MAX_SEED_COUNT:,}; for seed {value} alone"
+        raise_problems([("", f"{rule} write [{value}]" if value >= 0 else "is below 0; write 3")])
+    return tuple(range(value))
+
+
+def _allow_count(schema: dict[str, Any]) -> None:
+    """Add the count to a JSON Schema of the list."""
+    count = {"type": "integer", "minimum": 1, "maximum": MAX_SEED_COUNT}
+    listed = {key: schema.pop(key) for key in ("type", "items")} | {"minItems": 1}
+    schema["anyOf"] = [count, listed]
+
+
+Seeds = Annotated[
+    TupleOf[Seed],
+    Field(min_length=1, json_schema_extra=_allow_count),
+    BeforeValidator(_count_to_seeds),
+]
 
 
 class SeedLooks(SpecModel):
@@ -65,7 +91,7 @@ _LIST: TypeAdapter[tuple[int, ...]] = TypeAdapter(Seeds)
 
 
 def _validate_seeds(value: Any, _handler: ValidatorFunctionWrapHandler) -> Any:
-    """Validate a mapping as looks, anything else as a list: an error is about one of them."""
+    """Validate a mapping as looks, anything else as seeds: an error is about one of them."""
     is_looks = isinstance(value, dict | SeedLooks)
     return (
         SeedLooks.model_validate(value) if is_looks else _LIST.validate_python(value, strict=True)

@@ -33,6 +33,7 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
         SpecError: with all problems, each with file, line and column.
     """
     document = read_yaml(path)
+    _check_kind(document, path, "experiment")
     data = resolve_paths(document.data, Path(path).parent)
     return _validate(Experiment, data, document, overrides or {})
 
@@ -65,6 +66,7 @@ def load_sweep(path: str | Path) -> Sweep:
         SpecError: with all problems in either file, each with file, line and column.
     """
     document = read_yaml(path)
+    _check_kind(document, path, "sweep")
     data = {"name": Path(path).stem, **document.data}
     try:
         sweep = _validate(Sweep, data, document)
@@ -75,6 +77,34 @@ def load_sweep(path: str | Path) -> Sweep:
     check_lm_eval(sweep)
     check_tune(sweep)
     return sweep
+
+
+_OWN_KEYS = {
+    "experiment": frozenset({"model", "training", "evaluation", "serving", "benchmark"}),
+    "sweep": frozenset({"experiment", "question", "factors", "search"}),
+}
+"""Top-level keys by which a file is recognized as one kind or the other."""
+
+
+def _check_kind(document: YamlDocument, path: str | Path, wanted: str) -> None:
+    """Check that a sweep is not given in place of an experiment, nor the other way round.
+
+    Raises:
+        SpecError: the file has keys of the other kind, and none of its own.
+    """
+    other = "experiment" if wanted == "sweep" else "sweep"
+    keys = document.data.keys()
+    if not keys & _OWN_KEYS[other] or keys & _OWN_KEYS[wanted]:
+        return
+    text = f"is an {other}" if other == "experiment" else f"is a {other}"
+    if wanted == "sweep":
+        hint = f"name a sweep, a file with `experiment: {Path(path).name}` and factors"
+        text = f"{text}, and a sweep belongs here; {hint}"
+    else:
+        named = document.data.get("experiment")
+        text = f"{text}, and an experiment belongs here; name the one that it reads, {named}"
+    key = next(iter(key for key in keys if key in _OWN_KEYS[other]))
+    raise SpecError([document.problem((key,), text, at_key=True)])
 
 
 def _find_level_problems(document: YamlDocument, path: str | Path) -> list[Problem]:

@@ -196,7 +196,7 @@ class Sweep(SpecModel):
     designs: dict[DesignName, Seeds] = Field(
         default_factory=dict,
         description="Several designs, each with its seeds, as one.",
-        examples=[{"full": [0], "one_factor": [0, 1, 2]}],
+        examples=[{"full": [0], "one_factor": 3}],
     )
     zip: TupleOf[FactorGroup] = Field(
         default=(),
@@ -252,7 +252,8 @@ class Sweep(SpecModel):
     )
     seeds: SeedsField = Field(
         default=(0,),
-        description="A list, or {looks: [3, 5, 7, 10]}: seeds where undecided.",
+        description="A list; a count, as 3 for [0, 1, 2]; or {looks: [3, 5, 7, 10]}: seeds where"
+        " undecided.",
         examples=[[0, 1, 2]],
     )
     failures: FailuresConfig = Field(

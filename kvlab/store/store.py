@@ -22,6 +22,7 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -372,9 +373,12 @@ class Store:
         try:
             return cast(dict[str, Any], read_json(self.sweep_directory(name) / "sweep.json"))
         except FileNotFoundError:
-            names = ", ".join(self.sweep_names()) or "it has none yet"
-            text = f"sweep = {name} is not in the store {self.path} ({names})"
-            raise UsageError(f"{text}; submit it first, or name another store") from None
+            names = self.sweep_names()
+            near = get_close_matches(name, names, 1)
+            text = f"sweep = {name} is not in the store {self.path}"
+            text = f"{text} ({', '.join(names) or 'it has none yet'})"
+            hint = f"did you mean {near[0]}?" if near else "submit it first, or name another store"
+            raise UsageError(f"{text}; {hint}") from None
 
     def write_sweep(self, description: dict[str, Any]) -> None:
         path = self.sweep_directory(description["name"]) / "sweep.json"

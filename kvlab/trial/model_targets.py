@@ -26,12 +26,18 @@ _PRESET_REPOSITORIES = {
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model with its origin's serving configuration; ``tokenizer`` is None if unknown."""
+    """A model with its origin's serving configuration.
+
+    Attributes:
+        tokenizer: None if unknown.
+        cpus: The cores that its trial ran on; None for a model of no trial.
+    """
 
     name: str
     model: GPT
     serving: ServingConfig
     tokenizer: str | None
+    cpus: float | None = None
 
 
 def open_model(target: str, store: Store, *, random_weights: bool = False) -> OpenedModel:
@@ -72,7 +78,8 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     experiment = Experiment.model_validate(result["experiment"])
     model = GPT(experiment.model)
     load_final_weights(model, store.training_directory(result["training"]))
-    return OpenedModel(trial_id, model, experiment.serving, experiment.data.tokenizer)
+    tokenizer, cpus = experiment.data.tokenizer, experiment.resources.cpus
+    return OpenedModel(trial_id, model, experiment.serving, tokenizer, cpus)
 
 
 def _open_preset(name: str, random_weights: bool) -> OpenedModel:
@@ -96,10 +103,14 @@ class VariantFactory:
     Args:
         store: where trials are looked up.
         device: torch name of the models' device.
+
+    Attributes:
+        cpus: the cores that each trial or experiment file asks for, by its target.
     """
 
     def __init__(self, store: Store, device: str):
         self._store, self._device = store, device
+        self.cpus: dict[str, float] = {}
         self._random_models: dict[str, GPT] = {}
 
     def make_variant(
@@ -126,6 +137,8 @@ class VariantFactory:
             text = f"{model_key} changes a model whose weights are given ({target})"
             raise UsageError(f"{text}; change serving.* only, or name a preset or spec file")
         opened = open_model(target, self._store)
+        if opened.cpus is not None:
+            self.cpus[target] = opened.cpus
         serving = _override_serving(opened.serving, changes)
         model = opened.model.to(self._device, getattr(torch, dtype)).eval()
         return Variant(name, model, serving, opened.tokenizer)
@@ -141,7 +154,9 @@ class VariantFactory:
         if target in PRESETS:
             tokenizer = _guess_tokenizer(spec.model)
         else:
-            tokenizer = load_experiment(target, dict(changes)).data.tokenizer
+            experiment = load_experiment(target, dict(changes))
+            tokenizer = experiment.data.tokenizer
+            self.cpus[target] = experiment.resources.cpus
         return Variant(name, self._random_models[key], spec.serving, tokenizer)
 
 

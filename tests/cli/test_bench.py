@@ -166,3 +166,14 @@ def test_memory_that_runs_out_meanwhile_is_named_too(small, capsys, monkeypatch)
     code, _, err = run(capsys, small, *words, "--batches", str(10**12))
     assert code == 2
     assert f"batch {10**12} does not fit on this cpu; use smaller --batches" in err
+
+
+def test_the_cores_of_an_experiment_are_the_threads(small, capsys, monkeypatch):
+    numbers = []
+    monkeypatch.setattr("torch.set_num_threads", numbers.append)
+    Path("wide.yaml").write_text(SMALL + "resources: {cpus: 2}\n")
+    code, _, err = run(capsys, small, "wide.yaml", "--only", "memory", *QUICK)
+    assert (code, numbers) == (0, [1])
+    assert "measured on 1 thread, though wide.yaml asks for 2" in err
+    run(capsys, small, "wide.yaml", "--only", "memory", "--threads", "2", *QUICK)
+    assert numbers == [1, 2]

@@ -176,3 +176,25 @@ def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, capsys):
     assert "has a tokenizer of its own" in refused(capsys, checkpoint, "--prompt", "a")
     (tmp_path / "weights" / "model.safetensors").write_bytes(b"no tensors")
     assert "cannot be read" in refused(capsys, checkpoint, "--prompt-ids", "1")
+
+
+def test_the_cores_of_the_trial_are_the_threads(trial, capsys, monkeypatch):
+    numbers = []
+    monkeypatch.setattr("torch.set_num_threads", numbers.append)
+    words = (trial, "--prompt", PROMPT, "--new-tokens", "2")
+    run(capsys, *words)
+    run(capsys, *words, "--threads", "3")
+    assert numbers == [1, 3]
+
+
+def test_text_beyond_the_block_is_warned_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shape = {**SHAPE, "block_size": 8, "position": "rope"}
+    rotary = write_trained_trial(
+        tmp_path / "runs", shape, make_random_model(ModelConfig(**shape)).eval()
+    )
+    words = ["generate", rotary, "--prompt-ids", "1,2,3", "--new-tokens"]
+    assert main([*words, "5"]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main([*words, "6"]) == 0
+    assert "warning: 9 tokens with the prompt" in capsys.readouterr().err

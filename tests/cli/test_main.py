@@ -44,6 +44,24 @@ def test_help_imports_nothing_heavy(command):
     assert done.stdout.startswith(f"usage: kvlab {command}".rstrip())
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("submti", "did you mean submit?"), ("stat", "did you mean status?"), ("zz", "--help")],
+)
+def test_a_mistyped_command_is_recognized(word, hint, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([word])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert f"{word} is not a command" in error
+    assert hint in error
+
+
+def test_the_module_is_the_command():
+    command = [sys.executable, "-m", "kvlab", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("kvlab ")
+
+
 @pytest.mark.parametrize("arguments", [[], ["nosuch"], ["plan"], ["submit", "x.yaml", "--nosuch"]])
 def test_wrong_arguments_exit_with_2_and_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

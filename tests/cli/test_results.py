@@ -30,7 +30,7 @@ def store(tmp_path, monkeypatch):
 def test_report_prints_where_it_is(capsys):
     assert main(["report", "made"]) == 0
     assert capsys.readouterr().out == "reports/made/report.html\nreports/made/report.md\n"
-    assert main(["report", "made", "--out", "other", "--json"]) == 0
+    assert main(["report", "made", "--reports", "other", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["report"] == "other/made"
     assert "figures/pareto.svg" in facts["files"]

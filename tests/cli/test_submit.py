@@ -152,6 +152,20 @@ def test_logs(store):
     assert run_kvlab("logs", trial, "--follow")[1] == out, "an ended attempt is not waited for"
 
 
+def test_the_logs_of_a_sweep_in_the_foreground_are_those_of_its_trials(store):
+    trial = failed(store)
+    log = (store.attempt_directory(trial, 1) / "log.txt").read_text().splitlines()
+    code, out, error = run_kvlab("logs", "s")
+    assert (code, error) == (0, "")
+    assert out.splitlines() == [f"{trial[:8]}  {line}" for line in log], "one has failed"
+    running = next(one for one in store.sweep_trials("s") if one != trial)
+    with store.trial_lock(running).hold():
+        assert {line[:8] for line in run_kvlab("logs", "s", "-f")[1].splitlines()} == {running[:8]}
+    facts = json.loads(run_kvlab("logs", "s", "--json")[1])
+    assert [one["trial"] for one in facts["trials"]] == [trial]
+    assert "--attempt = 1 is of one trial" in run_kvlab("logs", "s", "--attempt", "1")[2]
+
+
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("arguments", "text"),
@@ -165,6 +179,9 @@ def test_logs(store):
         (["stop", "nosuch"], "sweep = nosuch is not in the store"),
         (["submit", "s.yaml", "--executor", "inline", "--address", "auto"], "--address = auto"),
         (["submit", "nosuch.yaml"], "nosuch.yaml"),
+        (["submit", "nosuch"], "sweep = nosuch is neither a file nor the name of one in sweeps"),
+        (["plan", "e.yaml"], "e.yaml:2:1: is an experiment, and a sweep belongs here"),
+        (["estimate", "s.yaml"], "s.yaml:1:1: is a sweep, and an experiment belongs here"),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments, text):

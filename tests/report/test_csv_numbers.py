@@ -361,3 +361,19 @@ def test_a_cells_numbers_fill_its_columns():
     assert table_to_csv(Table("made", "Made.", columns, rows)) == "a (ms),a sd (ms),b\n1.0,,3\n,,\n"
     with pytest.raises(AssertionError, match="a"):
         table_to_csv(Table("made", "Made.", columns, (Row((Cell("1", 1), EMPTY_CELL)),)))
+
+
+def test_two_reports_of_one_sweep_are_compared_by_their_losses(tmp_path):
+    from tests.compare_results import compare_results
+
+    for name, loss in (("new", "2.5"), ("old", "2.75"), ("other", "")):
+        (tmp_path / name).mkdir()
+        rows = f"trial,measured.loss_served\na,2.0\nb,{loss}\n".replace(
+            "a,2.0\n", "" if not loss else "a,2.0\n"
+        )
+        (tmp_path / name / "results.csv").write_text(rows)
+    said = compare_results(tmp_path / "new", tmp_path / "old")
+    assert said.startswith("2 of 2 trials are those of")
+    assert "differ by at most 0.25 nats/token" in said
+    assert "are equal" in compare_results(tmp_path / "new", tmp_path / "new")
+    assert "has other trials than" in compare_results(tmp_path / "new", tmp_path / "other")

@@ -33,7 +33,7 @@ def test_a_sweep_picks_its_sections_and_their_order(tmp_path, capsys):
     assert "`kvlab report made`" in (folder / "report.md").read_text()
     assert {path.stem for path in (folder / "figures").iterdir()} == {"effects"}
 
-    command = ["report", "made", "--store", str(store.path), "--out", str(tmp_path / "other")]
+    command = ["report", "made", "--store", str(store.path), "--reports", str(tmp_path / "other")]
     assert main([*command, "--sections", "provenance,cells"]) == 0
     other = tmp_path / "other" / "made"
     page = (other / "report.html").read_text()
@@ -97,7 +97,7 @@ def test_the_worked_example_of_a_new_section(tmp_path, monkeypatch, capsys):
     names: dict[str, object] = {}
     exec(re.findall(r"```python\n(.*?)```", guide, re.S)[0], names)
     store = Record().write(tmp_path / "store")
-    command = ["report", "made", "--store", str(store.path), "--out", str(tmp_path)]
+    command = ["report", "made", "--store", str(store.path), "--reports", str(tmp_path)]
     command += ["--sections", "answer,training-time"]
     assert main(command) == 2, "without its table line it is unknown"
     with monkeypatch.context() as patch:

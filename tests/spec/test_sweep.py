@@ -26,6 +26,14 @@ seeds: [0, 1]
 """
 
 
+def test_a_number_of_seeds_counts_from_0(tmp_path):
+    counted = load_sweep_text(tmp_path, SWEEP.replace("seeds: [0, 1]", "seeds: 3"))
+    listed = load_sweep_text(tmp_path, SWEEP.replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    assert counted.seeds == listed.seeds == (0, 1, 2)
+    designs = SWEEP.replace("seeds: [0, 1]", "designs: {one_factor: 2, full: [5]}")
+    assert load_sweep_text(tmp_path, designs).all_seeds == (0, 1, 5)
+
+
 def test_cells_are_the_product_less_what_is_excluded(tmp_path):
     cells = load_sweep_text(tmp_path, SWEEP).cells()
     assert len(cells) == 6
@@ -69,6 +77,10 @@ def test_the_name_is_the_files_and_levels_may_look_like_numbers(tmp_path):
         ("seeds: [0, 1]", "seeds: [0, 0]", "s.yaml:15:8: seeds = [0, 0] names a seed twice"),
         ("seeds: [0, 1]", "seeds: []", "s.yaml:15:8: seeds = [] has too few entries"),
         ("seeds: [0, 1]", "seeds: [-1]", "s.yaml:15:9: seeds.0 = -1 is below 0"),
+        ("seeds: [0, 1]", "seeds: 0", "s.yaml:15:8: seeds = 0 is not a number of seeds from 1 to"
+         " 1,000; for seed 0 alone write [0]"),
+        ("seeds: [0, 1]", "seeds: true", "s.yaml:15:8: seeds = true is not a list"),
+        ("seeds: [0, 1]", "designs: {full: -1}", "designs.full = -1 is below 0; write 3"),
         ("seeds: [0, 1]", "design: half", "s.yaml:15:9: design = half is not one of full"),
         ("seeds: [0, 1]", "sedes: [0]", "s.yaml:15:1: sedes is not a known key; did you mean seeds?"),
         ("experiment: e.yaml", "experiment: no.yaml",

@@ -47,7 +47,7 @@ def uri(mirrored):
 
 def test_the_same_report_without_the_store(mirrored, uri, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["report", "made", "--tracking-uri", uri, "--out", "again"]) == 0
+    assert main(["report", "made", "--tracking-uri", uri, "--reports", "again"]) == 0
     assert read_files(tmp_path / "again") == read_files(mirrored / "report")
     text = (tmp_path / "again" / "made" / "report.md").read_text()
     assert "1 damaged, 1 diverged, 1 failed" in text

@@ -47,6 +47,6 @@ def test_mirroring_to_a_server(server, tmp_path, capsys):
     parent = client.list_artifacts(runs["made"].info.run_id, "report")
     assert [file.path for file in parent] == ["report/report.md"]
     shutil.rmtree(store.path)
-    command = ["report", "made", "--tracking-uri", server, "--out", str(tmp_path / "again")]
+    command = ["report", "made", "--tracking-uri", server, "--reports", str(tmp_path / "again")]
     assert main(command) == 0
     assert read_files(tmp_path / "again") == read_files(tmp_path / "reports")

@@ -12,13 +12,16 @@ from kvlab.cli.bench_tables import format_tables
 from kvlab.cli.shared_arguments import (
     add_device,
     add_store,
+    add_threads,
     add_variants,
     list_variants,
     memory_size,
     positive_int,
     resolve_device,
+    set_threads,
 )
 from kvlab.errors import UsageError
+from kvlab.humanize import format_count
 from kvlab.spec.benchmark_config import MEASURES
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of the weights: {', '.join(DTYPES)}; several are variants",
     )  # fmt: skip
     add_device(parser)
+    add_threads(parser)
     parser.add_argument(
         "--prompt-tokens", type=positive_int, help="default half the smallest block size"
     )
@@ -170,11 +174,21 @@ def _open_variants(options: argparse.Namespace, device: str) -> "list[Variant]":
         for dtype in options.dtype:
             name = f"{variant.name} {dtype}" if has_several_dtypes else variant.name
             variants.append(factory.make_variant(variant.target, variant.changes, name, dtype))
+    _set_threads(options.threads, factory.cpus)
     names = [variant.name for variant in variants]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UsageError(f"{repeated} is named twice; name every variant once")
     return variants
+
+
+def _set_threads(threads: int | None, cpus: dict[str, float]) -> None:
+    """Set one number of threads for all variants, so that they are compared alike."""
+    number = set_threads(threads, next(iter(cpus.values()), None))
+    others = [f"{target} asks for {count:g}" for target, count in cpus.items() if count != number]
+    if threads is None and others:
+        text = f"measured on {format_count(number, 'thread')}, though {', '.join(others)}"
+        print(f"{text}; choose with --threads", file=sys.stderr)
 
 
 def _make_settings(options: argparse.Namespace, block_size: int) -> "BenchmarkSettings":

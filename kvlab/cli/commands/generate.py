@@ -7,8 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvlab.cli.shared_arguments import add_device, add_json, add_store, resolve_device
+from kvlab.cli.shared_arguments import (
+    add_device,
+    add_json,
+    add_store,
+    add_threads,
+    resolve_device,
+    set_threads,
+)
 from kvlab.errors import UsageError
+from kvlab.humanize import format_count
 from kvlab.spec import parse_override
 
 EPILOG = """\
@@ -52,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw the weights of a preset at random",
     )
     add_device(parser)
+    add_threads(parser)
     add_store(parser)
     add_json(parser)
 
@@ -67,6 +76,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     opened = open_model(options.target, Store(options.store), random_weights=options.random_weights)
     device = resolve_device(options.device)
+    threads = set_threads(options.threads, opened.cpus)
     text_interface = _TextInterface(opened.tokenizer, options)
     serving = _override_serving(opened, options.serving)
     model = opened.model.to(device).eval()
@@ -89,7 +99,20 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     seconds = time.perf_counter() - start
     text_interface.print_rows(rows, seconds, streamed=is_streamed)
+    if device == "cpu" and not options.json:
+        print(f"on {format_count(threads, 'thread')}", file=sys.stderr)
+    _warn_beyond_block(text_interface.prompts, rows, opened.model.config.block_size)
     return 0
+
+
+def _warn_beyond_block(prompts: list[list[int]], rows: list[list[int]], block_size: int) -> None:
+    """Warn if a row has become longer than the sequences that the model was trained on."""
+    longest = max(len(prompt) + len(row) for prompt, row in zip(prompts, rows, strict=True))
+    if longest > block_size:
+        text = f"warning: {longest:,} tokens with the prompt, and the model was trained on"
+        text = f"{text} sequences of {block_size:,} (block_size); what it wrote after that many is"
+        hint = f"keep prompt and --new-tokens within {block_size:,} together"
+        print(f"{text} beyond what any measurement of it covers; {hint}", file=sys.stderr)
 
 
 def _override_serving(opened: Any, changes: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""`kvlab logs`: show the log of an attempt at a trial, or of a detached driver."""
+"""`kvlab logs`: show the log of a trial, of a detached driver, or of the trials that run."""
 
 import argparse
 import json
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store
 from kvlab.errors import UsageError
 from kvlab.store import Store
@@ -16,6 +17,7 @@ from kvlab.sweep.ops.detached_driver import (
     list_driver_numbers,
     list_driver_sweeps,
     read_driver,
+    read_last_driver,
 )
 
 POLL_SECONDS = 0.3
@@ -27,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="TRIAL|SWEEP",
-        help="a trial's id, or its first digits; or a sweep that was submitted with --detach",
+        help="a trial's id, or its first digits; or a sweep: its detached driver, else the trials"
+        " that run, else those that failed",
     )
     parser.add_argument(
         "--attempt",
@@ -39,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-f",
         "--follow",
         action="store_true",
-        help="print until it ends; for a driver, exit with its exit code",
+        help="print until it ends; for a detached driver, exit with its exit code",
     )
     add_store(parser)
     add_cluster(parser)
@@ -51,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
         return _show_remote_log(options)
     store = Store(options.store)
     if options.name in list_driver_sweeps(store):
-        return _show_driver_log(store, options)
+        if _has_detached_driver(store, options):
+            return _show_driver_log(store, options)
+        return _show_trial_logs(store, options)
     trial = store.find_trial(options.name)
     attempt = _select_attempt(store, trial, options.attempt)
     directory = store.attempt_directory(trial, attempt)
@@ -73,13 +78,71 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _has_detached_driver(store: Store, options: argparse.Namespace) -> bool:
+    """Return whether a sweep's detached driver is to be shown: not if another one runs it now."""
+    last = read_last_driver(store, options.name)
+    if last is None:
+        return bool(list_driver_numbers(store, options.name))  # one has just been started
+    is_foreground = last[1] != "running" and store.is_driven(options.name)
+    return options.attempt is not None or not is_foreground
+
+
+def _show_trial_logs(store: Store, options: argparse.Namespace) -> int:
+    """Print the logs of a sweep's trials that run, else failed, else the last one that ended."""
+    name = options.name
+    if options.attempt is not None:
+        text = f"--attempt = {options.attempt} is of one trial or of a detached driver"
+        raise UsageError(f"{text}, and {name} has none; name a trial: see `kvlab status {name}`")
+    trials = [trial for trial in store.sweep_trials(name) if store.attempts(trial)]
+    shown = _select_trials(store, trials)
+    if options.json:
+        logs = [{"trial": trial, "log": _read_log(_last_log(store, trial))} for trial in shown]
+        print(json.dumps({"sweep": name, "trials": logs}, indent=1))
+        return 0
+    if not shown and not store.is_driven(name):
+        print(f"no trial of {name} has begun; see `kvlab status {name}`")
+    positions = {_last_log(store, trial): 0 for trial in shown}
+    _print_lines(positions)
+    while options.follow and store.is_driven(name):
+        time.sleep(POLL_SECONDS)
+        running = [trial for trial in store.sweep_trials(name) if store.is_running(trial)]
+        positions = {_last_log(store, one): 0 for one in running if store.attempts(one)} | positions
+        _print_lines(positions)
+    _print_lines(positions)
+    return 0
+
+
+def _select_trials(store: Store, trials: list[str]) -> list[str]:
+    running = [trial for trial in trials if store.is_running(trial)]
+    failed = [trial for trial in trials if store.status(trial) == "failed"]
+    logged = [trial for trial in trials if _last_log(store, trial).exists()]
+    newest = sorted(logged, key=lambda trial: _last_log(store, trial).stat().st_mtime)[-1:]
+    return running or failed or newest
+
+
+def _last_log(store: Store, trial: str) -> Path:
+    return store.attempt_directory(trial, store.attempts(trial)[-1]) / "log.txt"
+
+
+def _print_lines(positions: dict[Path, int]) -> None:
+    """Print the whole lines of logs from byte offsets on, each with its trial; move the offsets."""
+    for path, position in positions.items():
+        if not path.exists():
+            continue
+        with open(path, "rb") as file:
+            file.seek(position)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        positions[path] = position + end
+        trial = path.parts[-4][:ID_DIGITS]
+        for line in data[:end].decode("utf-8", errors="replace").splitlines():
+            print(f"{trial}  {line}", flush=True)
+
+
 def _show_driver_log(store: Store, options: argparse.Namespace) -> int:
     """Print the log of a detached driver; if followed to its end, return its exit code."""
     name = options.name
     numbers = list_driver_numbers(store, name)
-    if not numbers:
-        text = f"sweep = {name} was never submitted with --detach, so no driver has a log"
-        raise UsageError(f"{text}; its trials have: see `kvlab status {name}`")
     number = _select_number(numbers, options.attempt, f"the drivers of {name}")
     log = driver_log(store, name, number)
     driver = read_driver(store, name, number)

@@ -30,7 +30,7 @@ Levels = Mapping[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="YAML file of a sweep")
+    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
     add_store(parser)
     parser.add_argument(
         "--rate", type=positive_float, metavar="FLOPS",

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.shared_arguments import add_json, add_reports, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.report import write_report
@@ -22,9 +22,7 @@ WATCH_SECONDS = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a submitted sweep")
     add_store(parser)
-    parser.add_argument(
-        "--out", default="reports", metavar="DIR", help="folder of reports (default: reports)"
-    )
+    add_reports(parser)
     parser.add_argument(
         "--sections",
         metavar="A,B",
@@ -182,13 +180,13 @@ def _write_report(
         if options.mirrored_by is not None:
             text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"
             raise UsageError(f"{text}; add --tracking-uri, or leave it out")
-        return write_report(Store(options.store), name, Path(options.out), sections, paper)
+        return write_report(Store(options.store), name, Path(options.reports), sections, paper)
     from kvlab.track import fetch_record
 
     with tempfile.TemporaryDirectory() as folder:
         uri, mirrored_by = options.tracking_uri, options.mirrored_by
         store = fetch_record(uri, name, Path(folder), mirrored_by)
-        return write_report(store, name, Path(options.out), sections, paper)
+        return write_report(store, name, Path(options.reports), sections, paper)
 
 
 def _parse_sections(text: str | None) -> tuple[str, ...] | None:

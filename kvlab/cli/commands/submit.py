@@ -13,9 +13,16 @@ from typing import Any, TextIO
 
 from kvlab.cli.detach import submit_detached
 from kvlab.cli.notification import NOTIFY_VARIABLE, collect_outcome, notify_at_end
+from kvlab.cli.places import find_project_root
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
 from kvlab.cli.search_summary import format_search, promote_trials
-from kvlab.cli.shared_arguments import add_json, add_store, read_sweep
+from kvlab.cli.shared_arguments import (
+    add_json,
+    add_reports,
+    add_store,
+    find_sweep_file,
+    read_sweep,
+)
 from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCallback
 from kvlab.cli.terminal import tolerate_broken_output
 from kvlab.errors import UsageError
@@ -42,7 +49,7 @@ from kvlab.trial.task import run_task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep", metavar="SWEEP", help="YAML file of a sweep")
+    parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
     add_store(parser)
     parser.add_argument(
         "--executor",
@@ -81,9 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_publishing(parser: argparse.ArgumentParser) -> None:
     """Add the options about what happens with the results: report, MLflow, copies, notification."""
     parser.add_argument("--no-report", action="store_true", help="write no report at the end")
-    parser.add_argument(
-        "--reports", default="reports", metavar="DIR", help="folder of reports (default: reports)"
-    )
+    add_reports(parser)
     parser.add_argument("--tracking-uri", metavar="URI", help="of an MLflow server")
     parser.add_argument(
         "--copy-to",
@@ -167,6 +172,8 @@ def _run_sweep(
     def run_stage(one: Stage) -> Summary:
         is_first = one.is_tuning not in seen_kinds  # in later stages it failed just now
         seen_kinds.add(one.is_tuning)
+        if one is not stage:
+            display.begin_stage(one.plan, retry_failed=options.retry_failed and is_first)
         driver_options = {
             "origin": origin,
             "stop_flag": stop_flag,
@@ -245,7 +252,6 @@ def _run_stage(
 def _plan_next_stage(sweep: Sweep, store: Store, display: ProgressDisplay) -> Stage:
     """Plan the next stage from the record, and print what was decided."""
     stage = plan_stage(sweep, store)
-    display.begin_stage(stage.plan)
     for line in stage.lines:
         display.print_line(line)
     if trials_to_run(stage.plan):
@@ -308,7 +314,10 @@ def _redact_command(options: argparse.Namespace) -> str:
     """Return the command that computes the same again, without paths of this machine."""
     is_default = options.executor == DEFAULT_EXECUTOR
     executor = [] if is_default else ["--executor", options.executor]
-    return redact_command(["submit", options.sweep, *executor])
+    file = os.path.abspath(find_sweep_file(options.sweep))
+    in_project = os.path.relpath(file, find_project_root())
+    file = file if in_project.startswith(os.pardir) else in_project
+    return redact_command(["submit", file, *executor])
 
 
 def _make_executor(

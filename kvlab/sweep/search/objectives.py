@@ -1,6 +1,7 @@
 """The metrics that a search may optimize or keep within limits."""
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 
 from kvlab.errors import SpecError
 from kvlab.spec.search_config import Limit
@@ -26,9 +27,11 @@ def check_objectives(sweep: Sweep) -> None:
     for path, name in fields:
         field = ".".join(map(str, path[:2]))
         if name not in METRICS and name not in PLANNED_METRICS:
-            text = f"{field} names {name}, which is not measured; use one of"
             usable = [m for m, metric in METRICS.items() if metric.better != "neither"]
-            text = f"{text} {', '.join([*PLANNED_METRICS, *usable])}"
+            near = get_close_matches(name, [*PLANNED_METRICS, *usable], 1)
+            names = ", ".join([*PLANNED_METRICS, *usable])
+            hint = f"did you mean {near[0]}?" if near else f"use one of {names}"
+            text = f"{field} names {name}, which is not measured; {hint}"
             problems.append(sweep.source.document.problem(path, text))
         elif path[1] == "objectives" and name in METRICS and METRICS[name].better == "neither":
             text = f"{field} names {name}, of which neither more nor less is better; use another"

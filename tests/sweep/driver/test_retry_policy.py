@@ -157,7 +157,7 @@ def test_the_same_error_again_and_again_ends_the_sweep_early(tmp_path):
     summary = drive(planned, store, StubRun(store.path, script=script), on_event=events.append)
     assert (summary.exit_code, summary.states["failed"], summary.states["missing"]) == (1, 3, 5)
     assert summary.halt_reason.startswith(
-        "3 trials failed at the same place (ValueError: no way to measure"
+        "no more trials are started, as 3 failed at the same place (ValueError: no way to measure"
     )
     assert [event.message for event in events if event.kind == "halted"] == [summary.halt_reason]
     mended = Driver(
