@@ -5,7 +5,8 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── UsageError             an argument of a command is wrong (also a ValueError); exits with 2
 ├── DataError              text, tokens or an evaluation set is missing or damaged
 ├── PretrainedError        a published checkpoint cannot be read or written (also a ValueError)
-├── StoreError             the store cannot be read or written, or a record in it is damaged
+├── StoreError             the store cannot be read or written
+│   └── RecordDamaged      a file of the record is not what was written
 ├── ResourceError          a trial requests more than the machine or the cluster has
 ├── ClusterLost            the Ray cluster under a running sweep is gone; submit again
 ├── CacheError             a request that the KV cache's layout does not support
@@ -80,7 +81,11 @@ class PretrainedError(KvlabError, ValueError):
 
 
 class StoreError(KvlabError):
-    """The store cannot be read or written, or a record in it is damaged."""
+    """The store cannot be read or written."""
+
+
+class RecordDamaged(StoreError):
+    """A file of the record is not what was written."""
 
 
 class ResourceError(KvlabError):

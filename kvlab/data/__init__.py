@@ -9,7 +9,12 @@ from kvlab.data.batches import (
 )
 from kvlab.data.bigram_table import TableLosses, score_tables
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
-from kvlab.data.dataset_preparation import dataset_identity, list_prepared_datasets, prepare_dataset
+from kvlab.data.dataset_preparation import (
+    dataset_identity,
+    list_prepared_datasets,
+    prepare_dataset,
+    set_aside_dataset,
+)
 from kvlab.data.hellaswag_dataset import HellaSwagItem, get_hellaswag_file, load_hellaswag
 from kvlab.data.shards import Dataset, open_dataset, verify_dataset
 from kvlab.data.tokenizers import Tokenizer, load_tokenizer
@@ -31,6 +36,7 @@ __all__ = [
     "open_dataset",
     "prepare_dataset",
     "score_tables",
+    "set_aside_dataset",
     "spread_documents",
     "spread_indices",
     "spread_windows",

@@ -23,9 +23,10 @@ from kvlab.data.token_pieces import (
     count_available_cpus,
     read_document_table,
 )
-from kvlab.errors import DataError
+from kvlab.errors import DataError, StoreError
 from kvlab.fs.atomic_files import replace_file, write_json
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import set_aside
 from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig
 
@@ -101,6 +102,22 @@ def prepare_dataset(
 def list_prepared_datasets() -> list[Path]:
     """Return the folders of all complete datasets, sorted."""
     return sorted(path.parent for path in _datasets_dir().glob("[!.]*/manifest.json"))
+
+
+def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress) -> Path:
+    """Move a damaged dataset into ``damaged/`` beside it, so that it is prepared again.
+
+    Returns:
+        Where it is now.
+
+    Raises:
+        DataError: It cannot be moved.
+    """
+    with hold_lock(_lock_path(folder), progress, "another process holds this text; waiting"):
+        try:
+            return set_aside(folder.parent, [folder.name]) / folder.name
+        except StoreError as error:
+            raise DataError(str(error)) from None
 
 
 def _update_licence(folder: Path, licence: str, progress: ProgressCallback) -> Dataset:

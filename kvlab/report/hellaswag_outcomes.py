@@ -72,7 +72,7 @@ def parse_outcomes(text: bytes) -> dict[str, bytes]:
     in a tenth of the time of decoding JSON. If any line differs, all are decoded.
 
     Args:
-        text: Lines as `Store.write_items` writes them.
+        text: Lines as `Store.write_details` writes them.
 
     Returns:
         Metric -> one byte per item.

@@ -20,23 +20,32 @@ import json
 import os
 import re
 import secrets
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from kvlab.errors import LeaseLost, StoreError, UsageError
-from kvlab.fs.atomic_files import read_json, write_atomic, write_json
+from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
+from kvlab.fs.atomic_files import read_json, write_atomic
 from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock, seems_held
+from kvlab.fs.sealed_files import (
+    FileSeal,
+    check_file,
+    read_seal,
+    read_sealed_bytes,
+    read_sealed_json,
+    seal_bytes,
+    set_aside,
+    write_sealed_json,
+)
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
 
-SCHEMA = 1
+SCHEMA = 2
 
 Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
-"""How a trial ended. ``damaged``: its result cannot be read, and it is run again. ``pruned``: a
-search has paused its training, which any other sweep continues."""
+"""How a trial ended. ``damaged``: its result is not what was written, and it is run again.
+``pruned``: a search has paused its training, which any other sweep continues."""
 
 DETAIL_FILES = ("items.jsonl.gz", "texts.json.gz", "tasks.json.gz")
 """Files beside a result, written before it: HellaSwag by item, losses by document, and lm-eval
@@ -45,11 +54,11 @@ tasks by item."""
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _TRUNK_STEP = re.compile(r"step-[0-9]{8,}\Z")
 _RESULT_HEAD = re.compile(
-    rb'\{\s*"schema": %d,\s*"trial": "\w+",\s*"training": "\w+",'
+    rb'\{\s*"schema": %d,\s*"trial": "(\w+)",\s*"training": "\w+",'
     rb'\s*"status": "(done|failed|diverged|pruned)"' % SCHEMA
 )
 
-_RESULT_TAIL = b"\n}\n"  # only the outermost brace is at the start of a line
+_TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
 
 
 class Store:
@@ -60,6 +69,7 @@ class Store:
         if self.path.exists() and not self.path.is_dir():
             text = f"{path} is a file, and a store is a folder"
             raise StoreError(f"{text}; name another with --store")
+        self._seals: dict[str, Mapping[str, FileSeal]] = {}
 
     # Paths
 
@@ -134,32 +144,34 @@ class Store:
         raise UsageError(f"trial = {prefix!r} fits {len(matches)} trials; give more digits")
 
     def status(self, trial_id: str) -> Status | None:
-        """Return how a trial ended, None if it has not. Reads the first and last bytes only."""
-        path = self.trial_directory(trial_id) / "result.json"
+        """Return how a trial ended, None if it has not. Checks the result, and parses no JSON."""
         try:
-            with open(path, "rb") as file:
-                head = _RESULT_HEAD.match(file.read(256))
-                file.seek(-min(len(_RESULT_TAIL), os.fstat(file.fileno()).st_size), os.SEEK_END)
-                is_complete = file.read() == _RESULT_TAIL
+            data = read_sealed_bytes(self.trial_directory(trial_id) / "result.json")
         except FileNotFoundError:
             return None
-        except OSError as error:
-            text = f"{path} cannot be read: {error.strerror}"
-            raise StoreError(f"{text}; check its permissions") from None
-        if not head or not is_complete:
+        except RecordDamaged:
             return "damaged"
-        return cast(Status, head.group(1).decode())
+        head = _RESULT_HEAD.match(data)
+        if not head or head.group(1).decode() != trial_id:
+            return "damaged"
+        return cast(Status, head.group(2).decode())
 
     def result(self, trial_id: str) -> dict[str, Any] | None:
         """Return a result, None if there is none.
 
         Raises:
-            StoreError: it is damaged.
+            RecordDamaged: it is not what was written.
         """
+        path = self.trial_directory(trial_id) / "result.json"
         try:
-            result: dict[str, Any] = read_json(self.trial_directory(trial_id) / "result.json")
+            result = read_sealed_json(path, "schema", "trial", "training", "status")
         except FileNotFoundError:
             return None
+        if result["schema"] != SCHEMA:
+            raise RecordDamaged(f"{path} is of schema {result['schema']}, not {SCHEMA}")
+        if result["trial"] != trial_id:
+            raise RecordDamaged(f"{path} is the result of trial {result['trial']}")
+        self._seals[trial_id] = result.get("files", {})
         return result
 
     def write_result(self, result: dict[str, Any], fence: Fence | None = None) -> None:
@@ -171,7 +183,7 @@ class Store:
         head = {"schema": SCHEMA, **{key: result[key] for key in ("trial", "training", "status")}}
         path = self.trial_directory(result["trial"]) / "result.json"
         try:
-            write_json(path, {**head, **result}, fence=fence, once=True)
+            write_sealed_json(path, {**head, **result}, fence=fence, once=True)
         except FileExistsError:
             raise LeaseLost(f"{path} exists already: another process has ended the trial") from None
 
@@ -184,12 +196,31 @@ class Store:
             if (directory / name).exists():
                 os.replace(directory / name, target / name)
 
+    def set_aside_result(self, trial_id: str, fence: Fence | None = None) -> Path:
+        """Move a damaged result into ``damaged/``, so that the trial runs again.
+
+        Requires the trial's lock.
+
+        Returns:
+            The folder that it is moved to.
+        """
+        names = (*DETAIL_FILES, "result.json")
+        return set_aside(self.trial_directory(trial_id), names, fence)
+
     def write_trial(
         self, trial_id: str, description: dict[str, Any], fence: Fence | None = None
     ) -> None:
+        """Write what is known of a trial before it runs, unless it is there already."""
         path = self.trial_directory(trial_id) / "trial.json"
-        if not path.exists():
-            write_json(path, {"schema": SCHEMA, **description}, fence=fence)
+        try:
+            if read_sealed_json(path, "trial")["trial"] == trial_id:
+                return
+            set_aside(path.parent, [path.name], fence)
+        except FileNotFoundError:
+            pass
+        except RecordDamaged:
+            set_aside(path.parent, [path.name], fence)
+        write_sealed_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
     def read_training_id(self, trial_id: str) -> str | None:
         """Return the training of a trial, from its ``trial.json``; None if that is unreadable."""
@@ -201,42 +232,57 @@ class Store:
 
     def _read_trial_key(self, trial_id: str, key: str) -> str | None:
         try:
-            return str(read_json(self.trial_directory(trial_id) / "trial.json")[key])
-        except (FileNotFoundError, StoreError, KeyError, TypeError):
+            return str(read_sealed_json(self.trial_directory(trial_id) / "trial.json")[key])
+        except (FileNotFoundError, StoreError, KeyError):
             return None
 
-    def write_items(
-        self, trial_id: str, items: Iterable[dict[str, Any]], fence: Fence | None = None
-    ) -> None:
-        """Write per-item results, one JSON object per line; equal items give equal bytes."""
-        text = "".join(json.dumps(item, allow_nan=False) + "\n" for item in items)
-        data = gzip.compress(text.encode(), mtime=0)
-        write_atomic(self.trial_directory(trial_id) / "items.jsonl.gz", data, fence=fence)
+    def write_details(
+        self,
+        trial_id: str,
+        *,
+        items: Iterable[Mapping[str, Any]] = (),
+        texts: Mapping[str, Any] | None = None,
+        tasks: Mapping[str, Any] | None = None,
+        fence: Fence | None = None,
+    ) -> dict[str, FileSeal]:
+        """Write what lies beside a result. Equal details give equal bytes.
+
+        Args:
+            items: HellaSwag by item.
+            texts: losses by document, see `texts`.
+            tasks: outcomes on lm-eval tasks, see `tasks`.
+
+        Returns:
+            The seals of the files, which the result lists under ``files``.
+        """
+        lines = "".join(json.dumps(item, allow_nan=False) + "\n" for item in items)
+        contents = {
+            name: json.dumps(value, allow_nan=False) if value else ""
+            for name, value in (("texts.json.gz", texts), ("tasks.json.gz", tasks))
+        }
+        seals = {}
+        for name, text in {"items.jsonl.gz": lines, **contents}.items():
+            if text:
+                data = gzip.compress(text.encode(), mtime=0)
+                write_atomic(self.trial_directory(trial_id) / name, data, fence=fence)
+                seals[name] = seal_bytes(data)
+        return seals
 
     def items(self, trial_id: str) -> Iterator[dict[str, Any]]:
-        """Iterate over per-item results; empty if the trial has none."""
-        path = self.trial_directory(trial_id) / "items.jsonl.gz"
-        if path.exists():
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                yield from map(json.loads, file)
+        """Iterate over HellaSwag by item; empty if the trial has none.
+
+        Raises:
+            RecordDamaged: the file is not the one that the result lists.
+        """
+        yield from map(json.loads, self.items_text(trial_id).splitlines())
 
     def items_text(self, trial_id: str) -> bytes:
         """Return the lines that `items` reads; empty if the trial has none.
 
         Raises:
-            StoreError: the file is damaged.
+            RecordDamaged: the file is not the one that the result lists.
         """
-        return self._decompress(trial_id, "items.jsonl.gz")
-
-    def write_texts(
-        self,
-        trial_id: str,
-        texts: Mapping[str, Mapping[str, list[float]]],
-        fence: Fence | None = None,
-    ) -> None:
-        """Write losses by document; equal losses give equal bytes."""
-        data = gzip.compress(json.dumps(texts, allow_nan=False).encode(), mtime=0)
-        write_atomic(self.trial_directory(trial_id) / "texts.json.gz", data, fence=fence)
+        return self._read_detail(trial_id, "items.jsonl.gz")
 
     def texts(self, trial_id: str) -> dict[str, dict[str, list[float]]]:
         """Return a trial's losses by document; empty if it has none.
@@ -250,17 +296,10 @@ class Store:
             one-shot losses of the same tokens.
 
         Raises:
-            StoreError: the file is damaged.
+            RecordDamaged: the file is not the one that the result lists.
         """
-        texts = self._read_detail(trial_id, "texts.json.gz")
+        texts = json.loads(self._read_detail(trial_id, "texts.json.gz") or b"{}")
         return cast(dict[str, dict[str, list[float]]], texts)
-
-    def write_tasks(
-        self, trial_id: str, tasks: Mapping[str, Any], fence: Fence | None = None
-    ) -> None:
-        """Write outcomes on lm-eval tasks; equal outcomes give equal bytes."""
-        data = gzip.compress(json.dumps(tasks, allow_nan=False).encode(), mtime=0)
-        write_atomic(self.trial_directory(trial_id) / "tasks.json.gz", data, fence=fence)
 
     def tasks(self, trial_id: str) -> dict[str, Any]:
         """Return a trial's outcomes on lm-eval tasks; empty if it has none.
@@ -270,25 +309,39 @@ class Store:
             a digest of the items; ``outcomes``, by metric one number for each item.
 
         Raises:
-            StoreError: the file is damaged.
+            RecordDamaged: the file is not the one that the result lists.
         """
-        return self._read_detail(trial_id, "tasks.json.gz")
+        tasks = json.loads(self._read_detail(trial_id, "tasks.json.gz") or b"{}")
+        return cast(dict[str, Any], tasks)
 
-    def _read_detail(self, trial_id: str, name: str) -> dict[str, Any]:
-        data = self._decompress(trial_id, name)
-        try:
-            return cast(dict[str, Any], json.loads(data or b"{}"))
-        except ValueError as error:
-            raise _damaged_detail(self.trial_directory(trial_id) / name, error) from None
+    def _read_detail(self, trial_id: str, name: str) -> bytes:
+        """Return the decompressed contents of a file that the result lists; empty if it does not.
 
-    def _decompress(self, trial_id: str, name: str) -> bytes:
+        Raises:
+            RecordDamaged: the file is not the one that the result lists.
+        """
+        seal = self._detail_seals(trial_id).get(name)
+        if seal is None:
+            return b""
         path = self.trial_directory(trial_id) / name
         try:
-            return gzip.decompress(path.read_bytes())
-        except FileNotFoundError:
-            return b""
-        except (OSError, EOFError, zlib.error) as error:
-            raise _damaged_detail(path, error) from None
+            data = path.read_bytes()
+        except OSError:
+            data = b""
+        if seal_bytes(data) != seal:
+            # another process may have run the trial again since its result was read
+            self._seals.pop(trial_id, None)
+            seal = self._detail_seals(trial_id).get(name)
+            if seal is None:
+                return b""
+            check_file(path, seal)
+            data = path.read_bytes()
+        return gzip.decompress(data)
+
+    def _detail_seals(self, trial_id: str) -> Mapping[str, FileSeal]:
+        if trial_id not in self._seals and self.result(trial_id) is None:
+            return {}
+        return self._seals[trial_id]
 
     def attempts(self, trial_id: str) -> list[int]:
         """Return the numbers of a trial's attempts, sorted."""
@@ -324,30 +377,78 @@ class Store:
     # Trainings
 
     def is_trained(self, training_id: str) -> bool:
-        """Return whether a training is done and its final weights are there."""
+        """Return whether a training is done and its final weights are there.
+
+        Its record is checked; of the weights only the size is, since whoever loads them checks
+        what they contain.
+        """
         directory = self.training_directory(training_id)
-        weights = directory / "final" / "model.safetensors"
-        return (directory / "training.json").exists() and weights.exists()
+        paths = (directory / "training.json", directory / "final" / "model.safetensors")
+        return all(path.exists() for path in paths) and self.check_training(training_id) is None
+
+    def check_training(self, training_id: str, *, contents: bool = False) -> str | None:
+        """Return what is wrong with the files of a training that has ended.
+
+        Args:
+            contents: read the weights; otherwise only their size is compared.
+
+        Returns:
+            None if nothing is, or if it has not ended. Weights that are gone are no damage.
+        """
+        directory = self.training_directory(training_id)
+        try:
+            record = read_sealed_json(directory / "training.json", "files")
+            for name, seal in record["files"].items():
+                is_weights = not name.endswith(".json")
+                if is_weights and not (directory / name).exists():
+                    continue  # garbage collection removes weights that have been measured
+                check_file(directory / name, seal, contents=contents or not is_weights)
+        except FileNotFoundError:
+            return None
+        except RecordDamaged as error:
+            return str(error)
+        return None
+
+    def set_aside_training(self, training_id: str, fence: Fence | None = None) -> Path:
+        """Move what a training has recorded of its end into ``damaged/``, so that it runs again.
+
+        Its checkpoints stay. Requires the training's lock.
+
+        Returns:
+            The folder that it is moved to.
+        """
+        return set_aside(self.training_directory(training_id), _TRAINING_FILES, fence)
+
+    def training_seal(self, training_id: str) -> str | None:
+        """Return the sha256 of a finished training's record; None if it has none."""
+        try:
+            return read_seal(self.training_directory(training_id) / "training.json")
+        except FileNotFoundError:
+            return None
 
     def divergence(self, training_id: str) -> str | None:
-        """Return the message of a training that diverged, None if it has not."""
+        """Return the message of a training that diverged, None if it has not.
+
+        A damaged record is None, too: the training is run again.
+        """
         try:
-            record = read_json(self.training_directory(training_id) / "diverged.json")
-            return str(record["message"])
-        except FileNotFoundError:
+            path = self.training_directory(training_id) / "diverged.json"
+            return str(read_sealed_json(path, "message")["message"])
+        except (FileNotFoundError, RecordDamaged):
             return None
 
     def write_divergence(self, training_id: str, message: str, fence: Fence | None = None) -> None:
         path = self.training_directory(training_id) / "diverged.json"
-        write_json(path, {"schema": SCHEMA, "message": message}, fence=fence)
+        write_sealed_json(path, {"schema": SCHEMA, "message": message}, fence=fence)
 
     def rungs(self, training_id: str) -> dict[int, float]:
         """Return validation losses (nats/token) by the steps after which a search paused it."""
         try:
-            rungs = read_json(self.training_directory(training_id) / "rungs.json")["rungs"]
-            return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
-        except FileNotFoundError:
+            path = self.training_directory(training_id) / "rungs.json"
+            rungs = read_sealed_json(path, "rungs")["rungs"]
+        except (FileNotFoundError, RecordDamaged):  # damaged ones are measured again
             return {}
+        return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
 
     def trunk_steps(self, trunk_id: str) -> list[int]:
         """Return the steps after which a trunk has a checkpoint, sorted; see `kvlab.train`."""
@@ -369,9 +470,17 @@ class Store:
 
         Raises:
             UsageError: no such sweep was submitted to this store.
+            RecordDamaged: the description is not what was written.
         """
+        path = self.sweep_directory(name) / "sweep.json"
         try:
-            return cast(dict[str, Any], read_json(self.sweep_directory(name) / "sweep.json"))
+            sweep = read_sealed_json(path, "name", "cells")
+            if sweep["name"] != name:
+                raise RecordDamaged(f"{path} describes the sweep {sweep['name']}")
+            return sweep
+        except RecordDamaged as error:
+            hint = "submit the sweep again, which writes it anew"
+            raise RecordDamaged(f"{error}; {hint}") from None
         except FileNotFoundError:
             names = self.sweep_names()
             near = get_close_matches(name, names, 1)
@@ -382,7 +491,7 @@ class Store:
 
     def write_sweep(self, description: dict[str, Any]) -> None:
         path = self.sweep_directory(description["name"]) / "sweep.json"
-        write_json(path, {"schema": SCHEMA, **description})
+        write_sealed_json(path, {"schema": SCHEMA, **description})
 
     def note_report(self, name: str, seeds: Iterable[int]) -> None:
         """Note that a report has shown what these seeds decide, for as far as this can be written.
@@ -393,13 +502,14 @@ class Store:
         if new not in reported:
             path = self.sweep_directory(name) / "reported.json"
             with contextlib.suppress(OSError, StoreError):  # a store that others may only read
-                write_json(path, {"schema": SCHEMA, "seeds": [*reported, new]})
+                write_sealed_json(path, {"schema": SCHEMA, "seeds": [*reported, new]})
 
     def reported_seeds(self, name: str) -> list[list[int]]:
         """Return the sets of seeds at which reports were written."""
         try:
-            reported = read_json(self.sweep_directory(name) / "reported.json")
-        except FileNotFoundError:
+            path = self.sweep_directory(name) / "reported.json"
+            reported = read_sealed_json(path, "seeds")
+        except (FileNotFoundError, RecordDamaged):  # `kvlab verify` tells of a damaged one
             return []
         return [list(seeds) for seeds in reported["seeds"]]
 
@@ -427,11 +537,6 @@ def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         For each cell its levels and its trials by seed. A tuned setting is one more level.
     """
     return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
-
-
-def _damaged_detail(path: Path, error: Exception) -> StoreError:
-    text = f"{path} cannot be read: {error}"
-    return StoreError(f"{text}; move the trial's result.json away, submit again")
 
 
 def _check_id(text: str) -> str:

@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
-from kvlab.errors import CopyDamaged, UsageError
+from kvlab.errors import CopyDamaged, RecordDamaged, UsageError
+from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.store import DETAIL_FILES, Store
@@ -97,7 +98,8 @@ def restore_sweep(store: Store, storage: ObjectStorage, name: str) -> BackupSumm
     """Copy a sweep back into ``store``, which may hold some of it.
 
     What the store has stays: trials that have ended, weights, and the description, which may be
-    newer. What a process works on now is not touched. A trial whose copy is damaged is left out.
+    newer. Only what is damaged there is moved aside and fetched. What a process works on now is
+    not touched. A trial whose copy is damaged is left out.
 
     Raises:
         UsageError: there is no copy of this sweep, or a driver runs it now.
@@ -110,7 +112,7 @@ def restore_sweep(store: Store, storage: ObjectStorage, name: str) -> BackupSumm
         text = f"sweep = {name} is being run in {store.path}"
         raise UsageError(f"{text}; wait for it, or end it with `kvlab stop {name}`")
     with store.driver_lock(name).hold():
-        if not (directory / "sweep.json").exists():
+        if not _is_described(store, name):
             files = storage.download(f"sweeps/{name}", directory)
             if not files:
                 names = ", ".join(list_copied_sweeps(storage)) or "it has none"
@@ -136,9 +138,11 @@ def _restore_trial(
         if fence is None:
             summary.in_use += 1
             return
+        if store.status(trial) == "damaged":
+            store.set_aside_result(trial, fence)
         files = storage.download(f"trials/{trial}", store.trial_directory(trial), fence)
         summary.files += files or 0
-        if store.status(trial) is None:
+        if store.status(trial) in (None, "damaged"):
             summary.missing += 1
             return
         summary.trials += 1
@@ -149,9 +153,31 @@ def _restore_training(
     store: Store, storage: ObjectStorage, trial: str, summary: BackupSummary
 ) -> None:
     training = store.read_training_id(trial)
-    if not training or store.is_trained(training):
+    if not training:
+        return
+    is_damaged = store.check_training(training, contents=True) is not None
+    if store.is_trained(training) and not is_damaged:
         return
     with store.training_lock(training).hold(timeout=0.0) as fence:
-        if fence is not None:
-            directory = store.training_directory(training)
-            summary.files += storage.download(f"trainings/{training}", directory, fence) or 0
+        if fence is None:
+            return
+        if is_damaged:
+            store.set_aside_training(training, fence)
+        directory = store.training_directory(training)
+        summary.files += storage.download(f"trainings/{training}", directory, fence) or 0
+        damage = store.check_training(training, contents=True)
+        if damage is not None:
+            store.set_aside_training(training, fence)
+            raise CopyDamaged(f"{damage}, as in the copy")
+
+
+def _is_described(store: Store, name: str) -> bool:
+    """Return whether the store has the description of a sweep; move a damaged one aside."""
+    try:
+        store.sweep(name)
+    except RecordDamaged:
+        set_aside(store.sweep_directory(name), ["sweep.json"])
+        return False
+    except UsageError:
+        return False
+    return True

@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import file_sha256, read_json, write_json
+from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import (
+    check_file,
+    read_sealed_json,
+    seal_file,
+    set_aside,
+    write_sealed_json,
+)
 from kvlab.spec.experiment import Experiment
 from kvlab.train.tensor_files import copy_weights, fsync_path, read_tensors, write_tensors
 from kvlab.train.training_record import Curve
@@ -173,16 +179,21 @@ class Checkpoints:
         source = trunk.newest(last_step)
         if source is None:
             return False
-        with suppress(StoreError, FileNotFoundError, KeyError, TypeError):
-            content: dict[str, Any] = read_json(source / _STATE_FILE)
+        try:
+            content = read_checkpoint(source)
             own = {"resumed_from": [], "branched_at": content["state"]["step"]}
             content |= {"identity": self._identity, "state": {**content["state"], **own}}
             with self._new_folder(self._folder / source.name) as folder:
                 for name in _FILES:
                     _link_or_copy(source / name, folder / name)
-                write_json(folder / _STATE_FILE, content, fence=self._fence)
-            return True
-        return False
+                write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
+        except RecordDamaged as error:
+            aside = set_aside(trunk.directory, [source.name])
+            _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
+            return self.branch(trunk, last_step)
+        except StoreError:  # garbage collection has removed it meanwhile
+            return False
+        return True
 
     @contextmanager
     def _new_folder(self, path: Path, *, keep_other: bool = False) -> Iterator[Path]:
@@ -221,9 +232,9 @@ class Checkpoints:
         parameters = dict(model.named_parameters())
         write_tensors(folder / _FILES[0], parameters, self._fence)
         write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters), self._fence)
-        hashes = {name: file_sha256(folder / name) for name in _FILES}
-        content = {"schema": 1, "identity": self._identity, "sha256": hashes}
-        write_json(folder / _STATE_FILE, {**content, "state": asdict(state)}, fence=self._fence)
+        files = {name: seal_file(folder / name) for name in _FILES}
+        content = {"schema": 1, "identity": self._identity, "files": files, "state": asdict(state)}
+        write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
         fsync_path(folder)
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> TrainingState | None:
@@ -240,8 +251,10 @@ class Checkpoints:
             try:
                 identity, state = self._read_state(folder)
                 tensors = [read_tensors(folder / name) for name in _FILES]
-            except (StoreError, OSError, KeyError, TypeError, ValueError) as error:
-                _log.warning("%s is damaged (%s); trying the one before", folder, error)
+            except (RecordDamaged, TypeError) as error:  # or of an older version of kvlab
+                names = [f"{self._folder.name}/{folder.name}"]
+                aside = set_aside(self._folder.parent, names, self._fence)
+                _log.warning("%s; moved to %s, trying the checkpoint before", error, aside)
                 continue
             if identity != self._identity:
                 text = f"{folder} belongs to another training"
@@ -272,10 +285,7 @@ class Checkpoints:
 
     def _read_state(self, folder: Path) -> tuple[str, TrainingState]:
         """Return the identity and state of a checkpoint after checking its files."""
-        content: dict[str, Any] = read_json(folder / _STATE_FILE)
-        for name in _FILES:
-            if file_sha256(folder / name) != content["sha256"][name]:
-                raise ValueError(f"{name} is not what was written")
+        content = read_checkpoint(folder)
         return content["identity"], TrainingState(**content["state"])
 
     def _list_newest_first(self) -> list[Path]:
@@ -286,10 +296,25 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's ``state.json``, after a check of all its files.
+
+    Raises:
+        RecordDamaged: A file is missing, or is not what was written.
+    """
+    try:
+        content = read_sealed_json(folder / _STATE_FILE, "identity", "files", "state")
+    except FileNotFoundError:
+        raise RecordDamaged(f"{folder / _STATE_FILE} is missing") from None
+    for name in _FILES:
+        check_file(folder / name, content["files"][name])
+    return content
+
+
 def _validation_loss(folder: Path) -> float | None:
     """Return the validation loss at a checkpoint's step; None if it is missing or damaged."""
     try:
-        state = read_json(folder / _STATE_FILE)["state"]
+        state = read_sealed_json(folder / _STATE_FILE)["state"]
         last = state["validation_curve"][-1]
         return float(last[2]) if last[0] == state["step"] else None
     except (StoreError, OSError, KeyError, TypeError, IndexError):

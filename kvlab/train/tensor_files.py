@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import check_file, read_sealed_json
 
 FINAL_WEIGHTS = Path("final") / "model.safetensors"
 
@@ -99,15 +100,24 @@ def read_final_weights(directory: str | Path) -> dict[str, Tensor]:
     """Return the final weights of the training in ``directory`` by parameter name.
 
     Raises:
-        StoreError: there are none, or they are damaged.
+        RecordDamaged: they are not those that the training's record lists.
+        StoreError: there are none.
     """
-    return read_tensors(Path(directory) / FINAL_WEIGHTS)
+    directory = Path(directory)
+    try:
+        record = read_sealed_json(directory / "training.json", "files")
+    except FileNotFoundError:
+        text = f"{directory} holds no finished training"
+        raise StoreError(f"{text}; submit its sweep again") from None
+    check_file(directory / FINAL_WEIGHTS, record["files"][FINAL_WEIGHTS.as_posix()])
+    return read_tensors(directory / FINAL_WEIGHTS)
 
 
 def load_final_weights(model: nn.Module, directory: str | Path) -> None:
     """Load the final weights of the training in ``directory`` into ``model``.
 
     Raises:
-        StoreError: there are none, they are damaged, or they belong to another model.
+        RecordDamaged: they are not those that the training's record lists.
+        StoreError: there are none, or they belong to another model.
     """
     copy_weights(model, read_final_weights(directory), Path(directory) / FINAL_WEIGHTS)

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import read_sealed_json, seal_file, write_sealed_json
 
 CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the
@@ -16,6 +15,9 @@ point before it."""
 
 PROGRESS_POINTS = 100
 """The same of a training that goes on: its progress is written twice a second."""
+
+SEALED_FILES = ("config.json", "start.json", "final/model.safetensors")
+"""Files of a finished training, beside its record."""
 
 Curve = list[list[float]]
 """Points ``[step, tokens, loss]``: loss in nats per token after ``step`` steps."""
@@ -91,8 +93,14 @@ def recent_curve(losses: Sequence[float], batch_tokens: int) -> Curve:
 def write_training_record(
     directory: Path, record: TrainingRecord, fence: Fence | None = None
 ) -> None:
-    """Write ``directory/training.json``, which marks the training as finished."""
-    write_json(directory / "training.json", {"schema": 1, **asdict(record)}, fence=fence)
+    """Write ``directory/training.json``, which marks the training as finished.
+
+    It seals the training: it lists size and sha256 of the other files that stay.
+    """
+    paths = [directory / name for name in SEALED_FILES if (directory / name).exists()]
+    files = {path.relative_to(directory).as_posix(): seal_file(path) for path in paths}
+    content = {"schema": 1, **asdict(record), "files": files}
+    write_sealed_json(directory / "training.json", content, fence=fence)
 
 
 def write_rung(
@@ -107,25 +115,21 @@ def write_rung(
     """
     path = directory / "rungs.json"
     try:
-        rungs = read_json(path)["rungs"]
+        rungs = read_sealed_json(path)["rungs"]
     except FileNotFoundError:
         rungs = {}
     rungs = {**rungs, str(rung): {"step": step, "loss": loss}}
-    write_json(path, {"schema": 1, "rungs": rungs}, fence=fence)
+    write_sealed_json(path, {"schema": 1, "rungs": rungs}, fence=fence)
 
 
 def load_training_record(directory: str | Path) -> TrainingRecord | None:
     """Return the record of a finished training, or None if ``directory`` has none.
 
     Raises:
-        StoreError: ``training.json`` is damaged.
+        RecordDamaged: ``training.json`` is damaged.
     """
-    path = Path(directory) / "training.json"
     try:
-        content: dict[str, Any] = read_json(path)
-        content = {"branched_at": None, **content}
-        return TrainingRecord(**{key: content[key] for key in TrainingRecord.__dataclass_fields__})
+        content: dict[str, Any] = read_sealed_json(Path(directory) / "training.json")
     except FileNotFoundError:
         return None
-    except (KeyError, TypeError) as error:
-        raise StoreError(f"{path} lacks {error}; remove it to train again") from None
+    return TrainingRecord(**{key: content[key] for key in TrainingRecord.__dataclass_fields__})

@@ -30,7 +30,9 @@ def claim_result(
     with store.trial_lock(trial.id).hold(timeout=LOCK_PATIENCE_SECONDS) as fence:
         status = store.status(trial.id)
         may_write = fence is not None and (status is None or status in replaceable)
-        if may_write and status is not None:
+        if may_write and status == "damaged":
+            store.set_aside_result(trial.id, fence)
+        elif may_write and status is not None:
             store.archive_result(trial.id)
         yield fence if may_write else None
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from kvlab.errors import SourceMissing
-from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.errors import RecordDamaged, SourceMissing
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
 from kvlab.model.uptraining import Conversion, initialize_from
 from kvlab.spec.model_config import ModelConfig
@@ -59,7 +59,6 @@ class InitialWeightsLoader:
             SourceMissing: the source has changed since the sweep was planned, or none of its
                 weights fits.
             PretrainedError: the checkpoint is gone or cannot be read.
-            StoreError: the weights of the source training are damaged.
         """
         config, tensors = self._read_source()
         conversion = initialize_from(model, config, tensors)
@@ -71,7 +70,7 @@ class InitialWeightsLoader:
         _log_incompatibilities(name, conversion)
         self._report({"stage": "initial weights", "note": _summarize(name, conversion)})
         facts = {"source": name, "identity": self.identity}
-        write_json(
+        write_sealed_json(
             self._directory / _RECORD_FILE, {**facts, **asdict(conversion)}, fence=self._fence
         )
 
@@ -83,7 +82,12 @@ class InitialWeightsLoader:
                 raise SourceMissing(f"{text}; submit again to plan with these")
             model = GPT.from_pretrained(weights.location)
             return model.config, {name: p.detach() for name, p in model.named_parameters()}
-        return weights.model, read_final_weights(self._directory.parent / weights.training_id)
+        try:
+            return weights.model, read_final_weights(self._directory.parent / weights.training_id)
+        except RecordDamaged as error:
+            text = f"training.init_from = {weights.name}: {error}"
+            hint = "`kvlab verify --heal` says how it is made again"
+            raise SourceMissing(f"{text}; {hint}") from None
 
 
 def make_weight_loader(
@@ -112,7 +116,7 @@ def find_trunk(trial: Trial, directory: Path) -> Trunk | None:
 def read_initialization_record(directory: Path) -> dict[str, Any] | None:
     """Return what `InitialWeightsLoader.load` wrote; None if the weights were freshly drawn."""
     try:
-        record: dict[str, Any] = read_json(directory / _RECORD_FILE)
+        record: dict[str, Any] = read_sealed_json(directory / _RECORD_FILE)
     except FileNotFoundError:
         return None
     return record

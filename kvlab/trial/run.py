@@ -13,9 +13,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
-from kvlab.errors import Diverged, LeaseLost, Paused, SourceMissing, Stopped, StoreError, WorkerLost
-from kvlab.fs.atomic_files import write_json
+from kvlab.errors import (
+    Diverged,
+    LeaseLost,
+    Paused,
+    RecordDamaged,
+    SourceMissing,
+    Stopped,
+    StoreError,
+    WorkerLost,
+)
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.store import Store
 from kvlab.store.attempt import Attempt, log_warnings, redirect_output
 from kvlab.store.failure import Failure
@@ -154,13 +163,18 @@ class _TrialRun:
             self.fences.append(fence)
             self.fence = fence
             status = self.store.status(self.trial.id)
-            if status == "damaged" or status == "pruned":
+            aside = None
+            if status == "damaged":
+                aside = self.store.set_aside_result(self.trial.id, fence)
+            elif status == "pruned":
                 self.store.archive_result(self.trial.id)
             elif status is not None:
                 return status
             self.check_stop()
             progress_path = self.store.trial_directory(self.trial.id) / "progress.json"
             attempt = self.begin_attempt()
+            if aside is not None:
+                attempt.log(f"its result was damaged; moved to {aside}, the trial runs again")
             report = ProgressReporter(progress_path, attempt.log, self.on_progress, fence)
             try:
                 with ExitStack() as stack:
@@ -182,7 +196,7 @@ class _TrialRun:
     def run_attempt(self, attempt: Attempt, report: ProgressReporter) -> Outcome:
         """Run both stages and record how they end, unless by a stop or a broken store."""
         try:
-            self.record_result(attempt, self.run_stages(report))
+            self.record_result(attempt, self.run_stages(attempt, report))
         except Stopped:
             attempt.log("stopped; submit again to continue from the last checkpoint")
             raise
@@ -209,15 +223,33 @@ class _TrialRun:
         attempt.log("done")
         return "done"
 
-    def run_stages(self, report: ProgressReporter) -> TrialMeasurements:
+    def run_stages(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
         stages = self.make_stages(self.trial, self.stop_between_updates(report))
         directory = self.store.training_directory(self.trial.training_id)
-        self.train(stages, directory, report)
+        self.train(stages, directory, attempt, report)
         self.check_stop()
+        try:
+            return stages.measure(directory)
+        except RecordDamaged as error:
+            attempt.log(str(error))
+        self.train(stages, directory, attempt, report, check_contents=True)
         return stages.measure(directory)
 
-    def train(self, stages: Stages, directory: Path, report: ProgressReporter) -> None:
-        """Train in one process at a time; the others wait and find the training done."""
+    def train(
+        self,
+        stages: Stages,
+        directory: Path,
+        attempt: Attempt,
+        report: ProgressReporter,
+        *,
+        check_contents: bool = False,
+    ) -> None:
+        """Train in one process at a time; the others wait and find the training done.
+
+        Args:
+            check_contents: read the weights of a training that is done, and train again if they
+                are damaged. Otherwise whoever loads them finds out.
+        """
 
         def report_waiting() -> None:
             self.check_stop()
@@ -227,7 +259,16 @@ class _TrialRun:
         with lock.hold(on_wait=report_waiting) as fence:
             assert fence is not None, "acquired without a time limit"
             with self.checking_fence(fence):
+                self.set_aside_damage(attempt, fence, check_contents)
                 self.train_locked(stages, directory, fence)
+
+    def set_aside_damage(self, attempt: Attempt, fence: Fence, check_contents: bool) -> None:
+        """Move what is damaged in a training that is done, so that it is trained again."""
+        training = self.trial.training_id
+        damage = self.store.check_training(training, contents=check_contents)
+        if damage is not None:
+            aside = self.store.set_aside_training(training, fence)
+            attempt.log(f"{damage}; moved to {aside}, the training runs again")
 
     def train_locked(self, stages: Stages, directory: Path, fence: Fence) -> None:
         trial, training = self.trial, self.trial.training_id
@@ -241,11 +282,11 @@ class _TrialRun:
         source = trial.source_training
         if source is not None and not self.store.is_trained(source.training_id):
             raise SourceMissing(explain_missing_source(trial, self.store))
-        if not (directory / "config.json").exists():
-            identity = training_identity(
-                trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
-            )
-            write_json(directory / "config.json", identity, fence=fence)
+        identity = training_identity(
+            trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
+        )
+        # always anew: a damaged one must not be sealed
+        write_sealed_json(directory / "config.json", identity, fence=fence)
         try:
             stages.train(directory, self.should_stop, fence)
         except Diverged as error:
@@ -253,11 +294,13 @@ class _TrialRun:
             raise
 
     def record_result(self, attempt: Attempt, measured: TrialMeasurements) -> None:
-        self.store.write_items(self.trial.id, measured.items, self.fence)
-        if measured.texts:
-            self.store.write_texts(self.trial.id, measured.texts, self.fence)
-        if measured.tasks:
-            self.store.write_tasks(self.trial.id, measured.tasks, self.fence)
+        files = self.store.write_details(
+            self.trial.id,
+            items=measured.items,
+            texts=measured.texts,
+            tasks=measured.tasks,
+            fence=self.fence,
+        )
         provenance = build_provenance(
             self.origin,
             started=attempt.started,
@@ -267,7 +310,8 @@ class _TrialRun:
             data=measured.data,
         )
         result = build_result(self.trial, "done", provenance, measured=measured)
-        self.store.write_result(result, self.fence)
+        seal = self.store.training_seal(self.trial.training_id)
+        self.store.write_result({**result, "training_seal": seal, "files": files}, self.fence)
 
     def record_failure(self, attempt: Attempt, error: Exception) -> Outcome:
         trace = attempt.write_traceback(traceback.format_exc())

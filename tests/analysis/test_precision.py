@@ -19,10 +19,9 @@ class Scored(Record):
 
     by_seed, by_document, by_both = 0.01, 0.0, 0.0
 
-    def write_result(self, store, levels, seed, status):
-        super().write_result(store, levels, seed, status)
+    def details(self, levels, seed):
         columns = self.columns(levels, seed)
-        store.write_texts(self.trial(levels, seed), {"loss": columns, "served": columns})
+        return {**super().details(levels, seed), "texts": {"loss": columns, "served": columns}}
 
     def columns(self, levels, seed):
         nats = np.full(DOCUMENTS, 4.0)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import Driver, plan
@@ -130,11 +131,11 @@ def _time_opening(folder: Path) -> tuple[str, float]:
     planned = plan(load_sweep(write_many(folder, PLANNED)), store, identify=identify)
     first = planned.trials[0].trial
     StubRun(store.path, name=planned.sweep.name)(first)
-    text = (store.trial_directory(first.id) / "result.json").read_text()
+    result = store.result(first.id)
+    assert result is not None
     for one in planned.trials:
-        directory = store.trial_directory(one.trial.id)
-        directory.mkdir(exist_ok=True)
-        (directory / "result.json").write_text(text.replace(first.id, one.trial.id))
+        path = store.trial_directory(one.trial.id) / "result.json"
+        write_sealed_json(path, {**result, "trial": one.trial.id})
     store.write_sweep(
         describe_sweep(planned, yaml="question: q\n", experiment_yaml="", command="kvlab submit")
     )

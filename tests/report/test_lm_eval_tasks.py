@@ -1,6 +1,7 @@
 import pytest
 
 from kvlab.analysis.study import Study
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.report.document import Table
 from kvlab.report.sections.lm_eval_tasks import report_lm_eval
 from kvlab.report.table_export import table_to_csv
@@ -45,7 +46,9 @@ def test_other_items_are_not_paired(store):
     row = next(r for r in Study.load(store, "made").done_rows if r.levels == ("mqa",))
     tasks = store.tasks(row.trial)
     tasks["letters"]["items"] = "another set"
-    store.write_tasks(row.trial, tasks)
+    path = store.trial_directory(row.trial) / "result.json"
+    files = store.write_details(row.trial, tasks=tasks)
+    write_sealed_json(path, {**store.result(row.trial), "files": files})
     section = report_lm_eval(Study.load(store, "made"))
     text = str(section.contents[0])
     assert "1 trial answered other items than the baseline" in text

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kvlab.errors import CopyError, UsageError
-from kvlab.fs.atomic_files import write_json
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage, redact_url
 from kvlab.store.sweep_backup import (
@@ -124,8 +124,7 @@ def test_nothing_is_copied_twice_and_what_changed_is(store, flaky):
     assert copy_sweep(store, storage, "s").files == 0
     trial = store.trial_ids()[0]
     path = store.trial_directory(trial) / "result.json"
-    result = json.loads(path.read_text())
-    write_json(path, {**result, "seed": 77})
+    write_sealed_json(path, {**store.result(trial), "seed": 77})
     assert copy_sweep(store, storage, "s").files == 1
     assert flaky.puts == [f"/bucket/trials/{trial}/result.json"]
 
@@ -188,7 +187,7 @@ def test_what_the_store_has_stays(store):
     copy_sweep(store, storage, "s")
     trial = store.trial_ids()[0]
     result = store.result(trial)
-    write_json(store.trial_directory(trial) / "result.json", {**result, "seed": 77})
+    write_sealed_json(store.trial_directory(trial) / "result.json", {**result, "seed": 77})
     lost = store.trial_ids()[1]
     (store.trial_directory(lost) / "result.json").unlink()
     summary = restore_sweep(store, storage, "s")

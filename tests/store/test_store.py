@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.errors import LeaseLost, StoreError, UsageError
+from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
+from kvlab.fs.sealed_files import seal_file, write_sealed_json
 from kvlab.store import Store
+from kvlab.store.store import DETAIL_FILES
 from tests.support.stub_trials import StubRun, tiny_plan
 
 ID = "0123456789abcdef"
@@ -72,7 +74,7 @@ def test_a_result_comes_back(store):
     for status in ("done", "failed", "diverged"):
         store.write_result(result(status=status))
         assert store.status(ID) == status
-        assert store.result(ID) == {"schema": 1, **result(status=status)}
+        assert store.result(ID) == {"schema": 2, **result(status=status)}
         assert os.listdir(store.trial_directory(ID)) == ["result.json"]
         os.unlink(store.trial_directory(ID) / "result.json")
 
@@ -94,7 +96,7 @@ def test_a_result_that_was_cut_anywhere_is_damaged_and_never_an_end(store):
         assert store.status(ID) == "damaged"
     path.write_bytes(b"\0" * len(whole))
     assert store.status(ID) == "damaged"
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(RecordDamaged, match="is damaged"):
         store.result(ID)
 
 
@@ -130,46 +132,63 @@ def test_a_trial_is_found_by_its_first_digits(store):
             store.find_trial(prefix)
 
 
-def test_items_come_back_and_equal_items_are_equal_bytes(store):
-    items = [{"ind": number, "text": "é"} for number in range(3)]
-    store.write_items(ID, items)
-    first = (store.trial_directory(ID) / "items.jsonl.gz").read_bytes()
-    assert list(store.items(ID)) == items
-    store.write_items(ID, iter(items))
-    assert (store.trial_directory(ID) / "items.jsonl.gz").read_bytes() == first
-    assert list(store.items(OTHER)) == []
+DETAILS = {
+    "items": [{"ind": number, "text": "é"} for number in range(3)],
+    "texts": {"loss": {"documents": [0, 3], "tokens": [5, 11], "nats": [10.25, 0.1]}},
+    "tasks": {"letters": {"items": "d1", "outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}},
+}
 
 
-def test_losses_by_document_come_back_and_equal_ones_are_equal_bytes(store):
-    texts = {"loss": {"documents": [0, 3], "tokens": [5, 11], "nats": [10.25, 0.1]}}
-    assert store.texts(ID) == {}
-    store.write_texts(ID, texts)
-    path = store.trial_directory(ID) / "texts.json.gz"
-    first = path.read_bytes()
-    assert store.texts(ID) == texts
-    store.write_texts(ID, texts)
-    assert path.read_bytes() == first
-    for damage in (first[:20], gzip.compress(b"{")):
+def write_all(store, trial=ID, **changes):
+    details = DETAILS | changes
+    store.write_result({**result(trial), "files": store.write_details(trial, **details)})
+
+
+def test_details_come_back_and_equal_ones_are_equal_bytes(store):
+    assert (list(store.items(ID)), store.texts(ID), store.tasks(ID)) == ([], {}, {})
+    write_all(store)
+    write_all(store, OTHER)
+    for trial in (ID, OTHER):
+        found = {"items": list(store.items(trial)), "texts": store.texts(trial)}
+        assert {**found, "tasks": store.tasks(trial)} == DETAILS
+    for name in DETAIL_FILES:
+        one, other = (store.trial_directory(trial) / name for trial in (ID, OTHER))
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("name", DETAIL_FILES)
+def test_details_other_than_those_of_the_result_are_damaged(store, name):
+    write_all(store)
+    changed = [{"ind": 7}], {"loss": {"tokens": [1]}}, {"letters": {"items": "d2"}}
+    write_all(store, OTHER, **dict(zip(DETAILS, changed, strict=True)))
+    path, others = (store.trial_directory(trial) / name for trial in (ID, OTHER))
+    whole = path.read_bytes()
+    flipped = bytes([*whole[:30], whole[30] ^ 1, *whole[31:]])
+    read = {"i": store.items_text, "te": store.texts, "ta": store.tasks}
+    read = next(method for start, method in read.items() if name.startswith(start))
+    for damage in (whole[:20], b"", flipped, gzip.compress(b"{"), others.read_bytes()):
         path.write_bytes(damage)
-        with pytest.raises(StoreError, match=r"texts\.json\.gz cannot be read"):
-            store.texts(ID)
+        with pytest.raises(RecordDamaged, match=f"{name} is damaged"):
+            read(ID)
+    path.unlink()
+    with pytest.raises(RecordDamaged, match=f"{name} is missing"):
+        read(ID)
 
 
-def test_outcomes_on_tasks_come_back_and_a_damaged_file_is_named(store):
-    tasks = {"letters": {"items": "d1", "outcomes": {"lm_eval_letters_acc": [1.0, 0.0]}}}
-    assert store.tasks(ID) == {}
-    store.write_tasks(ID, tasks)
-    assert store.tasks(ID) == tasks
-    path = store.trial_directory(ID) / "tasks.json.gz"
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(StoreError, match=r"tasks\.json\.gz cannot be read"):
-        store.tasks(ID)
+def test_details_of_a_trial_that_ran_again_are_those_of_its_new_result(store):
+    write_all(store)
+    reader = Store(store.path)
+    assert reader.texts(ID) == DETAILS["texts"]
+    store.create_attempt(ID)
+    store.archive_result(ID)
+    write_all(store, texts={"loss": {"tokens": [7]}})
+    assert reader.texts(ID) == {"loss": {"tokens": [7]}}
 
 
 def test_a_result_that_is_set_aside_is_kept_with_its_attempt(store):
     store.create_attempt(ID)
-    store.write_items(ID, [{"ind": 1}])
-    store.write_result(result(status="failed"))
+    files = store.write_details(ID, items=[{"ind": 1}])
+    store.write_result(result(status="failed", files=files))
     store.archive_result(ID)
     assert store.status(ID) is None
     assert sorted(os.listdir(store.attempt_directory(ID, 1))) == ["items.jsonl.gz", "result.json"]
@@ -179,11 +198,13 @@ def test_a_result_that_is_set_aside_is_kept_with_its_attempt(store):
 def test_a_training_is_done_with_its_record_and_its_weights(store):
     directory = store.training_directory(ID)
     (directory / "final").mkdir(parents=True)
-    (directory / "final" / "model.safetensors").write_text("")
+    weights = directory / "final" / "model.safetensors"
+    weights.write_text("w")
     assert not store.is_trained(ID)
-    (directory / "training.json").write_text("{}")
+    files = {"final/model.safetensors": seal_file(weights)}
+    write_sealed_json(directory / "training.json", {"files": files})
     assert store.is_trained(ID)
-    (directory / "final" / "model.safetensors").unlink()
+    weights.unlink()
     assert not store.is_trained(ID)
 
 

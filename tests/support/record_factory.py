@@ -87,11 +87,16 @@ class Record:
 
     def write_result(self, store: Store, levels: Levels, seed: int, status: str) -> None:
         trial = self.trial(levels, seed)
-        if status == "done" and self.items:
-            store.write_items(trial, self.outcomes(levels, seed))
         result = self.result(levels, seed, status)
-        (store.trial_directory(result["trial"]) / "result.json").unlink(missing_ok=True)
+        if status == "done":
+            details = self.details(levels, seed)
+            result = {**result, "files": store.write_details(trial, **details)}
+        (store.trial_directory(trial) / "result.json").unlink(missing_ok=True)
         store.write_result(result)
+
+    def details(self, levels: Levels, seed: int) -> dict[str, Any]:
+        """Return arguments of `Store.write_details`."""
+        return {"items": self.outcomes(levels, seed)} if self.items else {}
 
     def description(self, cells: list[dict[str, str]]) -> dict[str, Any]:
         return {
@@ -356,14 +361,13 @@ class LmEvalRecord(Record):
             "lm_eval_prose_items": 3,
         }
 
-    def write_result(self, store: Store, levels: Levels, seed: int, status: str) -> None:
+    def details(self, levels: Levels, seed: int) -> dict[str, Any]:
         facts = {"harness": "0.4.13", "version": 1.0}
         outcomes = {"lm_eval_letters_acc": self.answers(levels)}
         letters = {**facts, "items": digest("letters"), "outcomes": outcomes}
         prose = {**facts, "items": digest("prose"), "outcomes": {}}
-        if status == "done":
-            store.write_tasks(self.trial(levels, seed), {"letters": letters, "prose": prose})
-        super().write_result(store, levels, seed, status)
+        tasks = {"letters": letters, "prose": prose}
+        return {**super().details(levels, seed), "tasks": tasks}
 
 
 TASK_ITEMS = 40

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvlab.errors import Diverged, Stopped
 from kvlab.fs.atomic_files import replace_file
+from kvlab.fs.sealed_files import check_file, read_sealed_json, seal_file, write_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.store.provenance import DataProvenance, Machine, Origin
 from kvlab.store.result import TrialMeasurements
@@ -36,6 +37,8 @@ factors:
     tied: {serving.tie: "adjacent:2"}
 seeds: [0, 1]
 """
+
+FINAL_WEIGHTS = "final/model.safetensors"
 
 
 def write_sweep(folder: Path, text: str = SWEEP, name: str = "s.yaml") -> Path:
@@ -86,12 +89,15 @@ class StubStages:
                 raise Stopped("asked to stop")
         (directory / "final").mkdir(exist_ok=True)
         write_whole(directory / "final" / "model.safetensors", self.weights(), fence)
-        write_whole(directory / "training.json", "{}", fence)
+        files = {name: seal_file(directory / name) for name in ("config.json", FINAL_WEIGHTS)}
+        write_sealed_json(directory / "training.json", {"files": files}, fence=fence)
 
     def measure(self, directory):
         self.act("measure", 0)
         self.report({"stage": "evaluation"})
-        weights = (directory / "final" / "model.safetensors").read_text()
+        path = directory / "final" / "model.safetensors"
+        check_file(path, read_sealed_json(directory / "training.json")["files"][FINAL_WEIGHTS])
+        weights = path.read_text()
         loss = int(hashlib.sha256((weights + self.trial.id).encode()).hexdigest()[:8], 16) / 2**32
         return TrialMeasurements(
             measurements={"loss": loss, "kv_bytes_formula": 64},

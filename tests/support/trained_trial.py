@@ -2,6 +2,7 @@
 
 import torch
 
+from kvlab.fs.sealed_files import seal_file, write_sealed_json
 from kvlab.model import GPT
 from kvlab.spec import Experiment
 from kvlab.store import Store
@@ -36,7 +37,8 @@ def write_trained_trial(folder, shape, model) -> str:
     made, store = Trial.of(make_tiny_experiment(shape), "text", 0), Store(folder)
     directory = store.training_directory(made.training_id)
     write_tensors(directory / FINAL_WEIGHTS, dict(model.named_parameters()))
-    (directory / "training.json").write_text("{}")
+    files = {FINAL_WEIGHTS.as_posix(): seal_file(directory / FINAL_WEIGHTS)}
+    write_sealed_json(directory / "training.json", {"files": files})
     measured = TrialMeasurements(
         {"loss": 1.0},
         {"train_loss": [], "validation_loss": []},

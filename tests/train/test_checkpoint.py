@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvlab.errors import Paused, Stopped
-from kvlab.fs.atomic_files import read_json
+from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.train import load_training_record, train
 from kvlab.train.checkpoint import Trunk
 from tests.support.tiny_training import dataset, experiment, model
@@ -116,7 +116,8 @@ def test_a_damaged_newest_checkpoint_is_skipped_for_the_one_before(tmp_path, who
         state.write_text(state.read_text().replace('"losses"', '"older"'))
     record = run(tmp_path)
     assert record.resumed_from == [8]
-    assert "step-00000010 is damaged" in caplog.text
+    assert f"moved to {tmp_path / 'damaged' / '1'}" in caplog.text
+    assert (tmp_path / "damaged" / "1" / "checkpoints" / newest.name / "state.json").exists()
     assert_same_training(record, tmp_path, *whole)
 
 
@@ -185,7 +186,7 @@ def test_paused_at_rungs_it_ends_bitwise_the_same(tmp_path, whole, rungs):
         for _ in range(2):  # also asked for twice, as after a kill
             with pytest.raises(Paused):
                 run(tmp_path, until=rung)
-            losses = read_json(tmp_path / "rungs.json")["rungs"]
+            losses = read_sealed_json(tmp_path / "rungs.json")["rungs"]
             assert losses[str(rung)]["step"] == rung
             assert (
                 rung_losses.setdefault(rung, losses[str(rung)]["loss"]) == losses[str(rung)]["loss"]
@@ -202,9 +203,12 @@ def test_a_rung_that_was_passed_before_is_taken_where_the_training_stands(tmp_pa
     stop_after(tmp_path, 9)
     with pytest.raises(Paused):
         run(tmp_path, until=6)
-    rung = read_json(tmp_path / "rungs.json")["rungs"]["6"]
+    rung = read_sealed_json(tmp_path / "rungs.json")["rungs"]["6"]
     assert rung["step"] == 9
-    assert read_json(next(tmp_path.glob("checkpoints/step-*09/state.json")))["state"]["step"] == 9
+    assert (
+        read_sealed_json(next(tmp_path.glob("checkpoints/step-*09/state.json")))["state"]["step"]
+        == 9
+    )
 
 
 def wsd(steps, **training):
@@ -305,7 +309,8 @@ def test_a_damaged_trunk_is_not_used(tmp_path, caplog):
     weights = tmp_path / "store" / "trunk" / "step-00000008" / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
     record = run_budget(tmp_path / "store" / "short", wsd(14))
-    assert "is damaged" in caplog.text
+    assert "model.safetensors is damaged" in caplog.text
+    assert (tmp_path / "store" / "trunk" / "damaged" / "1" / "step-00000008").exists()
     alone = run(tmp_path / "alone", wsd(14))
     assert_same_training(record, tmp_path / "store" / "short", alone, tmp_path / "alone")
     assert record.branched_at is None

@@ -9,7 +9,7 @@ from torch import multiprocessing
 
 from kvlab.data import get_training_batch
 from kvlab.errors import Paused, ResourceError, Stopped
-from kvlab.fs.atomic_files import read_json
+from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.train import load_training_record, train
 from kvlab.train.distributed import WorkerGroup
 from tests.support.tiny_training import dataset, experiment, model
@@ -71,7 +71,7 @@ def test_two_workers_lose_as_one_with_accumulation(tmp_path):
     run_two(tmp_path / "two", two(), stop_after=23)
     assert load_training_record(tmp_path / "two") is None
     run_two(tmp_path / "two", two(), until=36)  # a rung of a search
-    assert read_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
+    assert read_sealed_json(tmp_path / "two" / "rungs.json")["rungs"]["36"]["step"] == 36
     run_two(tmp_path / "two", two())
     together = load_training_record(tmp_path / "two")
     assert (together.workers, together.resumed_from, len(together.train_curve)) == (2, [23, 36], 50)

@@ -6,11 +6,12 @@ import os
 import re
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, Stopped, StoreError
-from kvlab.fs.atomic_files import read_json
+from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.store import Store
 from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin
@@ -89,7 +90,7 @@ def test_outcomes_on_tasks_are_beside_the_result(store, trial):
 
 def test_the_configuration_of_a_training_is_what_its_id_is_made_of(store, trial):
     run(trial, store)
-    identity = read_json(store.training_directory(trial.training_id) / "config.json")
+    identity = read_sealed_json(store.training_directory(trial.training_id) / "config.json")
     assert fingerprint(identity).startswith(trial.training_id)
 
 
@@ -291,7 +292,31 @@ def test_a_damaged_result_is_made_again(store, trial):
     assert run(trial, store) == "done"
     assert store.result(trial.id)["measurements"] == whole
     assert store.attempts(trial.id) == [1, 2]
-    assert (store.attempt_directory(trial.id, 1) / "result.json").exists()
+    assert (store.trial_directory(trial.id) / "damaged" / "1" / "result.json").exists()
+    log = (store.attempt_directory(trial.id, 2) / "log.txt").read_text()
+    assert "its result was damaged; moved to" in log
+
+
+def flip_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["training.json", "config.json", "final/model.safetensors"])
+@pytest.mark.parametrize("damage", [flip_bit, Path.unlink, lambda path: path.write_text("")])
+def test_a_damaged_training_is_made_again(store, planned, name, damage):
+    first, second = planned.trials[0].trial, planned.trials[2].trial
+    run(first, store)
+    directory = store.training_directory(first.training_id)
+    whole = (directory / "final" / "model.safetensors").read_text()
+    damage(directory / name)
+    assert run(second, store) == "done"
+    assert (directory / "final" / "model.safetensors").read_text() == whole
+    assert store.check_training(first.training_id, contents=True) is None
+    calm = Store(store.path.parent / "calm")
+    run(second, calm)
+    assert store.result(second.id)["measurements"] == calm.result(second.id)["measurements"]
 
 
 def test_a_training_that_is_there_is_not_repeated(store, planned):

@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvlab.cli.commands.estimate",
         "compute exact KV bytes, parameters and FLOPs of a model",
     ),
+    "verify": (
+        "kvlab.cli.commands.verify",
+        "check every file of the record, and move aside what is damaged",
+    ),
     "gc": ("kvlab.cli.commands.gc", "show or remove what nothing in the store needs any more"),
     "doctor": ("kvlab.cli.commands.doctor", "check what is installed and usable"),
     "init": ("kvlab.cli.commands.init", "make a folder with commented example specs"),

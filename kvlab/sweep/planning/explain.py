@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import read_json
+from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
 from kvlab.trial.fingerprint import training_identity, trial_identity
@@ -99,8 +99,8 @@ def _identity_fields(experiment: Experiment, training: dict[str, Any]) -> dict[s
 
 def _read_identity_fields(store: Store, trial_id: str) -> dict[str, Any] | None:
     try:
-        record = read_json(store.trial_directory(trial_id) / "trial.json")
-        training = read_json(store.training_directory(record["training"]) / "config.json")
+        record = read_sealed_json(store.trial_directory(trial_id) / "trial.json")
+        training = read_sealed_json(store.training_directory(record["training"]) / "config.json")
         # JSON has no tuples, so it is validated as JSON
         experiment = Experiment.model_validate_json(json.dumps(record["experiment"]))
         return _identity_fields(experiment, training)

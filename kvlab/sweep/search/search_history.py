@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.errors import RecordDamaged, StoreError
+from kvlab.fs.sealed_files import read_sealed_json, set_aside, write_sealed_json
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan
@@ -121,30 +121,45 @@ def history_path(sweep_directory: Path) -> Path:
 def save_history(
     path: Path, config: SearchConfig, suggestions: Sequence[Suggestion], seconds: float
 ) -> None:
-    """Write every suggestion and the time spent."""
+    """Write every suggestion and the time spent.
+
+    Raises:
+        StoreError: The history cannot be written.
+    """
     points = [suggestion.to_json() for suggestion in suggestions]
     identity = _search_identity(config)
-    write_json(path, {"schema": 1, "search": identity, "seconds": seconds, "points": points})
+    write_sealed_json(path, {"schema": 1, "search": identity, "seconds": seconds, "points": points})
 
 
 def load_history(path: Path, config: SearchConfig) -> tuple[list[Suggestion], float]:
     """Return the suggestions and the seconds spent so far; none if the search has not begun.
 
+    None as well if the history is damaged: suggestions follow from the seed and the results, so
+    the search makes the same ones again, and finds the results of their trials.
+
     Raises:
-        StoreError: The history is damaged, or of another search.
+        StoreError: The history is of another search.
     """
     try:
-        history = read_json(path)
-        if history["search"] != _search_identity(config):
-            text = f"{path} is the history of another search of this name"
-            raise StoreError(f"{text}; give the sweep another name, or remove that file")
-        suggestions = [Suggestion.from_json(point) for point in history["points"]]
-        return suggestions, float(history["seconds"])
-    except FileNotFoundError:
+        history = read_sealed_json(path, "search", "points", "seconds")
+    except (FileNotFoundError, RecordDamaged):
         return [], 0.0
-    except (KeyError, TypeError) as error:
-        text = f"{path} is damaged ({error})"
-        raise StoreError(f"{text}; remove it to search anew, results stay") from None
+    if history["search"] != _search_identity(config):
+        text = f"{path} is the history of another search of this name"
+        raise StoreError(f"{text}; give the sweep another name, or remove that file")
+    suggestions = [Suggestion.from_json(point) for point in history["points"]]
+    return suggestions, float(history["seconds"])
+
+
+def set_aside_damaged_history(path: Path) -> Path | None:
+    """Move a damaged history into ``damaged/``; return the folder, None if nothing is wrong."""
+    try:
+        read_sealed_json(path, "search", "points", "seconds")
+    except RecordDamaged:
+        return set_aside(path.parent, [path.name])
+    except FileNotFoundError:
+        pass
+    return None
 
 
 def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
@@ -157,7 +172,7 @@ def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
         0 for a sweep without a search.
 
     Raises:
-        StoreError: The history is damaged, or of another search.
+        StoreError: The history is of another search.
     """
     config = plan.sweep.search
     if config is None:

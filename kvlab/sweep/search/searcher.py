@@ -7,6 +7,7 @@ search is recorded and mirrored like any sweep. ``sweep.json`` has under ``searc
 needs besides the results; `kvlab.analysis.search_results` reads it.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,6 +36,7 @@ from kvlab.sweep.search.search_history import (
     history_path,
     load_history,
     save_history,
+    set_aside_damaged_history,
 )
 
 MAX_FRUITLESS_SUGGESTIONS = 200
@@ -42,6 +44,9 @@ MAX_FRUITLESS_SUGGESTIONS = 200
 
 MIN_IMPORTANCE_TRIALS = 10
 """Measured trials below which no importance of a parameter is estimated."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Searcher:
@@ -61,7 +66,7 @@ class Searcher:
 
     Raises:
         SpecError: An objective or a limit is not a metric that is planned or measured.
-        StoreError: The history on disk is damaged, or of another search.
+        StoreError: The history on disk is of another search.
     """
 
     def __init__(
@@ -79,6 +84,9 @@ class Searcher:
         self._describe, self._identify = describe, identify
         self._path = history_path(store.sweep_directory(base.sweep.name))
         self._trials: dict[str, PlannedTrial] = {}
+        aside = set_aside_damaged_history(self._path)
+        if aside is not None:
+            _log.warning("%s was damaged; moved to %s, suggested anew", self._path, aside)
         self.suggestions, self._seconds_before = load_history(self._path, self._config)
         self._pruner = Pruner(self._config.pruning, self.suggestions)
         self._started, self._saved_seconds = time.monotonic(), self._seconds_before

@@ -18,7 +18,7 @@ def done(store, trial, seconds, *, attempts=1, trained=0.0):
         },
         "training_record": {"seconds": trained},
     }
-    write_json(store.trial_directory(trial) / "result.json", facts)
+    store.write_result({"trial": trial, "training": trial, "status": "done", **facts})
 
 
 def runs(store, trial, **state):

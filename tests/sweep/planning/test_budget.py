@@ -6,7 +6,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
-from kvlab.fs.atomic_files import write_json
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.store import Store
 from kvlab.sweep.planning import machine_speed
 from kvlab.sweep.planning.budget import estimate_budget
@@ -24,10 +24,10 @@ def rewrite(
     store, trial_id, seconds, started="2026-01-01T00:00:00Z", finished="2026-01-01T00:01:00Z"
 ):
     path = store.trial_directory(trial_id) / "result.json"
-    result = json.loads(path.read_text())
+    result = read_sealed_json(path)
     result["training_record"] = {"steps": 20, "seconds": seconds, "resumed_from": []}
     result["provenance"] |= {"started": started, "finished": finished}
-    write_json(path, result)
+    write_sealed_json(path, result)
 
 
 def test_hours_and_money_from_a_stated_rate(tmp_path):

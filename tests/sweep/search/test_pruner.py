@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from kvlab.errors import Paused, SpecError, UsageError
-from kvlab.fs.atomic_files import read_json
+from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.spec.pruning_config import PruningConfig
 from kvlab.spec.search_config import SearchConfig
@@ -277,7 +277,7 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
     if lost == "the result":
         (store.trial_directory(trial) / "result.json").unlink()
     else:
-        content = read_json(path)
+        content = read_sealed_json(path)
         point = next(p for p in content["points"] if p["trial"] == trial)
         point["past"]["state"], point["past"]["rungs"] = "open", point["past"]["rungs"][:-1]
         path.write_text(json.dumps(content))

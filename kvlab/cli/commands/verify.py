@@ -1,0 +1,109 @@
+"""`kvlab verify`: check every file of the record; with --heal move aside what is damaged."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.data import list_prepared_datasets, set_aside_dataset, verify_dataset
+from kvlab.data.shards import read_manifest
+from kvlab.errors import DataError
+from kvlab.humanize import format_bytes, format_count
+from kvlab.store import Store
+from kvlab.store.verification import Damage, Verification, heal_damage, verify_record
+
+IN_USE = "left, because a process uses it now"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("sweep", metavar="SWEEP", nargs="?", help="name or file; default: all")
+    parser.add_argument(
+        "--heal",
+        action="store_true",
+        help="move what is damaged into damaged/ folders, so that `kvlab submit` makes it again",
+    )
+    add_store(parser)
+    add_json(parser)
+
+
+@dataclass(frozen=True)
+class DamagedDataset:
+    """A dataset whose token files are not what was prepared."""
+
+    folder: Path
+    reason: str
+    remedy: str = "the text is prepared again when a trial needs it"
+
+    @property
+    def path(self) -> str:
+        return str(self.folder)
+
+
+def run(options: argparse.Namespace) -> int:
+    name = None if options.sweep is None else sweep_name(options.sweep)
+    store = Store(options.store)
+    found = verify_record(store, name, _show_progress if sys.stderr.isatty() else None)
+    damaged = [*found.damaged, *_verify_datasets(found)]
+    outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
+    left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
+    if options.json:
+        print(json.dumps(_collect_facts(found, damaged, outcomes), indent=1))
+        return int(bool(left))
+    for item in damaged:
+        healed = f"; {outcomes[item.path]}" if options.heal else ""
+        print(f"{item.path}: {item.reason}{healed}\n  {item.remedy}")
+    for note in found.notes:
+        print(note)
+    counts = (
+        f"{format_count(found.trials, 'trial')}, {format_count(found.trainings, 'training')},"
+        f" {format_count(len(found.datasets), 'dataset')}"
+    )
+    read = f"{format_count(found.files, 'file')} read, {format_bytes(found.bytes)}"
+    print(f"{counts}: {read}, {len(damaged) or 'none'} damaged")
+    if left and not options.heal:
+        print("`kvlab verify --heal` moves what is damaged aside; nothing is deleted")
+    return int(bool(left))
+
+
+def _verify_datasets(found: Verification) -> Iterator[DamagedDataset]:
+    """Read the token files that the trials were trained on, as far as they are on this machine."""
+    for folder in list_prepared_datasets():
+        try:
+            if read_manifest(folder)["digest"] not in found.datasets:
+                continue
+            problems = verify_dataset(folder)
+        except DataError as error:
+            problems = [str(error)]
+        if problems:
+            yield DamagedDataset(folder, problems[0].partition("; ")[0])
+
+
+def _heal(item: Damage | DamagedDataset) -> str:
+    """Move an item aside and return where it is now, in words."""
+    if isinstance(item, DamagedDataset):
+        return f"moved to {set_aside_dataset(item.folder)}"
+    target = heal_damage(item)
+    return IN_USE if target is None else f"moved to {target}"
+
+
+def _show_progress(line: str) -> None:
+    print(f"\r\x1b[K{line}", end="\r", file=sys.stderr, flush=True)
+
+
+def _collect_facts(
+    found: Verification, damaged: list[Damage | DamagedDataset], outcomes: dict[str, str | None]
+) -> dict[str, object]:
+    return {
+        "trials": found.trials,
+        "trainings": found.trainings,
+        "files": found.files,
+        "bytes": found.bytes,
+        "damaged": [
+            {"path": d.path, "why": d.reason, "then": d.remedy, "healed": outcomes[d.path]}
+            for d in damaged
+        ],
+        "notes": found.notes,
+    }

@@ -1,0 +1,196 @@
+"""Files that prove their contents: JSON that ends with its own sha256, and lists of other files.
+
+    {
+     "schema": 1,
+     "loss": 2.5,
+     "sha256": "<64 hex digits: of all bytes before the comma in front of this line>"
+    }
+
+The hash finds damage and careless edits: a flipped bit, a truncated file, a number changed by
+hand. It is no signature: whoever changes a file on purpose can write a new hash as well.
+"""
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from kvlab.errors import RecordDamaged, StoreError
+from kvlab.fs.atomic_files import file_sha256, write_atomic
+from kvlab.fs.lease import Fence
+
+_SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n\}\n\Z')
+_SEAL_BYTES = len(',\n "sha256": ""\n}\n') + 64
+
+
+class FileSeal(TypedDict):
+    """Size and sha256 of a file, as a record lists them."""
+
+    bytes: int
+    sha256: str
+
+
+def write_sealed_json(
+    path: str | Path,
+    value: Mapping[str, Any],
+    *,
+    fence: Fence | None = None,
+    once: bool = False,
+) -> None:
+    """Write ``value``, which is not empty, as indented JSON that ends with its sha256.
+
+    Args:
+        fence, once: See `kvlab.fs.atomic_files.atomic_file`.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+        StoreError, LeaseLost, FileExistsError: See `kvlab.fs.atomic_files.atomic_file`.
+    """
+    assert value, "an object without keys has no line to end with"
+    assert "sha256" not in value, "the seal is added here"
+    body = json.dumps(value, indent=1, allow_nan=False).encode()[: -len("\n}")]
+    seal = hashlib.sha256(body).hexdigest()
+    write_atomic(path, body + f',\n "sha256": "{seal}"\n}}\n'.encode(), fence=fence, once=once)
+
+
+def read_sealed_bytes(path: str | Path) -> bytes:
+    """Return the contents of a file that `write_sealed_json` wrote, after a check of its hash.
+
+    Raises:
+        RecordDamaged: The file is not what was written.
+        StoreError: The file cannot be read.
+        FileNotFoundError: There is none.
+    """
+    data = _read_regular_file(Path(path))
+    seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
+    if seal is None:
+        reason = "it does not end with its sha256: it is cut off, or of an older version of kvlab"
+        raise RecordDamaged(f"{path} is damaged: {reason}")
+    if hashlib.sha256(data[:-_SEAL_BYTES]).hexdigest().encode() != seal.group(1):
+        raise RecordDamaged(f"{path} is damaged: its contents do not have the sha256 at its end")
+    return data
+
+
+def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
+    """Return what `write_sealed_json` wrote, without the hash.
+
+    Nothing is parsed before the hash is checked.
+
+    Args:
+        keys: What a file of this kind has; another kind of file may lie in its place.
+
+    Raises:
+        RecordDamaged: The file is not what was written, or lacks a key.
+        StoreError, FileNotFoundError: See `read_sealed_bytes`.
+    """
+    value = cast(dict[str, Any], json.loads(read_sealed_bytes(path)))
+    del value["sha256"]
+    missing = next((key for key in keys if key not in value), None)
+    if missing is not None:
+        raise RecordDamaged(f"{path} is damaged: it is another file, without {missing!r}")
+    return value
+
+
+def read_seal(path: str | Path) -> str:
+    """Return the sha256 at the end of a sealed file, after a check of it.
+
+    Raises:
+        RecordDamaged, StoreError, FileNotFoundError: See `read_sealed_bytes`.
+    """
+    data = read_sealed_bytes(path)
+    return data[-_SEAL_BYTES:].split(b'"')[3].decode()
+
+
+def seal_bytes(data: bytes) -> FileSeal:
+    """Return the seal of a file that has the contents ``data``."""
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def seal_file(path: str | Path) -> FileSeal:
+    """Return the seal of a file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    return {"bytes": os.path.getsize(path), "sha256": file_sha256(path)}
+
+
+def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> None:
+    """Check that a file is the one that was sealed.
+
+    Args:
+        contents: Read it; otherwise only its size is compared.
+
+    Raises:
+        RecordDamaged: It is missing or has other contents.
+        StoreError: It cannot be read.
+    """
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise RecordDamaged(f"{path} is missing")
+        size = path.stat().st_size
+        if size != seal["bytes"]:
+            raise RecordDamaged(f"{path} is damaged: {size:,} bytes, not {seal['bytes']:,}")
+        if contents and file_sha256(path) != seal["sha256"]:
+            raise RecordDamaged(f"{path} is damaged: its contents do not have their sha256")
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}"
+        raise StoreError(f"{text}; check its permissions") from None
+
+
+def _read_regular_file(path: Path) -> bytes:
+    """Read a file, but no pipe or device, which would not end."""
+    try:
+        # a pipe that nobody writes to would block
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not path.is_file():
+                raise RecordDamaged(f"{path} is damaged: it is no regular file")
+            return file.read()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}"
+        raise StoreError(f"{text}; check its permissions") from None
+
+
+def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None) -> Path:
+    """Move damaged files and folders of ``directory`` into a new folder under ``damaged/``.
+
+    Args:
+        names: Paths in ``directory``; those that are missing are skipped.
+        fence: Of the lock on ``directory``.
+
+    Returns:
+        The new folder, ``damaged/<n>``.
+
+    Raises:
+        LeaseLost: The lock was taken over.
+        StoreError: The folder cannot be written.
+    """
+    if fence is not None:
+        fence.check()
+    try:
+        target = _new_numbered_folder(directory / "damaged")
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(directory / name, target / name)
+    except OSError as error:
+        text = f"{directory / 'damaged'} cannot be written: {error.strerror}"
+        raise StoreError(f"{text}; free or repair the disk, run again") from None
+    return target
+
+
+def _new_numbered_folder(parent: Path) -> Path:
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        with contextlib.suppress(FileExistsError):
+            (parent / str(number)).mkdir()
+            return parent / str(number)
+    raise AssertionError("counting does not end")

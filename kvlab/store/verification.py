@@ -1,0 +1,277 @@
+"""Check every file of the record against what was written, and move aside what is damaged."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvlab.errors import RecordDamaged, StoreError
+from kvlab.fs.lock import Lock
+from kvlab.fs.sealed_files import check_file, read_sealed_json, set_aside, write_sealed_json
+from kvlab.store.store import DETAIL_FILES, SCHEMA, Store
+
+_SWEEP_FILES = {
+    "sweep.json": "submit the sweep again, which writes it anew",
+    "search.json": "submit the sweep again: the search makes the same suggestions",
+    "reported.json": "which seeds earlier reports have shown is forgotten",
+}
+_KEYS = {
+    "sweep.json": ("name", "cells"),
+    "search.json": ("points",),
+    "reported.json": ("seeds",),
+    "trial.json": ("trial",),
+    "result.json": ("trial", "training", "status"),
+    "training.json": ("files",),
+    "diverged.json": ("message",),
+    "rungs.json": ("rungs",),
+    "state.json": ("files", "state"),
+}
+"""What a file of each kind has."""
+
+_RUN_AGAIN = "submit the sweep again: the trial is measured again"
+_TRAIN_AGAIN = "trained again when a trial needs its weights"
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A damaged part of the record.
+
+    Attributes:
+        path: the file, relative to the store.
+        reason: what is wrong with it.
+        remedy: what makes it again.
+        directory: the directory of the store that it belongs to.
+        names: what has to be moved aside in that directory.
+        lock: lock of the directory.
+    """
+
+    path: str
+    reason: str
+    remedy: str
+    directory: Path = field(repr=False)
+    names: tuple[str, ...] = field(repr=False)
+    lock: Path = field(repr=False)
+
+
+@dataclass
+class Verification:
+    """What a check of the record read.
+
+    Attributes:
+        trials, trainings, files, bytes: what was read, in numbers.
+        datasets: digests of the datasets that trials were trained on.
+        damaged: what is wrong.
+        notes: what is not as it was, and is no damage.
+    """
+
+    trials: int = 0
+    trainings: int = 0
+    files: int = 0
+    bytes: int = 0
+    datasets: set[str] = field(default_factory=set)
+    damaged: list[Damage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def verify_record(
+    store: Store, sweep: str | None = None, on_progress: Callable[[str], None] | None = None
+) -> Verification:
+    """Read the record and check every file that was sealed.
+
+    Args:
+        sweep: only the trials of this sweep; default the whole store.
+        on_progress: receives lines for the person who waits.
+
+    Raises:
+        UsageError: the store has no such sweep.
+        StoreError: a file cannot be read.
+    """
+    return _Verifier(store, on_progress or (lambda _: None)).verify(sweep)
+
+
+class _Verifier:
+    def __init__(self, store: Store, report: Callable[[str], None]):
+        self.store, self.report = store, report
+        self.found = Verification()
+
+    def verify(self, sweep: str | None) -> Verification:
+        names = [sweep] if sweep is not None else _list_names(self.store.path / "sweeps")
+        if sweep is not None and not (self.store.sweep_directory(sweep) / "sweep.json").exists():
+            self.store.sweep(sweep)  # raises
+        for name in names:
+            self.verify_sweep(name)
+        trials = self.list_trials(sweep)
+        trainings = self.list_trainings(sweep, trials)
+        for number, trial in enumerate(trials):
+            self.report(f"trial {number + 1} of {len(trials)}")
+            self.verify_trial(trial)
+        for number, training in enumerate(trainings):
+            self.report(f"training {number + 1} of {len(trainings)}")
+            self.verify_training(training)
+        if sweep is None:
+            for trunk in _list_names(self.store.path / "trunks"):
+                directory = self.store.path / "trunks" / trunk
+                self.verify_checkpoints(directory, directory)
+        return self.found
+
+    def list_trials(self, sweep: str | None) -> list[str]:
+        if sweep is None:
+            return self.store.trial_ids()
+        try:
+            known = set(self.store.trial_ids())
+            return [trial for trial in self.store.sweep_trials(sweep) if trial in known]
+        except RecordDamaged:
+            return []
+
+    def list_trainings(self, sweep: str | None, trials: Sequence[str]) -> list[str]:
+        names = _list_names(self.store.path / "trainings")
+        if sweep is None:
+            return names
+        own = {self.store.read_training_id(trial) for trial in trials}
+        return [name for name in names if name in own]
+
+    def verify_sweep(self, name: str) -> None:
+        directory = self.store.sweep_directory(name)
+        for file, remedy in _SWEEP_FILES.items():
+            content = self.check_json(directory, file, remedy)
+            if file == "sweep.json" and content is not None and content["name"] != name:
+                reason = f"it describes the sweep {content['name']}"
+                self.add(directory, file, reason, remedy)
+
+    def verify_trial(self, trial: str) -> None:
+        directory = self.store.trial_directory(trial)
+        self.found.trials += 1
+        self.check_identity(directory, "trial.json", trial, "written again with the next result")
+        result = self.check_identity(directory, "result.json", trial, _RUN_AGAIN)
+        if result is None:
+            return
+        whole = (*DETAIL_FILES, "result.json")
+        for name, seal in result.get("files", {}).items():
+            self.check_sealed(directory, name, seal, _RUN_AGAIN, whole)
+        self.note_other_weights(trial, result)
+        data = (result.get("provenance") or {}).get("data") or {}
+        self.found.datasets |= {data["digest"]} if "digest" in data else set()
+
+    def note_other_weights(self, trial: str, result: dict[str, Any]) -> None:
+        try:
+            seal = self.store.training_seal(result["training"])
+        except RecordDamaged:
+            return  # reported with the training
+        if seal is not None and seal != result.get("training_seal"):
+            text = f"trials/{trial} was measured on weights that have been trained again since"
+            self.found.notes.append(f"{text} (training {result['training']})")
+
+    def verify_training(self, training: str) -> None:
+        directory = self.store.training_directory(training)
+        self.found.trainings += 1
+        whole = ("training.json", "final", "config.json", "start.json")
+        record = self.check_json(directory, "training.json", _TRAIN_AGAIN, whole)
+        for name, seal in (record or {}).get("files", {}).items():
+            if (directory / name).exists() or name.endswith(".json"):
+                self.check_sealed(directory, name, seal, _TRAIN_AGAIN, whole)
+        self.check_json(directory, "diverged.json", "the training runs again")
+        self.check_json(directory, "rungs.json", "measured again when a search needs them")
+        self.verify_checkpoints(directory / "checkpoints", directory)
+
+    def verify_checkpoints(self, folder: Path, directory: Path) -> None:
+        remedy = "the training resumes from the checkpoint before"
+        for path in sorted(folder.glob("step-*")):
+            name = path.relative_to(directory).as_posix()
+            record = self.check_json(directory, f"{name}/state.json", remedy, (name,))
+            for file, seal in (record or {}).get("files", {}).items():
+                self.check_sealed(directory, f"{name}/{file}", seal, remedy, (name,))
+
+    def check_identity(
+        self, directory: Path, name: str, trial: str, remedy: str
+    ) -> dict[str, Any] | None:
+        whole = (*DETAIL_FILES, "result.json") if name == "result.json" else (name,)
+        content = self.check_json(directory, name, remedy, whole)
+        if content is None:
+            return None
+        if content["trial"] != trial:
+            self.add(directory, name, f"it is of trial {content['trial']}", remedy, whole)
+            return None
+        return content
+
+    def check_json(
+        self, directory: Path, name: str, remedy: str, whole: tuple[str, ...] = ()
+    ) -> dict[str, Any] | None:
+        """Return the content of a sealed file; None if there is none, or if it is damaged."""
+        path = directory / name
+        try:
+            content = read_sealed_json(path, *_KEYS.get(path.name, ()))
+        except FileNotFoundError:
+            return None
+        except RecordDamaged as error:
+            self.add(directory, name, _reason(error, path), remedy, whole)
+            return None
+        self.count(path)
+        return content
+
+    def check_sealed(
+        self, directory: Path, name: str, seal: Any, remedy: str, whole: tuple[str, ...]
+    ) -> None:
+        path = directory / name
+        try:
+            check_file(path, seal)
+        except RecordDamaged as error:
+            self.add(directory, name, _reason(error, path), remedy, whole)
+        else:
+            self.count(path)
+
+    def count(self, path: Path) -> None:
+        self.found.files += 1
+        self.found.bytes += os.path.getsize(path)
+
+    def add(
+        self, directory: Path, name: str, reason: str, remedy: str, whole: tuple[str, ...] = ()
+    ) -> None:
+        path = (directory / name).relative_to(self.store.path).as_posix()
+        lock = directory / "lock"
+        self.found.damaged.append(Damage(path, reason, remedy, directory, whole or (name,), lock))
+
+
+def heal_damage(damage: Damage) -> Path | None:
+    """Move a damaged part of the record aside, and write again what can be written from the rest.
+
+    Returns:
+        Where it is now; None if a process uses the directory.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    with Lock(damage.lock).hold(timeout=0.0) as fence:
+        if fence is None:
+            return None
+        if not any((damage.directory / name).exists() for name in damage.names):
+            return damage.directory / "damaged"  # moved with another file
+        target = set_aside(damage.directory, damage.names, fence)
+        if damage.names == ("trial.json",):
+            _rebuild_trial(damage.directory)
+        return target
+
+
+def _reason(error: RecordDamaged, path: Path) -> str:
+    return str(error).removeprefix(f"{path} ").removeprefix("is damaged: ")
+
+
+def _rebuild_trial(directory: Path) -> None:
+    """Write ``trial.json`` from the result beside it, if that is whole."""
+    try:
+        result = read_sealed_json(directory / "result.json")
+        facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
+        identity = result["provenance"]["data"]["identity"]
+    except (FileNotFoundError, StoreError, KeyError, TypeError):
+        return
+    if facts["trial"] == directory.name:
+        content = {"schema": SCHEMA, **facts, "data_identity": identity}
+        write_sealed_json(directory / "trial.json", content)
+
+
+def _list_names(folder: Path) -> list[str]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return []
+    return [e.name for e in entries if e.is_dir(follow_symlinks=False) and e.name[0] != "."]

@@ -1,0 +1,124 @@
+"""Every file of the record x every damage: healed, refused in one line, or harmless.
+
+No damage may be silent, a traceback, or a hang.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kvlab.cli.main import main
+from kvlab.store import Store
+from kvlab.store.verification import heal_damage, verify_record
+from kvlab.sweep.planning.planner import describe_sweep
+from tests.support.stub_trials import StubRun, drive, tiny_plan
+
+DAMAGES = ("flip", "cut", "empty", "gone", "type", "deep", "other", "pipe")
+FILES = {
+    "trial.json": "trials/*/trial.json",
+    "result.json": "trials/*/result.json",
+    "items.jsonl.gz": "trials/*/items.jsonl.gz",
+    "config.json": "trainings/*/config.json",
+    "training.json": "trainings/*/training.json",
+    "model.safetensors": "trainings/*/final/model.safetensors",
+    "sweep.json": "sweeps/*/sweep.json",
+    "progress.json": "trials/*/progress.json",
+}
+MAY_BE_GONE = {"sweep.json", "progress.json", "trial.json", "result.json", "training.json"}
+"""Files without which the record is smaller, but not wrong."""
+
+
+def damage_file(path: Path, damage: str, other: Path) -> None:
+    data = path.read_bytes()
+    if damage == "flip":
+        middle = len(data) // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif damage == "cut":
+        path.write_bytes(data[: len(data) * 2 // 3])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "type":
+        path.write_text('{"schema": "two", "trial": 3, "cells": "none", "measurements": []}\n')
+    elif damage == "deep":
+        path.write_text("[" * 100_000 + "]" * 100_000)
+    elif damage == "other":
+        shutil.copyfile(other, path)
+    else:
+        path.unlink()
+        os.mkfifo(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    store = Store(folder / "runs")
+    planned = tiny_plan(folder, store)
+    drive(planned, store, StubRun(store.path))
+    store.write_sweep(describe_sweep(planned, yaml="y", experiment_yaml="e", command="c"))
+    first = store.trial_ids()[0]
+    state = {"stage": "training", "step": 1, "steps": 20, "loss": 1.0}
+    (store.trial_directory(first) / "progress.json").write_text(json.dumps(state))
+    return folder
+
+
+def measurements(store):
+    return {trial: store.result(trial)["measurements"] for trial in store.trial_ids()}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", FILES)
+def test_damage_is_found_and_healed(tmp_path, whole, name, damage, capsys):
+    shutil.copytree(whole, tmp_path / "s")
+    store = Store(tmp_path / "s" / "runs")
+    before = measurements(store)
+    paths = sorted(store.path.glob(FILES[name]))
+    others = sorted(store.path.glob(f"*/*/{'final/' if name.endswith('tensors') else ''}{name}"))
+    other = others[-1] if others[-1] != paths[0] else store.path / "trials"
+    if damage == "other" and not other.is_file():
+        other = next(store.path.glob("trials/*/result.json"))  # only one of its kind
+    same = other.is_file() and paths[0].read_bytes() == other.read_bytes()
+    damage_file(paths[0], damage, other)
+
+    # every reader answers, in a line where it cannot
+    name_of_sweep = next(iter(os.listdir(store.path / "sweeps")))
+    for command in (["status"], ["status", name_of_sweep], ["gc"]):
+        assert main([*command, "--store", str(store.path)]) in (0, 1, 2)
+    output = capsys.readouterr()
+    assert "Traceback" not in output.out + output.err
+
+    found = verify_record(store).damaged
+    is_transient = name == "progress.json"
+    is_harmless = is_transient or (damage == "gone" and name in MAY_BE_GONE)
+    is_harmless |= damage == "other" and same
+    is_gone_weights = damage == "gone" and name == "model.safetensors"
+    assert bool(found) == (not is_harmless and not is_gone_weights), (name, damage)
+    for item in found:
+        assert heal_damage(item) is not None
+    assert verify_record(store).damaged == []
+
+    drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
+    assert measurements(store) == before
+    if found and name != "trial.json":
+        aside = [path for path in store.path.rglob("damaged/*/**/*") if path.name == paths[0].name]
+        assert aside or damage == "gone"
+
+
+@pytest.mark.parametrize("name", ["result.json", "items.jsonl.gz", "training.json"])
+def test_a_submit_alone_heals_what_it_needs(tmp_path, whole, name):
+    """Without `kvlab verify`: what has to be read again is found damaged then."""
+    shutil.copytree(whole, tmp_path / "s")
+    store = Store(tmp_path / "s" / "runs")
+    before = measurements(store)
+    trial = store.trial_ids()[0]
+    training = store.result(trial)["training"]
+    folder = store.training_directory(training) if "training" in name else None
+    damage_file((folder or store.trial_directory(trial)) / name, "flip", whole)
+    if folder is not None:  # a trial that has to be measured again needs the weights
+        (store.trial_directory(trial) / "result.json").unlink()
+    drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
+    assert measurements(store) == before
