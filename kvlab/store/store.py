@@ -41,7 +41,7 @@ from kvlab.fs.sealed_files import (
 )
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
 
-SCHEMA = 2
+SCHEMA = 1
 
 Status = Literal["done", "failed", "diverged", "pruned", "damaged"]
 """How a trial ended. ``damaged``: its result is not what was written, and it is run again.

@@ -74,7 +74,7 @@ def test_a_result_comes_back(store):
     for status in ("done", "failed", "diverged"):
         store.write_result(result(status=status))
         assert store.status(ID) == status
-        assert store.result(ID) == {"schema": 2, **result(status=status)}
+        assert store.result(ID) == {"schema": 1, **result(status=status)}
         assert os.listdir(store.trial_directory(ID)) == ["result.json"]
         os.unlink(store.trial_directory(ID) / "result.json")
 

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     name = None if options.sweep is None else sweep_name(options.sweep)
     store = Store(options.store)
     found = verify_record(store, name, _show_progress if sys.stderr.isatty() else None)
-    damaged = [*found.damaged, *_verify_datasets(found)]
+    damaged: list[Damage | DamagedDataset] = [*found.damaged, *_verify_datasets(found)]
     outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
     left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
     if options.json:
