@@ -6,6 +6,7 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
+from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.store import Store
 from kvlab.sweep.planning import machine_speed
@@ -83,6 +84,7 @@ def test_trials_at_once_divide_the_time_but_not_the_hours(tmp_path):
 def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
     planned, remembered, announced = tiny_plan(tmp_path), {}, []
     monkeypatch.setattr(machine_speed, "get_data_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(machine_speed, "write_json", write_json)
     monkeypatch.setattr(machine_speed, "_measure", lambda threads: {8: 1e6 * threads, 32: 4e6})
     assert estimate_budget(planned, None).rate is None, "nothing is measured unless allowed"
     costs = estimate_budget(planned, None, on_calibration=lambda: announced.append(1))
