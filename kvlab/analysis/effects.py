@@ -39,10 +39,14 @@ from kvlab.analysis.statistics import (
     Estimate,
     estimate,
     smallest_detectable,
+    t_cdf,
 )
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import VERDICTS, judge_family, judge_interval
+from kvlab.analysis.verdicts import VERDICTS, call_suggestive, judge_family, judge_interval
 from kvlab.store.metrics import METRICS
+
+_SAME_WEIGHT = 1e-6
+"""Weights of two contrasts that differ by less are equal."""
 
 _NO_WEIGHT = 1e-9
 """Weights below it are rounding errors of weights that cancel."""
@@ -67,6 +71,7 @@ class Effect:
         weights: Weight of every cell in the difference.
         divergence: How often either side diverged; None if nothing did.
         aliases: Interactions that the effect is aliased with; only a contrast has any.
+        same_as: ``(sign, interaction)`` of those that are the same contrast, up to its sign.
         is_contrast: Whether the effect is a contrast over all cells.
         error: The standard error that the effect is tested with; None for its own.
         low: Lower end of the simultaneous interval; 0 where zero itself is excluded.
@@ -77,6 +82,7 @@ class Effect:
         margin: A cost that does not matter, in the metric's unit; None without one.
         is_claimed: Whether the sweep claims anything of it.
         is_awaited: Whether a look that was declared is still to judge it.
+        is_disturbed: Whether it is a difference of times that do not compare.
     """
 
     metric: str
@@ -93,6 +99,7 @@ class Effect:
     weights: dict[Levels, float] = field(repr=False, default_factory=dict)
     divergence: Divergence | None = None
     aliases: tuple[Change, ...] = ()
+    same_as: tuple[tuple[int, Change], ...] = ()
     is_contrast: bool = False
     error: StandardError | None = None
     low: float = 0.0
@@ -103,6 +110,7 @@ class Effect:
     margin: float | None = None
     is_claimed: bool = True
     is_awaited: bool = False
+    is_disturbed: bool = False
 
     @property
     def name(self) -> str:
@@ -123,6 +131,17 @@ class Effect:
         assert self.estimate is not None, "only tested effects have an error"
         own = StandardError(self.estimate.standard_error, self.estimate.df)
         return self.error or own
+
+    @property
+    def own_p(self) -> float:
+        """The p-value of this effect alone, by the error that it is tested with; 1 if untested."""
+        if not self.is_tested or self.estimate is None:
+            return 1.0
+        if self.error is None:
+            return self.estimate.p
+        if self.error.value == 0:
+            return 0.0
+        return 2 * t_cdf(-abs(self.value) / self.error.value, self.error.df)
 
     @property
     def is_significant(self) -> bool:
@@ -161,10 +180,13 @@ class Effect:
             return "unpaired"
         if self.estimate.kind in ("one seed", "unvaried", "identical"):
             return self.estimate.kind
+        if self.is_disturbed:
+            return "disturbed"
         if not self.is_claimed or self.is_awaited:
             return "awaited" if self.is_awaited else "unclaimed"
         better = METRICS[self.metric].better if len(self.change) == 1 else "neither"
-        return judge_interval(self.low, self.high, better, self.margin)
+        name = judge_interval(self.low, self.high, better, self.margin)
+        return call_suggestive(name, self.own_p, self.alpha)
 
     @property
     def verdict(self) -> str:
@@ -174,7 +196,7 @@ class Effect:
     @property
     def has_interval(self) -> bool:
         """Whether the simultaneous interval holds: the effect was tested, and fairly."""
-        unfair = ("diverged", "baseline diverged", "unclaimed", "awaited")
+        unfair = ("diverged", "baseline diverged", "unclaimed", "awaited", "disturbed")
         return self.is_tested and self.verdict_name not in unfair
 
 
@@ -223,17 +245,83 @@ def estimate_interactions(
 ) -> list[Effect]:
     """Estimate the interaction of every two levels that the design has together.
 
+    Interactions that are one contrast are one effect, which names them all. In a design of single
+    levels and one cell with all of them, every pair is the same contrast: what all levels together
+    do beyond the sum of each. There the effect is named by all of these levels.
+
     Returns:
-        One effect per pair of levels of two factors, judged together, each by its own error.
+        One effect per contrast, judged together, each by its own error.
     """
     changes = [
         ((first, one), (second, other))
         for first, second in combinations(factors, 2)
         for one, other in product(factors[first][1:], factors[second][1:])
+        if _runs_together(cells, factors, ((first, one), (second, other)))
     ]
     contrasts = Contrasts(list(cells), factors)
-    effects = (_estimate_effect(cells, factors, c, metric, contrasts) for c in changes)
-    return judge_together([one for one in effects if one.pairs_designed], alpha, margin)
+    effects = [_estimate_effect(cells, factors, c, metric, contrasts) for c in changes]
+    designed = [one for one in effects if one.pairs_designed]
+    distinct = _join_equal_contrasts(designed, factors)
+    return judge_together(distinct, alpha, margin)
+
+
+def _runs_together(cells: Cells, factors: Factors, change: Change) -> bool:
+    """Return whether any cell has all levels of a change."""
+    places = [(list(factors).index(factor), level) for factor, level in change]
+    return any(all(levels[index] == level for index, level in places) for levels in cells)
+
+
+def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effect]:
+    """Return one effect for every contrast, up to its sign."""
+    sets: dict[frozenset[tuple[Levels, float]], list[Effect]] = {}
+    for number, effect in enumerate(effects):
+        weights = {levels: round(weight, 6) for levels, weight in effect.weights.items()}
+        if not effect.is_contrast:
+            weights = {(str(number),): 1.0}  # pairs of their own
+        negated = frozenset((levels, -weight) for levels, weight in weights.items())
+        key = negated if negated in sets else frozenset(weights.items())
+        sets.setdefault(key, []).append(effect)
+    return [_name_contrast(one, factors) for one in sets.values()]
+
+
+def _name_contrast(effects: list[Effect], factors: Factors) -> Effect:
+    """Return the first of effects that are one contrast, with the names of all."""
+    first, *others = effects
+    corner = _find_corner(first.weights, factors) if others else None
+    if corner is not None:
+        return replace(first, change=corner, aliases=())
+    same = {other.change for other in others}
+    aliases = tuple(alias for alias in first.aliases if alias not in same)
+    signs = (1 if _has_sign(first, other) else -1 for other in others)
+    same_as = tuple(zip(signs, (other.change for other in others), strict=True))
+    return replace(first, same_as=same_as, aliases=aliases)
+
+
+def _has_sign(effect: Effect, other: Effect) -> bool:
+    """Return whether two equal contrasts have the same sign."""
+    cell = next(iter(effect.weights))
+    return effect.weights[cell] * other.weights[cell] > 0
+
+
+def _find_corner(weights: dict[Levels, float], factors: Factors) -> Change | None:
+    """Return the levels of a cell that a contrast compares with the sum of its levels, each alone.
+
+    None for other contrasts.
+    """
+    base = tuple(levels[0] for levels in factors.values())
+    for cell, weight in weights.items():
+        changed = [index for index, level in enumerate(cell) if level != base[index]]
+        singles = [(*base[:i], cell[i], *base[i + 1 :]) for i in changed]
+        expected = {cell: 1.0, base: len(changed) - 1.0, **dict.fromkeys(singles, -1.0)}
+        if (
+            weight > 0
+            and len(changed) > 2
+            and weights.keys() == expected.keys()
+            and all(abs(weights[one] - expected[one]) < _SAME_WEIGHT for one in weights)
+        ):
+            names = list(factors)
+            return tuple((names[index], cell[index]) for index in changed)
+    return None
 
 
 def list_compared_cells(cells: Cells, factors: Factors, change: Change) -> set[Levels]:
@@ -256,7 +344,7 @@ def judge_together(
 ) -> list[Effect]:
     """Give effects intervals and p-values that hold for all of them together."""
     judged = [replace(e, alpha=alpha, margin=margin, low=e.value, high=e.value) for e in effects]
-    family = [number for number, one in enumerate(judged) if one.is_tested and one.is_claimed]
+    family = [number for number, one in enumerate(judged) if _is_judged(one)]
     errors = [judged[number].tested_error for number in family]
     found = judge_family([judged[n].value for n in family], errors, alpha, margin)
     for number, test in zip(family, found, strict=True):
@@ -268,6 +356,10 @@ def judge_together(
             n_tests=len(family),
         )
     return judged
+
+
+def _is_judged(effect: Effect) -> bool:
+    return effect.is_tested and effect.is_claimed and not effect.is_disturbed
 
 
 def _with_pooled_errors(effects: list[Effect], cells: Cells, metric: str) -> list[Effect]:

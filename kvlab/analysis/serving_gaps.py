@@ -31,6 +31,7 @@ class ServingGap:
         largest: The largest one.
         trainings: Number of trainings.
         p: Two-sided p-value, corrected for all cells; 1 if every gap is zero.
+        own_p: The same for this cell alone.
         alpha: Probability of any false claim.
     """
 
@@ -39,7 +40,13 @@ class ServingGap:
     largest: float
     trainings: int
     p: float
+    own_p: float
     alpha: float
+
+    @property
+    def is_suggestive(self) -> bool:
+        """Whether the test of this cell alone passes, and that of all cells together does not."""
+        return self.can_be_found and self.own_p <= self.alpha < self.p
 
     @property
     def can_be_found(self) -> bool:
@@ -76,6 +83,10 @@ def judge_gaps(
     tested = [n for n, row in enumerate(rows) if max(map(abs, row.values())) >= rounding]
     found = dict(zip(tested, joint_sign_flip_test([rows[n] for n in tested]), strict=True))
     p_values = [found.get(number, 1.0) for number in range(len(rows))]
+    own = [
+        p if p <= alpha or p == 1.0 else joint_sign_flip_test([row])[0]
+        for p, row in zip(p_values, rows, strict=True)
+    ]
     return [
         ServingGap(
             sum(row.values()) / len(row),
@@ -83,9 +94,10 @@ def judge_gaps(
             max(row.values()),
             len(row),
             p,
+            own_p,
             alpha,
         )
-        for row, p in zip(rows, p_values, strict=True)
+        for row, p, own_p in zip(rows, p_values, own, strict=True)
     ]
 
 

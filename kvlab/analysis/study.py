@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -11,8 +12,10 @@ from kvlab.analysis.rankings import Ranking
 from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
-from kvlab.analysis.statistics import Estimate
+from kvlab.analysis.statistics import Estimate, t_cdf
+from kvlab.analysis.timings import describe_timing_obstacle, is_time
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
+from kvlab.analysis.verdicts import call_suggestive, judge_interval
 from kvlab.spec.decide_config import DecideConfig, list_claims
 from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_matching import MATCH_FACTOR
@@ -264,6 +267,48 @@ class Study:
                 found[cell] = effect
         return found
 
+    def cell_verdict(self, levels: Levels) -> str:
+        """Return the name of the verdict on a cell against the baseline, empty if there is none.
+
+        It is read from the interval of `cell_differences`, or is that of the cell's level.
+        """
+        found = self.cell_differences.get(levels)
+        if found is None:
+            return ""
+        if levels in self.cell_effects:
+            return self.cell_effects[levels].verdict_name
+        if levels in self.diverged_cells:  # the trials that are left flatter it
+            return "diverged"
+        if found.kind in ("one seed", "unvaried", "identical"):
+            return found.kind
+        if self.is_disturbed(self.primary_metric):
+            return "disturbed"
+        better, alpha = METRICS[self.primary_metric].better, self.decide.alpha
+        name = judge_interval(found.low, found.high, better, self.decide.margin)
+        if found.kind != "tested":
+            return name
+        own_p = 2 * t_cdf(-abs(found.value) / found.standard_error, found.df)
+        return call_suggestive(name, own_p, alpha)
+
+    def cell_interval(self, levels: Levels) -> tuple[float, float] | None:
+        """Return the interval that `cell_verdict` is read from; None if it is read from none."""
+        found, effect = self.cell_differences.get(levels), self.cell_effects.get(levels)
+        if found is None or found.kind != "tested":
+            return None
+        if effect is not None:
+            return (effect.low, effect.high) if effect.has_interval else None
+        unfair = levels in self.diverged_cells or self.is_disturbed(self.primary_metric)
+        return None if unfair else (found.low, found.high)
+
+    @cached_property
+    def timing_obstacle(self) -> str:
+        """Why the times of different cells do not compare; empty if they do."""
+        return describe_timing_obstacle(self.done_rows, self.cells, self.baseline)
+
+    def is_disturbed(self, metric: str) -> bool:
+        """Whether a metric is a time, and times do not compare here."""
+        return is_time(metric) and bool(self.timing_obstacle)
+
     @cached_property
     def serving_gaps(self) -> dict[Levels, ServingGap]:
         """Every cell's serving gap over its trainings, tested for all cells together."""
@@ -275,11 +320,12 @@ class Study:
     def effects(self, metric: str) -> list[Effect]:
         """Return every level's difference from its factor's baseline level, judged together.
 
-        If looks were declared, those have judged the decided metric.
+        If looks were declared, those have judged the decided metric. Times that do not compare are
+        not judged.
         """
         if metric not in self._effects:
             is_decided = metric == self.primary_metric
-            self._effects[metric] = estimate_main_effects(
+            effects = estimate_main_effects(
                 self.cells,
                 self.factors,
                 metric,
@@ -287,6 +333,7 @@ class Study:
                 alpha=self.decide.alpha,
                 margin=self.decide.margin if is_decided else None,
             )
+            self._effects[metric] = self._mark_disturbed(effects)
             if is_decided and self.declared_looks is not None:
                 self._effects[metric] = judge_by_looks(
                     self.cells,
@@ -301,14 +348,18 @@ class Study:
         """Return what every two levels do together beyond the sum of each, judged together."""
         if metric not in self._interactions:
             is_decided = metric == self.primary_metric
-            self._interactions[metric] = estimate_interactions(
+            effects = estimate_interactions(
                 self.cells,
                 self.factors,
                 metric,
                 alpha=self.decide.alpha,
                 margin=self.decide.margin if is_decided else None,
             )
+            self._interactions[metric] = self._mark_disturbed(effects)
         return self._interactions[metric]
+
+    def _mark_disturbed(self, effects: list[Effect]) -> list[Effect]:
+        return [replace(one, is_disturbed=self.is_disturbed(one.metric)) for one in effects]
 
     @cached_property
     def size_trends(self) -> list[SizeTrend]:

@@ -68,6 +68,12 @@ VERDICTS: dict[str, Verdict] = {
     "undecided": Verdict(
         "undecided", "the interval contains zero and values beyond the margin", "muted"
     ),
+    "suggestive": Verdict(
+        "suggestive",
+        "the difference passes a test of its own, and not the one for all rows together: a reason"
+        " to look again, not a finding",
+        "muted",
+    ),
     "diverged": Verdict(
         "diverged",
         "trainings with the level diverged where their partners did not; those that are left"
@@ -84,6 +90,9 @@ VERDICTS: dict[str, Verdict] = {
     "one seed": Verdict("one seed: not tested", "one seed has no spread"),
     "unvaried": Verdict("same at every seed: not tested", "equal shares of items occur by chance"),
     "unpaired": Verdict("no matched pair", "nothing to compare with", "muted"),
+    "disturbed": Verdict(
+        "not judged", "something else ran while it was timed, or cells were timed apart", "muted"
+    ),
     "awaited": Verdict("no look yet", "the look that is to judge it was not taken yet", "muted"),
     "unclaimed": Verdict("not claimed", "the sweep's `decide.claims` leaves it out", "muted"),
 }
@@ -164,3 +173,14 @@ def judge_interval(
     if best_cost >= 0:
         return "worse within" if is_cheap else "worse"
     return "bounded" if is_cheap else "within noise" if margin is None else "undecided"
+
+
+def call_suggestive(name: str, p: float, alpha: float) -> str:
+    """Return the name of a verdict, ``suggestive`` if the test of one difference alone passes.
+
+    Args:
+        name: Name of the verdict that holds for all differences together.
+        p: p-value of this difference, uncorrected.
+        alpha: Probability of any wrong statement.
+    """
+    return "suggestive" if name in ("within noise", "undecided") and p <= alpha else name

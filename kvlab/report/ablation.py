@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from kvlab.analysis.serving_gaps import ServingGap
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.analysis.verdicts import judge_interval
 from kvlab.report.pareto_front import memory_front
-from kvlab.store.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,4 @@ def _compare(study: Study, levels: Levels) -> tuple[float | None, tuple[float, f
     estimate = study.cell_differences.get(levels) if levels != study.baseline else None
     if estimate is None:
         return None, None, ""
-    effect = study.cell_effects.get(levels)
-    if effect is not None:
-        ends = (effect.low, effect.high) if effect.has_interval else None
-        return estimate.value, ends, effect.verdict_name
-    if levels in study.diverged_cells:  # the trials that are left flatter it
-        return estimate.value, None, "diverged"
-    if estimate.kind in ("one seed", "unvaried", "identical"):
-        return estimate.value, None, estimate.kind
-    ends = (estimate.low, estimate.high)
-    better = METRICS[study.primary_metric].better
-    return estimate.value, ends, judge_interval(*ends, better, study.decide.margin)
+    return estimate.value, study.cell_interval(levels), study.cell_verdict(levels)

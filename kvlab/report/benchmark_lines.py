@@ -5,10 +5,8 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
-from kvlab.humanize import format_count
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.spec.experiment import Experiment
-from kvlab.store.metrics import METRICS
 
 _LINE_KEY = ("metric", "batch_size", "prompt_tokens", "context_length", "cached")
 
@@ -77,59 +75,3 @@ def cell_experiment(study: Study, levels: Levels) -> Experiment | None:
         if "experiment" in row.record:
             return Experiment.model_validate(row.record["experiment"])
     return None
-
-
-def describe_shared_timings(study: Study) -> str:
-    """Describe how many trials were timed while something else ran; empty if none were.
-
-    Such times say less about their cell. Results that do not record it count as none.
-    """
-    timings = [row.record["provenance"].get("timings") for row in study.done_rows]
-    count = timings.count("shared")
-    if not count:
-        return ""
-    which = "All" if count == len(timings) else f"{count} of {len(timings)}"
-    return (
-        f"{which} trials were timed while something else used their device or its machine's cores"
-    )
-
-
-TIME_METRICS = frozenset(
-    name for name, metric in METRICS.items() if metric.unit in ("ms", "tokens/s", "times")
-)
-"""Metrics that depend on what else a machine did."""
-
-
-def describe_timing_obstacle(study: Study) -> str:
-    """Describe why the times of different cells do not compare; empty if they do.
-
-    They compare if every trial was timed alone, and the trials of a cell and of the baseline
-    alternate: a machine that slows down in the course of a sweep would be taken for a cell's doing.
-    """
-    if shared := describe_shared_timings(study):
-        return shared
-    if any(row.record["provenance"].get("timings") is None for row in study.done_rows):
-        return "The record does not say whether the trials were timed alone"
-    spans = {levels: _finish_span(study, levels) for levels in study.cells}
-    base = spans[study.baseline]
-    apart = [c for c, span in spans.items() if span and base and not _overlap(span, base)]
-    if apart:
-        return (
-            f"The trials of {format_count(len(apart), 'cell')} were timed before or after all of"
-            " the baseline's, not in between"
-        )
-    return ""
-
-
-def _finish_span(study: Study, levels: Levels) -> tuple[str, str] | None:
-    """Return when a cell's first and last trial ended, as ISO 8601 in UTC; None if none did."""
-    ends = [
-        str(row.record["provenance"].get("finished", ""))
-        for row in study.cells.get(levels, {}).values()
-        if row.is_done
-    ]
-    return (min(ends), max(ends)) if ends else None
-
-
-def _overlap(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]

@@ -5,7 +5,7 @@ is plain: each renderer (Markdown, HTML, LaTeX, CSV) escapes it for its own form
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvlab.report.figures.plot import Plot
@@ -65,12 +65,14 @@ class Column:
         hint: Explanation of the head, shown under the table in every format.
         csv: Titles of the CSV columns that this column becomes, with their units. Empty: one
             CSV column with the same title.
+        is_csv_only: Whether the column is in the CSV alone.
     """
 
     title: str
     numeric: bool = False
     hint: str = ""
     csv: tuple[str, ...] = ()
+    is_csv_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Cell:
         tone: Emphasis.
         code: Whether the text is literal, such as a trial id.
         csv: One value for each of the column's CSV columns. Empty: ``value`` alone.
+        bytes: The exact bytes that the text shows, which the page can show in other units.
     """
 
     text: str
@@ -90,6 +93,7 @@ class Cell:
     tone: Tone = ""
     code: bool = False
     csv: tuple[Scalar, ...] = ()
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,15 @@ class Table:
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def shown(self) -> "Table":
+        """The table without the columns that are in its CSV alone."""
+        kept = [index for index, column in enumerate(self.columns) if not column.is_csv_only]
+        if len(kept) == len(self.columns):
+            return self
+        rows = (replace(row, cells=tuple(row.cells[i] for i in kept)) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[i] for i in kept), rows=tuple(rows))
 
     @property
     def legend(self) -> tuple[Column, ...]:

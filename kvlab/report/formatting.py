@@ -150,11 +150,12 @@ def format_exact_bytes(count: int) -> str:
     return f"{count:,} bytes ({format_megabytes(count)} MB, {format_mebibytes(count)} MiB)"
 
 
-def format_binary_size(count: int) -> str:
-    """Format a power of two of bytes in its binary unit."""
-    if count >= 2**20:
-        return f"{format_mebibytes(count)} MiB"
-    return f"{count // 2**10:,} KiB" if count >= 2**10 else f"{count} bytes"
+def format_binary_size(count: float) -> str:
+    """Format bytes in the largest binary unit of which there is one: ``512 B``, ``24 KiB``."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 2**power:
+            return f"{_strip_zeros(format_significant(count / 2**power, 4))} {unit}"
+    return f"{count:,.0f} B"
 
 
 def format_ratio(ratio: float) -> str:

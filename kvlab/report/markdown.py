@@ -98,7 +98,7 @@ def _content(content: Content, numbers: Mapping[tuple[str, str], str]) -> str:
         case Fold(title, contents):
             return _folded(title, contents, numbers)
         case Table():
-            return _table(content, numbers["Table", content.name])
+            return _table(content.shown, numbers["Table", content.name])
         case Figure():
             return _figure(content, numbers["Figure", content.name])
 

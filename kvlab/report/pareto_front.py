@@ -14,7 +14,6 @@ from kvlab.humanize import format_count
 from kvlab.report.formatting import (
     difference_unit,
     format_binary_size,
-    format_exact_bytes,
     format_magnitude,
     format_metric,
 )
@@ -55,14 +54,14 @@ COSTS: dict[str, Cost] = {
         "stored bytes",
         "bytes",
         _stored_bytes,
-        lambda size: format_exact_bytes(round(size)),
+        lambda size: format_binary_size(round(size)),
     ),
     "read": Cost(
         "K/V bytes read per token at block size",
         "read bytes",
         "bytes",
         lambda study: study.means("kv_bytes_read"),
-        lambda size: f"reads {format_exact_bytes(round(size))} per token",
+        lambda size: f"reads {format_binary_size(round(size))} per token",
     ),
     "time": Cost(
         "time per output token, p50 (ms)",

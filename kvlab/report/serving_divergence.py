@@ -13,8 +13,10 @@ from kvlab.report.document import (
     Column,
     Content,
     Figure,
-    Heading,
+    Fold,
     Row,
+    Span,
+    Strong,
     Table,
     cell,
     paragraph,
@@ -45,37 +47,51 @@ def serving_divergence(study: Study) -> list[Content]:
     beyond = [levels for levels in means if means[levels]]
     intervals = {levels: _kl_interval(study, levels, len(beyond)) for levels in beyond}
     intervals = dict(sorted(intervals.items(), key=lambda item: item[1].value))
-    contents: list[Content] = [
-        Heading("Divergence from one-shot predictions"),
+    position_tables = (_position_table(study, list(intervals), m) for m in (KL, TOP_CHANGED))
+    if not intervals:
+        return []
+    folded = (
         paragraph(_method(study, len(rounding))),
         *_figure(study, intervals),
-        _table(study, [*rounding, *intervals], intervals),
+        _table(study, intervals),
+        *(table for table in position_tables if table),
+    )
+    return [
+        paragraph(*_summarize(study, intervals)),
+        Fold("Divergence from one-shot predictions", folded),
     ]
-    return contents + [
-        table
-        for name in (KL, TOP_CHANGED)
-        if (table := _position_table(study, list(intervals), name))
+
+
+def _summarize(study: Study, intervals: dict[Levels, _Interval]) -> list[Span]:
+    """Say how often serving changes the likeliest token where the divergence is largest."""
+    worst = list(intervals)[-1]
+    share = study.mean(worst, TOP_CHANGED)
+    spans: list[Span] = [
+        "Serving changes predictions most at ",
+        Strong(study.label(worst)),
+        f": KL(one-shot || served) is {format_metric(KL, intervals[worst].value)} nats/token",
     ]
+    if share is not None:
+        spans.append(f", and {format_metric(TOP_CHANGED, share)}% of the likeliest tokens differ")
+    return [*spans, "."]
 
 
 def _method(study: Study, n_rounding: int) -> str:
     text = (
-        "Two mean losses can agree while predictions differ. So the distributions of the next"
-        " token are compared at every position of the served text: by KL(one-shot || served) in"
-        " nats per token, and by the share of positions at which another token is the likeliest."
-        f" A divergence below {format_spread(KL_ROUNDING, 1)} is rounding: that of"
-        f" {format_count(n_rounding, 'cell') if n_rounding else 'no cell'}. "
+        "Two mean losses can agree while predictions differ. So the distributions of the next token"
+        " are compared at every position of the served text: by KL(one-shot || served), and by the"
+        " share of positions whose likeliest token differs."
     )
+    if n_rounding:
+        limit = format_spread(KL_ROUNDING, 1)
+        text += f" {format_count(n_rounding, 'cell')} with a divergence below {limit} (rounding)"
+        text += f" {'is' if n_rounding == 1 else 'are'} left out."
     source = (
-        "over seeds; a divergence is averaged and has its interval in logarithms, since it spreads"
-        " by factors"
-        if len(study.seeds) > 1
-        else "over windows of text, of these weights alone; a divergence has its interval in"
-        " logarithms"
+        "over seeds" if len(study.seeds) > 1 else "over windows of text, of these weights alone"
     )
     return text + (
-        f"Intervals are {source}. They hold for all cells at once (Bonferroni), so cells whose"
-        " intervals do not overlap differ in this order."
+        f" Intervals are {source}, and those of divergences are taken in logarithms. They hold for"
+        " all cells of the table at once (Bonferroni)."
     )
 
 
@@ -121,8 +137,8 @@ def _half_width(error: float, df: int, n_cells: int) -> float:
     return error * t_quantile(1 - tail, df) if error else 0.0
 
 
-def _table(study: Study, cells: list[Levels], intervals: dict[Levels, _Interval]) -> Table:
-    hint = "simultaneous over the cells beyond rounding"
+def _table(study: Study, intervals: dict[Levels, _Interval]) -> Table:
+    hint = "simultaneous over the cells of the table"
     columns = (
         Column("cell"),
         Column("n", True),
@@ -132,20 +148,19 @@ def _table(study: Study, cells: list[Levels], intervals: dict[Levels, _Interval]
         range_column("top changed 95% CI", "%", hint),
     )
     rows = []
-    for levels in cells:
+    for levels in intervals:
         values = study.values(levels, KL)
         share = _share_interval(study, levels, len(intervals))
-        is_rounding = levels not in intervals
-        kl = intervals.get(levels, _Interval(0.0))
+        kl = intervals[levels]
         entries = (
             cell(study.label(levels)),
             cell(str(len(values)), len(values)),
-            Cell("rounding" if is_rounding else format_metric(KL, kl.value), kl.value),
+            Cell(format_metric(KL, kl.value), kl.value),
             _interval_cell(KL, kl),
             Cell(format_metric(TOP_CHANGED, share.value), 100 * share.value),
-            EMPTY_CELL if is_rounding else _interval_cell(TOP_CHANGED, share),
+            _interval_cell(TOP_CHANGED, share),
         )
-        rows.append(Row(entries, study.cell_key(levels), "muted" if is_rounding else ""))
+        rows.append(Row(entries, study.cell_key(levels)))
     caption = "What serving changes in the distribution of the next token, the least first."
     return Table("serving-divergence", caption, columns, tuple(rows))
 
@@ -161,8 +176,6 @@ def _interval_cell(metric: str, interval: _Interval) -> Cell:
 
 
 def _figure(study: Study, intervals: dict[Levels, _Interval]) -> list[Content]:
-    if not intervals:
-        return []
     names = tuple(study.label(levels) for levels in intervals)
     points = []
     for index, (levels, kl) in enumerate(intervals.items()):

@@ -17,6 +17,7 @@ from kvlab.report.formatting import (
     TIMES,
     difference_unit,
     display_unit,
+    format_binary_size,
     format_difference,
     format_magnitude,
     format_metric,
@@ -118,27 +119,36 @@ def interval_scope(study: Study) -> Literal["cells", "levels", "both"]:
     return "levels" if study.cell_differences.keys() <= study.cell_effects.keys() else "both"
 
 
-def baseline_difference_columns(study: Study) -> tuple[Column, Column]:
+def baseline_difference_columns(study: Study) -> tuple[Column, Column, Column]:
     """Return the columns of `baseline_difference_cells`."""
     metric = study.primary_metric
-    title = f"against baseline ({difference_unit(metric)})"
+    unit = difference_unit(metric)
     hint = f"of the difference, {_SCOPES[interval_scope(study)]}"
     return (
-        Column(title, True, "paired by seed"),
+        Column(
+            f"against baseline ({unit})" if unit else "against baseline", True, "paired by seed"
+        ),
         simultaneous_column(metric, study.decide.alpha, hint),
+        Column("verdict"),
     )
 
 
-def baseline_difference_cells(study: Study, levels: Levels) -> tuple[Cell, Cell]:
-    """Return a cell's primary metric minus the baseline's, and its simultaneous interval."""
-    estimate = study.cell_differences.get(levels)
+def baseline_difference_cells(study: Study, levels: Levels) -> tuple[Cell, Cell, Cell]:
+    """Return a cell's primary metric minus the baseline's, its interval and what it says."""
+    metric, estimate = study.primary_metric, study.cell_differences.get(levels)
     if estimate is None:
-        return EMPTY_CELL, EMPTY_CELL
-    value = difference_cell(study.primary_metric, estimate.value)
-    effect = study.cell_effects.get(levels)
-    if estimate.kind != "tested" or (effect is not None and not effect.has_interval):
-        return value, EMPTY_CELL
-    return value, range_cell(study.primary_metric, estimate.low, estimate.high)
+        return EMPTY_CELL, EMPTY_CELL, EMPTY_CELL
+    ends, name = study.cell_interval(levels), study.cell_verdict(levels)
+    return (
+        difference_cell(metric, estimate.value),
+        EMPTY_CELL if ends is None else range_cell(metric, *ends),
+        cell(verdict_words(name, study.decide.margin), tone=VERDICTS[name].tone),
+    )
+
+
+def verdict_words(name: str, margin: float | None) -> str:
+    """Return the words of a verdict, such as ``costs less than 0.05``."""
+    return VERDICTS[name].words.format(margin=f"{margin or 0.0:g}")
 
 
 def names_cell(study: Study, cells: Sequence[Levels]) -> Cell:
@@ -169,6 +179,16 @@ def divergence_cells(study: Study, levels: Levels) -> tuple[Cell, ...]:
     count, total = study.diverged_cells.get(levels, 0), len(study.cells[levels])
     text = f"{count} of {total}" if count else "0"
     return (Cell(text, count, "bad" if count else "muted", csv=(count, total)),)
+
+
+def size_column(title: str, hint: str = "") -> Column:
+    """Return a column of `size_cell` cells; its CSV has exact bytes."""
+    return Column(title, True, hint, (f"{title} (bytes)",))
+
+
+def size_cell(count: int) -> Cell:
+    """Return a cell of exact bytes, which the page shows in binary or decimal units."""
+    return Cell(format_binary_size(count), count, bytes=count)
 
 
 def value_cell(metric: str, value: float) -> Cell:
@@ -208,6 +228,11 @@ def simultaneous_cell(effect: Effect) -> Cell:
     if not effect.has_interval:
         return EMPTY_CELL
     return range_cell(effect.metric, effect.low, effect.high)
+
+
+def csv_only(column: Column) -> Column:
+    """Return a column that is in the CSV alone."""
+    return replace(column, is_csv_only=True)
 
 
 def own_interval_cell(effect: Effect) -> Cell:

@@ -97,6 +97,7 @@ def table_to_latex(table: Table) -> str:
     Cells that the report calls better or worse are bold. The label is ``tab:`` and the table's
     name; the hints of the columns stand under the table.
     """
+    table = table.shown
     is_long, is_wide = len(table.rows) > MAX_PAGE_ROWS, len(table.columns) > MAX_PAGE_COLUMNS
     packages = ["booktabs", *(["longtable"] if is_long else ["graphicx"] if is_wide else [])]
     uses = f"% Needs \\usepackage{{{','.join(packages)}}}. \\input{{{table.name}.tex}}"

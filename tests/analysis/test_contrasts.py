@@ -102,11 +102,11 @@ def test_contrasts_are_least_squares():
         assert ours(("a", "a1"), ("b", level)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-def sweep(random, effects, seeds):
-    """One simulated half fraction: cells -> seed -> row."""
+def sweep(random, effects, seeds, design=HALF):
+    """One simulated design, by default the half fraction: cells -> seed -> row."""
     cells = {}
     shared = random.normal(0, 0.1, seeds)
-    for levels in HALF:
+    for levels in design:
         on = {name for name, level in zip("abcd", levels, strict=True) if level == "on"}
         known = sum(value for names, value in effects.items() if set(names) <= on)
         for seed in range(seeds):
@@ -137,11 +137,61 @@ def test_known_effects_of_a_fraction_are_found():
         assert one.estimate.low < truth[one.change[0][0]] < one.estimate.high
         assert one.is_significant
     found = {one.name: one for one in estimate_interactions(cells, FACTORS, "loss")}
-    pair = found["b=on and d=on"]
+    assert len(found) == 3, "six pairs are three contrasts"
+    pair = found["a=on and c=on"]
+    assert pair.same_as == ((1, change("b", "d")),), "one number under both names"
     assert pair.is_significant
     assert pair.estimate.low < 0.08 < pair.estimate.high
-    assert [{factor for factor, _ in alias} for alias in pair.aliases] == [{"a", "c"}]
+    assert pair.aliases == ()
     assert not found["a=on and b=on"].is_significant
+    assert pair.n_tests == 3
+
+
+CORNER = [("off",) * 4, *(("off",) * i + ("on",) + ("off",) * (3 - i) for i in range(4))]
+
+
+def test_single_levels_and_all_together_have_one_interaction():
+    """Six pairs would be one number under six names, and none of them ran."""
+    cells = sweep(np.random.default_rng(25), {"ab": 0.08}, 3, [*CORNER, ("on",) * 4])
+    (one,) = estimate_interactions(cells, FACTORS, "loss")
+    assert one.change == change("a", "b", "c", "d")
+    assert one.n_tests == 1
+
+    def loss(levels, seed):
+        return cells[levels][seed].measurements["loss"]
+
+    for seed, value in one.by_seed:
+        base = loss(CORNER[0], seed)
+        parts = sum(loss(levels, seed) - base for levels in CORNER[1:])
+        assert value == pytest.approx(loss(("on",) * 4, seed) - base - parts)
+
+
+def test_levels_that_never_ran_together_have_no_interaction():
+    cells = sweep(np.random.default_rng(26), {}, 3, CORNER)
+    assert estimate_interactions(cells, FACTORS, "loss") == []
+
+
+def test_a_contrast_of_opposite_sign_keeps_its_sign():
+    other = [levels for levels in product(("off", "on"), repeat=4) if not half(levels)]
+    cells = sweep(np.random.default_rng(27), {}, 3, other)
+    pair = estimate_interactions(cells, FACTORS, "loss")[0]
+    assert pair.change == change("a", "b")
+    assert pair.same_as == ((-1, change("c", "d")),)
+
+
+def test_the_report_of_a_corner_has_one_row(tmp_path):
+    base = {"heads": "mha", "position": "learned", "horizon": "g"}
+    record = Record(
+        factors={"heads": ("mha", "mqa"), "position": ("learned", "rope"), "horizon": ("g", "l")},
+        exclude=lambda c: sum(level != base[factor] for factor, level in c.items()) == 2,
+    )
+    study = Study.load(record.write(tmp_path / "store"), "made")
+    text = render_markdown(make_document(study))
+    section = text.split("## Do the costs add up?")[1].split("## ")[0]
+    assert "all together against the sum of the parts" in section
+    rows = [line for line in section.splitlines() if line.startswith("| heads")]
+    assert len(rows) == 1
+    assert rows[0].startswith("| heads=mqa + position=rope + horizon=l |")
 
 
 def test_a_missing_trial_takes_its_seed():
@@ -164,7 +214,7 @@ def test_the_report_names_what_is_aliased(tmp_path):
     text = render_markdown(make_document(Study.load(record.write(tmp_path / "store"), "made")))
     assert "`heads=mqa` is aliased with position=rope and horizon=l" in text
     effects = text.split("## What each level does")[1].split("## ")[0]
-    assert "estimated by a contrast over all its cells" in effects
+    assert "estimated by a contrast over all cells" in effects
     assert "| aliased with |" in effects
     assert "| 3 of 3 seeds |" in effects
 
@@ -230,7 +280,7 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
     text = render_markdown(make_document(Study.load(store, "quarter")))
     assert "A 1/2 fractional factorial design: 8 cells at 3 seeds" in text
     effects = text.split("## What each level does")[1].split("\n## ")[0]
-    assert "estimated by a contrast over all its cells" in effects
+    assert "estimated by a contrast over all cells" in effects
     assert "worse" in effects
     assert "position=rope and norm=rms and sharing=trained" in next(
         line for line in effects.splitlines() if line.startswith("| heads")
@@ -239,8 +289,8 @@ def test_a_fractional_sweep_is_reported_with_its_aliases(tmp_path):
         "design has resolution IV; defining relation: I = +heads*position*norm*sharing"
         in text.replace("\\", "")
     )
-    pairs = text.split("## Alone and together")[1].split("\n## ")[0]
+    pairs = text.split("## Do the costs add up?")[1].split("\n## ")[0]
     row = next(
-        line for line in pairs.splitlines() if line.startswith("| heads=mqa | position=rope")
+        line for line in pairs.splitlines() if line.startswith("| heads=mqa + position=rope")
     )
-    assert "norm=rms and sharing=trained" in row
+    assert "or norm=rms + sharing=trained |" in row

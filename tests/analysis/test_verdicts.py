@@ -120,7 +120,11 @@ def test_a_sweep_with_a_margin_concludes_that_a_cost_is_small(tmp_path):
     assert set(verdicts(nothing).values()) <= {"costs less than 0.05", "identical"}
     within = {effect.verdict_name for effect in nothing.interactions("loss")}
     assert within <= {"equivalent", "identical"}
-    assert set(verdicts(nothing, "bits_per_byte").values()) <= {"within noise", "identical"}
+    assert set(verdicts(nothing, "bits_per_byte").values()) <= {
+        "within noise",
+        "suggestive",
+        "identical",
+    }
 
 
 def test_fewer_claims_are_judged_together(tmp_path):
@@ -147,7 +151,7 @@ def test_tables_and_figures_show_the_interval_that_decided(tmp_path):
         none = dict.fromkeys(EFFECTS, float(random.normal(0, 0.004)))
         study = load(tmp_path / str(number), decide, effects=none)
         for section in (report_effects(study), report_interactions(study)):
-            for table in (one for one in section.contents if hasattr(one, "rows")):
+            for table in (one for one in section.iter_contents() if hasattr(one, "rows")):
                 heads = [column.title for column in table.columns]
                 for row in table.rows:
                     cells = dict(zip(heads, row.cells, strict=True))
@@ -155,7 +159,26 @@ def test_tables_and_figures_show_the_interval_that_decided(tmp_path):
                     if interval.csv:
                         low, high = interval.csv
                         is_open = words in (
-                            "within noise", "undecided", "additive within noise",
+                            "within noise", "undecided", "suggestive", "additive within noise",
                             "costs less than 0.005", "additive within 0.005",
                         )  # fmt: skip
                         assert is_open == (low < 0 < high), words
+
+
+def test_what_passes_alone_and_fails_the_correction_is_suggestive(tmp_path):
+    """In intervals, words and the answer: of many sweeps without effects some levels do."""
+    random, found = np.random.default_rng(5), []
+    for number in range(6):
+        none = dict.fromkeys(EFFECTS, float(random.normal(0, 0.003)))
+        study = load(tmp_path / str(number), {"metric": "loss"}, effects=none)
+        for effect in (*study.effects("loss"), *study.interactions("loss")):
+            if not effect.is_tested:
+                continue
+            is_open = effect.low < 0 < effect.high
+            alone = t_quantile(1 - 0.05 / 2, effect.tested_error.df) * effect.tested_error.value
+            expected = is_open and abs(effect.value) >= alone
+            assert (effect.verdict == "suggestive") == expected
+            found += [effect] if expected else []
+    assert found
+    assert not any(effect.is_significant for effect in found)
+    assert not any(VERDICTS[effect.verdict_name].concludes for effect in found)

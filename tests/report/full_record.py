@@ -116,13 +116,13 @@ BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 
 TEXTS = {
     "factors": ("factor", "level", "role", "what it sets"),
-    "cells": tuple(FACTORS),
+    "cells": (*FACTORS, "verdict"),
     "effects": ("factor", "level", "against", "verdict", "error"),
     "interval-widths": ("level", "helps most"),
     "effects-other": ("measurement", "factor", "level", "unit", "verdict"),
-    "interactions": ("level", "with", "verdict"),
-    "pareto": ("cell", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),
-    "equal-memory": ("best cell", "may be best instead"),
+    "interactions": ("levels together", "verdict"),
+    "pareto": ("cell", "verdict", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),
+    "equal-memory": ("best cell", "verdict", "may be best instead"),
     "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as"), "serving-divergence": ("cell",),
     "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
     "hellaswag-one-shot": ("cell", "these weights"),

@@ -122,7 +122,7 @@ def test_damaged_results_are_left_out_and_said(tmp_path):
 
 def test_one_seed_is_said_and_no_verdict_given(tmp_path):
     text = markdown(Record(seeds=(0,), items=20).write(tmp_path / "s"))
-    assert "one seed, so no difference is claimed" in text
+    assert "One seed shows no spread between seeds, so no difference is judged" in text
     effects = text.split("## What each level does")[1].split("## ")[0]
     assert "one seed: not tested" in effects
     assert "worse" not in effects

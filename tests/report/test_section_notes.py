@@ -53,7 +53,8 @@ def test_accuracies_at_chance_are_said_to_be_no_finding(tmp_path, best, learned)
 
     text = markdown(Made(factors=SMALL), tmp_path, "hellaswag", "pareto")
     assert ("No accuracy here is above chance" in text) != learned
-    assert ("this front is no finding" in text) != learned
+    assert ("There is no front of HellaSwag" in text) != learned
+    assert ("figures/pareto-hellaswag-stored.svg" in text) == learned
 
 
 def test_the_one_shot_loss_beside_the_served_one_is_of_the_same_text(tmp_path):
@@ -132,7 +133,7 @@ def test_times_taken_beside_others_are_said_beside_their_verdicts(tmp_path):
     for said in ("shared", "exclusive"):
         Timed.said = said
         text = markdown(Timed(factors=SMALL), tmp_path / said, "effects")
-        other = text.split("### Effects on other measurements")[1]
+        other = text.split("<summary>Effects on other measurements")[1]
         assert ("4 of 12 trials were timed while something else" in other) == (said == "shared")
 
 
@@ -153,10 +154,9 @@ def test_heads_are_explained_in_every_form(tmp_path):
     folder = write_report(store, "made", tmp_path, ["effects", "memory"])
     text, page = ((folder / name).read_text() for name in ("report.md", "report.html"))
     for name, head, hint in (
-        ("effects", "detectable", "true difference called with 80% power"),
         ("effects", "KV smaller", "KV bytes divided by the level"),
         ("effects", "over settings", "smallest and largest mean difference"),
-        ("memory", "peak with cache (MiB)", "largest over seeds"),
+        ("memory", "peak with cache", "largest over seeds"),
     ):
         latex = (folder / "tables" / f"{name}.tex").read_text().replace("\\", "")
         assert f"*{head}*: " in text
@@ -166,8 +166,8 @@ def test_heads_are_explained_in_every_form(tmp_path):
             assert hint in form, (head, form[:50])
     with (folder / "tables" / "memory.csv").open() as file:
         heads = next(csv.reader(file))
-    assert {"peak with cache (MiB)", "peak without (MiB)"} <= set(heads)
-    assert "| peak with cache (MiB) |" in text
+    assert {"peak with cache (bytes)", "peak without (bytes)"} <= set(heads)
+    assert "| peak with cache |" in text
 
 
 def test_tables_and_figures_are_numbered(tmp_path):

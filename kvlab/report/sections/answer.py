@@ -1,28 +1,36 @@
 """The answer: the sweep's question, and sentences that answer it from the numbers."""
 
+import math
+
 from kvlab.analysis.effects import Effect
 from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
 from kvlab.analysis.statistics import t_quantile
 from kvlab.analysis.study import GAP_ROUNDING, Study
-from kvlab.analysis.verdicts import VERDICTS, judge_interval
+from kvlab.analysis.timings import is_time
+from kvlab.analysis.verdicts import VERDICTS
 from kvlab.humanize import format_count
-from kvlab.report.benchmark_lines import describe_timing_obstacle
 from kvlab.report.document import Bullets, Content, Paragraph, Section, Span, Strong, paragraph
 from kvlab.report.formatting import (
     difference_unit,
     display_unit,
+    format_binary_size,
     format_difference,
-    format_exact_bytes,
     format_magnitude,
     format_metric,
     format_p_value,
     format_ratio,
+    format_significant,
 )
-from kvlab.report.pareto_front import best_cells_by_budget, describe_choice, memory_front
+from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
+from kvlab.report.pareto_front import memory_front
+from kvlab.report.table_columns import verdict_words
 from kvlab.store.metrics import METRICS
 
 MAX_NAMED_LEVELS = 4
 """Levels that each list names individually."""
+
+MAX_NUMBERS = 3
+"""Differences that each list prints; the figure has all of them."""
 
 MAX_SEEDS = 100
 """Seeds above which the answer does not say how many would decide a level."""
@@ -34,7 +42,13 @@ def report_answer(study: Study) -> Section:
     if study.is_untrained:
         contents += _answer_untrained(study)
     elif study.done_rows:
-        findings = [*_describe_cost(study), _describe_savings(study), _describe_confidence(study)]
+        findings = [
+            *_describe_cost(study),
+            _describe_savings(study),
+            *_describe_gap(study),
+            _describe_confidence(study),
+            *_describe_left_out(study),
+        ]
         floor = _describe_bigram_table(study)
         # models that measure noise are said before what they would show
         contents += [*floor, *findings] if _count_below_table(study) else [*findings, *floor]
@@ -44,85 +58,84 @@ def report_answer(study: Study) -> Section:
 
 
 def _describe_cost(study: Study) -> list[Content]:
-    """Describe what each level costs by itself: what is decided, bounded, and neither."""
-    metric = study.primary_metric
-    title, unit = METRICS[metric].title, display_unit(metric)
-    base = study.values(study.baseline, metric)
-    text = f"The baseline is not measured in {title}"
-    if base:
-        mean = format_metric(metric, sum(base.values()) / len(base))
-        text = f"In {title} the baseline is at {mean} {unit} ({format_count(len(base), 'seed')})"
-    elif study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
-        text = "The baseline diverged at every seed"
+    """Say what each level costs: the levels of every verdict, with the largest differences."""
     effects = sorted(
-        (e for e in study.effects(metric) if e.estimate or e.verdict_name == "diverged"),
+        (
+            e
+            for e in study.effects(study.primary_metric)
+            if e.estimate or e.verdict_name == "diverged"
+        ),
         key=lambda effect: -abs(effect.value),
     )
+    start = _describe_baseline(study)
     if not effects:
-        return [paragraph(f"{text}; no level has a matched pair of finished trials yet.")]
-    if any(effect.has_interval for effect in effects):
-        confidence = f"{100 * (1 - study.decide.alpha):g}%"
-        text += ". The levels against their baseline levels, on average over the settings of the"
-        text += f" other factors, with simultaneous {confidence} intervals:"
-    else:
-        text += ". The levels against their baseline levels:"
+        return [paragraph(f"{start} No level has a matched pair of finished trials yet.")]
     groups: dict[str, list[Effect]] = {}
     for effect in effects:
-        groups.setdefault(_GROUPS.get(effect.verdict_name, "Not claimed"), []).append(effect)
-    order = [*dict.fromkeys(_GROUPS.values()), "Not claimed"]
-    bullets = [
-        (Strong(name), ": ", *_effect_spans(groups[name], metric), ".")
-        for name in order
-        if name in groups
-    ]
-    return [paragraph(text), Bullets(tuple(bullets))]
+        groups.setdefault(effect.verdict_name, []).append(effect)
+    order = [name for name in VERDICTS if name in groups]
+    bullets = tuple(tuple(_group_spans(study, groups[name])) for name in order)
+    text = f"{start} The levels, each against its factor's baseline level:"
+    return [paragraph(text), Bullets(bullets)]
 
 
-_GROUPS = {
-    **dict.fromkeys(("worse", "worse within", "better", "higher", "lower"), "Decided"),
-    **dict.fromkeys(("bounded", "equivalent", "identical"), "Bounded"),
-    **dict.fromkeys(("within noise", "undecided"), "Not decided"),
-    **dict.fromkeys(("diverged", "baseline diverged"), "Diverged"),
-    **dict.fromkeys(("one seed", "unvaried", "awaited"), "Not tested"),
-}
-"""Name of a verdict -> what the answer lists it under."""
+def _describe_baseline(study: Study) -> str:
+    metric = study.primary_metric
+    title, base = METRICS[metric].title, study.mean(study.baseline, metric)
+    if base is not None:
+        also = _describe_text_metric(study, base)
+        value = f"{format_metric(metric, base)} {display_unit(metric)}".strip()
+        return f"The baseline's {title} is {value}{also}."
+    if study.diverged_cells.get(study.baseline) == len(study.cells[study.baseline]):
+        return "The baseline diverged at every seed."
+    return f"The baseline is not measured in {title}."
 
 
-def _effect_spans(effects: list[Effect], metric: str) -> list[Span]:
-    """Name the largest effects with their differences, and count the others."""
-    spans: list[Span] = []
+def _describe_text_metric(study: Study, loss: float) -> str:
+    """Return a loss per token as bits per byte or perplexity, in brackets."""
+    if METRICS[study.primary_metric].unit != "nats/token":
+        return ""
+    if study.tokenizers == {"bytes"}:
+        return f" ({format_significant(loss / math.log(2), 4)} bits/byte)"
+    return f" (perplexity {format_significant(math.exp(min(loss, 700.0)), 4)})"
+
+
+def _group_spans(study: Study, effects: list[Effect]) -> list[Span]:
+    """Name the levels of one verdict, the largest differences first, and count the others."""
+    first = effects[0]
+    words = first.verdict
+    spans: list[Span] = [Strong(f"{words[:1].upper()}{words[1:]}"), ": "]
     most = MAX_NAMED_LEVELS if len(effects) > MAX_NAMED_LEVELS + 1 else len(effects)
     for number, effect in enumerate(effects[:most]):
-        spans += ["; " if number else "", Strong(effect.name)]
-        text = f" {format_difference(metric, effect.value)}" if effect.estimate else ""
-        is_open = _is_open(effect)
-        if effect.has_interval:
-            low, high = (format_difference(metric, end) for end in (effect.low, effect.high))
-            seeds = f"; {_describe_seeds(effect)}" if is_open else ""
-            text += f" ({low} to {high}{seeds})"
-        if not is_open and effect.verdict_name != "one seed":
-            text += f", {effect.verdict}"
-        spans.append(text)
-    if len(effects) > most:
-        spans.append(f"; and {len(effects) - most} smaller ones")
-    if effects[0].verdict_name == "one seed":
-        spans.append(": one seed, so no difference is claimed")
-    if _is_open(effects[0]):
-        spans.append(". So many seeds, declared beforehand, would decide it by what was seen")
+        spans += ["; " if number else "", effect.name]
+        if effect.estimate and number < MAX_NUMBERS:
+            unit = f" {difference_unit(effect.metric)}" if not number else ""
+            spans.append(f" {format_difference(effect.metric, effect.value)}{unit}")
+    spans.append(f"; and {len(effects) - most} smaller ones." if len(effects) > most else ".")
+    if _is_open(first):
+        spans.append(_describe_seeds(effects, study))
     return spans
 
 
 def _is_open(effect: Effect) -> bool:
-    return effect.verdict_name in ("within noise", "undecided")
+    return effect.verdict_name in ("within noise", "undecided", "suggestive")
 
 
-def _describe_seeds(effect: Effect) -> str:
-    seeds = _seeds_to_decide(effect)
-    return f"more than {MAX_SEEDS} seeds" if seeds is None else f"about {seeds} seeds"
+def _describe_seeds(effects: list[Effect], study: Study) -> str:
+    """Say how many seeds would decide the open level that needs the fewest."""
+    if study.declared_looks is not None:
+        return ""
+    counts = [count for one in effects if (count := _seeds_to_decide(one)) is not None]
+    if not counts:
+        return f" By the spread seen, more than {MAX_SEEDS} seeds would decide them."
+    it = "it" if len(effects) == 1 else "the clearest of them"
+    return f" By the spread seen, about {min(counts)} seeds, set beforehand, would decide {it}."
 
 
 def _seeds_to_decide(effect: Effect) -> int | None:
     """Return the number of seeds whose interval would exclude zero, or end below the margin."""
+    if not effect.is_tested:
+        return None
     error, size = effect.tested_error, abs(effect.value)
     is_higher_better = METRICS[effect.metric].better == "higher"
     cost = -effect.value if is_higher_better else effect.value
@@ -136,30 +149,22 @@ def _seeds_to_decide(effect: Effect) -> int | None:
 
 
 def _describe_savings(study: Study) -> Paragraph:
-    """Describe what the reductions save together."""
-    metric = study.primary_metric
+    """Describe the smallest cache on the front, and what it costs."""
     front = [point for point in memory_front(study) if point.is_on_front]
     base = study.kv_bytes(study.baseline)
     if not front or base is None:
         return paragraph("No cell has both its KV bytes and its quality recorded yet.")
     smallest = front[0]
     if smallest.levels == study.baseline:
-        text = f"No measured cell stores less than the baseline's {format_exact_bytes(base)}"
+        text = f"No measured cell stores less than the baseline's {format_binary_size(base)}"
         return paragraph(f"{text} and is on the front of memory against quality.")
+    size = format_binary_size(round(smallest.cost))
     spans: list[Span] = [
-        "The smallest cache that no other cell beats is that of ",
+        "The smallest cache on the front is that of ",
         Strong(study.label(smallest.levels)),
-        f", {format_exact_bytes(round(smallest.cost))} for one sequence at block size,"
-        f" {_size_clause(base, smallest.cost)}",
+        f": {size} for one sequence at block size, {_size_clause(base, smallest.cost)}",
         _baseline_clause(study, smallest.levels),
     ]
-    bests = [best for best in best_cells_by_budget(study) if best.point.levels != smallest.levels]
-    if bests:
-        point = bests[0].point
-        spans += [f"; {bests[0].condition} the best cell is ", Strong(study.label(point.levels))]
-        clause = _baseline_clause(study, point.levels)
-        choice = describe_choice(study, bests[0])
-        spans.append(f" at {format_metric(metric, point.mean)}{clause}{choice}")
     return Paragraph((*spans, "."))
 
 
@@ -172,85 +177,73 @@ def _size_clause(base: int, stored: float) -> str:
 
 
 def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
-    if levels == study.baseline:
+    """Return a cell's difference from the baseline with its verdict, as a clause."""
+    metric, estimate = study.primary_metric, study.cell_differences.get(levels)
+    if levels == study.baseline or estimate is None:
         return ""
-    metric = study.primary_metric
-    estimate = study.cell_differences.get(levels)
-    if estimate is None:
-        return ""
-    text = f", {format_difference(metric, estimate.value)} against the baseline"
-    if estimate.kind == "one seed":
-        return f"{text} (at one seed)"
-    effect = study.cell_effects.get(levels)
-    if effect is not None and not effect.has_interval:
-        return f"{text} ({effect.verdict})"
-    if estimate.kind != "tested":
-        return text
-    margin = study.decide.margin
-    verdict = judge_interval(estimate.low, estimate.high, METRICS[metric].better, margin)
-    words = VERDICTS[verdict].words.format(margin=f"{margin or 0.0:g}")
-    ends = " to ".join(format_difference(metric, end) for end in (estimate.low, estimate.high))
-    return f"{text} (simultaneous {100 * (1 - study.decide.alpha):g}% {ends}, {words})"
+    words = verdict_words(study.cell_verdict(levels), study.decide.margin)
+    unit = difference_unit(metric)
+    return f", at {format_difference(metric, estimate.value)} {unit}".rstrip() + f" ({words})"
 
 
 def _describe_confidence(study: Study) -> Paragraph:
-    """Describe the smallest difference that the design can detect."""
+    """Say what this number of seeds can find."""
     metric, unit = study.primary_metric, difference_unit(study.primary_metric)
-    spans: list[Span] = []
-    spans += _gap_spans(study)
     effects = study.effects(metric)
     detectable = sorted(e.detectable for e in effects if e.detectable is not None)
     claimed = [effect for effect in effects if effect.is_claimed]
-    is_decided = all(VERDICTS[effect.verdict_name].concludes for effect in claimed)
-    if claimed and is_decided and len(study.seeds) > 1:
+    seeds = format_count(len(study.seeds), "seed")
+    if claimed and all(VERDICTS[e.verdict_name].concludes for e in claimed):
         what = "level" if len(claimed) == len(effects) else "claimed level"
-        spans.append(f"every {what} is decided or bounded")
+        text = f"Every {what} is decided or bounded"
     elif detectable:
-        low, high = (
-            format_magnitude(metric, detectable[0]),
-            format_magnitude(metric, detectable[-1]),
-        )
-        limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit} (by level)"
-        spans.append(f"by the spread seen, this design of {format_count(len(study.seeds), 'seed')}")
-        spans.append(f" calls with 80% power a true difference of about {limit}")
+        low, high = (format_magnitude(metric, size) for size in (detectable[0], detectable[-1]))
+        limit = f"{low} {unit}" if low == high else f"{low} to {high} {unit}, by level"
+        text = f"By the spread seen, {seeds} find a true difference of {limit}, with 80% power"
     elif len(study.seeds) == 1:
-        spans.append("with one seed the spread between seeds is unknown, so no difference is")
-        spans.append(" significant or within noise: add seeds before drawing a conclusion")
+        text = "One seed shows no spread between seeds, so no difference is judged: add seeds"
     elif any(effect.is_tested for effect in effects):
-        spans.append("two seeds tell apart only what is many times larger than the spread between")
-        spans.append(" them: add seeds before drawing a conclusion")
+        text = "Two seeds find only what is many times larger than the spread between them"
     else:
-        is_over = not study.status_counts["missing"]
-        spans.append("no difference could be tested")
-        spans.append("" if is_over else ": finish the sweep's other seeds")
-    first, *rest = spans
-    if isinstance(first, str):
-        first = first[:1].upper() + first[1:]
-    return Paragraph((first, *rest, "."))
+        text = "No difference could be tested"
+        text += ": finish the sweep's other seeds" if study.status_counts["missing"] else ""
+    return paragraph(f"{text}.")
 
 
-def _gap_spans(study: Study) -> list[Span]:
+def _describe_gap(study: Study) -> list[Content]:
     """Describe the largest serving gap; nothing if none was measured."""
     if not study.serving_gaps:
         return []
     worst = max(study.serving_gaps, key=lambda levels: study.serving_gaps[levels].value)
     gap = study.serving_gaps[worst]
     if gap.value < GAP_ROUNDING:
-        return ["Scoring through the serving cache agrees with one-shot scoring; "]
-    text = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
-    if gap.trainings > 1:
-        ends = (format_difference("serving_gap", end) for end in (gap.smallest, gap.largest))
-        count = format_count(gap.trainings, "training")
-        text += f" ({' to '.join(ends)} over {count}{_gap_clause(gap)})"
-    hides = "One-shot scoring hides what serving does: the largest serving gap is "
-    return [hides, text, " at ", Strong(study.label(worst)), "; "]
+        return [paragraph("The loss through the serving cache is the one-shot loss in every cell.")]
+    size = f"{format_difference('serving_gap', gap.value)} {METRICS['serving_gap'].unit}"
+    spans = ["One-shot scoring hides a cost: the largest serving gap is that of "]
+    return [paragraph(*spans, Strong(study.label(worst)), f", {size}{_gap_clause(gap)}.")]
 
 
 def _gap_clause(gap: ServingGap) -> str:
     """Describe the exact test of a gap that was picked from all cells."""
     if not gap.can_be_found:
-        return f"; an exact test needs {fewest_trainings(gap.alpha)}"
-    return f", exact p {format_p_value(gap.p)}{'' if gap.is_found else ', within noise'}"
+        return f" (an exact test needs {fewest_trainings(gap.alpha)} trainings)"
+    if gap.is_found:
+        return f" (exact p {format_p_value(gap.p)})"
+    return " (suggestive)" if gap.is_suggestive else " (within noise)"
+
+
+def _describe_left_out(study: Study) -> list[Content]:
+    """Say which measurements are no finding here: times that were disturbed, accuracies at chance.
+
+    Their tables are in the appendix.
+    """
+    sentences = []
+    if any(map(is_time, study.measured_metrics)) and study.timing_obstacle:
+        sentences.append(f"Speed is not judged. {study.timing_obstacle}.")
+    accuracies = [m for m in study.measured_metrics if m in COMPARED_METRICS]
+    if accuracies and all_at_chance(study, accuracies):
+        sentences.append("HellaSwag is not judged: every accuracy is at chance.")
+    return [paragraph(" ".join(sentences))] if sentences else []
 
 
 def _losses_and_tables(study: Study) -> list[tuple[float, float]]:
@@ -279,8 +272,8 @@ def _describe_bigram_table(study: Study) -> list[Paragraph]:
         closest = format_magnitude("loss", min(margins))
         return [
             paragraph(
-                f"Every model beats a bigram table of the text that it was trained on ({table} on"
-                f" the same held-out text), the closest by {closest}."
+                f"Every model beats a bigram table of its training text ({table} on the same"
+                f" held-out text), the closest by {closest}."
             )
         ]
     count = f"{losing:,} of {format_count(len(pairs), 'trained model')}"
@@ -288,10 +281,10 @@ def _describe_bigram_table(study: Study) -> list[Paragraph]:
     return [
         paragraph(
             Strong(f"{count} cannot yet do what a bigram table does."),
-            f" A table of token pairs, counted in the text that the model was trained on, scores"
-            f" {table} on the same held-out text; the best model scores {best}. Differences"
-            " between models that have not learned to use their context are mostly noise: train"
-            " on more tokens, with smaller batches, or at another learning rate.",
+            f" A table of token pairs of the training text scores {table} on the same held-out"
+            f" text; the best model scores {best}. Differences between models that do not use their"
+            " context are mostly noise: train on more tokens, with smaller batches, or at another"
+            " learning rate.",
         )
     ]
 
@@ -309,8 +302,8 @@ def _describe_missing(study: Study) -> Paragraph | None:
 def _answer_untrained(study: Study) -> list[Paragraph]:
     """Compare what layouts store and how fast they decode, where no weights are trained."""
     about = paragraph(
-        "The weights are as drawn, so losses say nothing and are left out: this is a study of"
-        " memory and speed, which do not depend on the weights' values."
+        "The weights are not trained, so losses are left out. Memory and speed do not depend on the"
+        " weights' values."
     )
     return [part for part in (_untrained_bytes(study), _untrained_times(study), about) if part]
 
@@ -326,7 +319,7 @@ def _untrained_bytes(study: Study) -> Paragraph | None:
         if count is not None and count < base
     ]
     spans: list[Span] = [
-        f"The baseline's cache holds {format_exact_bytes(base)} for one sequence at"
+        f"The baseline's cache holds {format_binary_size(base)} for one sequence at"
     ]
     if not smaller:
         return paragraph(*spans, " block size; no other cell's is smaller.")
@@ -351,7 +344,7 @@ def _untrained_times(study: Study) -> Paragraph | None:
     if fastest != study.baseline:
         spans += ["; least it takes ", Strong(study.label(fastest))]
         spans.append(f", {format_metric(metric, means[fastest])} ms")
-        obstacle = describe_timing_obstacle(study)
+        obstacle = study.timing_obstacle
         if obstacle:
             spans.append(f". {obstacle}, so this order is no finding")
     return paragraph(*spans, ".")

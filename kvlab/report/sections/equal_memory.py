@@ -3,24 +3,18 @@
 from kvlab.analysis.study import Study
 from kvlab.report.document import (
     EMPTY_CELL,
-    Bullets,
     Cell,
     Column,
     Row,
     Section,
-    Span,
-    Strong,
     Table,
     cell,
     paragraph,
 )
 from kvlab.report.formatting import (
     difference_unit,
-    display_unit,
     format_binary_size,
     format_magnitude,
-    format_mebibytes,
-    format_metric,
     in_display_unit,
     short_title,
 )
@@ -29,12 +23,13 @@ from kvlab.report.pareto_front import (
     BudgetBest,
     best_cells_by_budget,
     bytes_per_context,
-    describe_choice,
 )
 from kvlab.report.table_columns import (
     baseline_difference_cells,
     baseline_difference_columns,
     names_cell,
+    size_cell,
+    size_column,
     title_with_unit,
     value_cell,
 )
@@ -42,38 +37,30 @@ from kvlab.store.metrics import METRICS
 
 
 def report_equal_memory(study: Study) -> Section | None:
-    """Report the best cell within each memory budget."""
+    """Report the best cell within each memory budget that several cells fit."""
     bests = best_cells_by_budget(study)
-    if not bests:
+    choices = [best for best in bests if best.n_fitting > 1]
+    if not choices:
         return None
     base = bytes_per_context(study)[study.baseline]
     blocks = sorted({block for c in study.cells if (block := study.block_size(c))})
     confidence = f"{100 * (1 - study.decide.alpha):g}%"
     sizes = " or ".join(f"{block:,}" for block in blocks)
-    note = paragraph(
-        "Cells that fit in the same memory, ranked by the"
-        f" {METRICS[study.primary_metric].title}: the baseline's mean plus the paired difference"
-        f" from it, so that cells with other seeds compare. Budgets are KV bytes per"
-        f" {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size ({sizes} tokens); the"
-        f" baseline takes {format_mebibytes(base)} MiB of them. A cell is told apart from the best"
-        f" by a multiple comparison with the best (Hsu): with {confidence} probability the truly"
-        " best cell"
-        " of every budget is the one named or one that may be the best instead. A cell of which"
-        " any trial diverged is not ranked.",
+    text = (
+        f"The best cell within each budget, by the {METRICS[study.primary_metric].title}. A budget"
+        f" is in KV bytes per {BUDGET_CONTEXT:,} tokens of a sequence as long as the block size"
+        f" ({sizes} tokens); the baseline takes {format_binary_size(base)}."
     )
-    sentences = Bullets(tuple(_describe_best(study, best) for best in bests))
-    return Section("At equal memory", (note, sentences, _table(study, bests)), is_appendix=True)
-
-
-def _describe_best(study: Study, best: BudgetBest) -> tuple[Span, ...]:
-    metric = study.primary_metric
-    condition = best.condition[:1].upper() + best.condition[1:]
-    return (
-        f"{condition} the best cell is ",
-        Strong(study.label(best.point.levels)),
-        f" at {format_metric(metric, best.point.mean)} {display_unit(metric)}"
-        f"{describe_choice(study, best)}.",
+    if len(choices) < len(bests):
+        text += " Budgets that a single cell fits are left out."
+    method = (
+        "Cells are ranked by the baseline's mean plus the paired difference from it. The best is"
+        " compared with the others by Hsu's multiple comparisons with the best: with"
+        f" {confidence} probability the truly best cell of every budget is the one named, or one"
+        " that may be the best instead. A cell of which a trial diverged is not ranked."
     )
+    contents = (paragraph(text), _table(study, choices), paragraph(method))
+    return Section("At equal memory", contents, is_appendix=True)
 
 
 def _table(study: Study, bests: list[BudgetBest]) -> Table:
@@ -83,7 +70,7 @@ def _table(study: Study, bests: list[BudgetBest]) -> Table:
         Column(budget, True, csv=(f"{budget} (bytes)",)),
         Column("cells that fit", True),
         Column("best cell"),
-        Column("its MiB", True, f"2^20 bytes per {BUDGET_CONTEXT:,} tokens"),
+        size_column("its K/V cache", f"per {BUDGET_CONTEXT:,} tokens"),
         Column(title_with_unit(metric, short_title(metric)), True),
         *baseline_difference_columns(study),
         Column("may be best instead", hint="cells that are not told apart from the best"),
@@ -100,11 +87,11 @@ def _row(study: Study, best: BudgetBest) -> Row:
             cell(format_binary_size(best.budget), best.budget),
             cell(f"{best.n_fitting:,}", best.n_fitting),
             cell(study.label(point.levels)),
-            cell(format_mebibytes(point.cost), point.cost / 2**20),
+            size_cell(round(point.cost)),
             value_cell(metric, point.mean),
             *baseline_difference_cells(study, point.levels),
             names_cell(study, best.choice.rivals),
-            _loss_cell(metric, best.choice.largest_loss) if best.n_fitting > 1 else EMPTY_CELL,
+            _loss_cell(metric, best.choice.largest_loss),
         ),
         study.cell_key(point.levels),
     )

@@ -7,7 +7,6 @@ from kvlab.report.document import (
     EMPTY_CELL,
     Cell,
     Column,
-    Content,
     Row,
     Section,
     Span,
@@ -16,8 +15,7 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.formatting import format_exact_bytes, format_mebibytes, format_megabytes
-from kvlab.report.table_columns import range_column
+from kvlab.report.table_columns import csv_only, range_column, size_cell, size_column
 
 _PEAKS = ("peak_bytes_cached", "peak_bytes_uncached", "peak_bytes_activations")
 
@@ -28,40 +26,41 @@ def report_memory(study: Study) -> Section | None:
     if not measured:
         return None
     mismatches = [row for row in measured if not _agrees(row)]
+    contents = (paragraph(*_describe_agreement(measured, mismatches)), _table(study, mismatches))
+    is_appendix = not study.is_untrained and not mismatches
+    return Section("Memory", contents, is_appendix)
+
+
+def _describe_agreement(measured: list[TrialRow], mismatches: list[TrialRow]) -> list[Span]:
     spans: list[Span] = [
-        "KV bytes of one sequence at block size, by the layout's formula and by adding up the"
-        " cache's unique storages. ",
+        "K/V bytes of one sequence at block size, by the layout's formula and by adding up the"
+        " cache's storages. "
     ]
     if mismatches:
         count = f"{len(mismatches)} of {format_count(len(measured), 'trial')} disagree"
         spans += [Strong(f"{count}: a bug, not a result."), " They are marked below."]
     else:
-        spans.append(f"They agree to the byte in all {format_count(len(measured), 'trial')}. ")
+        spans.append(f"They agree to the byte in all {format_count(len(measured), 'trial')}.")
     spans.append(
-        " A layer that shares its K/V still reads them, so bytes read per token shrink with heads"
-        " and windows, not with sharing. Peaks contain weights, logits and the allocator's"
-        " rounding; they bound batch sizes, they do not measure the cache."
+        " A layer that shares its K/V still reads them, so sharing does not reduce the bytes read"
+        " per token. Peaks contain weights, activations and logits, too."
     )
+    return spans
+
+
+def _table(study: Study, mismatches: list[TrialRow]) -> Table:
+    checks = (range_column("storages (bytes)", ends=("least", "most")), Column("agree"))
     columns = (
         Column("cell"),
-        Column("formula (bytes)", True),
-        range_column("storages (bytes)", ends=("least", "most")),
-        Column("agree"),
-        Column("MB", True, "10^6 bytes, by the formula"),
-        Column("MiB", True, "2^20 bytes, by the formula"),
-        Column("read per token (bytes)", True),
-        Column("peak with cache (MiB)", True, "largest over seeds"),
-        Column("peak without (MiB)", True, "largest over seeds"),
-        Column("activations (MiB)", True, "of the peak with cache, beside weights, cache, logits"),
+        size_column("K/V cache", "by the formula"),
+        *(checks if mismatches else map(csv_only, checks)),
+        size_column("read per token"),
+        size_column("peak with cache", "largest over seeds"),
+        size_column("peak without", "largest over seeds"),
+        size_column("activations", "of the peak with cache, beside weights, cache, logits"),
     )
     rows = tuple(_row(study, list(by_seed.values())) for by_seed in study.cells.values())
-    table = Table("memory", "Theory against measured memory.", columns, tuple(filter(None, rows)))
-    contents: list[Content] = [paragraph(*spans)]
-    base = study.kv_bytes(study.baseline)
-    if base is not None:
-        contents.append(paragraph(f"The baseline stores {format_exact_bytes(base)}."))
-    is_appendix = not study.is_untrained and not mismatches
-    return Section("Memory", (*contents, table), is_appendix)
+    return Table("memory", "Memory of every cell.", columns, tuple(filter(None, rows)))
 
 
 def _agrees(row: TrialRow) -> bool:
@@ -82,21 +81,15 @@ def _row(study: Study, rows: list[TrialRow]) -> Row | None:
     return Row(
         (
             cell(study.label(levels)),
-            cell(f"{formula:,}", formula),
+            size_cell(formula),
             Cell(stored_text, stored[0], csv=(stored[0], stored[-1])),
             cell("yes" if agree else "no", tone="" if agree else "bad"),
-            cell(format_megabytes(formula), formula / 10**6),
-            cell(format_mebibytes(formula), formula / 2**20),
-            _largest_cell(measured, "kv_bytes_read", whole=True),
-            *(_largest_cell(measured, peak) for peak in _PEAKS),
+            *(_largest_cell(measured, metric) for metric in ("kv_bytes_read", *_PEAKS)),
         ),
         study.cell_key(levels),
     )
 
 
-def _largest_cell(rows: list[TrialRow], metric: str, whole: bool = False) -> Cell:
+def _largest_cell(rows: list[TrialRow], metric: str) -> Cell:
     values = [row.measurements[metric] for row in rows if metric in row.measurements]
-    if not values:
-        return EMPTY_CELL
-    value = max(values)
-    return cell(f"{value:,.0f}", value) if whole else cell(format_mebibytes(value), value / 2**20)
+    return size_cell(round(max(values))) if values else EMPTY_CELL

@@ -26,8 +26,8 @@ def report_loss_curves(study: Study) -> Section | None:
     plot = Plot(Axis("training tokens (millions)"), Axis("validation loss (nats/token)"), lines)
     n_curved = sum(any(row.curve for row in by_seed.values()) for by_seed in study.cells.values())
     note = paragraph(
-        "Mean over seeds of the validation loss during training, always one-shot. Shown are the"
-        " baseline, the cells that differ from it in one factor, then those on the front:"
+        "Mean over seeds of the one-shot validation loss during training, for the baseline, the"
+        " cells that differ from it in one factor, and those on the front:"
         f" {format_count(len(curves), 'curve')} of {format_count(n_curved, 'cell')}. Cells that"
         f" share a training share a curve.{_token_note(study)}",
     )
@@ -51,8 +51,8 @@ def _token_note(study: Study) -> str:
     if all(during == final for during, final in pairs):
         return ""
     return (
-        " During training the loss is over fewer or more validation tokens than the final loss of"
-        f" the tables ({pairs_text}), so a curve does not end at its cell's loss there."
+        " During training the loss is over another number of validation tokens than in the tables"
+        f" ({pairs_text}), so a curve does not end at its cell's loss there."
     )
 
 

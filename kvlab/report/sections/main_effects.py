@@ -3,8 +3,8 @@
 from kvlab.analysis.effects import Effect, judge_together
 from kvlab.analysis.statistics import spread_factors
 from kvlab.analysis.study import Study
+from kvlab.analysis.timings import is_time
 from kvlab.analysis.verdicts import VERDICTS
-from kvlab.report.benchmark_lines import TIME_METRICS, describe_timing_obstacle
 from kvlab.report.document import (
     EMPTY_CELL,
     Bullets,
@@ -12,7 +12,7 @@ from kvlab.report.document import (
     Column,
     Content,
     Figure,
-    Heading,
+    Fold,
     Row,
     Section,
     Strong,
@@ -33,6 +33,7 @@ from kvlab.report.formatting import (
 )
 from kvlab.report.table_columns import (
     append_aliases,
+    csv_only,
     detectable_cell,
     detectable_column,
     difference_cell,
@@ -69,44 +70,64 @@ OTHER_METRICS = (
 
 def report_effects(study: Study) -> Section | None:
     """Report every level's effect on the primary metric, and on other measurements."""
-    metric = study.primary_metric
-    estimated = [effect for effect in study.effects(metric) if effect.estimate]
+    estimated = [effect for effect in study.effects(study.primary_metric) if effect.estimate]
     if not estimated:
         return None
-    title, unit = METRICS[metric].title, difference_unit(metric)
-    effects = study.effects(metric)
-    columns = (
-        Column("factor"),
-        Column("level"),
-        Column("against"),
-        Column(f"difference ({unit})", True),
-        simultaneous_column(metric, study.decide.alpha, "holds for all levels of the table"),
-        Column("verdict"),
-        Column("p (corrected)", True, "for all levels of this table"),
-        *([diverged_column()] if _any_diverged(effects) else []),
-        Column("error", False, _ERROR),
-        interval_column(metric, "of the level's own paired t-test, for it alone"),
-        Column("p", True, "of the level's own paired t-test, uncorrected"),
-        range_column("KV smaller", hint=_SMALLER, ends=("least", "most")),
-        pairs_column(),
-        groups_column(),
-        range_column("over settings", unit, _SETTINGS),
-        seeds_column(study.seeds, unit),
-        detectable_column(unit, "true difference called with 80% power"),
-    )
-    rows = tuple(_row(study, effect, _any_diverged(effects)) for effect in effects)
-    all_columns, rows = append_aliases(columns, rows, effects)
-    table = Table("effects", f"Effects on the {title}.", all_columns, rows)
     contents: list[Content] = [
-        *_describe_method(study, estimated),
-        table,
-        *_describe_verdicts(effects),
+        paragraph(_introduce(study, estimated)),
+        _table(study),
         _figure(study, estimated),
+        Fold("How effects are estimated, and what verdicts say", tuple(_explain(study, estimated))),
     ]
     other_table = _other_metrics_table(study)
     if other_table:
-        contents += [Heading("Effects on other measurements"), *_timing_note(study), other_table]
+        note = _timing_note(study)
+        contents.append(Fold("Effects on other measurements", (*note, other_table)))
     return Section("What each level does", tuple(contents))
+
+
+def _introduce(study: Study, estimated: list[Effect]) -> str:
+    title = METRICS[study.primary_metric].title
+    text = (
+        f"Each level against its factor's baseline level, in {title}: the mean difference between"
+        " trials that differ in this level alone, at the same seed."
+    )
+    if any(effect.has_interval for effect in estimated):
+        confidence = f"{100 * (1 - study.decide.alpha):g}%"
+        text += (
+            f" The intervals hold for all levels together with {confidence} probability, and each"
+            " verdict is read from its interval."
+        )
+    elif len(study.seeds) == 1:
+        text += " There is one seed, so no difference is tested."
+    return text
+
+
+def _table(study: Study) -> Table:
+    metric = study.primary_metric
+    unit, effects = difference_unit(metric), study.effects(metric)
+    columns = (
+        Column("factor"),
+        Column("level"),
+        csv_only(Column("against")),
+        Column(f"difference ({unit})" if unit else "difference", True),
+        simultaneous_column(metric, study.decide.alpha),
+        Column("verdict"),
+        Column("p (corrected)", True, "for all levels of this table"),
+        *([diverged_column()] if _any_diverged(effects) else []),
+        csv_only(Column("error", False, _ERROR)),
+        csv_only(interval_column(metric, "of the level's own paired t-test, for it alone")),
+        csv_only(Column("p", True, "of the level's own paired t-test, uncorrected")),
+        range_column("KV smaller", hint=_SMALLER, ends=("least", "most")),
+        pairs_column(),
+        csv_only(groups_column()),
+        range_column("over settings", unit, _SETTINGS),
+        csv_only(seeds_column(study.seeds, unit)),
+        csv_only(detectable_column(unit, "true difference called with 80% power")),
+    )
+    rows = tuple(_row(study, effect, _any_diverged(effects)) for effect in effects)
+    all_columns, rows = append_aliases(columns, rows, effects)
+    return Table("effects", f"Effects on the {METRICS[metric].title}.", all_columns, rows)
 
 
 _SMALLER = "baseline level's KV bytes divided by the level's"
@@ -115,64 +136,63 @@ _SETTINGS = "smallest and largest mean difference of a setting"
 
 
 def _timing_note(study: Study) -> list[Content]:
-    """Explain why times have no verdict, if they have none."""
-    obstacle = describe_timing_obstacle(study)
-    if not obstacle or not TIME_METRICS & set(study.measured_metrics):
+    """Say why the table has no times, if they do not compare."""
+    if not study.timing_obstacle or not any(map(is_time, study.measured_metrics)):
         return []
-    return [paragraph(f"{obstacle}, so differences of times are shown without a verdict.")]
+    return [paragraph(f"{study.timing_obstacle}, so no difference of times is judged.")]
 
 
 def _any_diverged(effects: list[Effect]) -> bool:
     return any(effect.divergence is not None for effect in effects)
 
 
-def _describe_method(study: Study, estimated: list[Effect]) -> list[Content]:
+def _explain(study: Study, estimated: list[Effect]) -> list[Content]:
+    """Explain how the effects are estimated, and what each verdict of the table means."""
+    return [
+        paragraph(_describe_pairs(estimated)),
+        *_describe_intervals(study, estimated),
+        *_describe_power(estimated),
+        *_describe_verdicts(study.effects(study.primary_metric)),
+    ]
+
+
+def _describe_pairs(estimated: list[Effect]) -> str:
     text = (
-        "A pair is two trials at the same seed and the same levels of all other factors, one with"
-        " the level and one with the baseline level. Settings whose trials share trained weights"
-        " are averaged into one group and count once. At every seed the difference is the mean"
-        " over groups; it is tested over the seeds, since what shares a seed may move together."
-        " Settings that were not seen at the same seeds as the others, or in which a training"
-        " diverged, are left out: see pairs. The difference describes these settings; that a level"
-        " acts differently in them (see over settings) is no noise."
+        "A pair is two trials at the same seed and the same levels of all other factors: one has"
+        " the level, the other the baseline level. A setting is one combination of the other"
+        " factors' levels. Settings that share trained weights are averaged first and count once."
+        " The mean over settings is taken at every seed, and these means are tested over the seeds."
+        " Settings in which a training diverged, or that lack seeds, are left out: see the column"
+        " pairs. The column over settings shows how much the difference varies between settings."
     )
     if any(effect.is_contrast for effect in estimated):
-        text += _BY_CONTRAST
-    if not any(effect.is_tested for effect in estimated):
-        one_seed = " There is one seed: differences are shown, no significance is claimed."
-        return [paragraph(text + (one_seed if len(study.seeds) == 1 else ""))]
-    return [paragraph(text), *_describe_intervals(study, estimated), *_describe_power(estimated)]
+        text += (
+            " A level without a pair in this design is estimated by a contrast over all cells: the"
+            " least-squares main effect at every seed. It contains a part of every interaction that"
+            " it is aliased with."
+        )
+    return text
 
 
 def _describe_intervals(study: Study, estimated: list[Effect]) -> list[Content]:
-    tests = max(effect.n_tests for effect in estimated if effect.is_tested)
-    of_all = "this level" if tests == 1 else f"all {tests} levels together"
+    if not any(effect.is_tested for effect in estimated):
+        return []
     text = (
-        f"The simultaneous intervals contain the true differences of {of_all} with"
-        f" {100 * (1 - study.decide.alpha):g}% probability, and a verdict says what holds in the"
-        " whole interval: both are one procedure."
+        "The simultaneous intervals are t intervals with Holm's correction. If a later step of the"
+        " correction finds a difference, its interval ends at zero."
     )
     if any(effect.error for effect in estimated):
-        text += _POOLED
+        text += (
+            " The standard error of a level that changes training is the larger of its own, over"
+            " its seeds, and one that is pooled over all such levels. The CSV has the level's own"
+            " t-test, which holds for this level alone, and the differences by seed."
+        )
     if study.declared_looks is not None:
-        text += _BY_LOOKS
+        text += (
+            " The claims are judged at the looks (see there). Each has the seeds, the interval and"
+            " the p-value of its last look, and these hold for all looks together."
+        )
     return [paragraph(text)]
-
-
-_POOLED = (
-    " The standard error of a level that changes training is the larger of its own, over its"
-    " seeds, and one that is pooled over all such levels. Pooling is a model: it takes the variance"
-    " of every training as equal, and it never makes an error smaller than the level's own. The"
-    " level's own paired t-test, which needs no such model, stands beside it (95% CI, p); alone and"
-    " uncorrected."
-)
-
-
-_BY_LOOKS = (
-    " The claims of this sweep are judged by looks (see there): each has the seeds, the difference,"
-    " the intervals and the p-values of its last look, by its own paired t-test, and they hold for"
-    " all looks together."
-)
 
 
 def _describe_verdicts(effects: list[Effect]) -> list[Content]:
@@ -183,7 +203,7 @@ def _describe_verdicts(effects: list[Effect]) -> list[Content]:
 
 
 def _describe_power(estimated: list[Effect]) -> list[Content]:
-    """Describe the precision of the detectable difference with this number of seeds."""
+    """Describe the detectable difference, and how well this number of seeds tells it."""
     freedoms = [effect.tested_error.df for effect in estimated if effect.is_tested]
     if not freedoms:
         return []
@@ -192,24 +212,17 @@ def _describe_power(estimated: list[Effect]) -> list[Content]:
     fewest = min(df for df in freedoms if df >= 2)
     low, high = (format_significant(factor, 2) for factor in spread_factors(fewest))
     text = (
-        "The detectable difference is what this design calls with 80% power after the correction,"
-        f" by the spread that was seen. With {format_significant(fewest, 2)} degrees of freedom a"
-        f" spread is known only roughly: the true one is between {low} and {high} times it (95%),"
-        " and so is what can be detected."
+        "The detectable difference, in the CSV, is the true difference that this design finds with"
+        f" 80% power after the correction. It assumes the observed spread. With"
+        f" {format_significant(fewest, 2)} degrees of freedom the true spread is between {low} and"
+        f" {high} times the observed one."
     )
     return [paragraph(text)]
 
 
 _TWO_SEEDS = (
-    "Two seeds hardly tell a spread: only a difference many times larger than that between the"
-    " seeds is told apart from noise, and what could have been detected is not quoted. Every"
-    " further seed helps much: on average the interval of three is a third as wide, that of five a"
-    " sixth."
-)
-_BY_CONTRAST = (
-    " Levels without a pair in this design are estimated by a contrast over all its cells: the"
-    " least-squares main effect at every seed, tested over seeds. It contains what it is aliased"
-    " with, so it is the level's own only if those interactions are nothing."
+    "Two seeds hardly tell the spread between seeds, so only very large differences are found. The"
+    " interval of three seeds is on average a third as wide, that of five seeds a sixth."
 )
 
 
@@ -317,39 +330,8 @@ def _figure(study: Study, estimated: list[Effect]) -> Figure:
 
 
 def _other_metrics_table(study: Study) -> Table | None:
-    derived = [  # a paired loss is a one-shot loss once more, of the served text alone
-        m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
-    ]
-    tasks = [m for m in study.measured_metrics if m.startswith(LM_EVAL_PREFIX)]
-    metrics = [
-        m
-        for m in (*OTHER_METRICS, *(m for m in tasks if METRICS[m].better != "neither"), *derived)
-        if m != study.primary_metric
-        and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
-    ]
-    found = [effect for metric in metrics for effect in study.effects(metric)]
-    unjudged = TIME_METRICS if describe_timing_obstacle(study) else frozenset()
-    judged = judge_together([e for e in found if e.metric not in unjudged], study.decide.alpha)
-    remaining = iter(judged)
-    effects = [effect if effect.metric in unjudged else next(remaining) for effect in found]
-    rows = []
-    for effect in effects:
-        if effect.estimate is None:
-            continue
-        factor, level = effect.change[0]
-        metric, value = effect.metric, effect.estimate.value
-        pairs = cell(format_fixed(effect.pairs_used, 0), effect.pairs_used)
-        names = (cell(short_title(metric)), cell(factor), cell(level))
-        unit, number = difference_unit(metric), in_display_unit(metric, value)
-        change = Cell(
-            f"{format_difference(metric, value)} {unit}".strip(), number, csv=(number, unit)
-        )
-        corrected_p = p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL
-        judgement = simultaneous_cell(effect), verdict_cell(effect), corrected_p
-        if metric in unjudged:
-            judgement = EMPTY_CELL, cell("not judged", tone="muted"), EMPTY_CELL
-        entries = (change, *judgement, pairs)
-        rows.append(Row((*names, *entries), study.change_key(effect.change)))
+    effects = _judge_others(study)
+    rows = tuple(_other_row(study, effect) for effect in effects)
     confidence = 100 * (1 - study.decide.alpha)
     columns = (
         Column("measurement"),
@@ -363,7 +345,40 @@ def _other_metrics_table(study: Study) -> Table | None:
     )
     caption = "The same comparison for other measurements."
     if any(effect.metric.startswith("hellaswag_") for effect in effects):
-        caption += (
-            " HellaSwag's error here is over seeds; its error over items stands in its own section."
-        )
-    return Table("effects-other", caption, columns, tuple(rows)) if rows else None
+        caption += " HellaSwag's error is over seeds here, and over items in its own section."
+    return Table("effects-other", caption, columns, rows) if rows else None
+
+
+def _judge_others(study: Study) -> list[Effect]:
+    """Return the effects on all other measurements that compare, judged together."""
+    derived = [  # a paired loss is a one-shot loss once more, of the served text alone
+        m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
+    ]
+    tasks = [m for m in study.measured_metrics if m.startswith(LM_EVAL_PREFIX)]
+    metrics = [
+        m
+        for m in (*OTHER_METRICS, *(m for m in tasks if METRICS[m].better != "neither"), *derived)
+        if m != study.primary_metric
+        and not study.is_disturbed(m)
+        and any(row.measurements.get(m) for row in study.done_rows)  # zero everywhere: no row
+    ]
+    found = [effect for metric in metrics for effect in study.effects(metric) if effect.estimate]
+    return judge_together(found, study.decide.alpha)
+
+
+def _other_row(study: Study, effect: Effect) -> Row:
+    factor, level = effect.change[0]
+    metric, value = effect.metric, effect.value
+    unit, number = difference_unit(metric), in_display_unit(metric, value)
+    text = f"{format_difference(metric, value)} {unit}".strip()
+    cells = (
+        cell(short_title(metric)),
+        cell(factor),
+        cell(level),
+        Cell(text, number, csv=(number, unit)),
+        simultaneous_cell(effect),
+        verdict_cell(effect),
+        p_cell(effect, effect.corrected_p) if effect.has_interval else EMPTY_CELL,
+        cell(format_fixed(effect.pairs_used, 0), effect.pairs_used),
+    )
+    return Row(cells, study.change_key(effect.change))

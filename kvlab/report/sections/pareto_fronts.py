@@ -2,15 +2,16 @@
 
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
-from kvlab.report.benchmark_lines import describe_timing_obstacle
 from kvlab.report.document import (
     EMPTY_CELL,
     Column,
     Content,
     Figure,
-    Heading,
+    Fold,
     Row,
     Section,
+    Span,
+    Strong,
     Table,
     cell,
     paragraph,
@@ -19,8 +20,6 @@ from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
 from kvlab.report.formatting import (
     PLUS_MINUS,
     display_unit,
-    format_mebibytes,
-    format_megabytes,
     format_metric,
     format_ratio,
     in_display_unit,
@@ -38,8 +37,11 @@ from kvlab.report.pareto_front import (
 from kvlab.report.table_columns import (
     baseline_difference_cells,
     baseline_difference_columns,
+    join_names,
     mean_and_spread,
     names_cell,
+    size_cell,
+    size_column,
     title_with_unit,
     value_cell,
 )
@@ -55,48 +57,74 @@ def report_pareto(study: Study) -> Section | None:
     if not cell_points:
         return None
     front = [point for point in cell_points if point.is_on_front]
-    title = METRICS[study.primary_metric].title
-    note = paragraph(
-        f"A cell is on the front if no other cell stores as few bytes with a better {title};"
-        f" {len(front)} of {format_count(len(cell_points), 'cell')} are."
-        f"{describe_divergence(study, tuple(study.diverged_cells))} Cells are ranked by the"
-        " baseline's mean plus the paired difference from it. A cell is on the front by more than"
-        " chance if it is better than every cell of at most its bytes; the table names those that"
-        " it is not told apart from, at"
-        f" {study.decide.alpha:g} for all cells together. Bars of standard deviations over seeds"
-        " contain what all cells share at a seed, which paired differences do not.",
-    )
+    note = paragraph(*_summarize(study, front, len(cell_points)))
     figure = _figure(study, study.primary_metric, "stored", cell_points)
-    contents: list[Content] = [note, figure, _table(study, front)]
+    table = Fold("Cells on the front", (_table(study, front), paragraph(_describe_method(study))))
+    contents: list[Content] = [note, figure, table]
     others = _other_fronts(study)
-    if others:
-        contents += [Heading("Other costs and qualities"), paragraph(_describe_others(study))]
+    if others or _describe_left_out(study):
         drawn = {pair: points for pair, points in others.items() if _is_drawn(study, *pair)}
-        contents += [_figure(study, *pair, points) for pair, points in drawn.items()]
+        folded: list[Content] = [paragraph(_OTHERS + _describe_left_out(study))]
+        folded += [_figure(study, *pair, points) for pair, points in drawn.items()]
         fronts = {(study.primary_metric, "stored"): cell_points, **others}
-        contents.append(_membership_table(study, fronts))
-    return Section("Memory and time against quality", tuple(contents))
+        folded += [_membership_table(study, fronts)] if others else []
+        contents.append(Fold("Other fronts", tuple(folded)))
+    return Section("Memory against quality", tuple(contents))
+
+
+def _summarize(study: Study, front: list[CellPoint], n_cells: int) -> list[Span]:
+    """Name the cells on the front."""
+    title = METRICS[study.primary_metric].title
+    are = "is" if len(front) == 1 else "are"
+    return [
+        f"{len(front)} of {format_count(n_cells, 'cell')} {are} on the front: ",
+        Strong(join_names([study.label(point.levels) for point in front])),
+        f". No other cell stores as few bytes with a better {title}"
+        f"{describe_divergence(study, tuple(study.diverged_cells))}.",
+    ]
+
+
+def _describe_method(study: Study) -> str:
+    return (
+        "Cells are ranked by the baseline's mean plus the paired difference from it. A cell is on"
+        " the front beyond chance if it is better than every cell of at most its bytes. The table"
+        " names the cells that it is not told apart from, at"
+        f" {study.decide.alpha:g} for all cells together."
+    )
 
 
 _OTHERS = (
-    "The same for bytes read per decoded token, which heads and windows shrink and sharing does"
-    " not, and for the measured time per token; and for HellaSwag, where it was scored."
+    "The same for other costs and qualities. Fewer heads and shorter windows reduce the bytes read"
+    " per token; sharing does not."
 )
 
 
-def _describe_others(study: Study) -> str:
-    obstacle = describe_timing_obstacle(study)
-    if not obstacle or "tpot_ms_p50" not in study.measured_metrics:
-        return _OTHERS
-    return f"{_OTHERS} {obstacle}, so the front of times is no finding."
+def _describe_left_out(study: Study) -> str:
+    """Say which fronts are left out, since they would be no finding."""
+    text = ""
+    if "tpot_ms_p50" in study.measured_metrics and study.timing_obstacle:
+        text += f" There is no front of times. {study.timing_obstacle}."
+    if _accuracy(study) in study.measured_metrics and all_at_chance(study, [_accuracy(study)]):
+        text += " There is no front of HellaSwag: no accuracy is above chance within its error."
+    return text
+
+
+def _accuracy(study: Study) -> str:
+    served = "hellaswag_acc_norm_served"
+    return served if served in study.measured_metrics else "hellaswag_acc_norm"
 
 
 def _other_fronts(study: Study) -> Fronts:
-    """Return the primary metric against the other costs, and HellaSwag against every cost."""
-    served = "hellaswag_acc_norm_served"
-    accuracy = served if served in study.measured_metrics else "hellaswag_acc_norm"
-    pairs = [(study.primary_metric, name) for name in COSTS if name != "stored"]
-    pairs += [(accuracy, name) for name in COSTS]
+    """Return the primary metric against the other costs, and HellaSwag against every cost.
+
+    Fronts that would be no finding are left out: of times that do not compare, and of accuracies at
+    chance.
+    """
+    costs = [name for name in COSTS if name != "time" or not study.timing_obstacle]
+    pairs = [(study.primary_metric, name) for name in costs if name != "stored"]
+    accuracy = _accuracy(study)
+    if accuracy in study.measured_metrics and not all_at_chance(study, [accuracy]):
+        pairs += [(accuracy, name) for name in costs]
     fronts = {(m, name): cost_front(study, m, COSTS[name]) for m, name in pairs}
     return {pair: cell_points for pair, cell_points in fronts.items() if cell_points}
 
@@ -139,8 +167,6 @@ def _figure(study: Study, metric: str, name: str, cell_points: list[CellPoint]) 
     file = "pareto" if (metric, name) == (study.primary_metric, "stored") else f"pareto-{name}"
     if metric != study.primary_metric:
         file = f"pareto-hellaswag-{name}"
-        if all_at_chance(study, [metric]):
-            caption += " No accuracy is above chance within its error: this front is no finding."
     return Figure(file, caption, f"{caption} The front: {front_text}.", plot)
 
 
@@ -182,9 +208,7 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
         ratio = base / point.cost if base else None
         entries = (
             cell(study.label(point.levels)),
-            cell(f"{point.cost:,.0f}", point.cost),
-            cell(format_megabytes(point.cost), point.cost / 10**6),
-            cell(format_mebibytes(point.cost), point.cost / 2**20),
+            size_cell(round(point.cost)),
             EMPTY_CELL if ratio is None else cell(format_ratio(ratio), ratio),
             value_cell(metric, point.mean),
             *baseline_difference_cells(study, point.levels),
@@ -193,9 +217,7 @@ def _table(study: Study, front: list[CellPoint]) -> Table:
         rows.append(Row(entries, study.cell_key(point.levels)))
     columns = (
         Column("cell"),
-        Column("KV bytes", True),
-        Column("MB", True, "10^6 bytes"),
-        Column("MiB", True, "2^20 bytes"),
+        size_column("K/V cache", "one sequence at block size"),
         Column("smaller", True, "the baseline's KV bytes divided by the cell's"),
         Column(title_with_unit(metric, short_title(metric)), True, "as ranked"),
         *baseline_difference_columns(study),

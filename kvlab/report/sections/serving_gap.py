@@ -11,6 +11,7 @@ from kvlab.report.document import (
     Cell,
     Column,
     Content,
+    Fold,
     Heading,
     Row,
     Section,
@@ -37,50 +38,42 @@ def report_serving_gap(study: Study) -> Section | None:
     if not gaps:
         return None
     with_gap = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
-    text = (
-        "Each trial's weights are scored twice on the same text: in one shot, and token by token"
-        " through the very cache that would serve. The gap is the second loss minus the first, so"
-        " it is paired by weights and needs no other trial. "
-    )
-    spans: list[Span] = [text]
-    if with_gap:
-        largest = max(with_gap, key=lambda levels: gaps[levels])
-        has = "has" if len(with_gap) == 1 else "have"
-        counted = f"{len(with_gap):,} of {format_count(len(gaps), 'cell')}"
-        spans.append(f"{counted} {has} one; the largest is ")
-        spans += [
-            Strong(study.label(largest)),
-            f" at {format_difference('serving_gap', gaps[largest])}.",
-        ]
-    else:
-        spans.append(
-            f"No cell of {len(gaps)} has one beyond rounding ({GAP_ROUNDING:g} nats/token)."
-        )
-    contents: list[Content] = [paragraph(*spans, *_test_note(study, with_gap))]
+    contents: list[Content] = [paragraph(*_summarize(study, with_gap, len(gaps)))]
     if with_gap:
         contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
+        contents.append(Fold("How gaps are tested", (paragraph(_explain(study)),)))
     contents += serving_divergence(study)
     contents += _kv_dtype_contents(study)
     return Section("Serving gap", tuple(contents))
 
 
-def _test_note(study: Study, with_gap: list[Levels]) -> list[Span]:
-    """Describe the test, and whether there are enough trainings for it."""
+def _summarize(study: Study, with_gap: list[Levels], n_cells: int) -> list[Span]:
+    spans: list[Span] = [
+        "The serving gap is the loss of the same weights on the same text through the serving"
+        " cache, minus their one-shot loss. "
+    ]
     if not with_gap:
-        return []
-    alpha, fewest = study.decide.alpha, fewest_trainings(study.decide.alpha)
-    text = (
-        " Gaps are skewed, so they are tested by flipping their signs, training by training and in"
-        " all cells at once: the p-value holds for a cell that is picked from the table, and with"
-        " n trainings it is at least 2/2\N{SUPERSCRIPT LATIN SMALL LETTER N}."
+        return [*spans, f"No cell of {n_cells} has one beyond rounding ({GAP_ROUNDING:g} nats)."]
+    gaps = study.serving_gaps
+    largest = max(with_gap, key=lambda levels: gaps[levels].value)
+    has = "has" if len(with_gap) == 1 else "have"
+    counted = f"{len(with_gap):,} of {format_count(n_cells, 'cell')}"
+    size = format_difference("serving_gap", gaps[largest].value)
+    spans += [f"{counted} {has} one; the largest is ", Strong(study.label(largest)), f" at {size}."]
+    fewest = fewest_trainings(study.decide.alpha)
+    if max(gaps[levels].trainings for levels in with_gap) < fewest:
+        spans.append(f" An exact test of a gap needs at least {fewest} trainings of its cell.")
+    return spans
+
+
+def _explain(study: Study) -> str:
+    alpha = study.decide.alpha
+    return (
+        "Gaps are skewed, so they are tested by flipping their signs, training by training and in"
+        " all cells at once. The p-value holds for a cell that is picked from the table. With n"
+        " trainings it is at least 2/2\N{SUPERSCRIPT LATIN SMALL LETTER N}, so a verdict at"
+        f" {alpha:g} needs {fewest_trainings(alpha)} trainings."
     )
-    most = max(study.serving_gaps[levels].trainings for levels in with_gap)
-    if most < fewest:
-        text += (
-            f" At {alpha:g} the test needs at least {fewest} trainings of a cell; there are {most},"
-            " so gaps are shown with their smallest and largest, and none is called."
-        )
-    return [text]
 
 
 _ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
@@ -130,7 +123,7 @@ def _verdict_cell(test: ServingGap) -> Cell:
     if not test.can_be_found:
         return cell(f"needs {fewest_trainings(test.alpha)} trainings", tone="muted")
     if not test.is_found:
-        return cell("within noise", tone="muted")
+        return cell("suggestive" if test.is_suggestive else "within noise", tone="muted")
     return cell("worse", tone="bad") if test.value > 0 else cell("better", tone="good")
 
 
@@ -141,8 +134,8 @@ def _kv_dtype_contents(study: Study) -> list[Content]:
         return []
     text = (
         "Where K and V are kept in another dtype than the model's, the same text is decoded once"
-        " more, through a cache that differs in nothing but the dtype: what a tie costs is in"
-        " neither column. The logit error is over every logit of that text."
+        " more through a cache that differs in the dtype alone. So the columns do not contain the"
+        " cost of a tie. The logit error is over every logit of that text."
     )
     columns = (
         Column("cell"),

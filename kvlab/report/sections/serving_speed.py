@@ -1,11 +1,14 @@
 """Speed of serving: time to first token, time per output token, throughput, and their curves."""
 
 from kvlab.analysis.study import Study
+from kvlab.analysis.timings import describe_shared_timings, is_shared
+from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
-from kvlab.report.benchmark_lines import benchmark_lines, describe_shared_timings
+from kvlab.report.benchmark_lines import benchmark_lines
 from kvlab.report.benchmark_plots import MAX_VARIANTS, benchmark_figures
 from kvlab.report.document import (
     EMPTY_CELL,
+    Cell,
     Column,
     Content,
     Figure,
@@ -16,7 +19,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
-from kvlab.report.formatting import PLUS_MINUS, display_unit, format_exact_bytes, format_metric
+from kvlab.report.formatting import PLUS_MINUS, display_unit, format_binary_size, format_metric
 from kvlab.report.table_columns import mean_cell, mean_column
 
 _TITLES = {
@@ -40,14 +43,20 @@ def report_speed(study: Study) -> Section | None:
     )
     note = paragraph(
         f"Measured on {'; '.join(devices)}.{device_note}{_describe_timings(study)}"
-        " On a small model the work beside attention dominates, so saved K/V reads need not show in"
-        " the time per token.",
+        " On a small model most of the time is spent outside attention, so reading less K/V need"
+        " not show in the time per token.",
     )
-    columns = (Column("cell"), *(mean_column(_TITLES[metric]) for metric in metrics))
+    is_disturbed = any(map(is_shared, study.done_rows))
+    columns = (
+        Column("cell"),
+        *(mean_column(_TITLES[metric]) for metric in metrics),
+        *([_DISTURBED] if is_disturbed else []),
+    )
     rows = []
     for levels in study.cells:
         entries = [mean_cell(study, levels, metric) for metric in metrics]
         if any(entry is not EMPTY_CELL for entry in entries):
+            entries += [_disturbed_cell(study, levels)] if is_disturbed else []
             rows.append(Row((cell(study.label(levels)), *entries), study.cell_key(levels)))
     caption = f"Mean {PLUS_MINUS} standard deviation over seeds; batch 1 unless said."
     contents: list[Content] = [note, Table("speed", caption, columns, tuple(rows))]
@@ -56,14 +65,26 @@ def report_speed(study: Study) -> Section | None:
     return Section("Speed", tuple(contents), not study.is_untrained)
 
 
+_DISTURBED = Column(
+    "disturbed", True, "trials during whose timing something else ran, of all", ("disturbed", "n")
+)
+
+
+def _disturbed_cell(study: Study, levels: Levels) -> Cell:
+    """Return how many of a cell's trials were timed while something else ran."""
+    rows = [row for row in study.cells[levels].values() if row.is_done]
+    count = sum(map(is_shared, rows))
+    return Cell(f"{count} of {len(rows)}", count, "bad" if count else "", csv=(count, len(rows)))
+
+
 def _describe_timings(study: Study) -> str:
     """Describe how many trials were timed while something else ran, if the results record it."""
     timings = [row.record["provenance"].get("timings") for row in study.done_rows]
-    shared = describe_shared_timings(study)
+    shared = describe_shared_timings(study.done_rows)
     if shared:
-        return f" {shared}: compare their times with care."
+        return f" {shared}, so differences of times are not judged."
     if None in timings:
-        return " Trials that ran side by side on one machine disturb each other's times."
+        return " The record does not say which trials ran side by side while they were timed."
     return " Nothing else used a device while it was timed."
 
 
@@ -77,7 +98,7 @@ def _figure(study: Study) -> Figure:
             continue
         tip = (
             study.label(levels),
-            f"reads {format_exact_bytes(round(count))} per token",
+            f"reads {format_binary_size(round(count))} per token",
             f"{format_metric(metric, times[levels])} {display_unit(metric)} per token",
         )
         label = study.label(levels) if levels == study.baseline else ""
@@ -115,5 +136,5 @@ def report_benchmark_curves(study: Study) -> Section | None:
             f" In {format_count(n_noisy, 'cell')} of {len(keys)} something else used the"
             " machine, or the times did not settle: see the lines of the trials' results."
         )
-    contents = (paragraph(text), *figures)
+    contents: tuple[Content, ...] = (paragraph(text), *figures)
     return Section("Latency and throughput curves", contents, not study.is_untrained)
