@@ -93,6 +93,8 @@ def _iter_rows(store: Store, sweep: Mapping[str, Any]) -> Iterator[TrialRow]:
 def _read_result(store: Store, trial: str) -> tuple[str, dict[str, Any]]:
     try:
         result = store.result(trial)
+        if result is not None:
+            store.check_details(trial, result)
     except StoreError:
         return "damaged", {}
     return ("missing", {}) if result is None else (str(result["status"]), result)

@@ -58,6 +58,8 @@ _RESULT_HEAD = re.compile(
     rb'\s*"status": "(done|failed|diverged|pruned)"' % SCHEMA
 )
 
+_FILES_KEY = b'\n "files": '  # only a key of the outermost object is indented by one space
+
 _TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
 
 
@@ -144,15 +146,18 @@ class Store:
         raise UsageError(f"trial = {prefix!r} fits {len(matches)} trials; give more digits")
 
     def status(self, trial_id: str) -> Status | None:
-        """Return how a trial ended, None if it has not. Checks the result, and parses no JSON."""
+        """Return how a trial ended, None if it has not. Checks its result and its details."""
+        directory = self.trial_directory(trial_id)
         try:
-            data = read_sealed_bytes(self.trial_directory(trial_id) / "result.json")
+            data = read_sealed_bytes(directory / "result.json")
+            head = _RESULT_HEAD.match(data)
+            if not head or head.group(1).decode() != trial_id:
+                return "damaged"
+            for name, seal in _parse_detail_seals(data).items():
+                check_file(directory / name, seal)
         except FileNotFoundError:
             return None
         except RecordDamaged:
-            return "damaged"
-        head = _RESULT_HEAD.match(data)
-        if not head or head.group(1).decode() != trial_id:
             return "damaged"
         return cast(Status, head.group(2).decode())
 
@@ -174,8 +179,21 @@ class Store:
         self._seals[trial_id] = result.get("files", {})
         return result
 
+    def check_details(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Check the files that a result lists.
+
+        Raises:
+            RecordDamaged: one is missing, or is not what was written.
+        """
+        for name, seal in result.get("files", {}).items():
+            check_file(self.trial_directory(trial_id) / name, seal)
+
     def write_result(self, result: dict[str, Any], fence: Fence | None = None) -> None:
         """Write the result that ends a trial. Requires the trial's lock.
+
+        Args:
+            result: see `kvlab.store.result`; with details, ``files`` is their seals, from
+                `write_details`.
 
         Raises:
             LeaseLost: another process has taken over the trial, or has ended it already.
@@ -183,7 +201,9 @@ class Store:
         head = {"schema": SCHEMA, **{key: result[key] for key in ("trial", "training", "status")}}
         path = self.trial_directory(result["trial"]) / "result.json"
         try:
-            write_sealed_json(path, {**head, **result}, fence=fence, once=True)
+            files = {"files": result["files"]} if "files" in result else {}
+            content = {**head, **{k: v for k, v in result.items() if k != "files"}, **files}
+            write_sealed_json(path, content, fence=fence, once=True)
         except FileExistsError:
             raise LeaseLost(f"{path} exists already: another process has ended the trial") from None
 
@@ -537,6 +557,15 @@ def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         For each cell its levels and its trials by seed. A tuned setting is one more level.
     """
     return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
+
+
+def _parse_detail_seals(data: bytes) -> Mapping[str, FileSeal]:
+    """Return the last key of a result, ``files``, without parsing the rest."""
+    start = data.rfind(_FILES_KEY)
+    if start < 0:
+        return {}
+    end = data.rindex(b',\n "sha256": ')
+    return cast(Mapping[str, FileSeal], json.loads(data[start + len(_FILES_KEY) : end]))
 
 
 def _check_id(text: str) -> str:

@@ -175,6 +175,18 @@ def test_details_other_than_those_of_the_result_are_damaged(store, name):
         read(ID)
 
 
+def test_a_trial_whose_details_are_damaged_is_damaged(store):
+    write_all(store)
+    for name in DETAIL_FILES:
+        path = store.trial_directory(ID) / name
+        whole = path.read_bytes()
+        for damage in (whole[:-1], bytes(len(whole))):
+            path.write_bytes(damage)
+            assert store.status(ID) == "damaged"
+        path.write_bytes(whole)
+        assert store.status(ID) == "done"
+
+
 def test_details_of_a_trial_that_ran_again_are_those_of_its_new_result(store):
     write_all(store)
     reader = Store(store.path)
