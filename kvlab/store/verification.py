@@ -90,6 +90,20 @@ def verify_record(
     return _Verifier(store, on_progress or (lambda _: None)).verify(sweep)
 
 
+def check_record(store: Store, sweep: str) -> None:
+    """Check every file of a sweep's record.
+
+    Raises:
+        RecordDamaged: some are not what was written.
+        UsageError: the store has no such sweep.
+    """
+    damaged = verify_record(store, sweep).damaged
+    if damaged:
+        lines = "".join(f"\n  {damage.path}: {damage.reason}" for damage in damaged)
+        hint = f"`kvlab verify {sweep} --heal` moves them aside, and a submit makes them again"
+        raise RecordDamaged(f"the record of {sweep} does not verify; {hint}{lines}")
+
+
 class _Verifier:
     def __init__(self, store: Store, report: Callable[[str], None]):
         self.store, self.report = store, report

@@ -10,6 +10,7 @@ import pytest
 from markupsafe import Markup
 
 from kvlab.analysis.study import Study
+from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.report import write_report
 from kvlab.report.figures import inline_svg
@@ -118,6 +119,20 @@ def test_damaged_results_are_left_out_and_said(tmp_path):
     (store.trial_directory(trial) / "result.json").write_text('{"schema": 1, "tri')
     text = markdown(store)
     assert "71 of 72 trials are measured (1 damaged)" in text
+    assert "This record does not verify.** 1 of 72 trials is not what was written" in text
+
+
+def test_a_changed_number_is_not_taken(tmp_path):
+    record = Record()
+    store = record.write(tmp_path / "store")
+    path = store.trial_directory(record.trial(record.cells()[0], 0)) / "result.json"
+    value = store.result(path.parent.name)["measurements"]["loss"]
+    text = path.read_text()
+    path.write_text(text.replace(json.dumps(value), json.dumps(value + 1), 1))
+    assert "This record does not verify" in markdown(store)
+    strict = ["report", "made", "--store", str(store.path), "--reports", str(tmp_path / "out")]
+    assert main([*strict, "--strict"]) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_seed_is_said_and_no_verdict_given(tmp_path):

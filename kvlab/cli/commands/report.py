@@ -14,6 +14,7 @@ from kvlab.report import write_report
 from kvlab.report.paper_files import COLUMN_WIDTH, PAGE_WIDTH, PaperFolder
 from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
 from kvlab.store import Store
+from kvlab.store.verification import check_record
 
 WATCH_SECONDS = 2.0
 """Pause between two looks at the record."""
@@ -53,6 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--watch",
         action="store_true",
         help="write it again whenever a trial has ended, as long as a driver runs the sweep",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="write no report if a file of the record is not what was written",
     )
     add_json(parser)
 
@@ -180,12 +186,17 @@ def _write_report(
         if options.mirrored_by is not None:
             text = f"--mirrored-by = {options.mirrored_by} means nothing for a store"
             raise UsageError(f"{text}; add --tracking-uri, or leave it out")
-        return write_report(Store(options.store), name, Path(options.reports), sections, paper)
+        store = Store(options.store)
+        if options.strict:
+            check_record(store, name)
+        return write_report(store, name, Path(options.reports), sections, paper)
     from kvlab.track import fetch_record
 
     with tempfile.TemporaryDirectory() as folder:
         uri, mirrored_by = options.tracking_uri, options.mirrored_by
         store = fetch_record(uri, name, Path(folder), mirrored_by)
+        if options.strict:
+            check_record(store, name)
         return write_report(store, name, Path(options.reports), sections, paper)
 
 

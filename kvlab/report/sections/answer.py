@@ -39,6 +39,8 @@ MAX_SEEDS = 100
 def report_answer(study: Study) -> Section:
     """Answer the sweep's question."""
     contents: list[Content] = [paragraph(Strong(str(study.sweep["question"])))]
+    if study.status_counts["damaged"]:
+        contents.append(_describe_damage(study))
     if study.is_untrained:
         contents += _answer_untrained(study)
     elif study.done_rows:
@@ -287,6 +289,14 @@ def _describe_bigram_table(study: Study) -> list[Paragraph]:
             " learning rate.",
         )
     ]
+
+
+def _describe_damage(study: Study) -> Paragraph:
+    damaged, total = study.status_counts["damaged"], format_count(len(study.rows), "trial")
+    verb = "is" if damaged == 1 else "are"
+    text = f" {damaged:,} of {total} {verb} not what was written, and {verb} left out."
+    hint = f" `kvlab verify {study.name}` names the files; submitting again measures them anew."
+    return paragraph(Strong("This record does not verify."), text + hint)
 
 
 def _describe_missing(study: Study) -> Paragraph | None:
