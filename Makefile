@@ -2,8 +2,10 @@
 # make test    set up, run the tests
 # make faults  set up, kill processes and machines under real sweeps, fuzz specs (minutes)
 # make check   set up, lint, types, import contracts, specs, documentation
+# make newcomer set up, do what docs/first-hour.md says in an empty folder (minutes)
+# make docs    set up, build the site: build/site/index.html
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
-# make clean   remove what these made: .venv and runs
+# make clean   remove what these made: .venv, runs and the site
 
 # The first Python 3.11 or 3.12 found; say `make PYTHON=... demo` for another.
 PYTHON ?= $(shell for p in python3 python3.11 python3.12; do \
@@ -12,7 +14,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12; do \
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test faults check bench clean
+.PHONY: setup demo test faults check newcomer docs bench clean
 
 setup: $(READY)
 
@@ -46,8 +48,18 @@ check: $(READY)
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m tests.checks
 
+newcomer: $(READY)
+	@echo "== doing what docs/first-hour.md says, in an empty folder with an empty home"
+	@$(BIN)/python -m tests.newcomer
+
+docs: $(READY)
+	@$(BIN)/python -c "import furo, myst_parser" 2>/dev/null || \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/doctrees -c docs . build/site
+	@echo "$(CURDIR)/build/site/index.html"
+
 bench: $(READY)
 	@$(BIN)/python -m tests.performance
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs build docs/generated

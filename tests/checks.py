@@ -4,7 +4,8 @@
 
 Every YAML in experiments/ and sweeps/ plans. The schemas beside them are current. In every Markdown
 page the links exist, and the commands in ```console blocks parse. Commands that are quick and
-deterministic are run, and the page must show exactly their output.
+deterministic are run, and the page must show exactly their output; of plans, lines of it. What a
+page quotes from a report is in that report.
 """
 
 import io
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from kvlab.cli.main import build_parser
 from kvlab.cli.main import main as kvlab
@@ -25,6 +27,7 @@ from kvlab.spec.json_schema import json_schema
 
 ROOT = Path(__file__).parent.parent
 DETERMINISTIC = ("kvlab estimate ",)
+QUOTE = re.compile(r"\(([^)\s]*report\.md)\)(?:(?!\n\n).)*\n\n((?:>[^\n]*\n)+)", re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -75,8 +78,18 @@ def _check_pages() -> Iterator[str]:
                 and not (page.parent / target.split("#")[0]).exists()
             ):
                 yield f"{name}: the link {target} leads nowhere"
+        yield from _check_quotes(name, page, text)
         for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
             yield from _check_session(name, block)
+
+
+def _check_quotes(name: str, page: Path, text: str) -> Iterator[str]:
+    """Yield every quoted line that is not in the report that is named just before it."""
+    for target, quote in QUOTE.findall(text):
+        report = (page.parent / target).read_text().splitlines()
+        for line in (line.removeprefix(">").strip() for line in quote.splitlines()):
+            if line and line not in report:
+                yield f"{name}: quotes what {target} does not say: {line}"
 
 
 def _check_session(name: str, block: str) -> Iterator[str]:
@@ -93,8 +106,25 @@ def _check_session(name: str, block: str) -> Iterator[str]:
                 kvlab(words[1:])
             if expected.strip() and printed.getvalue().strip() != expected.strip():
                 yield f"{name}: `{command}` prints\n{printed.getvalue()}not\n{expected}"
+        elif words[:2] == ["kvlab", "plan"] and (ROOT / words[-1]).is_file():
+            yield from _check_plan(name, words, expected)
         elif words[0] == "kvlab":
             yield from _check_command(name, words)
+
+
+def _check_plan(name: str, words: list[str], expected: str) -> Iterator[str]:
+    """Yield every line that the plan does not print; ids follow from the text of this machine."""
+    printed = io.StringIO()
+    with TemporaryDirectory() as store, redirect_stdout(printed):
+        kvlab([*words[1:-1], str(ROOT / words[-1]), "--store", store])
+    lines = set(_hide_ids(printed.getvalue()).splitlines())
+    for line in _hide_ids(expected).strip().splitlines():
+        if line not in lines and line != "...":
+            yield f"{name}: `{shlex.join(words)}` does not print: {line}"
+
+
+def _hide_ids(text: str) -> str:
+    return re.sub(r"\b[0-9a-f]{8}\b", "<id>", text)
 
 
 def _check_command(name: str, words: list[str]) -> Iterator[str]:

@@ -1,0 +1,243 @@
+"""What a newcomer does in the first hour, exactly as `docs/first-hour.md` writes it.
+
+    python -m tests.newcomer
+
+The commands of the page run one after the other in an empty folder, with an empty home. Each must
+exit with 0, print and write what matters, and is listed with its seconds. Everything that was
+started is stopped at the end.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "first-hour.md"
+PAGE_ID = "51c0ffee"
+MARK = "KVLAB_NEWCOMER"
+"""Environment variable by which the processes of this run are found."""
+
+LONGEST = {"submit": 1800}
+SECONDS = 300
+"""Limits of one command, on a machine that does other things too."""
+
+
+class Failure(Exception):
+    """A command of the page does not do what the page says."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What must hold after a command.
+
+    Attributes:
+        prints: patterns that its output must match.
+        writes: files that must exist then, and hold something.
+    """
+
+    prints: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+STEPS = {
+    "init": Step((r"next: cd my-ablations",), ("my-ablations/sweeps/first.yaml",)),
+    "plan": Step((r"(?m)^mha +none +0 +[0-9a-f]{8} ", r"Still to run: \d+ trials")),
+    "submit": Step(
+        (r"\d+ done, 0 failed",),
+        ("reports/first/report.html", "reports/first/report.md", "reports/first/results.csv"),
+    ),
+    "status": Step((r"first: (\d+) trials: \1 done",)),
+    "report": Step((r"reports/first",), ("reports/first/report.html",)),
+    "generate": Step((r"(?m)^A cache is",)),
+    "export": Step((r"my-model",), ("my-model/config.json", "my-model/model.safetensors")),
+    "ui": Step(),
+}
+"""Command -> what must hold after it; every command of the page has an entry."""
+
+
+def main() -> int:
+    """Run the page; return 1 if a command fails."""
+    commands = re.findall(r"^\$ (.*)$", PAGE.read_text(), re.MULTILINE)
+    used = {words[1] for words in map(shlex.split, commands) if words[0] == "kvlab"}
+    if missing := STEPS.keys() - used:
+        print(f"{PAGE.name} does not show: {', '.join(sorted(missing))}")
+        return 1
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as home, stopped_at_the_end() as environment:
+        newcomer = Newcomer(Path(home), environment)
+        try:
+            for command in commands:
+                newcomer.run(command)
+        except Failure as failure:
+            print(failure)
+            return 1
+    print(f"{time.monotonic() - start:6.1f} s  the first hour")
+    return 0
+
+
+class Newcomer:
+    """A person at a terminal: a folder, an environment and what was printed so far."""
+
+    def __init__(self, home: Path, environment: dict[str, str]):
+        self.folder = home / "work"
+        self.folder.mkdir()
+        self._environment = {**environment, "HOME": str(home)}
+        self._first_trial = ""
+
+    def run(self, command: str) -> None:
+        """Run one line of the page, as a shell would.
+
+        Raises:
+            Failure: it does not do what it should.
+        """
+        words = shlex.split(command)
+        if words[0] == "cd":
+            self.folder /= words[1]
+            return
+        name = words[1]
+        words = [self._first_trial if word == PAGE_ID else word for word in words]
+        start = time.monotonic()
+        text = self._serve(words) if name == "ui" else self._finish(words)
+        seconds = time.monotonic() - start
+        for pattern in STEPS[name].prints:
+            if not re.search(pattern, text):
+                raise Failure(f"$ {command}\n{text}\nno line matches {pattern}")
+        for path in STEPS[name].writes:
+            if not (self.folder / path).is_file() or not (self.folder / path).stat().st_size:
+                raise Failure(f"$ {command}\n{text}\n{path} was not written")
+        if name == "plan":
+            found = re.search(r"(?m)^mha +none +0 +([0-9a-f]{8}) ", text)
+            assert found is not None, "matched above"
+            self._first_trial = found[1]
+        print(f"{seconds:6.1f} s  $ {command}", flush=True)
+
+    def _start(self, words: list[str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _finish(self, words: list[str]) -> str:
+        process = self._start(words)
+        try:
+            text, _ = process.communicate(timeout=LONGEST.get(words[1], SECONDS))
+        except subprocess.TimeoutExpired:
+            raise Failure(f"$ {shlex.join(words)}\ndoes not end") from None
+        if process.returncode:
+            raise Failure(f"$ {shlex.join(words)}\n{text}\nexits with {process.returncode}")
+        return text
+
+    def _serve(self, words: list[str]) -> str:
+        """Start the pages of MLflow, load them, and stop the server as Ctrl-C does."""
+        if _is_used(5000):  # somebody else's; the page's own port stays the default
+            words = [*words, "--port", str(_find_port())]
+        process = self._start(words)
+        assert process.stdout is not None, "it is a pipe"
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if address := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        else:
+            raise Failure(f"$ {shlex.join(words)}\n{printed}\nno address is printed")
+        page = wait_for(lambda: _read(address[0]), f"{address[0]} to answer")
+        if "mlflow" not in page.lower():
+            raise Failure(f"{address[0]} is not a page of MLflow:\n{page[:500]}")
+        search = f"{address[0]}/ajax-api/2.0/mlflow/experiments/search?max_results=100"
+        names = {one["name"] for one in json.loads(_read(search) or "{}").get("experiments", [])}
+        if not any("first" in name for name in names):
+            raise Failure(f"MLflow shows {', '.join(sorted(names))}, and no sweep first")
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"$ {shlex.join(words)}\nCtrl-C does not end it") from None
+        if process.returncode not in (0, 130):
+            raise Failure(f"$ {shlex.join(words)}\nexits with {process.returncode} after Ctrl-C")
+        return printed
+
+
+@contextmanager
+def stopped_at_the_end() -> Iterator[dict[str, str]]:
+    """Yield an environment without kvlab's settings, and end every process that still has it."""
+    mark = uuid.uuid4().hex
+    kept = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "TMPDIR")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    environment |= {MARK: mark, "PYTHONUNBUFFERED": "1"}
+    try:
+        yield environment
+    finally:
+        left = [process for process in psutil.process_iter() if _get_mark(process) == mark]
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=30)
+
+
+def wait_for(get: Callable[[], str | None], what: str) -> str:
+    """Return what ``get`` returns once it is not None.
+
+    Raises:
+        Failure: after `SECONDS`.
+    """
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        if (found := get()) is not None:
+            return found
+        time.sleep(0.2)
+    raise Failure(f"waited {SECONDS} s for {what}")
+
+
+def _read(address: str) -> str | None:
+    """Return a page of the server on this machine, None if it does not answer."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(address, timeout=10) as response:
+            text: str = response.read().decode()
+            return text
+    except OSError:
+        return None
+
+
+def _is_used(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _find_port() -> int:
+    with socket.socket() as connection:
+        connection.bind(("127.0.0.1", 0))
+        port: int = connection.getsockname()[1]
+        return port
+
+
+def _get_mark(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except psutil.Error:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""Pages of the site that follow from the code."""
+
+import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+from kvlab.cli.commands import COMMANDS
+from kvlab.sharing import PATTERNS
+from kvlab.spec.designs import DESIGNS
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = spec_from_file_location("docs_generate", DOCS / "generate.py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def count_shapes(picture, shape):
+    return len(re.findall(f"<{shape} ", picture))
+
+
+def test_a_picture_of_owners_has_a_box_a_layer_and_a_line_a_consumer(generate):
+    picture = generate.draw_owners((0, 0, 2, 0), "GGLG")
+    assert count_shapes(picture, "rect") == 4
+    assert count_shapes(picture, "path") == 2
+    assert 'aria-label="layer 1 reads 0, layer 3 reads 0"' in picture
+    assert picture.count('stroke-width="2.5"') == 2, "two owners"
+
+
+def test_every_pattern_and_every_design_has_its_pictures(generate):
+    patterns = generate.describe_patterns()
+    assert re.findall(r"^## `(.*)`$", patterns, re.M) == [p.usage for p in PATTERNS.values()]
+    assert patterns.count("<svg") == len(PATTERNS) * len(generate.KINDS)
+    designs = generate.describe_designs()
+    headings = [h.partition(":")[0] for h in re.findall(r"^## `(.*)`$", designs, re.M)]
+    assert headings == list(DESIGNS)
+    assert "One-factor-at-a-time: 4 of 8 cells" in designs
+    assert "resolution III" in designs, "notes of the fraction"
+
+
+def test_a_cube_fills_the_cells_that_are_trained(generate):
+    picture = generate.draw_cube(((0, 0, 0), (1, 1, 0)))
+    assert picture.count('r="7" fill="currentColor"') == 2
+    assert count_shapes(picture, "circle") == 8
+    assert count_shapes(picture, "line") == 12
+
+
+def test_the_help_of_every_command_is_a_page(generate):
+    page = generate.describe_commands()
+    assert re.findall(r"^## `kvlab (.*)`$", page, re.M) == list(COMMANDS)
+    assert page.count("usage: kvlab") == len(COMMANDS)
+
+
+def test_pages_are_written_once_and_the_same(generate, tmp_path):
+    folder = tmp_path / "generated"
+    generate.write_pages(folder)
+    first = {path: (path.read_text(), path.stat().st_mtime_ns) for path in folder.iterdir()}
+    assert {path.name for path in first} >= {"sweep.md", "metrics.md", "python.md"}
+    generate.write_pages(folder)
+    assert {path: (path.read_text(), path.stat().st_mtime_ns) for path in first} == first
