@@ -14,12 +14,14 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
+from kvlab.track.start_page import APP_NAME, START_VARIABLE
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -210,8 +212,26 @@ def translate_errors(uri: str) -> Iterator[None]:
         if not _is_mlflow_error(error):
             raise
         reason = re.sub(r"://[^/\s@]*@", "://", " ".join(str(error).split()))  # passwords
-        reason = reason if len(reason) <= 300 else reason[:300] + "..."
-        raise TrackingError(f"MLflow at {redact_uri(uri)}: {reason}; {_hint(uri)}") from error
+        raise TrackingError(f"MLflow at {redact_uri(uri)}: {_explain(reason, uri)}") from error
+
+
+def _explain(reason: str, uri: str) -> str:
+    """Return MLflow's or SQLite's message as what is wrong and the way out, in one line."""
+    if match := _OTHER_SCHEMA.search(reason):
+        text = f"the database is of another MLflow version (schema {match['found']}, this one"
+        text += f" needs {match['expected']}); `mlflow db upgrade {redact_uri(uri)}` upgrades an"
+        return f"{text} older one, or delete it: `kvlab sync` makes the store's runs again"
+    if "readonly database" in reason or "read-only" in reason:
+        return "it cannot be written; check its permissions, then `kvlab sync` catches up"
+    if "database is locked" in reason:
+        return "another process is writing; `kvlab sync` catches up when it has ended"
+    reason = reason if len(reason) <= 300 else reason[:300] + "..."
+    return f"{reason}; {_hint(uri)}"
+
+
+_OTHER_SCHEMA = re.compile(
+    r"database schema \(found version (?P<found>\w+), but expected (?P<expected>\w+)\)"
+)
 
 
 def _is_mlflow_error(error: BaseException) -> bool:
@@ -234,11 +254,12 @@ def _hint(uri: str) -> str:
     return "use sqlite:///PATH, another database, or the http:// address of a server"
 
 
-def serve_ui(store: Path, uri: str | None, port: int) -> int:
+def serve_ui(store: Path, uri: str | None, port: int, start: str = "") -> int:
     """Replace this process by MLflow's server, on the loopback interface.
 
     Args:
         uri: of the database, see `tracking_uri`.
+        start: part of an address after ``#`` that the page opens at first.
 
     Raises:
         UsageError: the port is taken.
@@ -246,6 +267,7 @@ def serve_ui(store: Path, uri: str | None, port: int) -> int:
     silence_mlflow()
     # This variable would override the arguments below.
     environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+    environment[START_VARIABLE] = start
     _check_port(port)
     sys.stdout.flush()
     command = server_command(tracking_uri(store, uri), store, port)
@@ -255,8 +277,11 @@ def serve_ui(store: Path, uri: str | None, port: int) -> int:
 
 def server_command(uri: str, store: Path, port: int) -> list[str]:
     """Return the command that serves a database and the artifacts beside it."""
+    # An installation that is older than the app has no entry point of it yet.
+    names = {entry.name for entry in entry_points(group="mlflow.app")}
     return [
         sys.executable, "-m", "mlflow", "server",
+        *(["--app-name", APP_NAME] if APP_NAME in names else []),
         "--backend-store-uri", uri,
         "--default-artifact-root", (store.absolute() / "mlartifacts").as_uri(),
         "--host", HOST,

@@ -1,5 +1,6 @@
 """The database that MLflow is given: there whole, or not there."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from kvlab.errors import TrackingError
 from kvlab.track import Tracker
+from tests.support.record_factory import Record
 
 ROOT = Path(__file__).parent.parent.parent
 MAKE = "import sys; from kvlab.track import Tracker; Tracker(sys.argv[1])"
@@ -42,3 +44,24 @@ def test_a_database_elsewhere_is_made_there(tmp_path):
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["mine.db"]
     with pytest.raises(TrackingError, match="nosuch"):
         Tracker(tmp_path / "store", f"sqlite:///{tmp_path}/nosuch/mine.db")
+
+
+def test_a_database_of_another_version_is_named_with_the_way_out(tmp_path, mlflow_template):
+    path = tmp_path / "mlflow.db"
+    shutil.copyfile(mlflow_template(), path)
+    with sqlite3.connect(path) as database:
+        database.execute("update alembic_version set version_num = '451aebb31d03'")
+    expected = (
+        rf"another MLflow version \(schema 451aebb31d03, .* `mlflow db upgrade sqlite:///{path}`"
+    )
+    with pytest.raises(TrackingError, match=expected) as caught:
+        Tracker(tmp_path)
+    assert "delete it: `kvlab sync` makes" in str(caught.value)
+
+
+def test_a_database_that_cannot_be_written_is_said_so(tmp_path, mlflow_template):
+    Record(factors={"heads": ("mha",)}, seeds=(0,)).write(tmp_path)
+    shutil.copyfile(mlflow_template(), tmp_path / "other.db")
+    tracker = Tracker(tmp_path, f"sqlite:///file:{tmp_path}/other.db?mode=ro&uri=true")
+    with pytest.raises(TrackingError, match="it cannot be written; check its permissions"):
+        tracker.mirror("made")

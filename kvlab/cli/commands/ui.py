@@ -29,8 +29,10 @@ def run(options: argparse.Namespace) -> int:
         text = f"--store = {options.store} holds no sweep yet; submit one first"
         raise UsageError(f"{text}, or name another store")
     mirrored = sync_sweeps(store, names, options.tracking_uri, report=True)
+    server = f"http://127.0.0.1:{options.port}"
     for one in mirrored:
-        address = view_address(f"http://127.0.0.1:{options.port}", one.experiment)
-        print(f"{one.sweep}: {address}")
+        print(f"{one.sweep}: {view_address(server, one.experiment)}")
     print("Ctrl-C ends it; `kvlab sync` brings it up to date while it runs", file=sys.stderr)
-    return serve_ui(store.path, options.tracking_uri, options.port)
+    only = mirrored[0].experiment if len(mirrored) == 1 else None
+    start = "/experiments" if only is None else view_address("", only).removeprefix("/#")
+    return serve_ui(store.path, options.tracking_uri, options.port, start)
