@@ -64,12 +64,15 @@ class Study:
         self.cells: dict[Levels, dict[int, TrialRow]] = {}
         for row in rows:
             self.cells.setdefault(row.levels, {})[row.seed] = row
-        self.decide = DecideConfig.model_validate(sweep.get("decide") or {})
+        self.search = SearchResults.from_sweep(sweep)
+        decided = {} if self.search is not None else dict(sweep.get("decide") or {})
+        if not decided.get("claims"):  # a single cell, or a search: nothing is claimed
+            decided.pop("claims", None)
+        self.decide = DecideConfig.model_validate(decided)
         size_factor = (sweep.get("size") or {}).get("factor")
         self.claims = list_claims(self.decide, self.factors, sweep["baseline"], size_factor)
         own_sections = tuple((sweep.get("report") or {}).get("sections") or ()) or None
         self.sections = own_sections if sections is None else tuple(sections)
-        self.search = SearchResults.from_sweep(sweep)
         self._effects: dict[str, list[Effect]] = {}
         self._interactions: dict[str, list[Effect]] = {}
         self._rankings: dict[str, Ranking] = {}

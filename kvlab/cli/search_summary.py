@@ -1,14 +1,20 @@
 """A search in the terminal: its space before it runs, its best trials afterwards."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+from kvlab.analysis.search_results import SearchResults
 from kvlab.humanize import format_number
 from kvlab.spec import Sweep
 from kvlab.spec.samplers import split_sampler
+from kvlab.spec.search_config import format_settings
 from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep.search.objectives import check_objectives, objective_direction
 from kvlab.sweep.search.searcher import Searcher
+
+MAX_BEST = 10
+"""Trials of a front that are listed."""
 
 
 def format_search_space(sweep: Sweep) -> Iterator[str]:
@@ -40,21 +46,28 @@ def format_search_space(sweep: Sweep) -> Iterator[str]:
     yield f"{sampler}: {objectives}; until {' or '.join(budget)}, {search.parallel} at once."
 
 
-def format_search(search: Searcher) -> Iterator[str]:
-    """Yield the state of a search and its best trials."""
-    with_trials = [suggestion for suggestion in search.suggestions if suggestion.has_trial]
-    count = f"{len(with_trials)} trials of {len(search.suggestions)} suggestions"
-    pruned = sum(suggestion.observation.state == "pruned" for suggestion in with_trials)
+def format_search(search: SearchResults) -> Iterator[str]:
+    """Yield the state of a search and its best trials with their settings."""
+    counts = f"{len(search.trials)} trials of {len(search.suggestions)} suggestions"
+    pruned = sum(one.state == "pruned" for one in search.trials)
     if pruned:
-        count += f", {pruned} pruned"
+        counts += f", {pruned} pruned"
     reason = f": {search.stop_reason}" if search.stop_reason else ""
-    yield f"search: {count}, {format_number(search.flops)} training FLOPs{reason}"
-    names = search.plan.sweep.search.objectives if search.plan.sweep.search else ()
-    for best in search.best():
-        values = zip(names, best.observation.values, strict=True)
-        objectives = ", ".join(f"{name} {value:.6g}" for name, value in values)
-        patch = ", ".join(f"{key}: {format_value(value)}" for key, value in best.patch.items())
-        yield f"best {best.level} ({best.trial_id[:8]})  {objectives}  {patch}"
+    yield f"search: {counts}, {format_number(search.spent_flops)} training FLOPs{reason}"
+    best = search.best if len(search.objectives) > 1 else search.best[:1]
+    for one in best[:MAX_BEST]:
+        values = zip(search.objectives, one.values, strict=True)
+        objectives = ", ".join(f"{objective.name} {value:.6g}" for objective, value in values)
+        yield f"best    {one.trial[:8]} {format_settings(one.settings)}  {objectives}"
+    if len(best) > MAX_BEST:
+        yield f"and {len(best) - MAX_BEST} more on the front"
+
+
+def suggest_confirmation(sweep: Sweep) -> str:
+    """Return what to do once a search has found something."""
+    path = Path(sweep.source.document.file).with_name(f"{sweep.name}-confirm.yaml")
+    text = "One seed each: the best of many looks better than it is. Confirm on fresh seeds"
+    return f"{text}: kvlab report {sweep.name} --confirm {path}"
 
 
 def promote_trials(search: Searcher, store: Store, trials: list[str]) -> None:

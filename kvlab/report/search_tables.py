@@ -1,19 +1,16 @@
-"""What the sections of a search share: its numbers and settings as text, and the next sweep."""
+"""What the sections of a search share: its numbers and its settings as text and in tables."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
-from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
+from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_number
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
 from kvlab.report.formatting import display_unit, format_metric, in_display_unit, short_title
 from kvlab.spec.search_config import format_setting, short_keys
-from kvlab.store.metrics import METRICS
 
 _PLANNED = {
     "parameters": ("parameters", ""),
@@ -22,11 +19,6 @@ _PLANNED = {
     "training_flops": ("training FLOPs", ""),
 }
 """Title and unit of the numbers that are known before a trial runs."""
-
-CONFIRMED_TRIALS = 3
-"""Trials that a confirmation compares with the base experiment, at most; of a front, one more."""
-
-CONFIRMATION_SEEDS = 5
 
 
 def objective_title(name: str) -> str:
@@ -199,57 +191,3 @@ def _base_setting(base: TrialRow, key: str) -> Cell:
             return EMPTY_CELL
         value = value[part]
     return EMPTY_CELL if value is None or isinstance(value, dict) else _setting_cell(value)
-
-
-# The next sweep
-
-
-def trials_to_confirm(search: SearchResults) -> tuple[SuggestedTrial, ...]:
-    """Return the trials that deserve fresh seeds: the best few, or the front spread out."""
-    if len(search.objectives) == 1:
-        return tuple(search.ranked(0)[:CONFIRMED_TRIALS])
-    front, count = search.best, CONFIRMED_TRIALS + 1
-    if len(front) <= count:
-        return front
-    step = (len(front) - 1) / (count - 1)
-    return tuple(front[round(step * index)] for index in range(count))
-
-
-def confirmation_name(study: Study) -> str:
-    return f"{study.name}-confirm"
-
-
-def confirmation_yaml(study: Study, search: SearchResults) -> str:
-    """Return a sweep that compares the best trials with the base experiment on fresh seeds.
-
-    It belongs into the folder of the search's own file.
-
-    Returns:
-        Empty if no trial is eligible.
-    """
-    return "\n".join(_confirmation_lines(study, search)) + "\n" if search.eligible else ""
-
-
-def _confirmation_lines(study: Study, search: SearchResults) -> Iterator[str]:
-    document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
-    first = max(study.seeds, default=0) + 1
-    seeds = list(range(first, first + CONFIRMATION_SEEDS))
-    yield f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?"
-    yield f"question: {json.dumps(f'Do the best trials of {study.name} hold on fresh seeds?')}"
-    yield f"experiment: {json.dumps(str(document.get('experiment', 'experiment.yaml')))}"
-    yield "factors:"
-    yield "  configuration:"
-    yield "    base: {}"
-    for one in trials_to_confirm(search):
-        settings = ", ".join(f"{key}: {json.dumps(value)}" for key, value in one.settings.items())
-        yield f"    trial-{one.number}: {{{settings}}}"
-    yield f"seeds: {seeds}"
-    metric = _decided_metric(search.objectives)
-    if metric is not None:
-        yield f"decide: {{metric: {metric}}}"
-
-
-def _decided_metric(objectives: Sequence[Objective]) -> str | None:
-    """Return the first measured objective, if it is not what sweeps decide by default."""
-    names = [one.name for one in objectives if one.name in METRICS]
-    return names[0] if names and names[0] != "loss_served" else None

@@ -1,6 +1,7 @@
 """`kvlab submit` of a search: with pruning, and on a cluster that does not share the store."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,13 @@ def test_the_search_succeeds_and_counts_pruned_trials(submitted, store):
     assert count > 0
     assert f"{7 - count} done, 0 failed, {count} pruned in" in out
     assert f"search: 6 trials of 6 suggestions, {count} pruned" in out
+    assert "kvlab report s --confirm s-confirm.yaml" in out
+    best = re.search(
+        r"^best    (\w{8}) n_kv_head=\d learning_rate=\S+  loss .*, kv_bytes", out, re.M
+    )
+    assert f"started {best[1]} n_kv_head=" in out
+    assert "point=" not in out
+    assert best[0] in run_kvlab("status", "s")[1]
     state = json.loads(run_kvlab("status", "s", "--json")[1])
     assert state["states"] == {"done": 7 - count, "pruned": count}
     shown = [one for one in state["trials"] if one["state"] == "pruned"]
@@ -143,6 +151,22 @@ def test_gc_removes_pruned_checkpoints_only_with_its_option(store):
     assert code == 0
     assert "a training that a search has pruned" in out
     assert not folder.exists()
+
+
+def test_searches_are_not_compared_cell_by_cell(submitted):  # noqa: ARG001
+    code, _, error = run_kvlab("compare", "s", "s")
+    assert code == 2
+    assert "s is a search: its trials are suggestions, not cells of a design" in error
+
+
+def test_the_best_trials_are_confirmed_in_a_sweep_of_their_own(folder, submitted):  # noqa: ARG001
+    assert run_kvlab("report", "s", "--confirm", "s-confirm.yaml")[0] == 0
+    text = (folder / "s-confirm.yaml").read_text()
+    assert text in (folder / "reports/s/report.md").read_text()
+    assert run_kvlab("plan", "s-confirm.yaml")[0] == 0
+    code, _, error = run_kvlab("report", "s", "--confirm", "t.yaml", "--watch")
+    assert code == 2
+    assert "--confirm writes a sweep and no report, which --watch is about" in error
 
 
 def test_plan_shows_the_rungs(folder):  # noqa: ARG001

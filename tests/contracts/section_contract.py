@@ -10,24 +10,28 @@ from kvlab.report.table_export import table_to_csv, table_to_latex
 
 
 class ReportSectionContract:
-    """Holds for one entry of `SECTIONS`.
+    """Holds for one entry of a table of sections.
+
+    ``table`` is the table, by default that of designs.
 
     Give the fixtures ``name``; ``study``, which has everything that the section reports; and
     ``empty_study``, none of whose trials has ended.
     """
 
+    table = SECTIONS
+
     def test_its_name_is_an_html_id(self, name):
         assert re.fullmatch(r"[a-z]+(-[a-z]+)*", name)
 
     def test_it_reports_what_the_study_has(self, name, study):
-        section = SECTIONS[name].make(study)
+        section = self.table[name].make(study)
         assert isinstance(section, Section)
         assert section.title
         assert section.contents
-        assert SECTIONS[name].make(study) == section, "it depends on the study alone"
+        assert self.table[name].make(study) == section, "it depends on the study alone"
 
     def test_its_tables_are_rectangular_and_named_once(self, name, study):
-        tables = [c for c in SECTIONS[name].make(study).iter_contents() if isinstance(c, Table)]
+        tables = [c for c in self.table[name].make(study).iter_contents() if isinstance(c, Table)]
         assert len({table.name for table in tables}) == len(tables)
         for table in tables:
             assert table.caption
@@ -38,13 +42,13 @@ class ReportSectionContract:
             assert f"\\label{{tab:{table.name}}}" in table_to_latex(table)
 
     def test_its_figures_are_described(self, name, study):
-        for content in SECTIONS[name].make(study).iter_contents():
+        for content in self.table[name].make(study).iter_contents():
             if isinstance(content, Figure):
                 assert content.caption in content.alt or len(content.alt) > len(content.caption)
                 assert any(layer.points for layer in content.plot.layers)
 
     def test_every_format_shows_it(self, name, study):
-        section = SECTIONS[name].make(study)
+        section = self.table[name].make(study)
         document = Document("made", {name: section})
         head = (
             f"<summary>{section.title}</summary>"
@@ -55,5 +59,5 @@ class ReportSectionContract:
         assert f'<section id="{name}"' in render_html(document)
 
     def test_a_study_without_results_is_no_error(self, name, empty_study):
-        section = SECTIONS[name].make(empty_study)
+        section = self.table[name].make(empty_study)
         assert section is None or section.contents

@@ -6,6 +6,7 @@ import json
 from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
+from kvlab.errors import UsageError
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
 from kvlab.report.sweep_comparison import Comparison, Conclusion, compare_sweeps
 from kvlab.store import Store
@@ -25,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     before = Study.load(Store(options.store), sweep_name(options.before))
     after = Study.load(Store(options.store_b or options.store), sweep_name(options.after))
+    for study in (before, after):
+        if study.search is not None:
+            text = f"{study.name} is a search: its trials are suggestions, not cells of a design"
+            hint = f"kvlab report {study.name} --confirm FILE"
+            raise UsageError(f"{text}; compare sweeps that confirm their best trials ({hint})")
     comparison = compare_sweeps(before, after)
     if options.json:
         print(json.dumps(comparison.as_dict(), indent=1))

@@ -7,10 +7,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_reports, add_store, sweep_name
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.report import write_report
+from kvlab.report.confirmation import write_confirmation
 from kvlab.report.paper_files import COLUMN_WIDTH, PAGE_WIDTH, PaperFolder
 from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS, explain_unknown_section
 from kvlab.store import Store
@@ -39,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=paper_width,
         metavar="WIDTH",
         help="with --paper: column (3.25 in), page (6.75 in) or inches (default: column)",
+    )
+    parser.add_argument(
+        "--confirm",
+        metavar="FILE",
+        help="of a search: write the sweep that repeats its best trials on fresh seeds, no report",
     )
     parser.add_argument(
         "--tracking-uri",
@@ -81,6 +88,8 @@ def paper_width(text: str) -> float:
 def run(options: argparse.Namespace) -> int:
     name, paper = sweep_name(options.sweep), _parse_paper(options)
     sections = _parse_sections(options.sections)
+    if options.confirm is not None:
+        return _confirm(options, name)
     if options.watch:
         return _watch(options, name, sections, paper)
     folder = _write_report(options, name, sections, paper)
@@ -94,6 +103,23 @@ def run(options: argparse.Namespace) -> int:
     if paper:
         print(f"{paper.folder / name}: ablation.tex, figures.tex, methods.tex, references.bib")
         print(f"{paper.main} shows them: pdflatex main && bibtex main, then pdflatex main twice")
+    return 0
+
+
+def _confirm(options: argparse.Namespace, name: str) -> int:
+    """Write the sweep that confirms the best trials of a search."""
+    others = {"--paper": options.paper, "--sections": options.sections, "--watch": options.watch}
+    others["--tracking-uri"] = options.tracking_uri
+    for other, value in others.items():
+        if value:
+            text = f"--confirm writes a sweep and no report, which {other} is about"
+            raise UsageError(f"{text}; leave one of them out")
+    write_confirmation(Study.load(Store(options.store), name), Path(options.confirm))
+    if options.json:
+        print(json.dumps({"sweep": name, "confirmation": options.confirm}, indent=1))
+        return 0
+    print(options.confirm)
+    print(f"next: kvlab plan {options.confirm}")
     return 0
 
 

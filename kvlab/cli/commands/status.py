@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from kvlab.analysis.search_results import SearchResults, describe_levels
 from kvlab.cli.progress_display import ID_DIGITS, format_outcome
+from kvlab.cli.search_summary import format_search
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.humanize import format_duration
@@ -51,11 +53,13 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
         return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
                 "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
+    search = SearchResults.from_sweep(sweep)
     trials: dict[str, dict[str, Any]] = {}
     for cell in list_cells(sweep):
         for seed, trial in cell["trials"].items():
             if trial not in trials:
                 facts = {"trial": trial, "levels": cell["levels"], "seed": int(seed)}
+                facts["settings"] = describe_levels(sweep, cell["levels"])
                 trials[trial] = {**facts, **_collect_trial_facts(store, trial)}
     counts = Counter(facts["state"] for facts in trials.values())
     by_state = {state: [t for t, f in trials.items() if f["state"] == state] for state in STATES}
@@ -68,6 +72,7 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
         "driver": driver,
         "states": {state: counts[state] for state in STATES if counts[state]},
         "pace": asdict(pace),
+        **({} if search is None else {"search": list(format_search(search))}),
         "trials": list(trials.values()),
     }
 
@@ -117,10 +122,10 @@ def _format_sweep(facts: dict[str, Any]) -> str:
     lines = [f"{facts['sweep']}: {total} trials: {counts or 'none began'}; {driver}"]
     lines += [*_format_driver(detached), *_format_pace(facts["pace"])]
     lines += [f"stage: {facts['stage']}"] if facts.get("stage") else []
+    lines += facts.get("search", [])
     for trial in facts["trials"]:
         if trial["detail"]:
-            cell = " ".join(f"{factor}={level}" for factor, level in trial["levels"].items())
-            label = f"{trial['trial'][:ID_DIGITS]} {cell} seed={trial['seed']}"
+            label = f"{trial['trial'][:ID_DIGITS]} {trial['settings']} seed={trial['seed']}"
             lines.append(f"{trial['state']:<8} {label}  {trial['detail']}")
     return "\n".join(lines)
 

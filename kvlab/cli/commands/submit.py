@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from kvlab.analysis.search_results import SearchResults
 from kvlab.cli.detach import submit_detached
 from kvlab.cli.notification import NOTIFY_VARIABLE, collect_outcome, notify_at_end
 from kvlab.cli.places import find_project_root
 from kvlab.cli.progress_display import ProgressDisplay, format_outcome
-from kvlab.cli.search_summary import format_search, promote_trials
+from kvlab.cli.search_summary import format_search, promote_trials, suggest_confirmation
 from kvlab.cli.shared_arguments import (
     add_json,
     add_reports,
@@ -245,7 +246,10 @@ def _run_stage(
         summary = driver.run()
     if search is not None:
         search.finish()
-        display.print_line("\n".join(format_search(search)))
+        results = SearchResults(search.describe()["search"])
+        display.print_line("\n".join(format_search(results)))
+        if results.stop_reason and results.eligible:
+            display.print_line(suggest_confirmation(sweep))
     return summary
 
 

@@ -3,6 +3,12 @@
 from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
+from kvlab.report.confirmation import (
+    CONFIRMATION_SEEDS,
+    confirmation_path,
+    confirmation_yaml,
+    trials_to_confirm,
+)
 from kvlab.report.document import (
     Block,
     Bullets,
@@ -16,17 +22,13 @@ from kvlab.report.document import (
 )
 from kvlab.report.formatting import format_difference
 from kvlab.report.search_tables import (
-    CONFIRMATION_SEEDS,
     base_row,
     breaks_limit,
-    confirmation_name,
-    confirmation_yaml,
     describe_limits,
     format_with_unit,
     objective_of_row,
     objective_title,
     trials_table,
-    trials_to_confirm,
 )
 from kvlab.spec.search_config import format_settings
 from kvlab.store.metrics import METRICS
@@ -171,7 +173,7 @@ def report_next_sweep(study: Study) -> Section | None:
     text = confirmation_yaml(study, search)
     if not text:
         return None
-    count, name = len(trials_to_confirm(search)), confirmation_name(study)
+    count, path = len(trials_to_confirm(search)), confirmation_path(study)
     n_trials = f"{(count + 1) * CONFIRMATION_SEEDS}"
     which = "the best trial" if count == 1 else f"the best {count} trials"
     if len(search.objectives) > 1:
@@ -183,11 +185,11 @@ def report_next_sweep(study: Study) -> Section | None:
                 f"Compare {which} with the base experiment on {CONFIRMATION_SEEDS} fresh seeds."
                 f" That takes {n_trials} trials, paired by seed, with simultaneous intervals. Save"
                 " the sweep below beside the search's own file, or let ",
-                Code(f"kvlab report {study.name} --confirm sweeps/{name}.yaml"),
+                Code(f"kvlab report {study.name} --confirm {path}"),
                 " write it. Then run ",
-                Code(f"kvlab submit sweeps/{name}.yaml"),
+                Code(f"kvlab submit {path}"),
                 ".",
             ),
-            Block(f"{name}.yaml", text, "yaml"),
+            Block(path, text, "yaml"),
         ),
     )

@@ -1,0 +1,100 @@
+"""The sweep that confirms the best trials of a search on seeds that the search has not seen."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+import yaml
+
+from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
+from kvlab.analysis.study import Study
+from kvlab.errors import SpecError, UsageError
+from kvlab.fs.atomic_files import write_atomic
+from kvlab.spec import load_sweep
+from kvlab.store.metrics import METRICS
+
+CONFIRMED_TRIALS = 3
+"""Trials that a confirmation compares with the base experiment, at most; of a front, one more."""
+
+CONFIRMATION_SEEDS = 5
+
+
+def trials_to_confirm(search: SearchResults) -> tuple[SuggestedTrial, ...]:
+    """Return the trials that deserve fresh seeds: the best few, or the front spread out."""
+    if len(search.objectives) == 1:
+        return tuple(search.ranked(0)[:CONFIRMED_TRIALS])
+    front, count = search.best, CONFIRMED_TRIALS + 1
+    if len(front) <= count:
+        return front
+    step = (len(front) - 1) / (count - 1)
+    return tuple(front[round(step * index)] for index in range(count))
+
+
+def confirmation_path(study: Study) -> str:
+    """Return where the sweep belongs: beside the search's own file, as it was submitted."""
+    words = str(study.sweep.get("command") or "").split()
+    folder = next((PurePosixPath(w).parent for w in words if w.endswith((".yaml", ".yml"))), None)
+    return str((folder or PurePosixPath("sweeps")) / f"{study.name}-confirm.yaml")
+
+
+def confirmation_yaml(study: Study, search: SearchResults) -> str:
+    """Return a sweep that compares the best trials with the base experiment on fresh seeds.
+
+    It belongs into the folder of the search's own file.
+
+    Returns:
+        Empty if no trial is eligible.
+    """
+    return "\n".join(_confirmation_lines(study, search)) + "\n" if search.eligible else ""
+
+
+def _confirmation_lines(study: Study, search: SearchResults) -> Iterator[str]:
+    document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
+    first = max(study.seeds, default=0) + 1
+    seeds = list(range(first, first + CONFIRMATION_SEEDS))
+    yield f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?"
+    yield f"question: {json.dumps(f'Do the best trials of {study.name} hold on fresh seeds?')}"
+    yield f"experiment: {json.dumps(str(document.get('experiment', 'experiment.yaml')))}"
+    yield "factors:"
+    yield "  configuration:"
+    yield "    base: {}"
+    for one in trials_to_confirm(search):
+        settings = ", ".join(f"{key}: {json.dumps(value)}" for key, value in one.settings.items())
+        yield f"    trial-{one.number}: {{{settings}}}"
+    yield f"seeds: {seeds}"
+    metric = _decided_metric(search.objectives)
+    if metric is not None:
+        yield f"decide: {{metric: {metric}}}"
+
+
+def _decided_metric(objectives: Sequence[Objective]) -> str | None:
+    """Return the first measured objective, if it is not what sweeps decide by default."""
+    names = [one.name for one in objectives if one.name in METRICS]
+    return names[0] if names and names[0] != "loss_served" else None
+
+
+def write_confirmation(study: Study, path: Path) -> None:
+    """Write the sweep of `confirmation_yaml` to a file that does not exist yet.
+
+    Raises:
+        UsageError: The sweep is no search or has no trial to confirm, the file exists, or the base
+            experiment cannot be found from its folder.
+    """
+    search, name = study.search, study.name
+    if search is None:
+        raise UsageError(f"--confirm = {path} is for searches, and {name} is none; leave it out")
+    text = confirmation_yaml(study, search)
+    if not text:
+        rule = f"needs a measured trial within the limits, and {name} has none yet"
+        raise UsageError(f"--confirm = {path} {rule}; submit the search again to go on")
+    if path.suffix not in (".yaml", ".yml") or path.exists():
+        rule = "exists already" if path.exists() else "is not a .yaml file"
+        raise UsageError(f"--confirm = {path} {rule}; name a new one, such as {name}-confirm.yaml")
+    write_atomic(path, text)
+    try:
+        load_sweep(path)
+    except SpecError as error:
+        path.unlink()
+        reason = error.problems[0].message if error.problems else str(error)
+        hint = f"name a file in the folder of the sweep {name}"
+        raise UsageError(f"--confirm = {path} would not load: {reason}; {hint}") from None

@@ -1,0 +1,202 @@
+"""The report of a search: what it answers, and that nothing in it is false of a search."""
+
+import csv
+import re
+from dataclasses import replace
+
+import pytest
+
+from kvlab.analysis.study import Study
+from kvlab.errors import StoreError, UsageError
+from kvlab.report.confirmation import write_confirmation
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document, results_csv, write_report
+from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS
+from kvlab.spec import load_sweep
+from tests.contracts.section_contract import ReportSectionContract
+from tests.support.record_factory import Record
+from tests.support.search_record import (
+    EVERY_OUTCOME,
+    SearchRecord,
+    settings,
+    suggest,
+    two_objectives,
+)
+from tests.support.tiny_sweep import write_tiny_sweep
+
+FALSE_OF_A_SEARCH = (
+    "factorial", "tuned for", "point=", "p000", "baseline", "Holm", "simultaneous 95%",
+    "more than one attempt",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return Study.load(EVERY_OUTCOME.write(tmp_path_factory.mktemp("store")), "made")
+
+
+@pytest.fixture(scope="module", params=[n for n in SEARCH_SECTIONS if n != "starts"])
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def empty_study(tmp_path_factory):
+    record = SearchRecord(search={"stop_reason": ""})
+    record.suggestions = []
+    return Study.load(record.write(tmp_path_factory.mktemp("empty")), "made")
+
+
+class TestSearchSections(ReportSectionContract):
+    table = SEARCH_SECTIONS
+
+
+def read(record, folder, sections=None):
+    study = Study.load(record.write(folder), "made", sections)
+    return render_markdown(make_document(study)).replace("\\_", "_")
+
+
+def section(text, title):
+    return re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)[1]
+
+
+def table_rows(text, *, first):
+    """Return the rows of the table whose head begins with ``first``."""
+    lines = text[text.index(f"| {first}") :].splitlines()
+    end = lines.index("") if "" in lines else None
+    return [[part.strip() for part in row.strip("|").split("|")] for row in lines[2:end]]
+
+
+@pytest.fixture(scope="module")
+def report(study):
+    return render_markdown(make_document(study)).replace("\\_", "_")
+
+
+def test_nothing_in_it_is_false_of_a_search(report):
+    assert [words for words in FALSE_OF_A_SEARCH if words in report] == []
+
+
+def test_the_answer_names_the_best_and_does_not_trust_it(report):
+    answer = section(report, "The answer")
+    assert "The search measured 4 configurations; 3 of them keep the limit (KV cache" in answer
+    assert "**trial 2**: `n_kv_head=2 learning_rate=0.002`" in answer
+    assert "3.2000 nats/token" in answer
+    assert "The base experiment is at 3.6000 nats/token, and over a limit" in answer
+    assert "the best of 3 noisy numbers looks better than it is" in answer
+    assert "Trial 10 is behind it by 0.1000 nats/token." in answer
+
+
+def test_the_best_are_listed_with_settings_as_columns(report):
+    rows = table_rows(section(report, "Best configurations"), first="trial")
+    assert [row[0] for row in rows] == ["2", "10", "1", "base"]
+    assert rows[0][1:5] == ["3.2000", "2,097,152", "2", "0.002"]
+
+
+def test_what_was_not_measured_is_listed_with_its_reason(report):
+    text = report[report.index("Pruned, failed and refused") :]
+    for words in (
+        "1 pruned", "1 failed", "1 diverged", "1 not possible", "never trained",
+        "measured, and over a limit", "computes the same as an earlier one",
+        "3 does not divide 4", "as trial 2", "after step 38 of 150", "33.0% above the limit",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_budget_counts_trainings_as_far_as_they_went(report):
+    rows = {row[0]: row[1:] for row in table_rows(report, first="what | used")}
+    assert rows["suggestions"] == ["10", ""]
+    assert rows["trials"] == ["7", "8"]
+    assert rows["training tokens"] == [f"{4 * 614400 + 38 * 4096:,}", ""]
+
+
+def test_several_objectives_have_a_front_and_a_best_under_each(tmp_path):
+    text = read(two_objectives(), tmp_path)
+    answer = section(text, "The answer")
+    assert "The lowest served loss is 3.0000 nats/token, of **trial 1**" in answer
+    assert "The lowest KV cache of one sequence is 1,024 bytes, of **trial 4**" in answer
+    rows = table_rows(section(text, "Best configurations"), first="trial")
+    assert [row[0] for row in rows] == ["1", "3", "4", "base"]
+    assert "The front has 3 trials" in section(text, "Front")
+
+
+def test_a_larger_metric_can_be_better(tmp_path):
+    record = replace(EVERY_OUTCOME, search={**EVERY_OUTCOME.search, "directions": ["maximize"]})
+    answer = section(read(record, tmp_path), "The answer")
+    assert "The highest served loss is 3.5000 nats/token, of **trial 1**" in answer
+
+
+def test_a_search_that_was_stopped_says_so(tmp_path):
+    record = SearchRecord(
+        suggestions=[suggest(settings(1, 1e-3), values=[3.0]), suggest(settings(2, 1e-3), "open")],
+        search={"stop_reason": ""},
+    )
+    answer = section(read(record, tmp_path), "The answer")
+    assert "The search has not ended:** 1 of 8 trials ended" in answer
+
+
+@pytest.mark.parametrize(
+    ("suggestions", "words"),
+    [
+        ([suggest(settings(1, 1e-3), "lost")], "No trial has been measured yet"),
+        (
+            [suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})],
+            "None of 1 measured trial keeps the limits (KV cache of one sequence at most 1,024",
+        ),
+    ],
+)
+def test_a_search_without_an_answer_says_why(tmp_path, suggestions, words):
+    limits = {"kv_bytes": {"at_most": 1024, "at_least": None}}
+    record = SearchRecord(suggestions=suggestions, search={"limits": limits})
+    text = read(record, tmp_path)
+    assert words in section(text, "The answer")
+    assert "What to do next" not in text
+
+
+def test_rows_of_results_have_the_settings(study):
+    rows = list(csv.DictReader(results_csv(study).splitlines()))
+    names = ("setting.model.n_kv_head", "setting.training.learning_rate")
+    assert [tuple(row[name] for name in names) for row in rows[:3]] == [
+        ("", ""), ("2", "0.001"), ("2", "0.002"),
+    ]  # fmt: skip
+
+
+def test_what_a_table_of_sections_lacks_is_refused(tmp_path):
+    store = EVERY_OUTCOME.write(tmp_path / "search")
+    with pytest.raises(UsageError, match="effects is not a section of a search's report; use answ"):
+        write_report(store, "made", tmp_path / "out", ["effects"])
+    store = Record(name="made").write(tmp_path / "design")
+    with pytest.raises(UsageError, match="history is not a section of a design's report"):
+        write_report(store, "made", tmp_path / "out", ["history"])
+    assert not SECTIONS.keys() >= SEARCH_SECTIONS.keys()
+
+
+def test_a_search_of_an_earlier_version_is_not_taken_for_a_design(tmp_path):
+    store = EVERY_OUTCOME.write(tmp_path)
+    old = {k: v for k, v in store.sweep("made").items() if k not in ("schema", "search")}
+    store.write_sweep(old)
+    with pytest.raises(StoreError, match="submit it again, which trains nothing anew"):
+        Study.load(store, "made")
+
+
+def test_the_next_sweep_repeats_the_best_on_fresh_seeds(tmp_path):
+    write_tiny_sweep(tmp_path)
+    record = two_objectives()
+    store = record.write(tmp_path / "runs")
+    description = {k: v for k, v in store.sweep("made").items() if k != "schema"}
+    store.write_sweep({**description, "yaml": "question: q\nexperiment: e.yaml\n"})
+    study, path = Study.load(store, "made"), tmp_path / "made-confirm.yaml"
+    with pytest.raises(UsageError, match="no\\.yaml would not load: .*e.yaml.* in the folder of"):
+        write_confirmation(study, tmp_path / "runs" / "no.yaml")
+    assert not (tmp_path / "runs" / "no.yaml").exists()
+    # e.yaml has two heads, so the front's trial with four is impossible there
+    with pytest.raises(UsageError, match="4"):
+        write_confirmation(study, path)
+    text = (tmp_path / "e.yaml").read_text().replace("n_head: 2", "n_head: 4")
+    (tmp_path / "e.yaml").write_text(text)
+    write_confirmation(study, path)
+    sweep = load_sweep(path)
+    assert sweep.all_seeds == (1, 2, 3, 4, 5)
+    assert list(sweep.factors["configuration"]) == ["base", "trial-1", "trial-3", "trial-4"]
+    assert sweep.factors["configuration"]["trial-4"] == settings(1, 4e-3)
+    with pytest.raises(UsageError, match="exists already; name a new one"):
+        write_confirmation(study, path)
