@@ -10,7 +10,7 @@ import pytest
 from kvlab.errors import SpecError
 from kvlab.spec.samplers import SAMPLERS, UNSUPPORTED_SAMPLERS
 from kvlab.spec.search_config import SearchConfig
-from kvlab.sweep.search.optuna_sampler import suggest_params
+from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_params
 from kvlab.sweep.search.search_history import Observation
 from tests.support.stub_search import SEARCH, history, searching
 
@@ -135,3 +135,30 @@ def test_optunas_name_and_the_short_one_are_the_same_search(tmp_path):
         "seed: 3", "sampler: {name: TPESampler}"
     )
     assert searching(tmp_path, longer)[2].run().trials_run == 1
+
+
+def test_importances_rank_what_the_objective_depends_on():
+    config = SearchConfig.model_validate({
+        "choices": {"model.n_kv_head": [1, 2], "model.position": ["learned", "rope"]},
+        "ranges": {"training.learning_rate": {"low": 1e-4, "high": 1e-1, "log": True}},
+        "objectives": ["loss", "kv_bytes", "parameters"],
+        "trials": 30,
+    })  # fmt: skip
+    rng = random.Random(0)
+    measured = []
+    for _ in range(30):
+        rate, heads = 10 ** rng.uniform(-4, -1), rng.randrange(2)
+        params = {
+            "model.n_kv_head": heads, "model.position": rng.randrange(2),
+            "training.learning_rate": rate,
+        }  # fmt: skip
+        loss = (math.log10(rate) + 2) ** 2 + 0.01 * heads
+        measured.append(Observation(params, "ok", [loss, 512.0 * (1 + heads), 1000.0]))
+    directions = ("minimize", "minimize", "minimize")
+    found = estimate_importances(config, directions, measured)
+    assert list(found) == ["loss", "kv_bytes"]  # the parameters are the same everywhere
+    for objective, first in (("loss", "training.learning_rate"), ("kv_bytes", "model.n_kv_head")):
+        assert next(iter(found[objective])) == first
+        assert found[objective][first] > 0.9
+        assert sum(found[objective].values()) == pytest.approx(1.0)
+    assert estimate_importances(config, directions, measured) == found
