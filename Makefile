@@ -7,9 +7,9 @@
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
 # make clean   remove what these made: .venv, runs and the site
 
-# The first Python 3.11 or 3.12 found; say `make PYTHON=... demo` for another.
-PYTHON ?= $(shell for p in python3 python3.11 python3.12; do \
-  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null \
+# The first Python 3.11 to 3.14 found; say `make PYTHON=... demo` for another.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null \
   && { echo $$p; break; }; done)
 BIN := .venv/bin
 READY := .venv/.ready
@@ -19,7 +19,7 @@ READY := .venv/.ready
 setup: $(READY)
 
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 or 3.12; none was found"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "kvlab needs Python 3.11 to 3.14; none was found"; exit 1; }
 	@echo "== setting up .venv with $(PYTHON) (two to three minutes)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -98,9 +98,9 @@ def run_checks(store: str) -> Iterator[Check]:
 
 def _check_python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
-    if (3, 11) <= sys.version_info < (3, 13):
+    if (3, 11) <= sys.version_info < (3, 15):
         return Check("python", "ok", version)
-    return Check("python", "wrong", version, "use Python 3.11 or 3.12")
+    return Check("python", "wrong", version, "use Python 3.11 to 3.14")
 
 
 def _check_packages() -> Iterator[Check]:

@@ -373,9 +373,7 @@ def _format_time(costs: Budget) -> str:
     rate = costs.rate
     if rate is None:
         return "Time: not known; state a rate with --rate, or run a trial first."
-    speed = (
-        f"{format_number(rate.flops_per_second)} FLOPs a second a trial, {_SOURCES[rate.source]}"
-    )
+    speed = f"{format_number(rate.flops_per_second, 'FLOP/s')} a trial, {_SOURCES[rate.source]}"
     if rate.results:
         speed += f" of {format_count(rate.results, 'finished trial')} here"
     if costs.hours is None or costs.wall_seconds is None:

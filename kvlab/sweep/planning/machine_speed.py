@@ -9,7 +9,6 @@ import json
 import math
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,10 +61,12 @@ def interpolate_rate(rates: Mapping[int, float], width: int) -> float:
     if below == above:
         return rates[below]
     share = math.log(width / below) / math.log(above / below)
-    return rates[below] ** (1 - share) * rates[above] ** share
+    return float(rates[below] ** (1 - share) * rates[above] ** share)
 
 
 def _measure(threads: int) -> dict[int, float] | None:
+    import subprocess  # takes a hundredth of a second, which most plans save
+
     command = [sys.executable, "-m", _MODULE, str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     try:

@@ -141,7 +141,7 @@ def test_the_command_prints_the_budget_and_the_differences(tmp_path, capsys):
     assert "Still to run: 8 trials, 4 trainings of" in text
     assert "and 450 MB of its process" in text
     assert "Time: about " in text
-    assert "FLOPs a second a trial, as stated." in text
+    assert "1 GFLOP/s a trial, as stated." in text
     assert "more than the 1 kB there are; lower resources.microbatch_tokens" in text
     assert "has no result: the store has no finished trial at all" in text
     assert main([*command, "--json", "--rate", "1e9"]) == 0
