@@ -71,7 +71,15 @@ class UsageError(KvlabError, ValueError):
 
 
 class DataError(KvlabError):
-    """Text, tokens or an evaluation set is missing or damaged."""
+    """Text, tokens or an evaluation set is missing or damaged.
+
+    Args:
+        field: Dotted key of the spec that is at fault, such as ``data.paths.0``; None if none is.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None):
+        super().__init__(message)
+        self.field = field
 
 
 class PretrainedError(KvlabError, ValueError):

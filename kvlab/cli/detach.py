@@ -53,7 +53,8 @@ def submit_detached(options: argparse.Namespace) -> int:
 
 def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     store = Store(Path(options.store).absolute())
-    planned = plan_stage(sweep, store).plan
+    # the driver prepares the text, which can take long
+    planned = plan_stage(sweep, store, provisional=True).plan
     number = create_driver_folder(store, sweep.name)
     log = driver_log(store, sweep.name, number)
     command = [sys.executable, "-m", _DRIVER_MODULE, str(store.path), sweep.name]

@@ -11,22 +11,25 @@ from kvlab.data.bigram_table import TableLosses, score_tables
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
 from kvlab.data.dataset_preparation import (
     dataset_identity,
+    find_dataset,
     list_prepared_datasets,
     prepare_dataset,
     set_aside_dataset,
 )
 from kvlab.data.hellaswag_dataset import HellaSwagItem, get_hellaswag_file, load_hellaswag
-from kvlab.data.shards import Dataset, open_dataset, verify_dataset
+from kvlab.data.shards import Dataset, DatasetFacts, open_dataset, verify_dataset
 from kvlab.data.tokenizers import Tokenizer, load_tokenizer
 
 __all__ = [
     "Dataset",
+    "DatasetFacts",
     "HellaSwagItem",
     "ProgressCallback",
     "ScoredText",
     "TableLosses",
     "Tokenizer",
     "dataset_identity",
+    "find_dataset",
     "get_data_dir",
     "get_hellaswag_file",
     "get_training_batch",

@@ -205,19 +205,22 @@ def _find_new_text(
 
 def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
     if not documents:
-        raise DataError(f"data.source = {data.source} has no text; name files that hold some")
+        message = f"data.source = {data.source} has no text; name files that hold some"
+        raise DataError(message, field="data.paths" if data.paths else "data.source")
     if held_out in (0, documents):
         share = "all" if held_out else "none"
         text = f"data.validation_fraction = {data.validation_fraction} holds out {share}"
         hint = "change it, or give more, smaller documents"
-        raise DataError(f"{text} of the {documents} documents; {hint}")
+        message = f"{text} of the {documents} documents; {hint}"
+        raise DataError(message, field="data.validation_fraction")
 
 
 def _check_new_text(data: DataConfig, kept: int, held_out: int) -> None:
     if not kept:
         text = f"data.source = {data.source}: each of the {held_out} held-out documents repeats"
         hint = "raise data.validation_fraction, or give text that repeats itself less"
-        raise DataError(f"{text} passages of the training text; {hint}")
+        message = f"{text} passages of the training text; {hint}"
+        raise DataError(message, field="data.validation_fraction")
 
 
 def _check_free_space(folder: Path, required: int) -> None:

@@ -14,7 +14,13 @@ import numpy as np
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
 from kvlab.data.dataset_builder import locate_documents, select_documents, write_dataset
 from kvlab.data.disk_space import check_disk_space
-from kvlab.data.shards import Dataset, open_dataset, read_manifest
+from kvlab.data.shards import (
+    Dataset,
+    DatasetFacts,
+    open_dataset,
+    read_dataset_facts,
+    read_manifest,
+)
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
     DocumentTable,
@@ -35,14 +41,16 @@ RECIPE = 2
 
 REPORT_SECONDS = 1.0
 
-ACCEPTED_OVERLAP = 0.01
-"""Largest share of held-out tokens inside training passages without a warning."""
+SMALL_TEXT_BYTES = 1_000_000
+"""A text with fewer bytes on disk is tokenized in one process."""
 
 
 def dataset_identity(data: DataConfig) -> str:
-    """Return 64 hex digits, equal exactly if `prepare_dataset` gives equal tokens.
+    """Return 64 hex digits that name a prepared dataset: those of the text and of its settings.
 
-    The text's contents count, not where it lies. Nothing is tokenized.
+    Equal digits mean equal tokens. Equal tokens may have several, such as after another release of
+    a package; the digest of the tokens tells what a trial reads (`DatasetFacts`). The text's
+    contents count, not where it lies. Nothing is tokenized.
 
     Raises:
         DataError: The text is missing.
@@ -83,20 +91,26 @@ def prepare_dataset(
         waiting = "another process is preparing this text; waiting"
         with hold_lock(_lock_path(folder), progress, waiting) as fence:
             if not _is_prepared(folder):
-                processes = workers or count_available_cpus()
+                processes = workers or _count_processes(data)
                 _build_dataset(data, identity, folder, progress, processes, fence)
     dataset = open_dataset(folder)
     if dataset.identity != identity:
         raise DataError(f"{folder} holds another text; remove it, prepare again")
-    if dataset.shortage is not None:
-        progress(f"warning: {dataset.shortage}")
-    longest = max(dataset.overlap, default=0)
-    if dataset.overlap and dataset.overlap[longest] > ACCEPTED_OVERLAP:
-        share = f"{dataset.overlap[longest]:.1%} of the held-out tokens"
-        progress(f"warning: {share} are inside {longest}-grams of the training text")
     if data.licence is not None and data.licence != dataset.licence:
         dataset = _update_licence(folder, data.licence, progress)
     return dataset
+
+
+def find_dataset(data: DataConfig) -> DatasetFacts | None:
+    """Return the facts of a prepared dataset; None if it is still to be prepared.
+
+    Raises:
+        DataError: The text is missing, or the dataset is damaged.
+    """
+    try:
+        return read_dataset_facts(_datasets_dir() / dataset_identity(data)[:16])
+    except FileNotFoundError:
+        return None
 
 
 def list_prepared_datasets() -> list[Path]:
@@ -118,6 +132,12 @@ def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress
             return set_aside(folder.parent, [folder.name]) / folder.name
         except StoreError as error:
             raise DataError(str(error)) from None
+
+
+def _count_processes(data: DataConfig) -> int:
+    """Return one process for a small text, which is done before others have started."""
+    size = get_source(data.source).size(data)
+    return 1 if size is not None and size < SMALL_TEXT_BYTES else count_available_cpus()
 
 
 def _update_licence(folder: Path, licence: str, progress: ProgressCallback) -> Dataset:

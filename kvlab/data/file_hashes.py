@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +14,13 @@ _MIN_AGE_NANOSECONDS = 2 * 10**9
 """A file modified more recently can change again within the resolution of its time stamp."""
 
 
-def cached_sha256(paths: list[Path]) -> dict[Path, str]:
+def cached_sha256(
+    paths: list[Path], *, check: Callable[[Path], None] | None = None
+) -> dict[Path, str]:
     """Return the sha256 of each file; read again only files whose `file_stamp` has changed.
+
+    Args:
+        check: Called with each file that is read. It raises if the file is not to be used.
 
     Raises:
         DataError: A file cannot be read.
@@ -29,6 +35,8 @@ def cached_sha256(paths: list[Path]) -> dict[Path, str]:
         if isinstance(entry, list) and entry[:-1] == stamp:
             digests[path] = str(entry[-1])
             continue
+        if check is not None:
+            check(path)
         try:
             digests[path] = file_sha256(path)
         except OSError as error:

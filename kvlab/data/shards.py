@@ -13,6 +13,9 @@ from kvlab.fs.atomic_files import file_sha256, read_json
 DATASET_SCHEMA = 1
 SPLITS = ("train", "validation")
 
+ACCEPTED_OVERLAP = 0.01
+"""Largest share of held-out tokens inside training passages without a warning."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -42,6 +45,49 @@ class Dataset:
     bytes_per_token: float
     overlap: dict[int, float]
     shortage: str | None = None
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What a plan needs to know of a prepared dataset.
+
+    Attributes:
+        digest: sha256 over both token files, which identifies the text.
+        training_tokens: Tokens of the training split.
+        held_out_tokens: Tokens of the validation split.
+        held_out_bytes: UTF-8 bytes of the text of the validation split.
+        warnings: What is unusual about the text, one line each.
+    """
+
+    digest: str
+    training_tokens: int
+    held_out_tokens: int
+    held_out_bytes: int
+    warnings: tuple[str, ...] = ()
+
+
+def read_dataset_facts(folder: Path) -> DatasetFacts:
+    """Read the facts of the dataset in ``folder`` from its manifest.
+
+    Raises:
+        DataError: The manifest is damaged.
+        FileNotFoundError: There is none.
+    """
+    manifest = read_manifest(folder)
+    training, held_out = (manifest["splits"][split] for split in SPLITS)
+    overlap = {int(n): share for n, share in manifest.get("overlap", {}).items()}
+    warnings = [] if manifest.get("short") is None else [manifest["short"]]
+    longest = max(overlap, default=0)
+    if overlap and overlap[longest] > ACCEPTED_OVERLAP:
+        share = f"{overlap[longest]:.1%} of the held-out tokens"
+        warnings.append(f"{share} are inside {longest}-grams of the training text")
+    return DatasetFacts(
+        digest=manifest["digest"],
+        training_tokens=training["tokens"],
+        held_out_tokens=held_out["tokens"],
+        held_out_bytes=held_out["text_bytes"],
+        warnings=tuple(warnings),
+    )
 
 
 def open_dataset(folder: Path) -> Dataset:

@@ -16,6 +16,7 @@ from kvlab.data import (
     spread_indices,
     spread_windows,
 )
+from kvlab.data.requirements import position_loss_windows
 from kvlab.evaluate.associative_recall import make_recall_rows, recall_measurements, score_recall
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.hellaswag_prompts import CONVENTIONS
@@ -41,9 +42,6 @@ from kvlab.spec import ServingConfig
 from kvlab.spec.experiment import Experiment
 
 REPORT_SECONDS = 0.5
-
-WINDOW_MULTIPLE = 2
-"""Length of the windows of the loss by position in trained lengths, if the model allows it."""
 
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -278,15 +276,6 @@ def _probe_needles(
             served = score_needles(model, rows, experiment.serving, on_progress)
         lines += needle_lines(rows, one_shot, served)
     return lines
-
-
-def position_loss_windows(experiment: Experiment) -> tuple[int, int]:
-    """Return the validation tokens of the loss by position, and the length of its windows."""
-    model, config = experiment.model, experiment.evaluation
-    tokens = (config.served and config.served_tokens) or config.loss_tokens
-    # position embeddings end with the trained length
-    multiple = 1 if model.position_scheme.has_embedding else WINDOW_MULTIPLE
-    return tokens, multiple * model.block_size
 
 
 def _score_hellaswag_items(

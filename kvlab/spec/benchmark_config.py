@@ -8,8 +8,11 @@ from pydantic import Field, model_validator
 
 from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
 
-TASK_TOKENS = 512
-"""Tokens of one task: 256 of the prompt, and 256 sampled."""
+TASK_PROMPT_TOKENS = 256
+"""Tokens of the prompt of one task."""
+
+TASK_TOKENS = 2 * TASK_PROMPT_TOKENS
+"""Tokens of one task: those of the prompt, and as many sampled."""
 
 DEFAULT_SECONDS = 0.5
 

@@ -56,8 +56,11 @@ _CRAWL = TextRule(r"^CC-MAIN-[0-9]{4}-[0-9]{2}$", "is not a crawl; use one such 
 class DataConfig(SpecModel):
     """`data`: which text, and how it becomes tokens."""
 
-    excluded_from_identity: ClassVar[frozenset[str]] = frozenset({"paths", "licence"})
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False, "subset": None}
+    # what selects the text is in the digest of its tokens, which `kvlab.trial.fingerprint` adds
+    excluded_from_identity: ClassVar[frozenset[str]] = frozenset(
+        {"source", "subset", "paths", "licence", "max_bytes", "max_tokens", "validation_fraction"}
+    )
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {"mask_documents": False}
 
     source: Annotated[str, OneOf(lambda: SOURCES)] = Field(
         default="docstrings", description="Where the text comes from.", examples=["fineweb-edu-10b"]

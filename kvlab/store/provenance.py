@@ -73,9 +73,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 @dataclass(frozen=True)
 class DataProvenance:
-    """The text that was used: its identity when planned, its digest when read, its licence.
+    """The text that was used: its identity (`kvlab.data.dataset_identity`), digest and licence.
 
-    ``overlap`` is the share of its held-out tokens inside an n-gram of its training text, by n.
+    ``digest`` is that of its tokens, and part of the trial's fingerprint. ``overlap`` is the share
+    of its held-out tokens inside an n-gram of its training text, by n.
     """
 
     identity: str

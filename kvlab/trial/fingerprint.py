@@ -3,7 +3,8 @@
 The training fingerprint names the weights. The trial fingerprint adds how they are served and
 measured. Settings that cannot change the computation are left out, and different spellings of
 one computation are made equal: K/V sharing enters as the owner map, the attention pattern as one
-letter per layer, a tie as the buffers and their writers.
+letter per layer, a tie as the buffers and their writers. The text enters as the digest of its
+tokens: where it lies, how it is split into files and which settings selected it do not count.
 """
 
 import hashlib
@@ -72,12 +73,15 @@ def training_identity(
 ) -> dict[str, Any]:
     """Return what the final weights depend on, as plain data.
 
+    Args:
+        data_identity: digest of the text's tokens, `kvlab.data.DatasetFacts.digest`.
+
     Freshly drawn weights follow from the seed; others enter by their contents.
     """
     facts: dict[str, Any] = {
         "version": TRAINING_VERSION,
         "model": experiment.model.computation(),
-        "data": {**experiment.data.identity(), "text": data_identity},
+        "data": {**experiment.data.identity(), "digest": data_identity},
         "training": experiment.training.identity(),
         "seed": seed,
     }

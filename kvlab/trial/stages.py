@@ -12,16 +12,14 @@ import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
 from kvlab.benchmark.device_peaks import processor_name
-from kvlab.data import dataset_identity, prepare_dataset, score_tables, spread_windows
+from kvlab.data import prepare_dataset, score_tables
 from kvlab.errors import DataError, ResourceError
 from kvlab.evaluate import evaluate
-from kvlab.evaluate.evaluation import position_loss_windows, select_scored_text
-from kvlab.evaluate.validation_loss import Tokens
+from kvlab.evaluate.evaluation import select_scored_text
 from kvlab.fs.lease import Fence
 from kvlab.layout.gpu_sharing import allocator_share
 from kvlab.model import GPT
 from kvlab.spec import ResourcesConfig
-from kvlab.spec.experiment import Experiment
 from kvlab.store.progress import ProgressUpdate
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
@@ -48,8 +46,8 @@ class TorchStages:
 
     Raises:
         ResourceError: the trial requires a GPU and there is none.
-        DataError: the text here differs from the text that was planned, or its validation split
-            is too short for what is measured.
+        DataError: the text here differs from the text that was planned, or has too few documents
+            for ``evaluation.loss_bytes``.
     """
 
     def __init__(self, trial: Trial, report: Callable[[ProgressUpdate], None]):
@@ -63,11 +61,12 @@ class TorchStages:
         report({"stage": "data"})
         data = self._experiment.data
         self._dataset = prepare_dataset(data, lambda note: report({"stage": "data", "note": note}))
-        identity = dataset_identity(data)
-        if identity != trial.data_identity:
+        digest = self._dataset.digest
+        if digest != trial.data_identity:
             text = f"the text of data.source = {data.source} is not what was planned"
-            raise DataError(f"{text} ({identity[:12]}, not {trial.data_identity[:12]})")
-        check_validation_tokens(self._dataset.validation, self._experiment)
+            raise DataError(f"{text} ({digest[:12]}, not {trial.data_identity[:12]})")
+        # the driver has checked the counts of tokens; whole documents are known only here
+        select_scored_text(self._dataset.validation, self._experiment)
 
     def train(self, directory: Path, should_stop: Callable[[], bool], fence: Fence) -> None:
         if self._trial.resources.training_workers > 1:
@@ -119,7 +118,7 @@ class TorchStages:
             training_record=record,
             machine=machine,
             data=DataProvenance(
-                identity=self._trial.data_identity,
+                identity=self._dataset.identity,
                 digest=self._dataset.digest,
                 licence=self._dataset.licence,
                 tokenizer=self._dataset.tokenizer,
@@ -235,26 +234,3 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
         memory = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(allocator_share(resources.devices, memory))
     return "cuda", Machine(torch.cuda.get_device_name(), threads)
-
-
-def check_validation_tokens(tokens: Tokens, experiment: Experiment) -> None:
-    """Check before training that the validation split suffices for training and evaluation.
-
-    Args:
-        tokens: validation ids, (tokens,).
-
-    Raises:
-        DataError: there are too few.
-    """
-    evaluation, block = experiment.evaluation, experiment.model.block_size
-    select_scored_text(tokens, experiment)
-    requests = []
-    if evaluation.positions:
-        requests.append(position_loss_windows(experiment))
-    if evaluation.needle is not None:
-        longest = evaluation.needle.lengths[-1]
-        requests.append((longest, longest))
-    if experiment.training.steps:
-        requests.append((experiment.training.evaluate_tokens, block))
-    for count, length in requests:  # the call raises, and reads no tokens yet
-        spread_windows(tokens, count, length)

@@ -23,7 +23,7 @@ class Trial:
         training_id: first digits of the training fingerprint; names the weights.
         experiment: the complete configuration.
         seed: of the freshly drawn weights and the batches.
-        data_identity: digest of the text when the trial was planned.
+        data_identity: digest of the text's tokens when the trial was planned.
         initial_weights: where the training starts from; None for freshly drawn weights.
         until: the step after which the training pauses, set by a search that prunes; None
             trains to the end. Not part of the fingerprints.

@@ -53,9 +53,9 @@ def test_a_failing_trial_is_shown_and_the_others_end(submitted, store):
     assert "2 done, 1 failed" in out
     assert sorted(store.status(trial) for trial in store.trial_ids()) == ["done", "done", "failed"]
     facts = store.result(failed(store))["error"]
-    assert (facts["class"], facts["type"]) == ("data", "DataError")
+    assert (facts["class"], facts["type"]) == ("host_memory", "RuntimeError")
     shown = next(line for line in out.splitlines() if failed(store) in line)
-    assert "data: DataError" in shown
+    assert "host_memory: RuntimeError" in shown
     assert "--retry-failed" in out
 
 

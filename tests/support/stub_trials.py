@@ -7,6 +7,7 @@ import signal
 import time
 from pathlib import Path
 
+from kvlab.data import DatasetFacts
 from kvlab.errors import Diverged, Stopped
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.sealed_files import check_file, read_sealed_json, seal_file, write_sealed_json
@@ -59,8 +60,8 @@ def write_many(folder: Path, count: int) -> Path:
     return path
 
 
-def identify(data) -> str:
-    return "text of " + data.source
+def identify(data) -> DatasetFacts:
+    return DatasetFacts("text of " + data.source, 10**12, 10**9, 10**9)
 
 
 def tiny_plan(folder: Path, store=None, text: str = SWEEP):

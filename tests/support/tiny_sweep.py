@@ -50,8 +50,10 @@ factors:
 SHORT_REPORT = "report: {sections: [answer, cells, failures]}\n"
 """To add to a sweep whose report is looked at without its figures: they take seconds."""
 
-FAILING_SWEEP = SWEEP + "    greedy: {evaluation.loss_tokens: 10e6}\n"
-"""One level of three fails, because there is less held-out text. It shares a training."""
+FAILING_SWEEP = (
+    SWEEP + "    greedy: {benchmark.batch_sizes: [1e15]}\nfailures: {out_of_memory: fail}\n"
+)
+"""One level of three fails, because no memory holds its batch. It shares a training."""
 
 OUTER_VARIABLES = ("KVLAB_STORE", "MLFLOW_TRACKING_URI", "KVLAB_COPY_TO", "KVLAB_NOTIFY")
 

@@ -15,6 +15,7 @@ from kvlab.benchmark.session import Session, Variant
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.model.generate import Sampling, generate
+from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS, TASK_TOKENS
 
 TABLES = (
     TableLayout("256 tokens of Moby Dick + 256 sampled", ("batch_size", "cached"), {
@@ -23,7 +24,7 @@ TABLES = (
     }),
 )  # fmt: skip
 
-PROMPT_TOKENS, NEW_TOKENS = 256, 256
+PROMPT_TOKENS, NEW_TOKENS = TASK_PROMPT_TOKENS, TASK_TOKENS - TASK_PROMPT_TOKENS
 UNCACHED_STEPS = 8
 """Steps that are timed without a cache, spread evenly over the new tokens. The task's time is
 their mean times the number of steps."""

@@ -25,7 +25,7 @@ from kvlab.data.hellaswag_dataset import (
     HELLASWAG_SHA256,
     find_hellaswag_file,
 )
-from kvlab.data.shards import read_manifest
+from kvlab.data.shards import read_dataset_facts, read_manifest
 from kvlab.errors import DataError, UsageError
 from kvlab.humanize import format_bytes, format_number
 from kvlab.spec import DataConfig, load_experiment, parse_override
@@ -102,6 +102,8 @@ def _run_get(options: argparse.Namespace) -> int:
 
 def _run_prepare(options: argparse.Namespace) -> int:
     dataset = prepare_dataset(_make_data_config(options), _print_progress, workers=options.workers)
+    for line in read_dataset_facts(dataset.folder).warnings:
+        _print_progress(f"warning: {line}")
     facts = _collect_dataset_facts(dataset.folder)
     _print_result(options, facts, _format_dataset(dataset))
     return 0

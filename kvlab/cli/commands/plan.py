@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,15 @@ from kvlab.spec.validation_errors import format_value
 from kvlab.store import Store
 from kvlab.sweep import Plan, PlannedTrial, Stage, plan_stage
 from kvlab.sweep.planning.budget import Budget, estimate_budget
-from kvlab.sweep.planning.explain import NearestTrial, explain_equality, find_nearest_trial
+from kvlab.sweep.planning.explain import (
+    DIGEST,
+    Difference,
+    NearestTrial,
+    UnmatchedTrials,
+    explain_equality,
+    find_nearest_trial,
+    find_unmatched_trials,
+)
 from kvlab.sweep.planning.stages import plan_at_least, plan_at_most
 from kvlab.sweep.planning.trunks import count_split_by_warmup
 from kvlab.sweep.search.search_history import count_remaining_suggestions
@@ -43,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--why", nargs="?", const="", metavar="TRIAL",
-        help="show the fields in which a trial (default: the first to run) differs from the"
-        " nearest finished one",
+        help="show which fields have changed since trials were finished that no longer match; or"
+        " in which a trial (default: the first to run) differs from the nearest finished one",
     )  # fmt: skip
     add_json(parser)
 
@@ -58,7 +66,10 @@ def run(options: argparse.Namespace) -> int:
     least = plan_at_least(stage, provisional=True)
     costs = _estimate_costs(least, store, options)
     most_costs = None if most is None else _estimate_costs(most, store, options)
-    why = None if options.why is None else _explain_missing(planned, store, options.why)
+    unmatched = find_unmatched_trials(planned, store)
+    why = None
+    if options.why or (options.why is not None and not unmatched):
+        why = _explain_missing(planned, store, options.why)
     if options.json:
         facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
         if most is not None:
@@ -66,12 +77,14 @@ def run(options: argparse.Namespace) -> int:
             facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
             facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
             facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
+        facts["unmatched"] = [asdict(group) for group in unmatched]
         if why is not None:
             facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
         print(json.dumps(facts, indent=1))
         return 0
     lines = [
         *_format_plan(planned),
+        *_format_unmatched(unmatched, options.why is not None),
         *_format_tuning(stage),
         *(_format_budget(costs) if costs else []),
     ]
@@ -164,7 +177,8 @@ def _format_plan(planned: Plan) -> list[str]:
     lines += [*_format_sizes(planned), *_format_split_phases(planned)]
     lines.append(planned.format_totals() + ".")
     lines.append(f"State: {counts}.")
-    lines += [f"Not here yet, so the ids will change: {why}" for why in planned.absent]
+    lines += [f"Note: {note}." for note in planned.notes]
+    lines += [f"Not here yet, so the ids will change: {why}." for why in planned.absent]
     return lines
 
 
@@ -246,6 +260,7 @@ def _collect_facts(planned: Plan) -> dict[str, Any]:
     return {
         "sweep": planned.sweep.name,
         "text_absent": list(planned.absent),
+        "notes": list(planned.notes),
         "design": {
             "cells": len(planned.sweep.selection.cells),
             "designed": planned.sweep.selection.designed,
@@ -318,8 +333,37 @@ def _format_difference(planned: PlannedTrial, nearest: NearestTrial | None) -> I
         yield f"{name} has no result: {nearest.trial[:8]} {text} or measurement."
         return
     yield f"{name} has no result: the nearest finished trial, {nearest.trial[:8]}, differs in"
-    for key, here, there in nearest.differences:
-        yield f"  {key}: {format_value(here)} here, {format_value(there)} there"
+    yield from _format_fields(nearest.differences, "there")
+
+
+def _format_unmatched(groups: list[UnmatchedTrials], with_fields: bool) -> Iterator[str]:
+    """Yield how many finished trials the sweep no longer asks for, and why.
+
+    Args:
+        with_fields: List every field with both values.
+    """
+    for group in groups:
+        verb = "no longer matches" if group.count == 1 else "no longer match"
+        text = f"{format_count(group.count, 'finished trial')} {verb} this sweep"
+        if group.differences is None:
+            yield f"{text}, which has other cells or seeds now."
+        elif not group.differences:
+            yield f"{text}: made by an older version of kvlab's recipe or measurement."
+        elif with_fields:
+            yield f"{text}, which differs in"
+            yield from _format_fields(group.differences, "then")
+        else:
+            names = ", ".join(name for name, _, _ in group.differences)
+            yield f"{text}, as {names} changed; --why shows the values."
+
+
+def _format_fields(differences: Iterable[Difference], other: str) -> Iterator[str]:
+    """Yield a line for each field: its value now, and that of a finished trial."""
+    for key, *values in differences:
+        if key == DIGEST:  # of the tokens of the text
+            values = [value and str(value)[:12] for value in values]
+        here, there = map(format_value, values)
+        yield f"  {key}: {here} {'now' if other == 'then' else 'here'}, {there} {other}"
 
 
 def _format_tuning(stage: Stage) -> Iterator[str]:

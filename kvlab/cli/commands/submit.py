@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from kvlab.store.provenance import Origin, capture_origin, redact_command
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.events import PrepareTrials
-from kvlab.sweep.driver.preparation import SmokeTests, prefetch_data
+from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
 from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
@@ -42,11 +43,14 @@ from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
-from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
+from kvlab.sweep.planning.planner import ended_status, prepare_text, trials_to_run, uses_pruning
 from kvlab.sweep.planning.stages import describe_stage
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.task import run_task
+
+PREPARATION_SECONDS = 10.0
+"""Time between two lines about the preparation of text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,10 +129,14 @@ def _submit(options: argparse.Namespace) -> int:
     store = Store(Path(options.store).absolute())
     if options.retry_failed:
         reopen_tuning(store, sweep.name)
-    stage = plan_stage(sweep, store)
     stream = sys.stderr if options.json else sys.stdout
+    stage = plan_stage(
+        sweep, store, identify=partial(prepare_text, on_progress=_PrintSlowly(stream))
+    )
     display = ProgressDisplay(stage.plan, store, stream, retry_failed=options.retry_failed)
     warn = display.print_line
+    for note in stage.plan.notes:
+        warn(f"note: {note}")
     mlflow = MLflowCallback(store, sweep.name, options.tracking_uri, warn)
     backup = BackupCallback(store, sweep.name, options.copy_to, warn)
 
@@ -151,6 +159,19 @@ def _submit(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts, indent=1))
     return summary.exit_code
+
+
+class _PrintSlowly:
+    """Print the lines of a preparation: the first, and then one every ten seconds."""
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._next = stream, 0.0
+
+    def __call__(self, line: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            print(f"preparing data: {line}", file=self._stream, flush=True)
+            self._next = now + PREPARATION_SECONDS
 
 
 def _run_sweep(
@@ -293,7 +314,8 @@ def _make_preflight(
         for line in check_memory(missing, _measure_memories(options, executor), one_at_a_time):
             warn(line)
         if not options.address:  # the machines of a cluster have data folders of their own
-            prefetch_data(missing, display.report_preparation, check_stop)
+            prefetch_evaluation_sets(missing, display.report_preparation)
+            check_stop()
         display.end_preparation()
         suggestions = count_remaining_suggestions(planned, store)
         budget = estimate_budget(planned, store, suggestions=suggestions)

@@ -1,7 +1,9 @@
 """The source `files`: the user's own text, from the files and folders in `data.paths`."""
 
+import codecs
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -18,17 +20,23 @@ from kvlab.data.text_source import TextSource, TextUnit
 from kvlab.errors import DataError
 from kvlab.spec import DataConfig
 
+_HEAD_BYTES = 65_536
+"""Bytes of a file that are looked at before the whole text is read."""
+
 
 @final
 class LocalFiles(TextSource):
-    """Files identified by their contents: names, locations, order and copies do not count."""
+    """Files identified by their contents.
+
+    Names, locations, order, copies and empty files do not count.
+    """
 
     licence = "not stated; say it with data.licence"
     is_shuffled = False
 
     def identity(self, data: DataConfig) -> Any:
         paths, _ = _find_files(data)
-        digests = cached_sha256(paths)
+        digests = cached_sha256(paths, check=partial(_check_is_text, data=data))
         return sorted({f"{digests[path]}{detect_format(path)}" for path in paths})
 
     def size(self, data: DataConfig) -> int:
@@ -74,22 +82,56 @@ def _find_files(data: DataConfig) -> tuple[list[Path], list[str]]:
     """Return all text files of ``data.paths``, sorted, and the other files in its folders."""
     files: set[Path] = set()
     ignored: list[str] = []
-    for name in data.paths:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            texts, others = _walk_folder(path)
-            if not texts:
-                text = f"data.paths = {name} is a folder without text files"
-                raise DataError(f"{text}; it may hold {', '.join(SUFFIXES)}")
-            files.update(texts)
-            ignored += others
-        elif not path.is_file():
-            raise DataError(f"data.paths = {name} does not exist; name a file or a folder")
-        elif detect_format(path) is None:
-            raise DataError(f"data.paths = {name} is not one of {', '.join(SUFFIXES)}")
-        else:
-            files.add(path)
-    return sorted({path.resolve() for path in files}), ignored
+    for number, name in enumerate(data.paths):
+        texts, others, problem = _list_texts(Path(name).expanduser())
+        if problem:
+            message = f"data.paths.{number} = {name} {problem}"
+            raise DataError(message, field=f"data.paths.{number}")
+        files.update(texts)
+        ignored += others
+    full = sorted({path.resolve() for path in files if path.stat().st_size})
+    if not full:
+        names = ", ".join(data.paths)
+        raise DataError(f"data.paths = {names} has only empty files; name text", field="data.paths")
+    return full, ignored
+
+
+def _list_texts(path: Path) -> tuple[list[Path], list[str], str]:
+    """Return the text files at a path, the other files in its folders, and what is wrong or ''."""
+    if path.is_dir():
+        texts, others = _walk_folder(path)
+        rule = f"is a folder without text files; it may hold {', '.join(SUFFIXES)}"
+        return texts, others, "" if texts else rule
+    if not path.is_file():
+        return [], [], "does not exist; name a file or a folder"
+    if detect_format(path) is None:
+        return [], [], f"is not one of {', '.join(SUFFIXES)}; convert it, or name another"
+    return [path], [], ""
+
+
+def _check_is_text(path: Path, data: DataConfig) -> None:
+    """Check the beginning of a file that is said to be plain text.
+
+    Raises:
+        DataError: It is not UTF-8, or has a byte 0.
+    """
+    if detect_format(path) not in (".txt", ".jsonl"):
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+        if b"\0" not in head:
+            return
+        rule = f"is not text: its byte {head.index(0)} is 0; name text"
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError as error:
+        rule = f"is not UTF-8 at byte {error.start}; convert it"
+    folders = [Path(name).expanduser().resolve() for name in data.paths]
+    number = next(i for i, folder in enumerate(folders) if folder in (path, *path.parents))
+    message = f"data.paths.{number} = {data.paths[number]}: {path.name} {rule}"
+    raise DataError(message, field=f"data.paths.{number}")
 
 
 def _walk_folder(folder: Path) -> tuple[list[Path], list[str]]:

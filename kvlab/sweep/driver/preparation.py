@@ -1,4 +1,4 @@
-"""What a driver does before the first trial: prepare the data, and smoke test every architecture.
+"""What a driver does before the first trial: get evaluation sets, smoke test every architecture.
 
 A baseline that trains for hours would occupy the only device, so the smoke tests come first. They
 take seconds each. Where trainings are short they are skipped, unless requested. The trials of a
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.data import get_hellaswag_file, prepare_dataset
+from kvlab.data import get_hellaswag_file
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json
 from kvlab.humanize import format_bytes, format_count
@@ -39,35 +39,22 @@ _HANDLED_BY_TRIAL = (*OUT_OF_MEMORY, "diverged")
 """Failures that break no architecture: the trial uses a smaller microbatch, or records it."""
 
 
-def prefetch_data(
-    missing: Iterable[PlannedTrial],
-    on_progress: Callable[[str], None],
-    check_stop: Callable[[], None],
+def prefetch_evaluation_sets(
+    missing: Iterable[PlannedTrial], on_progress: Callable[[str], None]
 ) -> None:
-    """Prepare every distinct dataset of ``missing``, and HellaSwag if a trial scores it.
+    """Get HellaSwag if a trial of ``missing`` scores it.
 
-    Workers could do it themselves under a lock. But all would wait for one while each holds its
-    cores, and an unavailable evaluation set would be noticed only after hours of training.
+    Workers could do it themselves, but that it is unavailable would be noticed only after hours
+    of training. The text of the training is prepared when the trials are planned.
 
     Args:
         on_progress: Called with lines for people.
-        check_stop: Called with each line. If it raises, the next call goes on from there.
 
     Raises:
-        DataError: A dataset is unavailable.
+        DataError: It is unavailable.
     """
-
-    def report(line: str) -> None:
-        on_progress(line)
-        check_stop()
-
-    experiments = [planned.trial.experiment for planned in missing]
-    for data in dict.fromkeys(experiment.data for experiment in experiments):
-        check_stop()
-        prepare_dataset(data, report)
-    if any(experiment.evaluation.hellaswag_items != 0 for experiment in experiments):
-        check_stop()
-        get_hellaswag_file(report)
+    if any(one.trial.experiment.evaluation.hellaswag_items != 0 for one in missing):
+        get_hellaswag_file(on_progress)
 
 
 @dataclass

@@ -7,10 +7,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvlab.errors import StoreError
+from kvlab.errors import StoreError, UsageError
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
+from kvlab.store.result import describe_experiment
+from kvlab.store.store import list_cells
+from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import training_identity, trial_identity
 from kvlab.trial.trial import Trial
 
@@ -53,6 +56,17 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
+Difference = tuple[str, Any, Any]
+"""A field, its value here and its value there."""
+
+DIGEST = "data.digest"
+
+_TEXT_SETTINGS = (
+    "source", "subset", "paths", "max_bytes", "max_tokens", "validation_fraction"
+)  # fmt: skip
+"""Keys of `data` that select the text. Its digest is what counts."""
+
+
 @dataclass(frozen=True)
 class NearestTrial:
     """The finished trial that differs in the fewest fields.
@@ -64,7 +78,78 @@ class NearestTrial:
     """
 
     trial: str
-    differences: tuple[tuple[str, Any, Any], ...]
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class UnmatchedTrials:
+    """Finished trials of a sweep that it no longer asks for, with one reason in common.
+
+    Attributes:
+        count: How many they are.
+        differences: The fields that have changed, value now and value then. None if the sweep no
+            longer has their cells or seeds; empty if an older version of kvlab made them.
+    """
+
+    count: int
+    differences: tuple[Difference, ...] | None
+
+
+def find_unmatched_trials(plan: Plan, store: Store) -> list[UnmatchedTrials]:
+    """Compare the trials of a plan with those that the sweep had when it was submitted last.
+
+    A trial is compared with the finished one of the same levels and seed. Of each cell one trial
+    is compared field by field.
+
+    Returns:
+        Groups by reason, the largest first. A text that is not prepared is taken as unchanged.
+    """
+    try:
+        recorded = list_cells(store.sweep(plan.sweep.name))
+    except UsageError:
+        return []
+    planned = {one.trial.id: one.trial for one in plan.trials}
+    cells = {_cell_key(cell.levels): cell.trials for cell in plan.cells}
+    counts: dict[tuple[Difference, ...] | None, int] = {}
+    for cell in recorded:
+        own = cells.get(_cell_key(cell["levels"]), {})
+        lost = {
+            seed: trial
+            for seed, trial in cell["trials"].items()
+            if trial not in planned and store.status(trial) == "done"
+        }
+        pairs = {seed: (own[int(seed)], trial) for seed, trial in lost.items() if int(seed) in own}
+        removed = len(lost) - len(pairs)
+        if removed and plan.sweep.search is None:  # suggestions are no cells of the file
+            counts[None] = counts.get(None, 0) + removed
+        if pairs:
+            new, old = next(iter(pairs.values()))
+            differences = _compare(planned[new], store, old, ignore_text=bool(plan.absent))
+            if differences is not None and (differences or not plan.absent):
+                counts[differences] = counts.get(differences, 0) + len(pairs)
+    groups = [UnmatchedTrials(count, differences) for differences, count in counts.items()]
+    return sorted(groups, key=lambda group: -group.count)
+
+
+def _cell_key(levels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(levels.items())
+
+
+def _compare(
+    trial: Trial, store: Store, other: str, *, ignore_text: bool
+) -> tuple[Difference, ...] | None:
+    """Return the fields in which a finished trial differs; None if its record is damaged."""
+    recorded = _read_record(store, other)
+    if recorded is None:
+        return None
+    differences = _list_differences(trial, recorded)
+    hidden = {DIGEST, *(f"data.{key}" for key in _TEXT_SETTINGS)} if ignore_text else set()
+    # tuples, so that equal reasons are one group
+    return tuple((k, _freeze(a), _freeze(b)) for k, a, b in differences if k not in hidden)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
 def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
@@ -75,20 +160,24 @@ def find_nearest_trial(trial: Trial, store: Store) -> NearestTrial | None:
     Returns:
         None if there is no finished trial.
     """
-    training = training_identity(
-        trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
-    )
-    fields = _identity_fields(trial.experiment, training)
     nearest: NearestTrial | None = None
     for trial_id in store.trial_ids():
         if store.status(trial_id) != "done":
             continue
-        recorded = _read_identity_fields(store, trial_id)
+        recorded = _read_record(store, trial_id)
         if recorded is not None:
-            candidate = NearestTrial(trial_id, _differing_fields(fields, recorded))
+            candidate = NearestTrial(trial_id, _list_differences(trial, recorded))
             if nearest is None or len(candidate.differences) < len(nearest.differences):
                 nearest = candidate
     return nearest
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What a finished trial computed, from its files."""
+
+    experiment: Experiment
+    fields: dict[str, Any]
 
 
 def _identity_fields(experiment: Experiment, training: dict[str, Any]) -> dict[str, Any]:
@@ -97,21 +186,42 @@ def _identity_fields(experiment: Experiment, training: dict[str, Any]) -> dict[s
     return dict(flatten(json.loads(json.dumps(identity))))
 
 
-def _read_identity_fields(store: Store, trial_id: str) -> dict[str, Any] | None:
+def _read_record(store: Store, trial_id: str) -> _Record | None:
+    """Return what a finished trial computed; None if its record is damaged or of an older spec."""
     try:
         record = read_sealed_json(store.trial_directory(trial_id) / "trial.json")
         training = read_sealed_json(store.training_directory(record["training"]) / "config.json")
+        if DIGEST.split(".")[1] not in training["data"]:  # identified by its files at the time
+            result = store.result(trial_id) or {}
+            digest = result["provenance"]["data"]["digest"]
+            training["data"] = {"tokenizer": training["data"]["tokenizer"], "digest": digest}
         # JSON has no tuples, so it is validated as JSON
         experiment = Experiment.model_validate_json(json.dumps(record["experiment"]))
-        return _identity_fields(experiment, training)
+        return _Record(experiment, _identity_fields(experiment, training))
     except (FileNotFoundError, StoreError, ValidationError, KeyError, TypeError):
         return None
 
 
-def _differing_fields(
-    here: dict[str, Any], there: dict[str, Any]
-) -> tuple[tuple[str, Any, Any], ...]:
-    keys = dict.fromkeys((*here, *there))
-    return tuple(
-        (key, here.get(key), there.get(key)) for key in keys if here.get(key) != there.get(key)
+def _list_differences(trial: Trial, there: _Record) -> tuple[Difference, ...]:
+    """Return the fields in which a trial differs from a finished one.
+
+    Of another text the keys that select it are listed, too.
+    """
+    training = training_identity(
+        trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
     )
+    fields, other = _identity_fields(trial.experiment, training), there.fields
+    differing = [
+        (key, fields.get(key), other.get(key))
+        for key in dict.fromkeys((*fields, *other))
+        if fields.get(key) != other.get(key)
+    ]
+    if fields[DIGEST] != other[DIGEST]:
+        both = (trial.experiment, there.experiment)
+        here, before = (describe_experiment(one)["data"] for one in both)
+        differing += [
+            (f"data.{key}", here[key], before[key])
+            for key in _TEXT_SETTINGS
+            if here[key] != before[key]
+        ]
+    return tuple(differing)

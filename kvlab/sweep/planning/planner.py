@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from kvlab.errors import DataError
+from kvlab.errors import DataError, Problem, SpecError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
 from kvlab.spec import DataConfig
@@ -19,17 +19,21 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
 from kvlab.spec.size_config import count_size_parameters
 from kvlab.spec.sweep import Cell, Sweep
+from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
 from kvlab.sweep.planning.trunks import Branch, plan_branches
 from kvlab.trial.initial_weights import InitialWeightsResolver
 from kvlab.trial.trial import Trial
 
+if TYPE_CHECKING:
+    from kvlab.data import DatasetFacts
+
 EndedStatus = Literal["done", "failed", "diverged", "pruned"]
 
 TrialState = Literal["new", "shares training", "done", "failed", "diverged", "pruned"]
 
-IdentifyDataset = Callable[[DataConfig], str]
-"""Return the digest of a dataset's text."""
+IdentifyDataset = Callable[[DataConfig], "DatasetFacts | None"]
+"""Return the facts of a prepared dataset, its digest among them; None if it is not prepared."""
 
 
 def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> EndedStatus | None:
@@ -147,12 +151,14 @@ class Plan:
         cells: Every cell of the design, also those whose trials another cell has.
         absent: Why a dataset or a checkpoint is unavailable, one line each. Then the ids are
             provisional: they change once it is there and can be identified.
+        notes: What is unusual about the text, and defaults that are lowered to it, one line each.
     """
 
     sweep: Sweep
     trials: tuple[PlannedTrial, ...]
     cells: tuple[PlannedCell, ...] = field(repr=False)
     absent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def training_count(self) -> int:
@@ -204,25 +210,35 @@ def plan(
 ) -> Plan:
     """Plan the trials of every cell and seed of a sweep.
 
+    A trial's id contains the digest of its text's tokens, so the text is prepared first. Every
+    text is checked against what the cells ask of it.
+
     Args:
         sweep: From `kvlab.spec.load_sweep`.
         store: Where finished trials are looked up; None takes all trials as new.
-        identify: Returns the digest of a dataset's text; default `kvlab.data.identity`.
-        provisional: Plan even if a dataset or a checkpoint is unavailable, as before a download;
-            see ``Plan.absent``.
+        identify: Returns the facts of a dataset; by default those of `kvlab.data.prepare_dataset`,
+            or of `kvlab.data.find_dataset` if ``provisional``.
+        provisional: Plan even if a text is not prepared or a checkpoint is not here, as before a
+            download; see ``Plan.absent``.
         cells: Plan these cells instead of the sweep's own.
 
     Raises:
-        SpecError: A cell is impossible, or a checkpoint to start from is unavailable.
+        SpecError: A cell is impossible, asks for more text than there is, or names text that
+            cannot be read; or a checkpoint to start from is unavailable.
         DataError: A dataset is unavailable, and ``provisional`` is not set.
     """
     if store is not None and not isinstance(store, Store):
         store = Store(store)
     cells = sweep.cells() if cells is None else cells
     resolver = InitialWeightsResolver(sweep, cells, provisional=provisional)
-    builder = _PlanBuilder(sweep, store, identify or _identify_dataset, resolver, provisional)
+    if identify is None:
+        identify = find_text if provisional else prepare_text
+    texts = _Texts(sweep, identify, provisional)
+    texts.check(cells)
+    builder = _PlanBuilder(sweep, store, texts, resolver)
     planned_cells = tuple(builder.add(cell) for cell in cells)
-    return Plan(sweep, builder.build_trials(), planned_cells, (*builder.absent, *resolver.absent))
+    absent = (*texts.absent, *resolver.absent)
+    return Plan(sweep, builder.build_trials(), planned_cells, absent, tuple(texts.notes))
 
 
 def uses_pruning(sweep: Sweep) -> bool:
@@ -242,15 +258,11 @@ class _PlanBuilder:
         self,
         sweep: Sweep,
         store: Store | None,
-        identify: IdentifyDataset,
+        texts: "_Texts",
         resolver: InitialWeightsResolver,
-        provisional: bool,
     ):
-        self._store, self._identify = store, identify
-        self._resolver, self._provisional = resolver, provisional
+        self._store, self._texts, self._resolver = store, texts, resolver
         self._uses_pruning = uses_pruning(sweep)
-        self.absent: list[str] = []
-        self._dataset_ids: dict[DataConfig, str] = {}
         self._trial_of_cell: dict[tuple[CellKey, int], Trial] = {}
         self._trials: dict[str, Trial] = {}
         self._cells: dict[str, list[Mapping[str, str]]] = {}
@@ -309,22 +321,11 @@ class _PlanBuilder:
     def _make_trial(self, cell: Cell, seed: int) -> Trial:
         key = (cell_key(cell.levels), seed)
         if key not in self._trial_of_cell:
-            experiment = _with_absolute_paths(cell.experiment)
-            dataset_id = self._dataset_id(experiment.data)
+            experiment = self._texts.fit(_with_absolute_paths(cell.experiment))
+            dataset_id = self._texts.identity(experiment.data)
             initial_weights = self._resolver.resolve(cell, seed, self._make_trial)
             self._trial_of_cell[key] = Trial.of(experiment, dataset_id, seed, initial_weights)
         return self._trial_of_cell[key]
-
-    def _dataset_id(self, data: DataConfig) -> str:
-        if data not in self._dataset_ids:
-            try:
-                self._dataset_ids[data] = self._identify(data)
-            except DataError as error:
-                if not self._provisional:
-                    raise
-                self.absent.append(str(error))
-                self._dataset_ids[data] = f"absent {data.source}"
-        return self._dataset_ids[data]
 
     def _ended_status(self, trial: Trial) -> EndedStatus | None:
         if self._store is None:
@@ -335,10 +336,108 @@ class _PlanBuilder:
         return self._store is not None and self._store.is_trained(trial.training_id)
 
 
-def _identify_dataset(data: DataConfig) -> str:
-    from kvlab.data import dataset_identity
+class _Texts:
+    """The texts of a plan: their identities, and what is asked of them.
 
-    return dataset_identity(data)
+    Attributes:
+        absent, notes: See `Plan`.
+    """
+
+    def __init__(self, sweep: Sweep, identify: IdentifyDataset, provisional: bool):
+        self._sweep, self._identify, self._provisional = sweep, identify, provisional
+        self._facts: dict[DataConfig, DatasetFacts | None] = {}
+        self.absent: list[str] = []
+        self.notes: list[str] = []
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Identify the texts of all cells, and check that they hold what the cells ask for.
+
+        Raises:
+            SpecError: A text does not, or cannot be read; all problems with file, line, column.
+            DataError: A text is unavailable, for a reason that is in no file of the sweep.
+        """
+        problems: list[Problem] = []
+        for cell in cells:
+            experiment = _with_absolute_paths(cell.experiment)
+            try:
+                if experiment.data not in self._facts:
+                    self._facts[experiment.data] = self._find(experiment.data)
+            except DataError as error:
+                if error.field is None:
+                    raise
+                problems.append(self._locate(error.field, str(error), cell))
+                self._facts[experiment.data] = None
+            problems += self._find_problems(experiment, cell)
+        if problems:
+            raise SpecError(problems)
+
+    def _find(self, data: DataConfig) -> "DatasetFacts | None":
+        """Return the facts of a text; None if it is not available yet."""
+        try:
+            facts = self._identify(data)
+        except DataError as error:
+            if not self._provisional or error.field is not None:
+                raise
+            self.absent.append(str(error))
+            return None
+        if facts is None:
+            self.absent.append(
+                f"the text of data.source = {data.source} is not prepared; `kvlab submit` does it"
+            )
+        else:
+            self.notes += [line for line in facts.warnings if line not in self.notes]
+        return facts
+
+    def _find_problems(self, experiment: Experiment, cell: Cell) -> Iterator[Problem]:
+        facts = self._facts[experiment.data]
+        if facts is None:
+            return
+        from kvlab.data.requirements import find_shortages, scale_defaults
+
+        experiment, note = scale_defaults(experiment, facts)
+        if note is not None and note not in self.notes:
+            self.notes.append(note)
+        for key, message in find_shortages(experiment, facts):
+            yield self._locate(key, message, cell)
+
+    def _locate(self, key: str, message: str, cell: Cell) -> Problem:
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        return self._sweep.locate(FieldError(path, message), cell.levels)
+
+    def fit(self, experiment: Experiment) -> Experiment:
+        """Return an experiment whose default token counts fit its text."""
+        facts = self._facts[experiment.data]
+        if facts is None:
+            return experiment
+        from kvlab.data.requirements import scale_defaults
+
+        return scale_defaults(experiment, facts)[0]
+
+    def identity(self, data: DataConfig) -> str:
+        """Return the digest of a text; a name in its place if it is not available yet."""
+        facts = self._facts[data]
+        return f"absent {data.source}" if facts is None else facts.digest
+
+
+def prepare_text(
+    data: DataConfig, on_progress: Callable[[str], None] | None = None
+) -> "DatasetFacts":
+    """Prepare a text if it is not, and return its facts.
+
+    Args:
+        on_progress: Called with lines for people.
+    """
+    from kvlab.data import prepare_dataset
+    from kvlab.data.shards import read_dataset_facts
+
+    return read_dataset_facts(prepare_dataset(data, on_progress).folder)
+
+
+def find_text(data: DataConfig) -> "DatasetFacts | None":
+    """Return the facts of a prepared text."""
+    from kvlab.data import find_dataset
+
+    return find_dataset(data)
 
 
 def _trial_costs(experiment: Experiment) -> dict[str, int]:

@@ -265,13 +265,13 @@ class Searcher:
         try:
             data = apply_patch(sweep.source.base, sweep.patch(SEARCH_FACTOR, suggestion.level))
             experiment = Experiment.model_validate(data)
+            cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.all_seeds)
+            return plan(sweep, self._store, identify=self._identify, cells=(cell,))
         except (ValidationError, SpecError) as error:
             observation = suggestion.observation
             observation.state, observation.violations = "beyond", {"possible": 1.0}
             suggestion.skip_reason = f"is not possible: {_first_message(error)}"
             return None
-        cell = Cell({SEARCH_FACTOR: suggestion.level}, experiment, sweep.all_seeds)
-        return plan(sweep, self._store, identify=self._identify, cells=(cell,))
 
     def _add_to_plan(self, suggestion: Suggestion, planned: Plan) -> PlannedTrial:
         """Add a planned suggestion to the plan, and note its trial."""

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from kvlab.data import list_prepared_datasets
 from kvlab.errors import DataError, Stopped, StoreError
 from kvlab.fs.atomic_files import write_json
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
@@ -17,14 +16,13 @@ from kvlab.sweep.driver.preparation import (
     MAX_TRAINING_FLOPS,
     SmokeTests,
     estimate_training_seconds,
-    prefetch_data,
+    prefetch_evaluation_sets,
     smoke_test_key,
 )
 from kvlab.sweep.executors.executor import EndedTask
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.trial.smoke_test import SmokeResult, SmokeTest, run_smoke_test
 from tests.support.stub_trials import EXPERIMENT, SWEEP, StubRun, identify, tiny_plan, write_sweep
-from tests.support.tiny_sweep import SWEEP as TINY_SWEEP
 from tests.support.tiny_sweep import write_tiny_sweep
 
 
@@ -232,42 +230,12 @@ def nothing(*_):
     pass
 
 
-def test_every_distinct_text_is_prepared_once(folder):
-    text = TINY_SWEEP + "  text:\n    all: {}\n    less: {data.max_bytes: 15e3}\nseeds: [0, 1]\n"
-    planned = plan(load_sweep(write_tiny_sweep(folder, text)))
-    assert len(planned.trials) == 8
-    said = []
-    prefetch_data(planned.trials, said.append, nothing)
-    identities = {one.trial.data_identity[:16] for one in planned.trials}
-    assert sorted(path.name for path in list_prepared_datasets()) == sorted(identities)
-    assert len(identities) == 2
-    assert said
-    said.clear()
-    prefetch_data(planned.trials, said.append, nothing)
-    assert said == []
-
-
 def test_hellaswag_is_had_before_anything_is_trained(folder):
     (folder / "data").mkdir()
     (folder / "data" / "hellaswag_val.jsonl").write_text("not the set")
     path = write_tiny_sweep(folder)
-    prefetch_data(plan(load_sweep(path)).trials, nothing, nothing)
+    prefetch_evaluation_sets(plan(load_sweep(path)).trials, nothing)
     experiment = folder / "e.yaml"
     experiment.write_text(experiment.read_text().replace("loss_tokens: 64", "hellaswag: 5"))
     with pytest.raises(DataError, match="is not HellaSwag"):
-        prefetch_data(plan(load_sweep(path)).trials, nothing, nothing)
-
-
-def test_it_ends_when_asked_and_goes_on_the_next_time(folder):
-    planned = plan(load_sweep(write_tiny_sweep(folder)))
-    said = []
-
-    def stop():
-        if said:
-            raise Stopped("asked to stop")
-
-    with pytest.raises(Stopped):
-        prefetch_data(planned.trials, said.append, stop)
-    assert list_prepared_datasets() == [] or said[-1].endswith(str(list_prepared_datasets()[0]))
-    prefetch_data(planned.trials, nothing, nothing)
-    assert len(list_prepared_datasets()) == 1
+        prefetch_evaluation_sets(plan(load_sweep(path)).trials, nothing)

@@ -5,8 +5,14 @@ from unittest import mock
 import pytest
 
 from kvlab.store import Store
-from kvlab.sweep.planning.explain import explain_equality, find_nearest_trial
+from kvlab.sweep.planning.explain import (
+    explain_equality,
+    find_nearest_trial,
+    find_unmatched_trials,
+)
+from kvlab.sweep.planning.planner import describe_sweep
 from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
+from tests.support.tiny_sweep import run_kvlab, tiny_sweep_folder
 
 TWO_WAYS = """\
 question: What does it cost?
@@ -88,3 +94,42 @@ def test_the_fields_that_differ_from_the_nearest_finished_trial(tmp_path, old, n
 
 def test_an_empty_store_has_no_nearest(tmp_path):
     assert find_nearest_trial(tiny_plan(tmp_path).trials[0].trial, Store(tmp_path / "runs")) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "count", "field"),
+    [
+        ("mqa: {", "mqa: {training.learning_rate: 1e-3, ", 4, "training.learning_rate"),
+        ("plain: {}", "plain: {serving.kv_dtype: int8}", 4, "serving.kv_dtype"),
+        ("seeds: [0, 1]", "seeds: [0]", 4, None),
+    ],
+)
+def test_finished_trials_that_no_longer_match_are_counted_with_the_reason(
+    tmp_path, old, new, count, field
+):
+    store = Store(tmp_path / "runs")
+    planned = tiny_plan(tmp_path)
+    description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
+    drive(planned, store, StubRun(store.path), description=description)
+    assert find_unmatched_trials(tiny_plan(tmp_path, store), store) == []
+    groups = find_unmatched_trials(tiny_plan(tmp_path, store, SWEEP.replace(old, new)), store)
+    assert sum(group.count for group in groups) == count
+    for group in groups:
+        keys = None if group.differences is None else {key for key, _, _ in group.differences}
+        assert keys is field is None or field in keys
+
+
+def test_another_text_is_named_with_the_key_that_selects_it(tmp_path):
+    with tiny_sweep_folder(tmp_path) as folder:
+        code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
+        assert code == 0, out
+        spec = folder / "e.yaml"
+        spec.write_text(spec.read_text().replace("fraction: 0.2", "fraction: 0.3"))
+        out = run_kvlab("plan", "s.yaml")[1]
+        assert "so the ids will change" in out
+        assert "no longer match" not in out, "the text is not known yet"
+        assert run_kvlab("data", "prepare", "e.yaml")[0] == 0
+        out = run_kvlab("plan", "s.yaml")[1]
+        assert "2 finished trials no longer match this sweep, as data.digest" in out
+        out = run_kvlab("plan", "s.yaml", "--why")[1]
+        assert "data.validation_fraction: 0.3 now, 0.2 then" in out

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.errors import DataError, SpecError
+from kvlab.errors import SpecError
 from kvlab.spec import load_sweep
 from kvlab.store import Store
 from kvlab.sweep import plan
@@ -127,7 +127,7 @@ def test_a_text_that_is_not_there_is_refused(tmp_path):
     experiment = (tmp_path / "e.yaml").read_text()
     data = "data: {source: files, paths: [gone], tokenizer: bytes}"
     (tmp_path / "e.yaml").write_text(experiment.replace("data: {tokenizer: bytes}", data))
-    with pytest.raises(DataError, match="gone"):
+    with pytest.raises(SpecError, match=r"e\.yaml:3:31: data\.paths\.0 = .*gone does not exist"):
         plan(load_sweep(path))
 
 

@@ -1,0 +1,201 @@
+"""What the text must hold is known before the first trial; the same text is the same trial."""
+
+import os
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from kvlab.data import DatasetFacts, list_prepared_datasets, prepare_dataset
+from kvlab.data.requirements import find_shortages, scale_defaults
+from kvlab.errors import DataError
+from kvlab.evaluate import evaluate
+from kvlab.model import GPT
+from kvlab.spec import load_experiment, load_sweep
+from kvlab.sweep import plan
+from tests.support.tiny_sweep import EXPERIMENT, SWEEP, run_kvlab, tiny_sweep_folder
+
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    with tiny_sweep_folder(tmp_path_factory.mktemp("texts")) as folder:
+        assert run_kvlab("data", "prepare", "e.yaml")[0] == 0
+        yield folder
+
+
+@pytest.fixture
+def held(folder):
+    """The number of held-out tokens."""
+    write(folder)
+    return len(prepare_dataset(load_experiment(folder / "e.yaml").data).validation)
+
+
+def write(folder, old="", new="", sweep=SWEEP):
+    assert old in EXPERIMENT
+    (folder / "e.yaml").write_text(EXPERIMENT.replace(old, new) if old else EXPERIMENT)
+    (folder / "s.yaml").write_text(sweep)
+
+
+def write_defaults(folder):
+    text = EXPERIMENT.replace(", evaluate_tokens: 64", "").replace("{loss_tokens: 64}", "{}")
+    (folder / "e.yaml").write_text(text)
+    (folder / "s.yaml").write_text(SWEEP)
+
+
+@pytest.mark.parametrize("command", ["plan", "submit"])
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("evaluate_tokens: 64", "evaluate_tokens: 1e6", "4:79: training.evaluate_tokens = "),
+        ("loss_tokens: 64", "loss_tokens: 99999", "5:27: evaluation.loss_tokens = "),
+        ("loss_tokens: 64", "served_tokens: 99999", "5:29: evaluation.served_tokens = "),
+        ("loss_tokens: 64", "loss_bytes: 99999", "5:26: evaluation.loss_bytes = "),
+    ],
+)
+def test_a_request_for_more_text_than_there_is_is_refused_at_its_key(
+    folder, held, old, new, place, command
+):
+    write(folder, old, new)
+    code, out, error = run_kvlab(command, "s.yaml")
+    assert (code, out) == (2, "")
+    line = next(line for line in error.splitlines() if place in line)
+    assert line.startswith(f"e.yaml:{place}")
+    count = int(float(new.split()[-1]))
+    windows = -(-count // BLOCK) * BLOCK + 1
+    assert "bytes" in new or f"needs {windows:,} held-out tokens, and the text has {held:,}" in line
+    assert line.endswith("or less, raise data.validation_fraction or give more text")
+    assert not (folder / "runs" / "trials").exists(), "something has begun"
+
+
+def test_a_level_that_asks_for_too_much_is_named_with_its_line(folder, held):
+    level = "{evaluation.needle: {lengths: [9999]}, model.position: rope}"
+    write(folder, sweep=f"{SWEEP}    long: {level}\n")
+    code, _, error = run_kvlab("plan", "s.yaml")
+    assert code == 2
+    assert error.startswith("s.yaml:7:")
+    asked = "evaluation.needle.lengths = [9999] needs 10,000 held-out tokens"
+    assert f"{asked}, and the text has {held:,}" in error
+
+
+def test_a_default_is_lowered_to_a_small_text_with_one_note(folder, held):
+    largest = (held - 1) // BLOCK * BLOCK
+    write_defaults(folder)
+    planned = plan(load_sweep(folder / "s.yaml"))
+    for one in planned.trials:
+        assert one.trial.experiment.training.evaluate_tokens == largest
+        assert one.trial.experiment.evaluation.loss_tokens == largest
+    counts = f"training.evaluate_tokens = {largest:,} and evaluation.loss_tokens = {largest:,}"
+    note = f"the text has {held:,} held-out tokens, so {counts} are lowered from their defaults"
+    assert planned.notes == (note,)
+    assert f"Note: {note}." in run_kvlab("plan", "s.yaml")[1]
+
+
+def test_ample_text_leaves_the_defaults_and_the_ids_as_they_are(folder):
+    def plan_on_ample_text():
+        return plan(load_sweep(folder / "s.yaml"), identify=lambda _: ample)
+
+    ample = DatasetFacts("d", 10**9, 10**6, 10**6)
+    write(folder, "{loss_tokens: 64}", "{}")
+    planned = plan_on_ample_text()
+    write(folder, "{loss_tokens: 64}", "{loss_tokens: 65536}")
+    written = plan_on_ample_text()
+    assert planned.notes == ()
+    assert [a.trial.id for a in planned.trials] == [b.trial.id for b in written.trials]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        ("[nowhere]", "e.yaml:3:49: data.paths.0 = nowhere does not exist"),
+        ("[texts, empty]", "e.yaml:3:56: data.paths.1 = empty is a folder without text files"),
+        ("[a.bin]", "e.yaml:3:49: data.paths.0 = a.bin is not one of .txt"),
+        ("[a.txt]", "e.yaml:3:49: data.paths.0 = a.txt: a.txt is not UTF-8 at byte 1"),
+        ("[zero.txt]", "e.yaml:3:48: data.paths = zero.txt has only empty files"),
+    ],
+)
+def test_paths_without_text_are_refused_by_plan(folder, paths, expected):
+    (folder / "empty").mkdir(exist_ok=True)
+    (folder / "a.bin").write_bytes(b"\0")
+    (folder / "a.txt").write_bytes(b"x\xff\xfe")
+    (folder / "zero.txt").touch()
+    write(folder, "[texts]", paths)
+    code, out, error = run_kvlab("plan", "s.yaml")
+    assert (code, out) == (2, "")
+    assert expected in error.replace(f"{folder}/", "")
+
+
+def test_a_text_that_is_not_prepared_has_provisional_ids(folder):
+    write(folder, "validation_fraction: 0.2", "validation_fraction: 0.21")
+    before = len(list_prepared_datasets())
+    out = run_kvlab("plan", "s.yaml")[1]
+    assert "so the ids will change: the text of data.source = files is not prepared" in out
+    assert len(list_prepared_datasets()) == before
+
+
+def ids(folder):
+    return [one.trial.id for one in plan(load_sweep(folder / "s.yaml")).trials]
+
+
+def test_equal_tokens_are_equal_trials(tmp_path):
+    with tiny_sweep_folder(tmp_path) as folder:
+        texts, first = folder / "texts", ids(folder)
+        (texts / "empty.txt").touch()
+        (texts / "notes.md").write_text("not read")
+        os.rename(texts / "00.txt", texts / "zz.txt")
+        os.utime(texts / "01.txt", (1e9, 1e9))
+        assert "is not prepared" not in run_kvlab("plan", "s.yaml")[1]
+        assert ids(folder) == first
+        # what only a preparation shows to be the same: blank text, a copy, a limit beyond the text
+        (texts / "blank.txt").write_text(" \n\n")
+        (texts / "copy.txt").write_text((texts / "05.txt").read_text())
+        write(folder, "paths: [texts]", "paths: [texts], max_bytes: 1e9")
+        assert ids(folder) == first
+        (texts / "new.txt").write_text("a text of its own " * 20)
+        assert not set(ids(folder)) & set(first)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"evaluation.served": False},
+        {"evaluation.served_tokens": 100},
+        {"evaluation.positions": True},
+        {"evaluation.positions": True, "model.position": "rope"},
+    ],
+)
+def test_the_check_refuses_exactly_what_the_evaluation_does(folder, changes):
+    write(folder)
+    text = prepare_dataset(load_experiment(folder / "e.yaml").data)
+    model = None
+    for there, count in [(97, 96), (96, 96), (101, 96), (113, 97), (112, 97), (129, 100)]:
+        patch = {"evaluation.loss_tokens": count, "training.tokens": 0, **changes}
+        experiment = load_experiment(folder / "e.yaml", patch)
+        model = model or GPT(experiment.model, seed=0)
+        short = SimpleNamespace(validation=text.validation[:there])
+        is_short = bool(list(find_shortages(experiment, DatasetFacts("d", 10**9, there, there))))
+        assert is_short == is_refused(partial(evaluate, model, short, experiment)), (there, count)
+
+
+def is_refused(ask):
+    try:
+        ask()
+    except DataError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("held_out", [17, 33, 100, 65_536, 65_537, 10**6])
+@pytest.mark.parametrize("positions", [False, True])
+def test_lowered_defaults_always_fit(folder, held_out, positions):
+    write_defaults(folder)
+    patch = {"evaluation.positions": positions, "model.position": "rope"}
+    experiment = load_experiment(folder / "e.yaml", patch)
+    facts = DatasetFacts("d", 10**9, held_out, held_out)
+    scaled, note = scale_defaults(experiment, facts)
+    unfit = [key for key, _ in find_shortages(scaled, facts)]
+    assert (unfit == []) == (held_out > 32 or not positions), unfit
+    assert (note is None) == (held_out > 65_536)
+    assert scale_defaults(scaled, facts) == (scaled, None)
