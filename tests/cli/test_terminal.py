@@ -21,6 +21,7 @@ def test_a_closed_pipe_does_not_end_the_sweep(tmp_path, monkeypatch):
         [*command, *options, "--tracking-uri", "http://127.0.0.1:9"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    assert "preparing data" in process.stdout.readline()
     assert "3 trials" in process.stdout.readline()
     process.stdout.close()  # as `head -1` does
     error = process.stderr.read()

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from kvlab.data import prepare_dataset
+from kvlab.data import find_dataset, prepare_dataset
 from kvlab.data.dataset_builder import validation_mask
 from kvlab.data.deduplication import (
     BANDS,
@@ -140,10 +140,10 @@ def test_an_overlap_that_remains_is_warned_of(tmp_path, monkeypatch):
     data = DataConfig(source="files", paths=(str(write_jsonl(tmp_path / "a.jsonl", texts)),),
                       tokenizer="bytes", validation_fraction=0.3)  # fmt: skip
     monkeypatch.setattr("kvlab.data.dataset_builder.MAX_SHARED", 1.0)
-    lines = []
-    dataset = prepare_dataset(data, lines.append, workers=1)
+    dataset = prepare_dataset(data, workers=1)
     assert dataset.overlap[200] > 0.2
-    assert f"warning: {dataset.overlap[200]:.1%} of the held-out tokens are inside" in lines[-1]
+    (warning,) = find_dataset(data).warnings
+    assert warning.startswith(f"{dataset.overlap[200]:.1%} of the held-out tokens are inside")
 
 
 class Modules(TextSource):

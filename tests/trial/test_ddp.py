@@ -8,7 +8,7 @@ from functools import partial
 import psutil
 import pytest
 
-from kvlab.data import dataset_identity
+from kvlab.data import prepare_dataset
 from kvlab.errors import Diverged, ResourceError, WorkerLost
 from kvlab.spec import Experiment
 from kvlab.store import Store
@@ -45,7 +45,7 @@ def trial(text, tmp_path, monkeypatch):
             benchmark={"prompt_tokens": 4, "new_tokens": 4, "repeats": 1},
             resources={"cpus": 1, "workers": workers, "microbatch_tokens": 32},
         )  # fmt: skip
-        return Trial.of(experiment, dataset_identity(experiment.data), seed=3)
+        return Trial.of(experiment, prepare_dataset(experiment.data).digest, seed=3)
 
     return of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvlab.benchmark.benchmark_stage import BenchmarkResult
-from kvlab.data import dataset_identity
+from kvlab.data import prepare_dataset
 from kvlab.errors import ResourceError
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec import Experiment
@@ -142,7 +142,7 @@ def stages(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "kvlab.trial.stages._open_timing_lock", lambda _: Impatient("GPU-1", tmp_path)
     )
-    made = TorchStages(Trial.of(masked, dataset_identity(data), 0), lambda _: None)
+    made = TorchStages(Trial.of(masked, prepare_dataset(data).digest, 0), lambda _: None)
     yield made
     made._timing_lock.close()
 
