@@ -110,7 +110,12 @@ OTHER = {
 NEVER = {
     "name",
     "description",
+    "data.source",  # this and the next select the text, whose digest counts
+    "data.subset",
     "data.paths",
+    "data.max_bytes",
+    "data.max_tokens",
+    "data.validation_fraction",
     "data.licence",
     "training.checkpoint_every",
     "training.keep_last",
