@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from kvlab.data import (
+    find_dataset,
     list_prepared_datasets,
     load_tokenizer,
-    find_dataset,
     open_dataset,
     prepare_dataset,
     verify_dataset,
