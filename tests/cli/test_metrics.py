@@ -46,6 +46,7 @@ def test_one_metric_by_name_also_one_of_lm_eval_or_one_that_was_added(capsys, mo
     assert facts["serving_gap"]["key"] == "evaluation.served"
     assert facts["lm_eval_arc_easy_acc"]["family"] == "Tasks of lm-eval"
     assert facts["toy"]["unit"] == "toys"
+    assert facts["serving_gap"]["mlflow"] == "quality/serving_gap"
     assert main(["metrics", *names]) == 0
     printed = capsys.readouterr().out
     assert "toys" in printed

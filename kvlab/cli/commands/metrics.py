@@ -10,8 +10,9 @@ from typing import Any
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
 from kvlab.store.metrics import FAMILIES, METRICS, OTHER, MetricFamily, find_family
+from kvlab.track.metric_names import DUPLICATES, tracked_name
 
-HEAD = ("name", "unit", "better", "what")
+HEAD = ("name", "unit", "better", "what", "in MLflow")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,7 @@ def describe_metric(name: str) -> dict[str, Any]:
         "key": family.key,
         "derived": metric.derive is not None,
         "result_json": f"measurements.{name}" if metric.derive is None else None,
+        "mlflow": _format_tracked(name),
         "sections": list(family.sections),
     }
 
@@ -116,12 +118,19 @@ def _list_places(family: MetricFamily, quote: str) -> Iterator[str]:
 def _make_row(name: str) -> tuple[str, ...]:
     metric = METRICS[name]
     title = f"{metric.title} (derived)" if metric.derive else metric.title
-    return name, metric.unit or "share", metric.better, title
+    return name, metric.unit or "share", metric.better, title, _format_tracked(name)
+
+
+def _format_tracked(name: str) -> str:
+    if name in DUPLICATES:
+        return f"none where equal to {_format_tracked(DUPLICATES[name])}"
+    tracked, step = tracked_name(name)
+    return tracked if step is None else f"{tracked}, step {step}"
 
 
 def _quote_names(row: tuple[str, ...]) -> tuple[str, ...]:
-    name, unit, better, title = row
-    return f"`{name}`", unit, better, title.replace("|", "\\|")
+    name, *facts, title, tracked = row
+    return f"`{name}`", *facts, title.replace("|", "\\|"), tracked
 
 
 def _format_row(cells: tuple[str, ...] | list[str]) -> str:
