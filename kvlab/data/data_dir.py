@@ -33,7 +33,7 @@ def hold_lock(path: Path, progress: ProgressCallback, waiting: str) -> Iterator[
 
     Args:
         progress: Receives ``waiting``, once, if another process holds the lock.
-        waiting: The line to show.
+        waiting: The line to show, to which the holder is added.
 
     Raises:
         DataError: The folder cannot be written.
@@ -43,7 +43,7 @@ def hold_lock(path: Path, progress: ProgressCallback, waiting: str) -> Iterator[
     def announce() -> None:
         nonlocal announced
         if not announced:
-            progress(waiting)
+            progress(f"{waiting}: {lock.describe_wait()}")
         announced = True
 
     try:

@@ -89,20 +89,35 @@ class LeaseState:
 
 
 def read_lease(path: str) -> LeaseState | None:
-    """Read a lease file; return None if it does not exist."""
+    """Read a lease file; return None if it does not exist.
+
+    A file that no process has written so is a lease without a known holder: whoever watches it
+    gives it up after `DEFAULT_SECONDS` without a change.
+    """
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(2000)
+        # not blocking: something else than a file, such as a pipe, would never answer
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            text = file.read(2000).decode(errors="replace")
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StoreError(_cannot_lock(path, error)) from None
     match = _LEASE_LINE.match(text)
-    try:
-        holder = json.loads(match.group(3)) if match else {}
-    except ValueError:
-        holder = {}
+    holder = _parse_holder(match.group(3)) if match else {}
     return LeaseState(text, match is None or match.group(1) == "held", holder)
+
+
+def _parse_holder(text: str) -> ProcessIdentity:
+    """Return what a holder wrote about itself; empty if any of it has another form."""
+    try:
+        holder: ProcessIdentity = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    texts = ("token", "since", "host", "boot", "space", "born")
+    seconds, pid = holder.get("seconds"), holder.get("pid")
+    is_whole = all(isinstance(holder.get(key), str) for key in texts)
+    is_number = isinstance(seconds, int | float) and 1.0 <= seconds <= 86400.0
+    return holder if is_whole and is_number and type(pid) is int and pid > 0 else {}
 
 
 def current_number(path: Path) -> int:
@@ -230,6 +245,15 @@ class LeaseWatcher:
         last.silent_seconds += min(now - last.time, limit / 4)
         last.time = now
         return last.silent_seconds >= limit
+
+
+def describe_wait(path: Path) -> str:
+    """Return what a wait for the lock at ``path`` waits for, and what ends it, for people."""
+    number = current_number(path)
+    state = read_lease(lease_path(path, number)) if number else None
+    seconds = (state.holder if state else {}).get("seconds", DEFAULT_SECONDS)
+    ends = f"it goes on when that one ends, or has been silent for {seconds:g} s"
+    return f"{describe_holder(path)} has it; {ends}"
 
 
 def describe_holder(path: Path) -> str:

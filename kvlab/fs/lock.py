@@ -73,6 +73,10 @@ class Lock:
         """Return who holds the lock, as text for people."""
         return lease.describe_holder(self.path)
 
+    def describe_wait(self) -> str:
+        """Return what a wait for the lock waits for, and what ends it, for people."""
+        return lease.describe_wait(self.path)
+
     def release(self) -> None:
         """Release the lock if it is held."""
         heartbeat, self._heartbeat = self._heartbeat, None
@@ -107,7 +111,8 @@ def seems_held(path: str | Path) -> bool:
     except OSError:
         return True  # taken over since
     limit = float(state.holder.get("seconds", 0.0)) if state else 0.0
-    return age < limit + GRACE_SECONDS
+    # a clock that was set back makes a file seem to be of the future
+    return abs(age) < limit + GRACE_SECONDS
 
 
 class _Heartbeat:

@@ -3,10 +3,11 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
 from kvlab.humanize import format_bytes, format_duration, format_number
@@ -66,6 +67,58 @@ def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None
         replace_file(temporary, path, fence)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+STALL_VARIABLE = "KVLAB_STALL_SECONDS"
+DEFAULT_STALL_SECONDS = 3600.0
+
+
+def stall_seconds() -> float:
+    """Return after how long without progress another process is not waited for any more.
+
+    Raises:
+        UsageError: ``KVLAB_STALL_SECONDS`` is not a number of 1 or more.
+    """
+    text = os.environ.get(STALL_VARIABLE)
+    try:
+        seconds = DEFAULT_STALL_SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds < float("inf"):
+        hint = f"unset it for {DEFAULT_STALL_SECONDS:g}"
+        raise UsageError(f"{STALL_VARIABLE} = {text} is not a number of seconds, 1 or more; {hint}")
+    return seconds
+
+
+class StallWatch:
+    """Measure for how long another process has written nothing into some directories.
+
+    A process may hold a lock and renew it, and be stuck all the same. Whoever works replaces files
+    in its directories, which changes when these were modified. Only whether that time changes
+    counts, by the watcher's monotonic clock, so that clocks need not agree.
+
+    Args:
+        directories: Of the trial and the training that the process works on.
+    """
+
+    def __init__(self, directories: Sequence[Path]):
+        self._directories = tuple(directories)
+        self._stamps: tuple[int, ...] | None = None
+        self._changed_at = 0.0
+
+    def idle_seconds(self) -> float:
+        """Return how long nothing has changed, as far as this watcher has seen."""
+        stamps, now = tuple(map(_read_stamp, self._directories)), time.monotonic()
+        if stamps != self._stamps:
+            self._stamps, self._changed_at = stamps, now
+        return now - self._changed_at
+
+
+def _read_stamp(directory: Path) -> int:
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def format_progress(state: ProgressUpdate) -> str:

@@ -195,7 +195,14 @@ def read_store_id(store: Path) -> str:
             with hold_mlflow_lock(store):
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
-        return path.read_text(encoding="utf-8").strip()
+        store_id = path.read_bytes().decode(errors="replace").strip()
+        if not re.fullmatch("[0-9a-f]{32}", store_id):
+            text = f"{path} does not hold an id of 32 hex digits"
+            hint = (
+                "its runs have it as the tag kvlab.store; write that id there, or remove the file"
+            )
+            raise TrackingError(f"{text}; {hint} for a new one, then `kvlab sync`")
+        return store_id
     except OSError as error:
         text = f"{path} cannot be read: {error.strerror}"
         raise StoreError(f"{text}; check its permissions") from None

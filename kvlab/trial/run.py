@@ -25,10 +25,17 @@ from kvlab.errors import (
 )
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.attempt import Attempt, log_warnings, redirect_output
 from kvlab.store.failure import Failure
-from kvlab.store.progress import OnProgress, ProgressReporter, ProgressUpdate
+from kvlab.store.progress import (
+    OnProgress,
+    ProgressReporter,
+    ProgressUpdate,
+    StallWatch,
+    stall_seconds,
+)
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import TrialMeasurements, build_result, describe_trial
 from kvlab.trial.fingerprint import training_identity
@@ -251,11 +258,18 @@ class _TrialRun:
                 are damaged. Otherwise whoever loads them finds out.
         """
 
+        lock = self.store.training_lock(self.trial.training_id)
+        watch = StallWatch((directory, directory / "checkpoints"))
+
         def report_waiting() -> None:
             self.check_stop()
-            report({"stage": "waiting", "note": "its training runs in another trial"})
+            idle = watch.idle_seconds()
+            if idle >= stall_seconds():
+                text = f"{lock.path} is held by {lock.describe_holder()}, without progress for"
+                hint = f"end that process, or remove {lock.path}.*, then submit again"
+                raise StoreError(f"{text} {format_duration(idle)}; {hint}")
+            report({"stage": "waiting", "note": f"its training: {lock.describe_wait()}"})
 
-        lock = self.store.training_lock(self.trial.training_id)
         with lock.hold(on_wait=report_waiting) as fence:
             assert fence is not None, "acquired without a time limit"
             with self.checking_fence(fence):

@@ -286,3 +286,64 @@ def test_a_forked_child_leaves_the_lock_to_its_parent(tmp_path, watcher):
     fence.check()
     lock.release()
     assert not watcher.is_held(lock.path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'held 000000000001 {"seconds": "many", "pid": 1, "token": "t"}',
+        'held 000000000001 {"seconds": null, "pid": "1"}',
+        'held 000000000001 {"seconds": 1e999, "pid": -1}',
+        "held 000000000001 " + '{"a":' * 300 + "1" + "}" * 300,
+        "held 000000000001 []",
+        "",
+        "\0" * 200,
+    ],
+)
+def test_a_lease_that_nobody_writes_so_is_given_up_after_the_default(
+    tmp_path, watcher, monkeypatch, text
+):
+    lease_file = tmp_path / "lock.1"
+    lease_file.write_text(text)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    assert watcher.is_held(tmp_path / "lock")
+    assert "another process has it" in lease.describe_wait(tmp_path / "lock")
+    for _ in range(8):
+        now[0] += lease.DEFAULT_SECONDS / 4
+        is_held = watcher.is_held(tmp_path / "lock")
+    assert not is_held
+    assert Lock(tmp_path / "lock").acquire(timeout=0.0) is None, "a new watcher looks first"
+
+
+def test_a_pipe_in_the_place_of_a_lease_hangs_nobody(tmp_path, watcher):
+    os.mkfifo(tmp_path / "lock.1")
+    assert watcher.is_held(tmp_path / "lock")
+    assert seems_held(tmp_path / "lock")
+
+
+@pytest.mark.parametrize("jump", [-7e7, 7e7])
+def test_a_wall_clock_that_jumps_frees_no_living_lease_and_keeps_no_dead_one(
+    tmp_path, watcher, monkeypatch, jump
+):
+    """Owners are decided by the watcher's monotonic clock alone."""
+    lock = Lock(tmp_path / "lock")
+    with lock.hold() as fence:
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+        state = lease.read_lease(fence.path)
+        now = [time.monotonic()]
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+        on_another_machine = state.text.replace(lease.process_identity()["host"], "elsewhere")
+        Path(fence.path).write_text(on_another_machine)
+        assert watcher.is_held(lock.path), "living: its last heartbeat has just been seen"
+        for beat in range(8):  # living: every look sees another heartbeat
+            now[0] += lease.lease_seconds() / 4
+            beating = on_another_machine.replace(f"{0:012d}", f"{beat + 1:012d}")
+            Path(fence.path).write_text(beating)
+            assert watcher.is_held(lock.path)
+        for _ in range(8):  # dead: no more heartbeats
+            now[0] += lease.lease_seconds() / 4
+            is_held = watcher.is_held(lock.path)
+        assert not is_held
+        assert not seems_held(lock.path), "for display: as old as it is new"

@@ -91,6 +91,7 @@ class Driver:
         self._retry_policy = RetryPolicy(plan.sweep.failures, store, executor)
         self._stop_request = StopRequest(store, plan.sweep.name, stop_flag)
         self._halt_reason, self._trials_run = "", 0
+        self._waits: set[str] = set()  # what it waits for, as it was said
 
     @property
     def running_trials(self) -> list[PlannedTrial]:
@@ -229,11 +230,19 @@ class Driver:
             elif self._trainings.is_running(trial.training_id):
                 self._trainings.wait_for(trial.training_id, planned)
             elif self.remote_trials.holds(trial):
-                self.remote_trials.add(planned)
+                self._wait_for_remote(planned)
             elif self._trunks.is_worthwhile(trial):
                 self._trunks.add(planned)
             else:
                 self._start(planned)
+
+    def _wait_for_remote(self, planned: PlannedTrial) -> None:
+        """Let a trial wait for the process that runs it; say so once for each process."""
+        self.remote_trials.add(planned)
+        reason = self.remote_trials.describe_wait(planned.trial)
+        if reason not in self._waits:
+            self._waits.add(reason)
+            self._on_event(Event("waiting", planned, message=reason))
 
     def _start(self, planned: PlannedTrial) -> None:
         if not self._store.is_trained(planned.trial.training_id):
@@ -267,7 +276,9 @@ class Driver:
         seconds: float | None = WAIT_SECONDS
         if self._queue.blocked is not None:
             self._admission.report_blocked(self._queue.blocked)
-        elif not self.remote_trials:
+        elif self.remote_trials:
+            self.remote_trials.check_progress()
+        else:
             seconds = self._queue.delay
         if seconds is None:
             return False
@@ -299,7 +310,7 @@ class Driver:
         """Handle a trial that has ended without a result: stopped, paused, or elsewhere."""
         self._on_event(Event("ended", planned, outcome, seconds))
         if outcome == "elsewhere":
-            self.remote_trials.add(planned)
+            self._wait_for_remote(planned)
         elif outcome == "stopped" and not self.is_stopping and not self._stop_request.is_pending():
             self._queue.push_front(planned)  # the request to stop has been withdrawn
 

@@ -21,7 +21,8 @@ class Event:
 
     Attributes:
         kind: ``started``; ``ended``; ``retried``: it is started again; ``halted``: the driver
-            starts no more trials; ``waiting``: nothing runs, and there is no room for it.
+            starts no more trials; ``waiting``: another process runs it, or nothing runs and
+            there is no room for it.
         planned: The trial.
         status: Of ``ended``: the status of its result, or ``stopped`` at a checkpoint, ``paused``
             at a rung of a search, ``elsewhere`` if another process runs it.

@@ -10,11 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kvlab.errors import ResourceError
-from kvlab.fs.lease import LeaseWatcher
+from kvlab.errors import ResourceError, StoreError
+from kvlab.fs.lease import LeaseWatcher, describe_holder, describe_wait
+from kvlab.humanize import format_duration
 from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
+from kvlab.store.progress import STALL_VARIABLE, StallWatch, stall_seconds
 from kvlab.sweep.driver.events import Event
 from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.planner import PlannedTrial, ended_status
@@ -191,6 +193,8 @@ class RemoteTrials:
         self._store, self._trainings = store, trainings
         self._watcher = LeaseWatcher()
         self._trials: dict[str, PlannedTrial] = {}
+        self._stall_watches: dict[str, StallWatch] = {}
+        self._stall_seconds = stall_seconds()
 
     def __len__(self) -> int:
         """Return how many trials other processes run now. Any thread may call this."""
@@ -215,6 +219,39 @@ class RemoteTrials:
             self._trainings.begin(planned)
         self._trials[planned.trial.id] = planned
 
+    def describe_wait(self, trial: Trial) -> str:
+        """Return whom a trial waits for, and what ends the wait."""
+        return describe_wait(self._held_lock(trial))
+
+    def check_progress(self) -> None:
+        """Check that those who run trials elsewhere make progress.
+
+        Raises:
+            StoreError: One of them has made none for `kvlab.store.progress.stall_seconds`.
+        """
+        for planned in self:
+            trial = planned.trial
+            training = self._store.training_directory(trial.training_id)
+            directories = (
+                self._store.trial_directory(trial.id),
+                training,
+                training / "checkpoints",
+            )
+            watch = self._stall_watches.setdefault(trial.id, StallWatch(directories))
+            idle = watch.idle_seconds()
+            if idle >= self._stall_seconds:
+                lock = self._held_lock(trial)
+                text = f"trial {trial.id} waits for {describe_holder(lock)}, which holds {lock} and"
+                text += f" has made no progress for {format_duration(idle)}"
+                hint = f"end that process, or remove {lock}.*, then submit again"
+                raise StoreError(f"{text}; {hint} ({STALL_VARIABLE} sets this time)")
+
+    def _held_lock(self, trial: Trial) -> Path:
+        path = self._store.trial_directory(trial.id) / "lock"
+        if self._watcher.is_held(path):
+            return path
+        return self._store.training_directory(trial.training_id) / "lock"
+
     def pop_released(self) -> Iterator[tuple[PlannedTrial, list[PlannedTrial]]]:
         """Remove and yield the trials that have ended or can start here.
 
@@ -224,6 +261,7 @@ class RemoteTrials:
             has_ended = ended_status(self._store, planned.trial.id) is not None
             if has_ended or not self.holds(planned.trial):
                 del self._trials[planned.trial.id]
+                self._stall_watches.pop(planned.trial.id, None)
                 yield planned, self._trainings.end(planned)
 
     def _is_locked(self, directory: Path) -> bool:

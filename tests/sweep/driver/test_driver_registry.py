@@ -1,5 +1,6 @@
 """Several drivers of one sweep, in processes of their own, that are killed or suspended."""
 
+import os
 import random
 import signal
 import sqlite3
@@ -7,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from kvlab.errors import UsageError
+from kvlab.errors import StoreError, UsageError
 from kvlab.store import Store
 from kvlab.sweep.driver.driver_registry import join_sweep
 from tests.support.driver_process import (
@@ -197,3 +198,26 @@ def test_who_cannot_join_is_told_why(tmp_path):
     ):
         drive(planned, store, StubRun(store.path))
     assert drive(planned, store, StubRun(store.path)).states["done"] == 8
+
+
+def test_a_wait_says_for_whom_and_ends_when_nothing_moves(tmp_path, monkeypatch):
+    """A holder whose heartbeat goes on, and that does nothing, is not waited for without end."""
+    monkeypatch.setenv("KVLAB_STALL_SECONDS", "1")
+    store, planned, events = Store(tmp_path / "runs"), tiny_plan(tmp_path), []
+    stuck = planned.trials[0].trial
+    with (
+        store.trial_lock(stuck.id).hold(),
+        pytest.raises(StoreError, match="has made no progress for 1s; end that process, or remove"),
+    ):
+        drive(planned, store, StubRun(store.path), on_event=events.append)
+    waits = [event.message for event in events if event.kind == "waiting"]
+    assert len(waits) == 1
+    assert f"process {os.getpid()} since" in waits[0]
+    assert "it goes on when that one ends, or has been silent for 60 s" in waits[0]
+    assert sum(event.status == "done" for event in events) == 6, "the others are run first"
+
+
+def test_a_limit_of_waiting_that_is_no_time_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("KVLAB_STALL_SECONDS", "never")
+    with pytest.raises(UsageError, match="KVLAB_STALL_SECONDS = never is not a number of seconds"):
+        drive(tiny_plan(tmp_path), Store(tmp_path / "runs"), StubRun(tmp_path / "runs"))
