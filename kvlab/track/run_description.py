@@ -38,6 +38,11 @@ DAMAGED = "damaged.json"
 MAX_PARAM_LENGTH = 6000
 MAX_TAG_LENGTH = 5000
 MAX_NAME_LENGTH = 200
+
+MAX_CURVE_POINTS = 200
+"""Of a curve in MLflow, whose tables would else hold millions of a large sweep. `result.json`, an
+artifact of the run, has all of them."""
+
 HASH_DIGITS = 16
 
 MetricPoint = tuple[str, float, int, int]
@@ -210,11 +215,19 @@ def _metric_points(result: Mapping[str, Any], started: int, finished: int) -> It
     last = int((result.get("training_record") or {}).get("steps") or 0)
     for name, curve in sorted((result.get("curves") or {}).items()):
         losses = {int(step): float(loss) for step, _, loss in curve if math.isfinite(loss)}
-        for step, loss in sorted(losses.items()):
+        for step, loss in _thin(sorted(losses.items())):
             share = min(1.0, step / last) if last else 1.0
             yield tracked_name(name)[0], loss, round(started + share * (finished - started)), step
     for name, value, point in tracked_metrics(result):
         yield name, value, finished, last if point is None else point
+
+
+def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return at most `MAX_CURVE_POINTS` points, evenly spaced, with the first and the last."""
+    last, most = len(points) - 1, MAX_CURVE_POINTS - 1
+    if last <= most:
+        return points
+    return [points[number * last // most] for number in range(most + 1)]
 
 
 def _tags(

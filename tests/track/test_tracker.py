@@ -1,6 +1,7 @@
 """MLflow as a projection of the record: complete, idempotent, rebuilt alike, repaired."""
 
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from kvlab.errors import TrackingError, UsageError
 from kvlab.humanize import sanitize_text
 from kvlab.track import Tracker
+from kvlab.track.run_description import MAX_CURVE_POINTS, describe_run
 from tests.report.test_escaping import HOSTILE
 from tests.support.mlflow_contents import read_contents as mlflow_contents
 from tests.support.mlflow_contents import store_client, store_runs
@@ -348,6 +350,20 @@ def test_errors_have_a_way_out(tmp_path, monkeypatch):
 def test_unknown_sweep(copy):
     with pytest.raises(UsageError, match="nosuch"):
         Tracker(copy).mirror("nosuch")
+
+
+def test_a_long_curve_is_thinned_and_losses_that_are_no_numbers_left_out():
+    record = Record(factors=SMALL, seeds=(0,), points=5)
+    levels = {"heads": "mqa", "sharing": "none"}
+    result = record.result(levels, 0, "done")
+    result["curves"]["train_loss"] = [[step, step, 9.0 - step / 1e4] for step in range(1, 10_001)]
+    result["curves"]["validation_loss"][-1][2] = float("nan")
+    run = describe_run(record.description(record.cells()), levels, result, Path())
+    steps = [step for name, _, _, step in run.points if name == "train/loss"]
+    assert (len(steps), steps[0], steps[-1]) == (MAX_CURVE_POINTS, 1, 10_000)
+    validation = [value for name, value, _, _ in run.points if name == "train/validation_loss"]
+    assert len(validation) == record.points - 1
+    assert all(math.isfinite(value) for _, value, _, _ in run.points)
 
 
 def test_long_values_are_cut_with_a_hash():
