@@ -176,15 +176,15 @@ def _list_levels(levels: Sequence[str]) -> str:
 
 
 def _is_grouped(model: Mapping[str, Any]) -> bool:
-    return 1 < model.get("n_kv_head", 1) < model.get("n_head", 1)
+    return bool(1 < model.get("n_kv_head", 1) < model.get("n_head", 1))
 
 
 def _is_multi_query(model: Mapping[str, Any]) -> bool:
-    return model.get("n_kv_head") == 1 and model.get("n_head", 1) > 1
+    return bool(model.get("n_kv_head") == 1 < model.get("n_head", 1))
 
 
 def _is_multi_head(model: Mapping[str, Any]) -> bool:
-    return "n_head" in model and model.get("n_kv_head") == model["n_head"]
+    return bool("n_head" in model and model.get("n_kv_head") == model["n_head"])
 
 
 _MODEL_METHODS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, tuple[str, ...]], ...] = (
