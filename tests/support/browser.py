@@ -72,8 +72,12 @@ class Browser:
         return json.loads(one)
 
     def open(self, page: Path) -> None:
+        self.visit(page.as_uri())
+
+    def visit(self, address: str) -> None:
+        """Open a page and wait until it is loaded."""
         self._events.clear()
-        self.ask("Page.navigate", url=page.as_uri())
+        self.ask("Page.navigate", url=address)
         while not any(event.get("method") == "Page.loadEventFired" for event in self._events):
             self._events.append(self._next())
 

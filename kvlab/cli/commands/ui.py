@@ -1,7 +1,8 @@
-"""`kvlab ui`: browse the results of a store in MLflow, served to this machine alone."""
+"""`kvlab ui`: browse the results of a store in MLflow, or follow its sweeps while they run."""
 
 import argparse
 import sys
+from functools import partial
 
 from kvlab.cli.commands.sync import sync_sweeps
 from kvlab.cli.shared_arguments import add_store
@@ -9,17 +10,38 @@ from kvlab.errors import UsageError
 from kvlab.store import Store
 from kvlab.track import is_server, serve_ui, tracking_uri, view_address
 
+MLFLOW_PORT, LIVE_PORT = 5000, 5001
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store(parser)
-    parser.add_argument("--port", type=int, default=5000, help="of the page (default: 5000)")
+    parser.add_argument("--port", type=int, help="of the page (default: 5000, with --live 5001)")
     parser.add_argument("--tracking-uri", metavar="URI", help="a database other than the store's")
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="follow sweeps while they run: trials, curves, time left, the report so far",
+    )
+    parser.add_argument(
+        "--host",
+        metavar="ADDRESS",
+        help="with --live: listen there instead of on this machine alone (127.0.0.1)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    if not 1 <= options.port <= 65535:
-        raise UsageError(f"--port = {options.port} is not a port; use 1 to 65535, such as 5000")
+    default = LIVE_PORT if options.live else MLFLOW_PORT
+    port = default if options.port is None else options.port
+    if not 1 <= port <= 65535:
+        raise UsageError(f"--port = {port} is not a port; use 1 to 65535, such as 5000")
     store = Store(options.store)
+    if options.live:
+        return _serve_live(options, store, port)
+    if options.host is not None:
+        text = (
+            f"--host = {options.host} means nothing to MLflow's page, which stays on this machine"
+        )
+        raise UsageError(f"{text}; add --live, or leave it out")
     uri = tracking_uri(store.path, options.tracking_uri)
     if is_server(uri):
         print(f"the results are on {uri}; open it in a browser")
@@ -29,10 +51,20 @@ def run(options: argparse.Namespace) -> int:
         text = f"--store = {options.store} holds no sweep yet; submit one first"
         raise UsageError(f"{text}, or name another store")
     mirrored = sync_sweeps(store, names, options.tracking_uri, report=True)
-    server = f"http://127.0.0.1:{options.port}"
+    server = f"http://127.0.0.1:{port}"
     for one in mirrored:
         print(f"{one.sweep}: {view_address(server, one.experiment)}")
     print("Ctrl-C ends it; `kvlab sync` brings it up to date while it runs", file=sys.stderr)
     only = mirrored[0].experiment if len(mirrored) == 1 else None
     start = "/experiments" if only is None else view_address("", only).removeprefix("/#")
-    return serve_ui(store.path, options.tracking_uri, options.port, start)
+    return serve_ui(store.path, options.tracking_uri, port, start)
+
+
+def _serve_live(options: argparse.Namespace, store: Store, port: int) -> int:
+    from kvlab.cli.live_server import serve_live
+
+    if options.tracking_uri is not None:
+        text = f"--tracking-uri = {options.tracking_uri} means nothing to the live page"
+        raise UsageError(f"{text}, which reads the store; leave it out, or leave out --live")
+    serve_live(store, options.host or "127.0.0.1", port, partial(print, flush=True))
+    return 0

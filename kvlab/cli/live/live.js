@@ -1,0 +1,254 @@
+"use strict";
+(function () {
+  const POLL = 2000; // milliseconds
+  const STATES = ["done", "failed", "diverged", "pruned", "running", "missing"];
+  const root = document.documentElement;
+  const byId = (id) => document.getElementById(id);
+  const select = byId("sweep");
+  const state = { name: "", shown: "", view: null, isOver: null, reported: "" };
+
+  // Theme: what the system prefers, until the reader says otherwise; reports keep the same choice.
+  const button = byId("theme");
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  function showTheme() {
+    button.textContent = isDark() ? "Light theme" : "Dark theme";
+    button.setAttribute("aria-pressed", String(isDark()));
+  }
+  const kept = localStorage.getItem("kvlab-theme");
+  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  button.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    localStorage.setItem("kvlab-theme", root.dataset.theme);
+    showTheme();
+    if (!byId("report").hidden) byId("report").contentWindow.location.reload();
+  });
+  system.addEventListener("change", showTheme);
+  showTheme();
+
+  // Names of the record are untrusted: they only ever become text.
+  function make(tag, text, className) {
+    const element = document.createElement(tag);
+    if (text !== undefined) element.textContent = text;
+    if (className) element.className = className;
+    return element;
+  }
+  function makeRow(cells) {
+    const row = make("tr");
+    row.append(...cells);
+    return row;
+  }
+  function makeId(trial) {
+    const cell = make("td");
+    cell.append(make("code", trial.slice(0, 8)));
+    return cell;
+  }
+  const count = (number) => Number(number).toLocaleString("en-US", { maximumFractionDigits: 0 });
+
+  async function get(path) {
+    const response = await fetch(path, { cache: "no-store" });
+    if (!response.ok) throw new Error((await response.text()).trim());
+    return response.json();
+  }
+  function report(problem) {
+    byId("problem").hidden = !problem;
+    byId("problem").textContent = problem;
+  }
+
+  function showSweeps(sweeps) {
+    const options = sweeps.map((one) => {
+      const option = make("option", one.sweep + (one.driven ? " (running)" : ""));
+      option.value = one.sweep;
+      return option;
+    });
+    const text = options.map((option) => option.textContent).join("\n");
+    if (select.dataset.text !== text) {
+      select.dataset.text = text;
+      select.replaceChildren(...options);
+    }
+    if (!state.name || !sweeps.some((one) => one.sweep === state.name)) {
+      const first = sweeps.find((one) => one.driven) || sweeps[sweeps.length - 1];
+      if (first) choose(first.sweep, true);
+    }
+    select.value = state.name;
+    byId("content").hidden = !sweeps.length;
+    report(sweeps.length ? "" : "The store holds no sweep yet. `kvlab submit SWEEP` starts one; it shows here.");
+  }
+
+  function choose(name, isDefault) {
+    if (name === state.name) return;
+    if (state.view) state.view.finalize();
+    Object.assign(state, { name, shown: "", view: null, isOver: null, reported: "" });
+    byId("curves").replaceChildren();
+    byId("report").hidden = true;
+    const path = "/sweep/" + encodeURIComponent(name);
+    if (location.pathname !== path) history[isDefault ? "replaceState" : "pushState"]({}, "", path);
+  }
+  function chooseByAddress() {
+    const match = location.pathname.match(/^\/sweep\/([^/]+)$/);
+    if (match) choose(decodeURIComponent(match[1]), true);
+  }
+  select.addEventListener("change", () => { choose(select.value, false); poll(); });
+  window.addEventListener("popstate", () => { chooseByAddress(); poll(); });
+
+  function showSweep(facts) {
+    document.title = facts.sweep + ": kvlab";
+    byId("title").textContent = facts.sweep;
+    byId("question").textContent = facts.question;
+    showBar(facts);
+    const isOver = !facts.driven && !facts.states.missing && !facts.states.running;
+    byId("summary").textContent = summarize(facts);
+    byId("running-part").hidden = !facts.running.length;
+    byId("running").replaceChildren(...facts.running.map(makeRunningRow));
+    // What is over has a report, which shows the rest.
+    const ended = [...facts.failed, ...(isOver ? [] : facts.ended)];
+    byId("ended-part").hidden = !ended.length;
+    byId("ended-title").textContent = isOver ? "Failed" : "Ended last";
+    byId("ended").replaceChildren(...ended.map(makeEndedRow));
+    showCurves(isOver ? [] : facts.curves);
+    showReport(facts, isOver);
+  }
+
+  function showBar(facts) {
+    const parts = STATES.filter((name) => name !== "missing" && facts.states[name]).map((name) => {
+      const part = make("span", undefined, name);
+      part.style.flex = "0 0 " + (100 * facts.states[name]) / facts.total + "%";
+      return part;
+    });
+    byId("bar").replaceChildren(...parts);
+    byId("bar").setAttribute("aria-label", summarize(facts));
+  }
+
+  function summarize(facts) {
+    const counts = STATES.filter((name) => facts.states[name]);
+    const words = counts.map((name) => count(facts.states[name]) + " " + (name === "missing" ? "to run" : name));
+    const parts = [count(facts.total) + " trials: " + (words.join(", ") || "none began")];
+    if (facts.stage) parts.push("stage: " + facts.stage);
+    if (facts.trials_per_hour) parts.push(Number(facts.trials_per_hour).toPrecision(3) + " trials an hour");
+    if (facts.left) parts.push("about " + facts.left + " left");
+    if (!facts.driven) parts.push(facts.states.missing ? "no driver runs it: submit it again to go on" : "it is over");
+    return parts.join(" \u00b7 ");
+  }
+
+  function makeRunningRow(trial) {
+    const progress = make("td");
+    if (trial.steps) {
+      const bar = make("progress");
+      bar.max = trial.steps;
+      bar.value = trial.step;
+      progress.append(bar, count(trial.step) + " of " + count(trial.steps));
+    }
+    const rate = trial.tokens_per_second;
+    return makeRow([
+      makeId(trial.trial), make("td", trial.label, "wide"), make("td", trial.stage), progress,
+      make("td", typeof trial.loss === "number" ? trial.loss.toFixed(4) : "", "n"),
+      make("td", rate ? count(rate) : "", "n"), make("td", trial.left || "", "n"),
+    ]);
+  }
+  function makeEndedRow(trial) {
+    const tone = trial.state === "done" ? "good" : trial.state === "pruned" ? "" : "bad";
+    const cells = [make("td", trial.label, "wide"), make("td", trial.state, tone), make("td", trial.detail, "wide")];
+    return makeRow([makeId(trial.trial), ...cells]);
+  }
+
+  // Curves, drawn by Vega-Lite.
+  const axis = { labelColor: "var(--ink)", titleColor: "var(--ink)", gridColor: "var(--grid)",
+    domainColor: "var(--muted)", tickColor: "var(--muted)", titleFontWeight: "normal" };
+  const encoding = {
+    x: { field: "tokens", type: "quantitative", title: "training tokens", axis: { format: "~s" } },
+    y: { field: "loss", type: "quantitative", title: "loss (nats/token)",
+      scale: { zero: false, nice: false, domainMin: { expr: "low" }, domainMax: { expr: "high" } } },
+    tooltip: [{ field: "label", title: "cell" }, { field: "tokens", format: "," }, { field: "loss", format: ".4f" }],
+  };
+  const colors = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"].map((name) => "var(--" + name + ")");
+  const legend = { orient: "top", labelLimit: 420, labelColor: "var(--ink)", symbolOpacity: 1 };
+  function makeLayer(kind, mark, more) {
+    return { transform: [{ filter: "datum.kind === '" + kind + "'" }], mark: { type: "line", clip: true, ...mark },
+      encoding: { ...encoding, detail: { field: "trial" }, ...more } };
+  }
+  function makeSpec(rows, low, high, hasLegend) {
+    const columns = byId("curves").clientWidth < 700 ? 1 : 3;
+    const color = { field: "label", type: "nominal", title: null, scale: { range: colors },
+      legend: hasLegend ? { ...legend, columns } : null }; // one without entries has no size
+    return {
+      $schema: "https://vega.github.io/schema/vega-lite/v6.json",
+      width: "container", height: 300, autosize: { type: "fit-x", contains: "padding" },
+      params: [{ name: "low", value: low }, { name: "high", value: high }],
+      data: { name: "curves", values: rows },
+      layer: [
+        makeLayer("ended", { color: "var(--muted)", strokeWidth: 1, opacity: 0.5 }, {}),
+        makeLayer("train", { strokeWidth: 1, opacity: 0.35 }, { color }),
+        makeLayer("validation", { strokeWidth: 2, point: { size: 36 } }, { color }),
+      ],
+      config: { background: null, view: { stroke: null }, axis, font: "system-ui, sans-serif" },
+    };
+  }
+
+  async function showCurves(curves) {
+    const text = JSON.stringify(curves);
+    if (text === state.shown) return;
+    state.shown = text;
+    const rows = [];
+    const add = (curve, kind, points) => points.forEach(([tokens, loss]) =>
+      rows.push({ trial: curve.trial, label: curve.label, kind, tokens, loss }));
+    for (const curve of curves) {
+      add(curve, curve.is_running ? "validation" : "ended", curve.validation);
+      add(curve, "train", curve.train);
+    }
+    byId("curves-part").hidden = !rows.length;
+    if (!rows.length) return;
+    // The first steps are far above what follows: the axis ends at the first validation.
+    const measured = rows.filter((row) => row.kind !== "train");
+    const losses = (measured.length > 1 ? measured : rows).map((row) => row.loss).filter(Number.isFinite);
+    const room = 0.06 * (Math.max(...losses) - Math.min(...losses)) || 0.1;
+    const low = Math.min(...losses) - room, high = Math.max(...losses) + room;
+    const hasLegend = rows.some((row) => row.kind !== "ended");
+    if (state.view && state.hasLegend === hasLegend) {
+      await state.view.signal("low", low).signal("high", high).data("curves", rows).runAsync();
+      return;
+    }
+    const name = state.name, errorsOnly = 1; // a kind without rows is no reason for a warning
+    if (state.view) state.view.finalize();
+    const made = await vegaEmbed(byId("curves"), makeSpec(rows, low, high, hasLegend),
+      { actions: false, ast: true, renderer: "svg", logLevel: errorsOnly });
+    if (name === state.name) Object.assign(state, { view: made.view, hasLegend });
+    else made.view.finalize();
+  }
+
+  // The report is written when it is asked for: while a sweep runs, it takes time from the trials.
+  function showReport(facts, isOver) {
+    const path = "/report/" + encodeURIComponent(facts.sweep) + "/report.html";
+    const ended = facts.total - (facts.states.missing || 0) - (facts.states.running || 0);
+    byId("report-link").href = path;
+    byId("report-part").hidden = !ended;
+    byId("report-title").textContent = isOver ? "Report" : "Report so far";
+    byId("show-report").textContent = byId("report").hidden ? "Show the report" : "Write it again";
+    byId("show-report").hidden = isOver;
+    const text = ended === facts.total ? "of all trials" : "of " + count(ended) + " of " + count(facts.total) + " trials";
+    byId("report-state").textContent = state.reported && state.reported !== String(ended)
+      ? count(ended - Number(state.reported)) + " trials have ended since" : text;
+    if (isOver && state.isOver !== isOver) loadReport();
+    state.isOver = isOver;
+    state.ended = String(ended);
+  }
+  function loadReport() {
+    byId("report").hidden = false;
+    byId("report").src = byId("report-link").href;
+    state.reported = state.ended || "";
+  }
+  byId("show-report").addEventListener("click", loadReport);
+
+  let timer = 0;
+  async function poll() {
+    clearTimeout(timer);
+    try {
+      showSweeps(await get("/api/sweeps"));
+      if (state.name) showSweep(await get("/api/sweep/" + encodeURIComponent(state.name)));
+    } catch (error) {
+      report(error instanceof TypeError ? "The page's server does not answer: is `kvlab ui --live` still running?" : error.message);
+    }
+    timer = setTimeout(poll, document.hidden ? 5 * POLL : POLL);
+  }
+  chooseByAddress();
+  poll();
+})();
