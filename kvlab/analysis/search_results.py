@@ -181,6 +181,11 @@ class SearchResults:
         loss = self.objectives[number].loss
         return min(self.best, key=lambda one: loss(one.values[number]))
 
+    def find_leader(self, name: str) -> SuggestedTrial | None:
+        """Return the best trial in an objective by its name, None if there is none."""
+        names = [objective.name for objective in self.objectives]
+        return self.leader(names.index(name)) if name in names and self.eligible else None
+
     def improvements(self, number: int) -> list[SuggestedTrial]:
         """Return the eligible trials that were the best in an objective when they were made."""
         objective, found, least = self.objectives[number], [], float("inf")

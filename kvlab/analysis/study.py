@@ -140,8 +140,11 @@ class Study:
 
         Else the loss through the serving cache, since one-shot scoring cannot see what serving
         does to quality. If cells differ in tokenizer it is bits per byte, since their losses
-        count different tokens.
+        count different tokens. Of a search it is the first objective that is a metric.
         """
+        for objective in self.search.objectives if self.search is not None else ():
+            if objective.name in METRICS:
+                return objective.name
         if self.decide.metric is not None:
             return self.decide.metric
         served = "_served" if "loss_served" in self.measured_metrics else ""

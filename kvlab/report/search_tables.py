@@ -9,7 +9,14 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import TrialRow
 from kvlab.humanize import format_number
 from kvlab.report.document import EMPTY_CELL, Cell, Column, Row, Table, cell
-from kvlab.report.formatting import display_unit, format_metric, in_display_unit, short_title
+from kvlab.report.formatting import (
+    display_unit,
+    format_binary_size,
+    format_metric,
+    in_display_unit,
+    short_title,
+)
+from kvlab.report.table_columns import size_cell, size_column
 from kvlab.spec.search_config import format_setting, short_keys
 
 _PLANNED = {
@@ -40,15 +47,21 @@ def in_objective_unit(name: str, value: float) -> float:
     return value if name in _PLANNED else in_display_unit(name, value)
 
 
+def _is_size(name: str) -> bool:
+    return objective_unit(name) == "bytes"
+
+
 def format_objective(name: str, value: float) -> str:
-    """Format a value of an objective, without its unit."""
+    """Format a value of an objective; only bytes have their unit, as KiB or MiB."""
+    if _is_size(name):
+        return format_binary_size(value)
     if name == "training_flops":
         return format_number(value)
     return f"{value:,.0f}" if name in _PLANNED else format_metric(name, value)
 
 
 def format_with_unit(name: str, value: float) -> str:
-    unit = objective_unit(name)
+    unit = "" if _is_size(name) else objective_unit(name)
     return f"{format_objective(name, value)} {unit}" if unit else format_objective(name, value)
 
 
@@ -131,9 +144,18 @@ def _setting_cell(value: Any) -> Cell:
     return Cell(format_setting(value), value if is_scalar else json.dumps(value))
 
 
+def objective_column(name: str) -> Column:
+    """Return a column of `objective_cell` cells."""
+    if _is_size(name):
+        return size_column(objective_title(name))
+    return Column(title_with_unit(name), True)
+
+
 def objective_cell(name: str, value: float | None) -> Cell:
     if value is None:
         return EMPTY_CELL
+    if _is_size(name):
+        return size_cell(round(value))
     return cell(format_objective(name, value), in_objective_unit(name, value))
 
 
@@ -170,7 +192,7 @@ def trials_table(
         )
     columns = (
         Column("trial", True),
-        *(Column(title_with_unit(number), True) for number in shown),
+        *map(objective_column, shown),
         *settings_columns(search),
         Column("id"),
     )

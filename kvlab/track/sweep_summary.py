@@ -46,8 +46,14 @@ def measure_sweep(study: Study) -> dict[str, float]:
 
 
 def find_best_cell(study: Study) -> Levels | None:
-    """Return the cell with the best mean of the metric that the sweep decides by."""
+    """Return the cell with the best mean of the metric that the sweep decides by.
+
+    Of a search it is the best trial within the limits, by the first objective that is measured.
+    """
     metric = study.primary_metric
+    if study.search is not None:
+        leader = study.search.find_leader(metric)
+        return None if leader is None else (leader.level,)
     means = study.ranked_means(metric)
     sign = -1.0 if METRICS[metric].better == "higher" else 1.0
     return min(means, key=lambda levels: sign * means[levels], default=None)
@@ -56,8 +62,11 @@ def find_best_cell(study: Study) -> Levels | None:
 def _cells_within_noise(study: Study) -> Iterator[Levels]:
     """Iterate over the cells that no interval shows to be worse than the baseline.
 
-    The baseline is one of them. With one seed nothing has an interval, so there is no other.
+    The baseline is one of them. With one seed nothing has an interval, so there is no other. A
+    search has no such cells: its trials are suggestions.
     """
+    if study.search is not None:
+        return
     if study.is_untrained or not study.values(study.baseline, study.primary_metric):
         return
     yield study.baseline

@@ -13,6 +13,7 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv, write_report
 from kvlab.report.sections import SEARCH_SECTIONS, SECTIONS
 from kvlab.spec import load_sweep
+from kvlab.track.sweep_summary import find_best_cell, measure_sweep
 from tests.contracts.section_contract import ReportSectionContract
 from tests.support.record_factory import Record
 from tests.support.search_record import (
@@ -89,7 +90,7 @@ def test_the_answer_names_the_best_and_does_not_trust_it(report):
 def test_the_best_are_listed_with_settings_as_columns(report):
     rows = table_rows(section(report, "Best configurations"), first="trial")
     assert [row[0] for row in rows] == ["2", "10", "1", "base"]
-    assert rows[0][1:5] == ["3.2000", "2,097,152", "2", "0.002"]
+    assert rows[0][1:5] == ["3.2000", "2 MiB", "2", "0.002"]
 
 
 def test_what_was_not_measured_is_listed_with_its_reason(report):
@@ -113,7 +114,7 @@ def test_several_objectives_have_a_front_and_a_best_under_each(tmp_path):
     text = read(two_objectives(), tmp_path)
     answer = section(text, "The answer")
     assert "The lowest served loss is 3.0000 nats/token, of **trial 1**" in answer
-    assert "The lowest KV cache of one sequence is 1,024 bytes, of **trial 4**" in answer
+    assert "The lowest KV cache of one sequence is 1 KiB, of **trial 4**" in answer
     rows = table_rows(section(text, "Best configurations"), first="trial")
     assert [row[0] for row in rows] == ["1", "3", "4", "base"]
     assert "The front has 3 trials" in section(text, "Front")
@@ -140,7 +141,7 @@ def test_a_search_that_was_stopped_says_so(tmp_path):
         ([suggest(settings(1, 1e-3), "lost")], "No trial has been measured yet"),
         (
             [suggest(settings(4, 1e-3), "beyond", values=[3.0], violations={"kv_bytes +1": 1.0})],
-            "None of 1 measured trial keeps the limits (KV cache of one sequence at most 1,024",
+            "None of 1 measured trial keeps the limits (KV cache of one sequence at most 1 KiB)",
         ),
     ],
 )
@@ -200,3 +201,11 @@ def test_the_next_sweep_repeats_the_best_on_fresh_seeds(tmp_path):
     assert sweep.factors["configuration"]["trial-4"] == settings(1, 4e-3)
     with pytest.raises(UsageError, match="exists already; name a new one"):
         write_confirmation(study, path)
+
+
+def test_what_mlflow_calls_the_best_keeps_the_limits(study):
+    assert study.primary_metric == "loss_served"
+    assert find_best_cell(study) == ("p0002",)  # p0009 is better, and over the limit
+    metrics = measure_sweep(study)
+    assert metrics["sweep/best_loss_served"] == 3.2
+    assert "sweep/kv_bytes_within_noise" not in metrics

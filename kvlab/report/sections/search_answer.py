@@ -118,9 +118,9 @@ def _format_gap(objective: Objective, best: SuggestedTrial, other: SuggestedTria
     gap = abs(other.values[0] - best.values[0])
     if not gap:
         return ""
-    if objective.name not in METRICS:
+    unit = METRICS[objective.name].unit if objective.name in METRICS else "bytes"
+    if unit == "bytes":
         return format_with_unit(objective.name, gap)
-    unit = METRICS[objective.name].unit
     text = format_difference(objective.name, gap).lstrip("+")
     return f"{text} {unit}" if unit else f"{text} points"
 

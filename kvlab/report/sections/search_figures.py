@@ -5,18 +5,20 @@ from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.document import Column, Content, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
-from kvlab.report.formatting import format_percent
+from kvlab.report.formatting import format_binary_size, format_percent
 from kvlab.report.search_tables import (
     base_row,
     cell_key,
-    format_objective,
     format_with_unit,
     in_objective_unit,
+    objective_cell,
+    objective_column,
     objective_of_row,
     objective_title,
     row_of,
     title_with_unit,
 )
+from kvlab.report.table_columns import size_cell, size_column
 from kvlab.spec.search_config import format_settings, short_keys
 
 MAX_LABELS = 12
@@ -208,7 +210,7 @@ def _memory_contents(study: Study, search: SearchResults) -> tuple[Content, ...]
     )
     caption = f"{_capitalize(objective_title(objective.name))} against the size of the cache."
     listed = "; ".join(
-        f"trial {one.number}: {sizes[one.number]:,.0f} bytes,"
+        f"trial {one.number}: {format_binary_size(sizes[one.number])},"
         f" {format_with_unit(objective.name, one.values[0])}"
         for one in steps
     )
@@ -220,20 +222,17 @@ def _memory_contents(study: Study, search: SearchResults) -> tuple[Content, ...]
         "best-by-memory",
         "The best trial within every size of the cache.",
         (
-            Column("cache at most (bytes)", True),
+            size_column("cache at most"),
             Column("trial", True),
-            Column(title_with_unit(objective.name), True),
+            objective_column(objective.name),
             Column("settings"),
         ),
         tuple(
             Row(
                 (
-                    cell(f"{sizes[one.number]:,.0f}", sizes[one.number]),
+                    size_cell(round(sizes[one.number])),
                     cell(str(one.number), one.number),
-                    cell(
-                        format_objective(objective.name, one.values[0]),
-                        in_objective_unit(objective.name, one.values[0]),
-                    ),
+                    objective_cell(objective.name, one.values[0]),
                     cell(format_settings(one.settings)),
                 ),
                 cell_key(study, one),
