@@ -28,9 +28,11 @@ def mlflow_template(tmp_path_factory, request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _known_machine_speed():
-    """Plans take this machine's speed as known; to measure it takes seconds."""
+def _known_machine_speed(tmp_path_factory):
+    """Plans take the machine's speed as known, and not that of this one: to measure it takes seconds."""
     with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.getbasetemp() / "no rates are remembered"
+        patch.setattr(machine_speed, "get_data_dir", lambda: folder)
         patch.setattr(machine_speed, "_measure", lambda _threads: {64: 2e9, 256: 8e9})
         patch.setattr(machine_speed, "write_json", lambda _path, _rates: None)
         yield
