@@ -76,14 +76,14 @@ VERDICTS: dict[str, Verdict] = {
     ),
     "diverged": Verdict(
         "diverged",
-        "trainings with the level diverged where their partners did not; those that are left"
-        " flatter it, so it is called neither better nor cheap",
+        "trainings with the level diverged where their partners did not; the remaining ones are the"
+        " lucky ones, so it is not called better or cheap",
         "bad",
     ),
     "baseline diverged": Verdict(
         "baseline diverged",
-        "more trainings with the baseline level diverged; those that are left flatter it, so the"
-        " level is not called worse",
+        "more trainings with the baseline level diverged; the remaining ones are the lucky ones, so"
+        " the level is not called worse",
         "muted",
     ),
     "identical": Verdict("identical", "zero at every seed", "", True),

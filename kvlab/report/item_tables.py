@@ -10,13 +10,12 @@ from kvlab.report.hellaswag_outcomes import Outcomes, compare_with_baseline
 from kvlab.report.table_columns import range_cell, simultaneous_column
 
 ITEM_METHOD = (
-    "Both cells answer the same items, so the items that only one of them gets right decide:"
-    " McNemar's exact test with one seed. With several, an item counts once, by how many seeds more"
-    " one of both gets it right, and all patterns of the signs of these numbers are counted. The"
-    " interval inverts that test and is simultaneous for all cells of a table; a verdict is read"
-    " from it. Both say how another draw of items would move the difference, not another draw of"
-    " seeds. So a verdict is of these weights: whether the architecture does better, the effects"
-    " over seeds say."
+    "Both cells answer the same items, so a test counts the items that only one of them gets right:"
+    " McNemar's exact test with one seed. With several seeds an item counts once, by the number of"
+    " seeds by which one cell is ahead, and the signs of these numbers are flipped. The interval"
+    " inverts that test and holds for all cells of a table together; the verdict is read from it."
+    " It covers another draw of items, not of seeds, so a verdict is about these weights. The"
+    " effects test the architecture over seeds."
 )
 
 

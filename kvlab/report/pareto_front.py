@@ -12,9 +12,7 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.formatting import (
-    difference_unit,
     format_binary_size,
-    format_magnitude,
     format_metric,
 )
 from kvlab.report.table_columns import join_names
@@ -196,27 +194,6 @@ def best_cells_by_budget(study: Study) -> list[BudgetBest]:
         for size, choice in choices.items()
         if choice is not None
     ]
-
-
-def describe_choice(study: Study, best: BudgetBest) -> str:
-    """Describe how far the best cell of a budget is told apart from the others that fit."""
-    metric, choice = study.primary_metric, best.choice
-    others = best.n_fitting - 1
-    if not others:
-        text = "; no other fits"
-    elif not choice.rivals:
-        text = f", better than {'the other' if others == 1 else f'all {others:,} others'} that fit"
-        text += "s" if others == 1 else ""
-    elif len(study.seeds) == 1:
-        text = f" (one seed: not told apart from the other {others:,})"
-    else:
-        names = join_names([study.label(levels) for levels in choice.rivals])
-        text = f"; not told apart from {names}"
-        # two seeds hardly tell a spread; cells that share fewer have no bound
-        if len(study.seeds) > 2 and choice.largest_loss is not None:
-            loss = f"{format_magnitude(metric, choice.largest_loss)} {difference_unit(metric)}"
-            text += f", and worse than the best of them by at most {loss}"
-    return text + describe_divergence(study, best.diverged)
 
 
 def describe_divergence(study: Study, cells: Sequence[Levels]) -> str:

@@ -141,8 +141,8 @@ def test_the_roofline_says_from_where_on_a_layout_pays(study):
 def test_the_projection_is_exact_and_spans_the_measured_efficiencies(study):
     rows = table(report_projection(study), "projection")
     first = {(row["cell"], row["size"]): row for row in reversed(rows)}
-    assert first["baseline", "gpt3-175b"]["KV stored (GB)"] == pytest.approx(2 * 4.831838208)
-    assert first["mqa", "gpt3-175b"]["KV stored (GB)"] == pytest.approx(2 * 0.050331648)
+    assert first["baseline", "gpt3-175b"]["K/V stored"] == 2 * 4_831_838_208
+    assert first["mqa", "gpt3-175b"]["K/V stored"] == 2 * 50_331_648
     one = first["mqa", "gpt3-175b"]
     low, high = 5e-4 / 1.05e-3, 5e-4 / 5.25e-4  # mean times of the seeds' two variants
     assert one["step, to (s)"] / one["step, from (s)"] == pytest.approx(high / low, rel=0.01)
@@ -155,7 +155,7 @@ def test_the_projection_is_drawn_against_the_weights(study):
     largest = {layer.name: layer.points[-1] for layer in layouts}
     assert largest["baseline"].x == 96 * largest["mqa"].x == 64 * 16_384 * 2 * 4_831_838_208 / 1024
     assert weights.points[-1].x == pytest.approx(4 * 175e9, rel=0.01)
-    assert "baseline: 9,900 GB at gpt3-175b" in figure.alt
+    assert "baseline: 9 TiB at gpt3-175b" in figure.alt
 
 
 def test_one_place_makes_no_curve():
@@ -169,7 +169,7 @@ def test_where_nothing_is_trained_no_loss_is_compared(study):
     assert not [name for name in made if SECTIONS[name].compares_quality]
     assert {"answer", "memory", "speed", "roofline"} <= made.keys()
     text = "".join(str(span) for part in made["answer"].contents for span in part.spans)
-    assert "baseline's cache holds 1,048,576 bytes" in text
+    assert "baseline's cache holds 1 MiB" in text
     assert f"'mqa') {format_ratio(4)}" in text.replace('"', "'")
     assert "nats" not in text, "losses of untrained weights are not for conclusions"
 

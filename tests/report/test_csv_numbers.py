@@ -33,7 +33,7 @@ from tests.report.full_record import (
     values,
 )
 
-MB, GB = 10**6, 10**9
+GB = 10**9
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +113,8 @@ CELLS = {
     ("roofline", "batch"): lambda _: 1,
     ("roofline", "context"): lambda _: 64,
     ("roofline", "GFLOPs"): lambda _: 10**7 / GB,
-    ("roofline", "weights (MB)"): lambda _: 10**6 / MB,
-    ("roofline", "K/V read (MB)"): lambda _: 10**5 / MB,
+    ("roofline", "weights (bytes)"): lambda _: 10**6,
+    ("roofline", "K/V read (bytes)"): lambda _: 10**5,
     ("roofline", "predicted (ms)"): lambda _: 0.5,
     ("roofline", "measured (ms)"):
         lambda c: 1000 * mean(RECORD.seconds(c, seed) for seed in values(c, "loss")),
@@ -331,7 +331,7 @@ def test_needles_are_nats_and_percent_by_depth(tables):
         )
 
 
-def test_projections_are_gigabytes_and_seconds(tables):
+def test_projections_are_bytes_and_seconds(tables):
     ceilings = DevicePeaks("made", "float32", 0, 1e9, 1e11, 1e9)
     for row in tables["projection"]:
         levels = levels_of(row["cell"])
@@ -342,9 +342,9 @@ def test_projections_are_gigabytes_and_seconds(tables):
         place = (int(row["batch"]), int(row["context"]))
         one = next(p for p in extrapolate(shape, row["size"], ceilings)
                    if (p.batch_size, p.context_length) == place)  # fmt: skip
-        near(row["KV stored (GB)"], one.kv_bytes / GB)
-        near(row["KV read per token (GB)"], one.cost.kv_read_bytes / GB)
-        near(row["weights (GB)"], one.weight_bytes / GB)
+        near(row["K/V stored (bytes)"], one.kv_bytes)
+        near(row["K/V read per token (bytes)"], one.cost.kv_read_bytes)
+        near(row["weights (bytes)"], one.weight_bytes)
         shares = float(row["step, to (s)"]), float(row["step, from (s)"])
         assert 0 < one.seconds / shares[0] <= one.seconds / shares[1] <= 1.01
 

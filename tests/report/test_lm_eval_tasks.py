@@ -17,7 +17,7 @@ def store(tmp_path_factory):
 
 def tables(store):
     section = report_lm_eval(Study.load(store, "made"))
-    return {one.name: one for one in section.contents if isinstance(one, Table)}
+    return {one.name: one for one in section.iter_contents() if isinstance(one, Table)}
 
 
 def test_items_are_paired_with_the_baselines(store):

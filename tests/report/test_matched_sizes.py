@@ -75,10 +75,10 @@ def test_the_factors_say_what_was_matched_and_what_was_not(tmp_path):
     ) in text
     assert "ffn\\_dim by cell, for the baseline's parameters" in text
     assert (
-        "heads=mqa (\N{MINUS SIGN}3.0%). Their effects include that; nothing was resized there"
+        "heads=mqa (\N{MINUS SIGN}3.0%). Their effects include that: no model was resized there"
         in text
     )
     text = markdown(MatchedRecord(modes=("parameters",)), tmp_path / "all")
     assert "All cells were matched with the baseline in parameters" in text
-    assert "nothing was resized" not in text
+    assert "no model was resized" not in text
     assert "matched" not in markdown(Record(), tmp_path / "none")

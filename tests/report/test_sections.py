@@ -181,7 +181,9 @@ def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(
         found = [row for row in rows if row["measurement"].startswith("time per output")]
         return [row["verdict"] for row in found], render_markdown(document)
 
-    assert verdict("alone")[0] == ["worse"]
+    found, text = verdict("alone")
+    assert found == ["worse"]
+    assert "figures/pareto-time.svg" in text
     shared = Timed(factors={"heads": ("mha", "mqa")})
     shared.timings = "shared"
     store = shared.write(tmp_path / "decided")

@@ -55,7 +55,7 @@ def test_the_figure_has_a_line_and_a_best_for_each_architecture(tmp_path):
 
 
 def test_the_factors_say_what_was_tuned_instead_of_nothing(tmp_path):
-    nothing = "tuned for none of them"
+    nothing = "The recipe was not tuned for any of them"
     text = markdown(TunedRecord(), tmp_path / "tuned", "design")
     assert nothing not in text
     assert "of its own (0.00228 to 0.004), tuned at seeds that no comparison uses" in text

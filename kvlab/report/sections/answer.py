@@ -23,6 +23,8 @@ from kvlab.report.formatting import (
 )
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.pareto_front import memory_front
+from kvlab.report.sections.factors import list_confounds
+from kvlab.report.sections.provenance_table import list_warnings
 from kvlab.report.table_columns import verdict_words
 from kvlab.store.metrics import METRICS
 
@@ -56,6 +58,8 @@ def report_answer(study: Study) -> Section:
         contents += [*floor, *findings] if _count_below_table(study) else [*findings, *floor]
     if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
+    contents += [Paragraph(note) for note in list_confounds(study)]
+    contents += list_warnings(study)
     return Section("The answer", tuple(contents))
 
 

@@ -23,6 +23,7 @@ from kvlab.report.pareto_front import (
     BudgetBest,
     best_cells_by_budget,
     bytes_per_context,
+    describe_divergence,
 )
 from kvlab.report.table_columns import (
     baseline_difference_cells,
@@ -53,11 +54,15 @@ def report_equal_memory(study: Study) -> Section | None:
     )
     if len(choices) < len(bests):
         text += " Budgets that a single cell fits are left out."
+    if study.diverged_cells:
+        text += (
+            f" Some cells are left out{describe_divergence(study, tuple(study.diverged_cells))}."
+        )
     method = (
         "Cells are ranked by the baseline's mean plus the paired difference from it. The best is"
         " compared with the others by Hsu's multiple comparisons with the best: with"
         f" {confidence} probability the truly best cell of every budget is the one named, or one"
-        " that may be the best instead. A cell of which a trial diverged is not ranked."
+        " that may be the best instead."
     )
     contents = (paragraph(text), _table(study, choices), paragraph(method))
     return Section("At equal memory", contents, is_appendix=True)

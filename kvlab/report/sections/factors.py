@@ -96,6 +96,11 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
     yield from _parameter_notes(study)
     if study.done_rows and not study.is_untrained:
         yield (_describe_tuning(study),)
+    yield from list_confounds(study)
+
+
+def list_confounds(study: Study) -> Iterator[tuple[Span, ...]]:
+    """Yield what keeps losses of different cells from being compared."""
     data = {
         row.record["provenance"]["data"]["digest"]
         for row in study.done_rows
@@ -105,8 +110,8 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
         yield (f"Confounded: the cells were trained on {len(data)} different texts.",)
     if len(study.tokenizers) > 1:
         yield (
-            "Cells differ in tokenizer, so losses per token do not compare: conclusions are drawn"
-            " from bits per byte.",
+            "Cells differ in tokenizer, so losses per token do not compare. The report compares"
+            " bits per byte.",
         )
 
 
@@ -115,8 +120,8 @@ def _describe_tuning(study: Study) -> str:
     tuning = study.sweep.get("tuning")
     if not tuning:
         return (
-            "Every cell is trained by the recipe of its experiment, tuned for none of them: a"
-            " level that would do better with another learning rate looks worse than it is."
+            "Every cell is trained by the recipe of its experiment. The recipe was not tuned for"
+            " any of them, so a level that needs another learning rate looks worse than it is."
         )
     optima = [entry["optimum"] or {} for entry in tuning["architectures"]]
     values = [one["value"] for one in optima if one.get("value")]
@@ -160,7 +165,7 @@ def _parameter_notes(study: Study) -> Iterator[tuple[Span, ...]]:
         resized = " there" if any(mode in SIZES for mode in study.match_modes) else ""
         yield (
             f"Some levels also change the number of parameters: {', '.join(changes)}. Their"
-            f" effects include that; nothing was resized{resized} to make up for it.",
+            f" effects include that: no model was resized{resized}.",
         )
 
 

@@ -65,10 +65,10 @@ def report_divergence(study: Study) -> Section | None:
     of_cells = format_count(len(diverged), "cell")
     text = (
         f"{format_count(study.status_counts['diverged'], 'trial')} of {of_cells} diverged. The"
-        " trials that are left of such a cell are its lucky ones, so their mean flatters it. A"
-        " level that diverged where its partner at the same seed and settings did not is called"
-        " neither better nor cheap, and its cells are never the best. Settings in which any"
-        " training diverged are left out of the effects, as long as others are left."
+        " remaining trials of such a cell are the lucky ones, so their mean is too good. A level"
+        " that diverged where its partner at the same seed and settings did not is not called"
+        " better or cheap, and its cells are not ranked. The effects leave out settings in which a"
+        " training diverged, unless no others remain."
     )
     columns = (
         Column("factor"),

@@ -8,7 +8,7 @@ from kvlab.report.document import (
     Cell,
     Column,
     Content,
-    Heading,
+    Fold,
     Row,
     Section,
     Table,
@@ -63,7 +63,8 @@ def report_hellaswag(study: Study) -> Section | None:
     ]
     tables = [table for table in comparison if table is not None]
     if tables:
-        contents += [Heading("Item by item against the baseline"), paragraph(ITEM_METHOD), *tables]
+        items = (paragraph(ITEM_METHOD), *tables)
+        contents.append(Fold("Item by item against the baseline", items))
     return Section("HellaSwag", tuple(contents), all_at_chance(study, metrics))
 
 
@@ -74,8 +75,8 @@ _TOO_MANY = (
 
 
 _CHANCE = (
-    " No accuracy here is above chance by more than two of its standard errors: these models have"
-    " not learned the task, so an order among them, or a front drawn through them, is no finding."
+    " No accuracy here is above chance by more than two of its standard errors. These models have"
+    " not learned the task, so differences between them mean nothing."
 )
 
 

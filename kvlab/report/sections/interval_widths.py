@@ -39,10 +39,10 @@ def report_interval_widths(study: Study) -> Section | None:
 def _describe(measured: list[Precision]) -> str:
     needs_text = [one.effect.name for one in measured if one.helps_most == "scored tokens"]
     text = (
-        "The intervals of the effects are over seeds: they say what other trainings would give on"
-        " the text that was scored. More seeds narrow them; more scored tokens narrow them as far"
-        " as the documents act on each seed's weights differently. The error over texts, clustered"
-        " by document, is no part of them: it says how far the differences hold for other text."
+        "The intervals of the effects are over seeds: they cover other trainings on the same scored"
+        " text. More seeds narrow them. More scored tokens narrow them where the seeds differ from"
+        " document to document. The intervals do not contain the error over texts, which is"
+        " clustered by document: it says how well the differences hold for other text."
     )
     if not needs_text:
         return f"{text} Seeds help most for every level here."
@@ -62,8 +62,8 @@ def _steps(study: Study) -> list[Content]:
     text = (
         f"Over the last {LAST_SHARE:.0%} of its tokens the baseline's validation loss still fell by"
         f" {format_magnitude('loss', fall)} nats/token, more than half of the narrowest interval:"
-        " more steps may change the differences, and narrow intervals where levels only learn at"
-        " different speeds. How much cannot be told from this sweep."
+        " more steps may change the differences, and may narrow intervals where levels learn at"
+        " different speeds."
     )
     return [paragraph(text)]
 

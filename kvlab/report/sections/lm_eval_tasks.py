@@ -10,7 +10,7 @@ from kvlab.report.document import (
     Cell,
     Column,
     Content,
-    Heading,
+    Fold,
     Row,
     Section,
     Table,
@@ -42,7 +42,7 @@ def report_lm_eval(study: Study) -> Section | None:
     ]
     shown = [table for table in tables if table is not None]
     if shown:
-        contents += [Heading("Tasks, item by item"), paragraph(ITEM_METHOD), *shown]
+        contents.append(Fold("Tasks, item by item", (paragraph(ITEM_METHOD), *shown)))
     return Section("Tasks of lm-eval", tuple(contents))
 
 

@@ -18,7 +18,7 @@ from kvlab.report.document import (
     Code,
     Column,
     Content,
-    Heading,
+    Fold,
     Row,
     Section,
     Table,
@@ -49,46 +49,44 @@ def _warn_of_added_seeds(study: Study) -> Content:
     before, alpha = study.reported_sizes, study.decide.alpha
     sizes = (*before, len(study.seeds))
     text = (
-        f"A report was written at {', '.join(map(str, before))} seeds before seeds were added: now"
-        f" there are {sizes[-1]}. Whoever tests anew at each of these at {alpha:g} finds a"
-        f" difference where there is none in {repeated_test_error(sizes, alpha):.0%} of single"
-        " tests (simulated for t-tests), so what this report decides is weaker evidence than it"
-        " says. To add seeds only where nothing is decided, with the error kept, declare the looks"
-        " before the first trial: "
+        f"A report was written at {', '.join(map(str, before))} seeds, and then seeds were added:"
+        f" now there are {sizes[-1]}. A test that is repeated at these numbers of seeds finds a"
+        f" difference that is not there with probability {repeated_test_error(sizes, alpha):.0%},"
+        f" not {alpha:g} (simulated t-tests). So the verdicts of this report are weaker than they"
+        " say. To add seeds and keep the error, declare the looks before the first trial: "
     )
     return paragraph(text, Code(f"seeds: {{looks: [{', '.join(map(str, sizes))}]}}"), ".")
 
 
 def _report_declared(study: Study, seeds: SeedLooks) -> list[Content]:
-    claims, alpha, sizes = len(study.claims), study.decide.alpha, seeds.looks
-    declared = ", ".join(map(str, sizes))
+    claims, sizes = format_count(len(study.claims), "claim"), ", ".join(map(str, seeds.looks))
     text = (
-        f"Declared before the first trial: looks at {declared} seeds, and"
-        f" {format_count(claims, 'claim')} that are wrong together with probability {alpha:g} at"
-        " most. After each look only what was undecided got more seeds, with the cells that it is"
-        " compared with. The looks share the error by O'Brien and Fleming's rule: little of it is"
-        " spent early. A claim is decided once its |t|, from its own differences over seeds,"
-        " reaches the bound; what is found passes its error on to the other claims (Holm)."
-        f" Intervals hold for all claims and looks together ({1 - alpha:.0%}); one that Holm's step"
-        " alone decides is cut at zero."
+        f"The sweep declared looks at {sizes} seeds and {claims} before its first trial. After each"
+        f" look only undecided claims got more seeds. {_describe_savings(study, seeds)}"
     )
-    if study.decide.margin is not None:
-        text += (
-            " A claim whose interval ends below the margin of"
-            f" {format_magnitude(study.primary_metric, study.decide.margin)}"
-            f" {difference_unit(study.primary_metric)} is decided, too."
-        )
-    text += (
-        " Whatever else this report tests (cells that are no claim, interactions, other"
-        " measurements) is tested once,"
-        " with the seeds that there are, as if these had been chosen beforehand: it explores. Only"
-        " the claims are decided with the error kept."
-    )
-    contents: list[Content] = [paragraph(text), paragraph(_describe_savings(study, seeds))]
-    contents.append(_looks_table(study, seeds))
+    contents: list[Content] = [paragraph(text), _looks_table(study, seeds)]
     if study.taken_looks:
-        contents += [Heading("Every claim at every look"), _claims_table(study)]
-    return contents
+        contents.append(Fold("Every claim at every look", (_claims_table(study),)))
+    return [*contents, Fold("How looks decide", (paragraph(_explain(study)),))]
+
+
+def _explain(study: Study) -> str:
+    alpha, margin = study.decide.alpha, study.decide.margin
+    text = (
+        f"All claims at all looks together are wrong with probability {alpha:g} at most. The looks"
+        " share this error by O'Brien and Fleming's rule, which spends little of it early. A claim"
+        " is decided once its |t|, from its own differences over seeds, reaches the bound."
+    )
+    if margin is not None:
+        unit = difference_unit(study.primary_metric)
+        size = f"{format_magnitude(study.primary_metric, margin)} {unit}".strip()
+        text += f" It is decided, too, once its interval ends below the margin of {size}."
+    return text + (
+        " A claim that is found passes its error on to the others (Holm). If this step alone"
+        " decides a claim, its interval ends at zero. Other differences, such as those of cells and"
+        " interactions, are tested once, as if these seeds had been chosen beforehand. They are"
+        " exploratory."
+    )
 
 
 def _describe_savings(study: Study, seeds: SeedLooks) -> str:

@@ -15,9 +15,10 @@ from kvlab.layout.extrapolation import (
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.report.benchmark_lines import benchmark_lines, cell_experiment, measured_peaks
 from kvlab.report.benchmark_plots import MAX_VARIANTS
-from kvlab.report.document import Cell, Column, Figure, Row, Section, Table, cell, paragraph
+from kvlab.report.document import Column, Figure, Row, Section, Table, cell, paragraph
 from kvlab.report.figures.plot import SERIES, Axis, Plot, Point, Points
-from kvlab.report.formatting import format_percent, format_significant
+from kvlab.report.formatting import format_binary_size, format_percent, format_significant
+from kvlab.report.table_columns import size_cell, size_column
 from kvlab.spec.experiment import ServedModel
 
 
@@ -51,9 +52,9 @@ def report_projection(study: Study) -> Section | None:
         Column("size"),
         Column("batch", True),
         Column("context", True),
-        Column("KV stored (GB)", True),
-        Column("KV read per token (GB)", True),
-        Column("weights (GB)", True),
+        size_column("K/V stored"),
+        size_column("K/V read per token"),
+        size_column("weights"),
         Column("step, from (s)", True),
         Column("step, to (s)", True),
     )
@@ -71,7 +72,7 @@ def _figure(study: Study, by_cell: dict[Levels, list[Extrapolation]]) -> Figure:
             Point(
                 extrapolated.kv_bytes,
                 EXTRAPOLATION_PRESETS.index(extrapolated.size),
-                (name, extrapolated.size, f"K/V {_gigabytes(extrapolated.kv_bytes)}"),
+                (name, extrapolated.size, f"K/V {format_binary_size(extrapolated.kv_bytes)}"),
                 key,
             )
             for extrapolated in sizes
@@ -85,7 +86,11 @@ def _figure(study: Study, by_cell: dict[Levels, list[Extrapolation]]) -> Figure:
         for extrapolated in sizes
     }
     weight_points = tuple(
-        Point(count, EXTRAPOLATION_PRESETS.index(size), (size, f"weights {_gigabytes(count)}"))
+        Point(
+            count,
+            EXTRAPOLATION_PRESETS.index(size),
+            (size, f"weights {format_binary_size(count)}"),
+        )
         for size, count in weights.items()
     )
     plot = Plot(
@@ -96,14 +101,10 @@ def _figure(study: Study, by_cell: dict[Levels, list[Extrapolation]]) -> Figure:
     caption = f"Stored K/V at {batch} sequences of {context:,} tokens, against the weights."
     largest_points = ((layer.name, layer.points[-1]) for layer in layers)
     largest_sizes = "; ".join(
-        f"{name}: {_gigabytes(point.x)} at {EXTRAPOLATION_PRESETS[round(point.y)]}"
+        f"{name}: {format_binary_size(point.x)} at {EXTRAPOLATION_PRESETS[round(point.y)]}"
         for name, point in largest_points
     )
     return Figure("projection", caption, f"{caption} {largest_sizes}.", plot)
-
-
-def _gigabytes(count: float) -> str:
-    return f"{format_significant(count / 1e9)} GB"
 
 
 def _extrapolate_cell(study: Study, levels: Levels, peaks: DevicePeaks) -> list[Extrapolation]:
@@ -125,9 +126,6 @@ def _extrapolate_cell(study: Study, levels: Levels, peaks: DevicePeaks) -> list[
 def _row(
     study: Study, levels: Levels, extrapolated: Extrapolation, efficiencies: list[float]
 ) -> Row:
-    def giga(count: float) -> Cell:
-        return cell(format_significant(count / 1e9), count / 1e9)
-
     fastest = extrapolated.seconds / max(efficiencies)
     slowest = extrapolated.seconds / min(efficiencies)
     return Row(
@@ -136,9 +134,9 @@ def _row(
             cell(extrapolated.size),
             cell(f"{extrapolated.batch_size:,}", extrapolated.batch_size),
             cell(f"{extrapolated.context_length:,}", extrapolated.context_length),
-            giga(extrapolated.kv_bytes),
-            giga(extrapolated.cost.kv_read_bytes),
-            giga(extrapolated.weight_bytes),
+            size_cell(extrapolated.kv_bytes),
+            size_cell(extrapolated.cost.kv_read_bytes),
+            size_cell(extrapolated.weight_bytes),
             cell(format_significant(fastest), fastest),
             cell(format_significant(slowest), slowest),
         ),

@@ -39,12 +39,18 @@ def report_provenance(study: Study) -> Section:
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
     if recorded:
         counts = _count_values(recorded)
-        contents += [*_warnings(counts), *_warn_of_overlap(recorded)]
+        contents += list_warnings(study)
         contents.append(_table(counts))
     for title, key in (("The sweep", "yaml"), ("The base experiment", "experiment_yaml")):
         if study.sweep.get(key):
             contents.append(Block(title, str(study.sweep[key]), "yaml"))
     return Section("Provenance", tuple(contents), is_appendix=True)
+
+
+def list_warnings(study: Study) -> list[Content]:
+    """Say what limits all comparisons: mixed records, uncommitted code, text that leaked."""
+    recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
+    return [*_warnings(_count_values(recorded)), *_warn_of_overlap(recorded)]
 
 
 def _sections_option(study: Study) -> str:
@@ -90,10 +96,10 @@ def _warnings(counts: dict[str, Counter[str]]) -> list[Content]:
     mixed = [name for name, values in counts.items() if len(values) > 1]
     warnings: list[Content] = []
     if mixed:
-        text = f" trials differ in {', '.join(mixed)}; a difference between cells may come from it."
+        text = f" trials differ in {', '.join(mixed)}, which may cause differences between cells."
         warnings.append(paragraph(Strong("Mixed record:"), text))
     if "yes" in counts.get("uncommitted changes", {}):
-        text = " some trials ran code with uncommitted changes, so their commit does not say all."
+        text = " some trials ran code with uncommitted changes, which their commit does not name."
         warnings.append(paragraph(Strong("Uncommitted code:"), text))
     return warnings
 
@@ -104,7 +110,7 @@ def _warn_of_overlap(recorded: list[Record]) -> list[Content]:
     worst = max((shares[max(shares, key=int)] for shares in overlaps if shares), default=0.0)
     if worst <= ACCEPTED_OVERLAP:
         return []
-    text = f" {worst:.1%} of the held-out tokens are inside long passages of the training text, so"
+    text = f" {worst:.1%} of the held-out tokens are in long passages of the training text, so"
     return [paragraph(Strong("Leaked text:"), f"{text} losses measure memory in part.")]
 
 

@@ -19,6 +19,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_percent, format_significant
+from kvlab.report.table_columns import size_cell, size_column
 from kvlab.spec.experiment import Experiment
 
 Step = tuple[str, Any, Any]
@@ -41,8 +42,8 @@ def report_roofline(study: Study) -> Section | None:
         Column("batch", True),
         Column("context", True),
         Column("GFLOPs", True, "10^9 floating-point operations"),
-        Column("weights (MB)", True),
-        Column("K/V read (MB)", True),
+        size_column("weights"),
+        size_column("K/V read"),
         Column("predicted (ms)", True),
         Column("measured (ms)", True),
         Column("MBU", True, "weights and K/V read each second, of the bandwidth", ("MBU (%)",)),
@@ -87,6 +88,9 @@ def _row(step: Step, lines: dict[str, dict[str, Any]], keys: dict[str, str]) -> 
         value = lines[metric]["value"] / unit
         return cell(format_significant(value), value)
 
+    def size(metric: str) -> Cell:
+        return size_cell(round(lines[metric]["value"])) if metric in lines else EMPTY_CELL
+
     def share(metric: str) -> Cell:
         return cell(format_percent(lines[metric]["value"]), 100 * lines[metric]["value"])
 
@@ -96,8 +100,8 @@ def _row(step: Step, lines: dict[str, dict[str, Any]], keys: dict[str, str]) -> 
             cell(f"{batch:,}", batch),
             cell(f"{context:,}", context),
             number("step_flops", 1e9),
-            number("step_weight_bytes", 1e6),
-            number("step_kv_read_bytes", 1e6),
+            size("step_weight_bytes"),
+            size("step_kv_read_bytes"),
             number("step_predicted", 1e-3),
             number("step_measured", 1e-3),
             share("mbu"),

@@ -10,7 +10,7 @@ from kvlab.report.document import (
     Column,
     Content,
     Figure,
-    Heading,
+    Fold,
     Row,
     Section,
     Table,
@@ -41,32 +41,37 @@ def report_size_trends(study: Study) -> Section | None:
     trends = study.size_trends
     if not any(trend.law for trend in trends):
         return None
-    contents: list[Content] = [paragraph(_describe_method(study)), _trend_table(study, trends)]
     predicted = [trend for trend in trends if _is_predictable(trend)]
-    contents.append(_figure(study, trends))
+    contents: list[Content] = [
+        paragraph(_introduce(study)),
+        _trend_table(study, trends),
+        _figure(study, trends),
+        Fold("How trends are estimated", (paragraph(_describe_method()),)),
+    ]
     if predicted:
-        contents += [
-            Heading("Predictions"),
-            paragraph(_describe_prediction(study)),
-            _prediction_table(study, predicted),
-        ]
+        note = paragraph(_describe_prediction(study))
+        contents.append(Fold("Predictions", (note, _prediction_table(study, predicted))))
     return Section("How effects change with size", tuple(contents))
 
 
-def _describe_method(study: Study) -> str:
+def _introduce(study: Study) -> str:
     size = study.sweep["size"]
     by_size = sorted(size["parameters"].items(), key=lambda item: item[1])
     sizes = ", ".join(f"{level} {format_number(count)}" for level, count in by_size)
     return (
-        f"Sizes by {size['factor']}, in parameters without the embeddings of tokens and positions"
-        f" but with the output head: {sizes}. At every seed the paired difference is fitted by a"
-        " straight line of the logarithm of the size. The slopes are tested over seeds (a t-test)."
-        " For levels that change training the standard error is the larger of the level's own and"
-        " the one pooled over levels, which is model-based; own p is the level's own test. The"
-        " intervals hold for all levels of the table together. A trend is claimed if zero is not"
-        " inside its interval. The miss is the difference"
-        " at the largest size minus what the line through the other sizes says there: if its"
-        " interval leaves out zero, the differences do not follow a straight line."
+        f"How each level's difference changes with {size['factor']}: {sizes}. Parameters are"
+        " counted without the embeddings of tokens and positions, and with the output head."
+    )
+
+
+def _describe_method() -> str:
+    return (
+        "At every seed the paired difference is fitted by a straight line of the logarithm of the"
+        " size. The slopes are tested over seeds. For levels that change training the standard"
+        " error is the larger of the level's own and the one pooled over levels. Own p is the"
+        " level's own t-test. The intervals hold for all levels of the table together. The miss is"
+        " the difference at the largest size minus the prediction of the line through the other"
+        " sizes. If its interval does not contain zero, the differences do not follow a line."
     )
 
 
