@@ -145,7 +145,10 @@ class LiveServer(ThreadingHTTPServer):
         """Return a trial that is done, whose outcome does not change any more."""
         key = trial["trial"]
         if "detail" not in self._ended.setdefault(key, {}):
-            self._ended[key]["detail"] = format_outcome(self.store, key)
+            try:
+                self._ended[key]["detail"] = sanitize_line(format_outcome(self.store, key))
+            except StoreError as error:
+                self._ended[key]["detail"] = summarize_error(error)
         return {**_describe(trial), "detail": self._ended[key]["detail"]}
 
     def _ended_curves(self, ended: list[dict[str, Any]]) -> list[dict[str, Any]]:
