@@ -58,9 +58,17 @@ def report_answer(study: Study) -> Section:
         contents += [*floor, *findings] if _count_below_table(study) else [*findings, *floor]
     if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
+    if not study.is_untrained and any(e.aliases for e in study.effects(study.primary_metric)):
+        contents.append(paragraph(_ALIASED))
     contents += [Paragraph(note) for note in list_confounds(study)]
     contents += list_warnings(study)
     return Section("The answer", tuple(contents))
+
+
+_ALIASED = (
+    "This design runs a part of all cells, so a level's difference contains a part of the"
+    " interactions that it is aliased with. The table of effects names them."
+)
 
 
 def _describe_cost(study: Study) -> list[Content]:
