@@ -57,6 +57,7 @@ class DatasetFacts:
         held_out_tokens: Tokens of the validation split.
         held_out_bytes: UTF-8 bytes of the text of the validation split.
         warnings: What is unusual about the text, one line each.
+        identity: See `kvlab.data.dataset_identity`.
     """
 
     digest: str
@@ -64,6 +65,7 @@ class DatasetFacts:
     held_out_tokens: int
     held_out_bytes: int
     warnings: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def read_dataset_facts(folder: Path) -> DatasetFacts:
@@ -87,6 +89,7 @@ def read_dataset_facts(folder: Path) -> DatasetFacts:
         held_out_tokens=held_out["tokens"],
         held_out_bytes=held_out["text_bytes"],
         warnings=tuple(warnings),
+        identity=manifest["identity"],
     )
 
 

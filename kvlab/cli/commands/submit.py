@@ -43,8 +43,9 @@ from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared
 from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
-from kvlab.sweep.planning.planner import ended_status, prepare_text, trials_to_run, uses_pruning
+from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.stages import describe_stage
+from kvlab.sweep.planning.texts import prepare_text
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.task import run_task

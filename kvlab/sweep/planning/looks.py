@@ -27,7 +27,8 @@ from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
-from kvlab.sweep.planning.planner import IdentifyDataset, Plan, describe_sweep, plan
+from kvlab.sweep.planning.planner import Plan, describe_sweep, plan
+from kvlab.sweep.planning.texts import IdentifyDataset
 
 WORSE = ("worse", "worse within")
 """Verdicts on a level whose trainings diverged more often: those that are left flatter it."""

@@ -1,26 +1,31 @@
 """Plan a sweep: its trials, checked, costed and de-duplicated. Imports no torch, ray or optuna."""
 
 import hashlib
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from kvlab.errors import DataError, Problem, SpecError
 from kvlab.humanize import format_count, format_number
 from kvlab.layout import KVLayout, parameter_count, training_flops
-from kvlab.spec import DataConfig
 from kvlab.spec.decide_config import list_claims
 from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.init_from import CellKey, cell_key
 from kvlab.spec.size_config import count_size_parameters
 from kvlab.spec.sweep import Cell, Sweep
-from kvlab.spec.validation_errors import FieldError
 from kvlab.store import Store
+from kvlab.sweep.planning.texts import (
+    IdentifyDataset,
+    PlannedTexts,
+    describe_texts,
+    find_text,
+    prepare_text,
+    read_known_texts,
+    with_absolute_paths,
+)
 from kvlab.sweep.planning.trunks import Branch, plan_branches
 from kvlab.trial.initial_weights import InitialWeightsResolver
 from kvlab.trial.trial import Trial
@@ -31,9 +36,6 @@ if TYPE_CHECKING:
 EndedStatus = Literal["done", "failed", "diverged", "pruned"]
 
 TrialState = Literal["new", "shares training", "done", "failed", "diverged", "pruned"]
-
-IdentifyDataset = Callable[[DataConfig], "DatasetFacts | None"]
-"""Return the facts of a prepared dataset, its digest among them; None if it is not prepared."""
 
 
 def ended_status(store: Store, trial_id: str, *, pruned: bool = False) -> EndedStatus | None:
@@ -152,6 +154,7 @@ class Plan:
         absent: Why a dataset or a checkpoint is unavailable, one line each. Then the ids are
             provisional: they change once it is there and can be identified.
         notes: What is unusual about the text, and defaults that are lowered to it, one line each.
+        texts: The texts that the trials read.
     """
 
     sweep: Sweep
@@ -159,6 +162,7 @@ class Plan:
     cells: tuple[PlannedCell, ...] = field(repr=False)
     absent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    texts: tuple["DatasetFacts", ...] = field(default=(), repr=False)
 
     @cached_property
     def training_count(self) -> int:
@@ -233,12 +237,14 @@ def plan(
     resolver = InitialWeightsResolver(sweep, cells, provisional=provisional)
     if identify is None:
         identify = find_text if provisional else prepare_text
-    texts = _Texts(sweep, identify, provisional)
+    known = {} if store is None else read_known_texts(store, sweep.name)
+    texts = PlannedTexts(sweep, identify, provisional, known)
     texts.check(cells)
     builder = _PlanBuilder(sweep, store, texts, resolver)
     planned_cells = tuple(builder.add(cell) for cell in cells)
     absent = (*texts.absent, *resolver.absent)
-    return Plan(sweep, builder.build_trials(), planned_cells, absent, tuple(texts.notes))
+    trials, notes = builder.build_trials(), tuple(texts.notes)
+    return Plan(sweep, trials, planned_cells, absent, notes, texts.facts())
 
 
 def uses_pruning(sweep: Sweep) -> bool:
@@ -258,7 +264,7 @@ class _PlanBuilder:
         self,
         sweep: Sweep,
         store: Store | None,
-        texts: "_Texts",
+        texts: PlannedTexts,
         resolver: InitialWeightsResolver,
     ):
         self._store, self._texts, self._resolver = store, texts, resolver
@@ -321,7 +327,7 @@ class _PlanBuilder:
     def _make_trial(self, cell: Cell, seed: int) -> Trial:
         key = (cell_key(cell.levels), seed)
         if key not in self._trial_of_cell:
-            experiment = self._texts.fit(_with_absolute_paths(cell.experiment))
+            experiment = self._texts.fit(with_absolute_paths(cell.experiment))
             dataset_id = self._texts.identity(experiment.data)
             initial_weights = self._resolver.resolve(cell, seed, self._make_trial)
             self._trial_of_cell[key] = Trial.of(experiment, dataset_id, seed, initial_weights)
@@ -334,110 +340,6 @@ class _PlanBuilder:
 
     def _is_trained(self, trial: Trial) -> bool:
         return self._store is not None and self._store.is_trained(trial.training_id)
-
-
-class _Texts:
-    """The texts of a plan: their identities, and what is asked of them.
-
-    Attributes:
-        absent, notes: See `Plan`.
-    """
-
-    def __init__(self, sweep: Sweep, identify: IdentifyDataset, provisional: bool):
-        self._sweep, self._identify, self._provisional = sweep, identify, provisional
-        self._facts: dict[DataConfig, DatasetFacts | None] = {}
-        self.absent: list[str] = []
-        self.notes: list[str] = []
-
-    def check(self, cells: Sequence[Cell]) -> None:
-        """Identify the texts of all cells, and check that they hold what the cells ask for.
-
-        Raises:
-            SpecError: A text does not, or cannot be read; all problems with file, line, column.
-            DataError: A text is unavailable, for a reason that is in no file of the sweep.
-        """
-        problems: list[Problem] = []
-        for cell in cells:
-            experiment = _with_absolute_paths(cell.experiment)
-            try:
-                if experiment.data not in self._facts:
-                    self._facts[experiment.data] = self._find(experiment.data)
-            except DataError as error:
-                if error.field is None:
-                    raise
-                problems.append(self._locate(error.field, str(error), cell))
-                self._facts[experiment.data] = None
-            problems += self._find_problems(experiment, cell)
-        if problems:
-            raise SpecError(problems)
-
-    def _find(self, data: DataConfig) -> "DatasetFacts | None":
-        """Return the facts of a text; None if it is not available yet."""
-        try:
-            facts = self._identify(data)
-        except DataError as error:
-            if not self._provisional or error.field is not None:
-                raise
-            self.absent.append(str(error))
-            return None
-        if facts is None:
-            self.absent.append(
-                f"the text of data.source = {data.source} is not prepared; `kvlab submit` does it"
-            )
-        else:
-            self.notes += [line for line in facts.warnings if line not in self.notes]
-        return facts
-
-    def _find_problems(self, experiment: Experiment, cell: Cell) -> Iterator[Problem]:
-        facts = self._facts[experiment.data]
-        if facts is None:
-            return
-        from kvlab.data.requirements import find_shortages, scale_defaults
-
-        experiment, note = scale_defaults(experiment, facts)
-        if note is not None and note not in self.notes:
-            self.notes.append(note)
-        for key, message in find_shortages(experiment, facts):
-            yield self._locate(key, message, cell)
-
-    def _locate(self, key: str, message: str, cell: Cell) -> Problem:
-        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-        return self._sweep.locate(FieldError(path, message), cell.levels)
-
-    def fit(self, experiment: Experiment) -> Experiment:
-        """Return an experiment whose default token counts fit its text."""
-        facts = self._facts[experiment.data]
-        if facts is None:
-            return experiment
-        from kvlab.data.requirements import scale_defaults
-
-        return scale_defaults(experiment, facts)[0]
-
-    def identity(self, data: DataConfig) -> str:
-        """Return the digest of a text; a name in its place if it is not available yet."""
-        facts = self._facts[data]
-        return f"absent {data.source}" if facts is None else facts.digest
-
-
-def prepare_text(
-    data: DataConfig, on_progress: Callable[[str], None] | None = None
-) -> "DatasetFacts":
-    """Prepare a text if it is not, and return its facts.
-
-    Args:
-        on_progress: Called with lines for people.
-    """
-    from kvlab.data import prepare_dataset
-    from kvlab.data.shards import read_dataset_facts
-
-    return read_dataset_facts(prepare_dataset(data, on_progress).folder)
-
-
-def find_text(data: DataConfig) -> "DatasetFacts | None":
-    """Return the facts of a prepared text."""
-    from kvlab.data import find_dataset
-
-    return find_dataset(data)
 
 
 def _trial_costs(experiment: Experiment) -> dict[str, int]:
@@ -457,15 +359,6 @@ def _describe_sizes(sweep: Sweep) -> dict[str, Any]:
         return {}
     parameters = count_size_parameters(sweep, sweep.cells())
     return {"size": {**sweep.size.model_dump(mode="json"), "parameters": parameters}}
-
-
-def _with_absolute_paths(experiment: Experiment) -> Experiment:
-    """Make text paths absolute, so that any worker finds them from its working folder."""
-    data = experiment.data
-    if not data.paths:
-        return experiment
-    paths = tuple(os.path.abspath(path) for path in data.paths)
-    return experiment.model_copy(update={"data": data.model_copy(update={"paths": paths})})
 
 
 def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str) -> dict[str, Any]:
@@ -500,6 +393,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
             ),
         },
         **_describe_sizes(sweep),
+        **describe_texts(plan.texts),
         **({} if sweep.match == ("none",) else {"match": list(sweep.match)}),
         **({} if sweep.search is None else {"search": sweep.search.model_dump(mode="json")}),
         "report": sweep.report.model_dump(mode="json"),

@@ -16,12 +16,12 @@ from kvlab.spec.sweep import Sweep
 from kvlab.store import Store
 from kvlab.sweep.planning.looks import RECORD_KEY, LookPlan, LookPlanner
 from kvlab.sweep.planning.planner import (
-    IdentifyDataset,
     Plan,
     PlannedCell,
     describe_sweep,
     plan,
 )
+from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.planning.tuning import Tuning, plan_most_tuning, plan_tuning
 
 

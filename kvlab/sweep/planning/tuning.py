@@ -29,7 +29,8 @@ from kvlab.spec.experiment import Experiment
 from kvlab.spec.sweep import Cell, Sweep
 from kvlab.spec.tuning_config import TUNED_KEY, TuneConfig, with_learning_rate
 from kvlab.store import Store
-from kvlab.sweep.planning.planner import IdentifyDataset, Plan, PlannedTrial, plan
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
+from kvlab.sweep.planning.texts import IdentifyDataset
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from kvlab.spec.overrides import apply_patch
 from kvlab.spec.search_config import format_settings
 from kvlab.spec.sweep import SEARCH_FACTOR, Cell, Sweep
 from kvlab.store import Store
-from kvlab.sweep.planning.planner import IdentifyDataset, Plan, PlannedTrial, plan
+from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
+from kvlab.sweep.planning.texts import IdentifyDataset
 from kvlab.sweep.search.objectives import (
     check_objectives,
     limit_violations,

@@ -4,6 +4,7 @@ from unittest import mock
 
 import pytest
 
+from kvlab.data import get_data_dir
 from kvlab.store import Store
 from kvlab.sweep.planning.explain import (
     explain_equality,
@@ -123,6 +124,10 @@ def test_another_text_is_named_with_the_key_that_selects_it(tmp_path):
     with tiny_sweep_folder(tmp_path) as folder:
         code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
         assert code == 0, out
+        prepared = get_data_dir() / "datasets"
+        prepared.rename(folder / "away")
+        assert "State: 2 done." in run_kvlab("plan", "s.yaml")[1], "the record knows the text"
+        (folder / "away").rename(prepared)
         spec = folder / "e.yaml"
         spec.write_text(spec.read_text().replace("fraction: 0.2", "fraction: 0.3"))
         out = run_kvlab("plan", "s.yaml")[1]
