@@ -24,6 +24,8 @@ include_patterns = [
 ]  # fmt: skip
 html_theme = "furo"
 html_title = "kvlab"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 myst_heading_anchors = 3

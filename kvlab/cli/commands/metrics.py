@@ -12,7 +12,7 @@ from kvlab.errors import UsageError
 from kvlab.store.metrics import FAMILIES, METRICS, OTHER, MetricFamily, find_family
 from kvlab.track.metric_names import DUPLICATES, tracked_name
 
-HEAD = ("name", "unit", "better", "what", "in MLflow")
+HEAD = ("name", "what", "unit", "better", "in MLflow")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ def _list_places(family: MetricFamily, quote: str) -> Iterator[str]:
 def _make_row(name: str) -> tuple[str, ...]:
     metric = METRICS[name]
     title = f"{metric.title} (derived)" if metric.derive else metric.title
-    return name, metric.unit or "share", metric.better, title, _format_tracked(name)
+    return name, title, metric.unit or "share", metric.better, _format_tracked(name)
 
 
 def _format_tracked(name: str) -> str:
@@ -129,8 +129,8 @@ def _format_tracked(name: str) -> str:
 
 
 def _quote_names(row: tuple[str, ...]) -> tuple[str, ...]:
-    name, *facts, title, tracked = row
-    return f"`{name}`", *facts, title.replace("|", "\\|"), tracked
+    name, title, *facts = row
+    return f"`{name}`", title.replace("|", "\\|"), *facts
 
 
 def _format_row(cells: tuple[str, ...] | list[str]) -> str:
