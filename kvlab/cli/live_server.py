@@ -77,8 +77,14 @@ class LiveServer(ThreadingHTTPServer):
     def list_sweeps(self) -> list[dict[str, Any]]:
         """Return the name, the state and the counts of every sweep."""
         shown = ("sweep", "driven", "states")
-        facts = (self._read(name) for name in self.store.sweep_names())
-        return [{key: one[key] for key in shown} for one in facts]
+        sweeps = []
+        for name in self.store.sweep_names():
+            try:
+                facts = self._read(name)
+            except StoreError:  # its own page says what is wrong with it
+                facts = {"sweep": name, "driven": False, "states": {"damaged": 1}}
+            sweeps.append({key: facts[key] for key in shown})
+        return sweeps
 
     def describe_sweep(self, name: str) -> dict[str, Any]:
         """Return what the page shows of one sweep.

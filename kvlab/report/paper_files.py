@@ -21,6 +21,7 @@ from kvlab.report.figures.plot import Plot
 from kvlab.report.formatting import (
     difference_unit,
     format_binary_size,
+    format_difference,
     format_fixed,
     format_metric,
     format_percent,
@@ -234,7 +235,7 @@ def _difference_columns(study: Study, rows: Sequence[AblationRow]) -> list[_Colu
         f"$\\Delta$: {escape_latex(title)}, minus the baseline's (in brackets), mean over {seeds}"
     )
     difference = _Column("$\\Delta$", "r", partial(_write_difference, study, decimals), note)
-    if not any(row.interval for row in rows):
+    if decimals is None:
         return [difference]
     percent = f"{100 * (1 - study.decide.alpha):g}\\%"
     interval_note = f"simultaneous {percent} intervals, bold where zero is outside"
@@ -244,32 +245,39 @@ def _difference_columns(study: Study, rows: Sequence[AblationRow]) -> list[_Colu
     return [difference, _Column(percent, "r", write, interval_note)]
 
 
-def _choose_decimals(study: Study, rows: Sequence[AblationRow]) -> int:
-    """Return the decimals that give the narrowest interval two digits, and no end that is not
-    zero as zero."""
+def _choose_decimals(study: Study, rows: Sequence[AblationRow]) -> int | None:
+    """Return the decimals that give the narrowest interval two digits, and show no end as zero.
+
+    None if nothing was tested, so that no interval says how many digits are known.
+    """
     metric = study.primary_metric
-    ends = [in_display_unit(metric, end) for row in rows for end in row.interval or ()]
-    values = ends or [in_display_unit(metric, row.difference or 0.0) for row in rows]
-    widths = [abs(high - low) / 2 for low, high in zip(ends[::2], ends[1::2], strict=True)]
-    scale = min((size for size in widths or map(abs, values) if size), default=1.0)
-    decimals = max(0, 1 - math.floor(math.log10(scale)))
-    for more in range(decimals, MAX_DECIMALS):
-        if all(round(value, more) or not value for value in values):
-            return more
-    return MAX_DECIMALS
+    intervals = [
+        [in_display_unit(metric, end) for end in row.interval] for row in rows if row.interval
+    ]
+    widths = [high - low for low, high in intervals if high > low]
+    if not widths:
+        return None
+    decimals = max(0, 1 - math.floor(math.log10(min(widths) / 2)))
+    while decimals < MAX_DECIMALS and any(
+        end and not round(end, decimals) for ends in intervals for end in ends
+    ):
+        decimals += 1
+    return min(decimals, MAX_DECIMALS)
 
 
 _BOLD = ("better", "worse", "worse within", "higher", "lower")
 _WITHIN = ("bounded", "worse within", "equivalent")
 
 
-def _write_difference(study: Study, decimals: int, row: AblationRow) -> str:
+def _write_difference(study: Study, decimals: int | None, row: AblationRow) -> str:
     metric = study.primary_metric
     if row.levels == study.baseline:
         return "" if row.value is None else f"({escape_latex(format_metric(metric, row.value))})"
     if row.difference is None:
         return ""
-    number = format_signed(in_display_unit(metric, row.difference), decimals)
+    number = format_difference(metric, row.difference)
+    if decimals is not None:
+        number = format_signed(in_display_unit(metric, row.difference), decimals)
     text = escape_latex(number)
     if row.verdict_name in _BOLD:
         text = f"\\textbf{{{text}}}"
@@ -314,7 +322,7 @@ def _write_row(study: Study, row: AblationRow, columns: Sequence[_Column]) -> st
 def _write_caption(study: Study, rows: Sequence[AblationRow], columns: Sequence[_Column]) -> str:
     """Return the caption: what is compared, and what each column is."""
     total = len(study.cells)
-    some = f" {len(rows)} of {total:,} cells: the front and single changes first."
+    some = f" The table has {len(rows)} of {total:,} cells."
     notes = "; ".join(column.note for column in columns if column.note)
     text = (
         f"Ablation of the key-value cache against the baseline.{some if len(rows) < total else ''}"

@@ -22,6 +22,9 @@ from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
 
 Experiment = Mapping[str, Mapping[str, Any]]
 
+MAX_DIGESTS = 3
+"""Texts whose digests are named; those of more are in the record."""
+
 MAX_LISTED_LEVELS = 8
 """Levels of a factor that are named; more are counted."""
 
@@ -123,9 +126,13 @@ def format_latex_number(value: float) -> str:
     return f"${mantissa}\\times 10^{{{int(exponent)}}}$".replace("$$", "")
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{format_latex_number(number)} {noun}{'s' if number != 1 else ''}"
+
+
 def join(parts: Iterable[str]) -> str:
-    """Join words as a list: ``a``, ``a and b``, ``a, b and c``."""
-    *first, last = list(parts)
+    """Join words as a list: ``a``, ``a and b``, ``a, b and c``; empty without any."""
+    *first, last = list(parts) or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 
@@ -155,17 +162,18 @@ def _describe_models(study: Study, facts: Facts) -> Iterator[str]:
 
 
 def _describe_design(study: Study) -> str:
-    factors = join(
+    factors = (
         f"{escape_latex(factor)} ({_list_levels(levels)})"
         for factor, levels in study.factors.items()
+        if len(levels) > 1
     )
     kinds = [name.partition(":") for name in str(study.sweep.get("design", "full")).split(" + ")]
     titles = " and ".join(DESIGNS[kind].title if kind in DESIGNS else kind for kind, _, _ in kinds)
     source = cite("box1961fractional") if any(kind == "fractional" for kind, _, _ in kinds) else ""
     cells = format_latex_number(len(study.cells))
     return (
-        f"The ablation varies {factors}; the first level of each is the baseline."
-        f" The design ({escape_latex(titles)}{source}) has {cells} cells."
+        f"The ablation varies {join(factors) or 'nothing'}; the first level of each is the"
+        f" baseline. The design ({escape_latex(titles)}{source}) has {cells} cells."
     )
 
 
@@ -306,9 +314,10 @@ def _describe_recipe(facts: Facts) -> Iterator[str]:
     if batch := facts.span("training", "batch_tokens"):
         yield f" in batches of {batch} tokens"
     if facts.values("training", "beta1"):
-        betas = f"{facts.span('training', 'beta1')}, {facts.span('training', 'beta2')}"
+        first, second = facts.span("training", "beta1"), facts.span("training", "beta2")
         decay = facts.span("training", "weight_decay")
-        yield f" by AdamW{cite('loshchilov2019adamw')} ($\\beta$ {betas}; weight decay {decay})"
+        settings = f"$\\beta_1$ {first}, $\\beta_2$ {second}, weight decay {decay}"
+        yield f" by AdamW{cite('loshchilov2019adamw')} ({settings})"
     if rate := facts.span("training", "learning_rate"):
         yield f", at a peak learning rate of {rate}"
     if warmup := facts.span("training", "warmup_tokens"):
@@ -325,15 +334,11 @@ def _describe_recipe(facts: Facts) -> Iterator[str]:
 
 
 def _describe_seeds(study: Study) -> Iterator[str]:
-    seeds = format_latex_number(len(study.seeds))
     trainings = len({row.training for row in study.done_rows if row.training})
     trials = len(study.done_rows)
-    text = f"Each cell has {seeds} seed{'s' if len(study.seeds) > 1 else ''}"
+    text = f"Each cell has {_count(len(study.seeds), 'seed')}"
     if trainings and not study.is_untrained:
-        text += (
-            f"; the {format_latex_number(trials)} trials rest on"
-            f" {format_latex_number(trainings)} trainings"
-        )
+        text += f"; the {_count(trials, 'trial')} rest on {_count(trainings, 'training')}"
         if trainings < trials:
             text += ", since cells that differ only in serving share weights"
         text += ". At one seed all cells see the same batches in the same order"
@@ -341,7 +346,8 @@ def _describe_seeds(study: Study) -> Iterator[str]:
     others = {state: n for state, n in study.status_counts.items() if state != "done"}
     if others:
         listed = ", ".join(f"{n} {escape_latex(state)}" for state, n in sorted(others.items()))
-        yield f"Of {format_latex_number(len(study.rows))} trials some are not measured ({listed})."
+        rest = format_latex_number(sum(others.values()))
+        yield f"Of {_count(len(study.rows), 'trial')} {rest} are not measured ({listed})."
     tuning = study.sweep.get("tuning")
     if tuning:
         tuned = ", ".join(map(str, tuning["seeds"]))
@@ -487,6 +493,6 @@ def _describe_machines(study: Study) -> Iterator[str]:
     if software:
         yield f"Software: {join(software)}."
     digests = values("digest", "data")
-    if digests:
+    if 0 < len(digests) <= MAX_DIGESTS:
         listed = ", ".join(f"\\texttt{{{escape_latex(one[:12])}}}" for one in digests)
         yield f"The tokens have the sha256 {listed}."

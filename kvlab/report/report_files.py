@@ -55,6 +55,9 @@ def write_report(
             f"--paper = {paper.folder} needs a comparison over seeds, and {study.name} is a search"
         )
         raise UsageError(f"{text}; confirm its best trials in a sweep of their own first")
+    if paper is not None and not study.done_rows:
+        text = f"--paper = {paper.folder} needs results, and no trial of {study.name} is done"
+        raise UsageError(f"{text}; wait for the first, or leave it out")
     document = make_document(study)
     report_folder = Path(folder) / study.name
     files = {

@@ -74,6 +74,16 @@ def test_the_page_is_told_what_runs_and_what_has_ended(server):
     assert facts["left"]
 
 
+def test_a_damaged_sweep_hides_no_other(server):
+    path = server.store.sweep_directory("over") / "sweep.json"
+    path.write_text(path.read_text()[:40])
+    sweeps = json.loads(get(server, "/api/sweeps")[2])
+    assert [one["states"] for one in sweeps] == [{"done": 3, "running": 1}, {"damaged": 1}]
+    status, _, text = get(server, "/api/sweep/over")
+    assert status == 500
+    assert "sweep.json is damaged" in text
+
+
 def test_the_report_is_partial_and_follows_the_record(server):
     status, kind, page = get(server, "/report/now/report.html")
     assert (status, kind) == (200, "text/html")

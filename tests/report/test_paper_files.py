@@ -7,7 +7,8 @@ from importlib.resources import files
 import pytest
 
 from kvlab.analysis.study import Study
-from kvlab.report import paper_methods
+from kvlab.errors import UsageError
+from kvlab.report import paper_methods, write_report
 from kvlab.report.paper_files import COLUMN_WIDTH, PaperFolder, write_ablation, write_paper
 from kvlab.report.paper_methods import list_citations, write_methods
 from kvlab.report.report_files import make_document
@@ -152,6 +153,24 @@ def test_one_seed_claims_nothing(tmp_path):
     assert "no difference is tested" in text
     assert "holm1979procedure" not in text
     assert r"\textbf" not in write_ablation(study, COLUMN_WIDTH)
+
+
+def test_what_is_not_there_is_not_told(tmp_path):
+    factors = {"heads": ("mha", "mqa"), "kept": ("all",)}
+    record = Record(factors=factors, seeds=(0,), status=lambda *_: "done")
+    text = write_methods(Study.load(record.write(tmp_path), "made"))
+    assert "varies heads (mha, mqa); the first" in text
+    assert "Each cell has 1 seed; the 2 trials rest on 2 trainings." in text
+    assert "are not measured" not in text
+    table = write_ablation(Study.load(record.write(tmp_path), "made"), COLUMN_WIDTH)
+    assert re.search(r"mqa & [+$-]+0\.\d{4} &", table), "no interval says how many digits are known"
+
+
+def test_nothing_measured_is_no_paper(tmp_path):
+    store = Record(status=lambda *_: "missing").write(tmp_path / "store")
+    with pytest.raises(UsageError, match="no trial of made is done"):
+        write_report(store, "made", tmp_path, ["answer"], PaperFolder(tmp_path / "paper"))
+    assert not (tmp_path / "paper").exists()
 
 
 def test_every_reference_has_its_use():

@@ -143,7 +143,8 @@ def _watch(
         began = time.monotonic()
         if watched.read_changes():
             with store.report_lock(name).hold():  # a driver that ends writes the report, too
-                folder = _write_report(options, name, sections, paper)
+                measured = paper if watched.counts["done"] else None
+                folder = _write_report(options, name, sections, measured)
             facts = {"sweep": name, "report": str(folder), "states": dict(watched.counts)}
             line = f"{time.strftime('%H:%M:%S')}  {watched.describe()}  {folder / 'report.html'}"
             print(json.dumps(facts) if options.json else line, flush=True)

@@ -57,7 +57,8 @@
 
   function showSweeps(sweeps) {
     const options = sweeps.map((one) => {
-      const option = make("option", one.sweep + (one.driven ? " (running)" : ""));
+      const note = one.driven ? " (running)" : one.states.damaged ? " (damaged)" : "";
+      const option = make("option", one.sweep + note);
       option.value = one.sweep;
       return option;
     });
@@ -245,6 +246,7 @@
       showSweeps(await get("/api/sweeps"));
       if (state.name) showSweep(await get("/api/sweep/" + encodeURIComponent(state.name)));
     } catch (error) {
+      byId("content").hidden = !(error instanceof TypeError);
       report(error instanceof TypeError ? "The page's server does not answer: is `kvlab ui --live` still running?" : error.message);
     }
     timer = setTimeout(poll, document.hidden ? 5 * POLL : POLL);
