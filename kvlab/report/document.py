@@ -31,7 +31,10 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Paragraph:
+    """A paragraph. ``lead`` is the report's one-sentence verdict; ``muted`` are facts beside it."""
+
     spans: tuple[Span, ...]
+    tone: Literal["", "lead", "muted"] = ""
 
 
 @dataclass(frozen=True)
@@ -131,12 +134,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure. ``name`` is the stem of its files; ``alt`` describes it in words."""
+    """A figure.
+
+    Attributes:
+        name: Stem of its files.
+        caption: Its caption.
+        alt: What it shows, in words.
+        plot: The plot.
+        is_half: Whether the page shows it beside the next or the last one.
+    """
 
     name: str
     caption: str
     alt: str
     plot: Plot
+    is_half: bool = False
 
 
 @dataclass(frozen=True)

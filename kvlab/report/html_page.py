@@ -1,9 +1,14 @@
-"""Render a report as one self-contained HTML page: style, script and figures are inside.
+"""Render a report as one self-contained HTML page: style, scripts and figures are inside.
 
-Every value is escaped by Jinja. Only the figures, which escape their own texts, and this package's
-style sheet and script are inserted as they are.
+Every value is escaped by Jinja. Only the specifications of the figures, which are JSON with escaped
+brackets, and this package's style sheet and scripts are inserted as they are. Figures are drawn by
+Vega, which is part of the page; without scripts a reader sees matplotlib's static figures.
 """
 
+import json
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -13,8 +18,7 @@ from kvlab.report.document import Cell, Document, Figure
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-WIDE, NARROW = 880.0, 368.0
-"""Widths of a figure in pixels, for screens and for telephones."""
+VEGA_LITE_VERSION = "6.4"
 
 
 def render_html(document: Document) -> str:
@@ -33,22 +37,67 @@ def render_html(document: Document) -> str:
     return template.render(
         document=document,
         css=Markup(_read_asset("page.css")),
+        vega=Markup(bundle_vega() if document.figures else ""),
         script=Markup(_read_asset("page.js")),
         kind=lambda content: type(content).__name__,
         number=lambda content: numbers[type(content).__name__, content.name],
-        draw=_draw_figure,
+        spec=_figure_spec,
+        static=_static_figure,
         classes=_class_attribute,
         value=_value_attribute,
     )
 
 
-def _draw_figure(figure: Figure) -> "Markup":
+@cache
+def bundle_vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script that sets ``vegaEmbed``.
+
+    The bundle comes out of the package vl-convert-python and takes seconds to make, so it is kept
+    in the user's cache folder.
+    """
+    from platformdirs import user_cache_path
+
+    from kvlab.fs.atomic_files import write_atomic
+
+    release = version("vl-convert-python")
+    path = user_cache_path("kvlab") / f"vega-{release}-{VEGA_LITE_VERSION}.js"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        script = _make_bundle()
+    with suppress(OSError):  # else it is made again the next time
+        write_atomic(path, script)
+    return script
+
+
+def _make_bundle() -> str:
+    import vl_convert
+
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE_VERSION)
+    licence = _read_asset("VEGA_LICENSE.txt")
+    return f"/*\n{licence}*/\n(function () {{\n{script}\n}})();"
+
+
+def _figure_spec(figure: Figure) -> "Markup":
+    """Return a figure's specification as JSON that is safe inside a ``script`` element."""
     from markupsafe import Markup
 
-    from kvlab.report.figures.inline_svg import render_inline_svg
+    from kvlab.report.figures.vega_lite import vega_lite_spec
 
-    wide = render_inline_svg(figure.plot, WIDE, figure.alt, "wide")
-    return wide + Markup("\n") + render_inline_svg(figure.plot, NARROW, figure.alt, "narrow")
+    text = json.dumps(vega_lite_spec(figure.plot, figure.is_half), separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _static_figure(figure: Figure) -> str:
+    """Return a figure as the address of an SVG image."""
+    from base64 import b64encode
+
+    from kvlab.report.figures.axes import render_static_svg
+
+    svg = render_static_svg(figure.plot, figure.name)
+    return f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
 
 
 def _class_attribute(numeric: bool, cell: Cell) -> "Markup":
@@ -60,12 +109,13 @@ def _class_attribute(numeric: bool, cell: Cell) -> "Markup":
 
 
 def _value_attribute(cell: Cell) -> "Markup":
-    """Return the attribute that a column of numbers is sorted by."""
+    """Return what a column of numbers is sorted by, and exact bytes for the switch of units."""
     from markupsafe import Markup
 
+    size = Markup("") if cell.bytes is None else Markup(' data-bytes="{}"').format(cell.bytes)
     if isinstance(cell.value, bool) or not isinstance(cell.value, int | float):
-        return Markup("")
-    return Markup(' data-v="{}"').format(repr(cell.value))
+        return size
+    return Markup(' data-v="{}"').format(repr(cell.value)) + size
 
 
 def _printable(value: object) -> object:
@@ -74,5 +124,6 @@ def _printable(value: object) -> object:
     return value if isinstance(value, Markup) else escape(sanitize_text(str(value)))
 
 
+@cache
 def _read_asset(name: str) -> str:
     return (files("kvlab.report") / "page" / name).read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count
 from kvlab.report.ablation import AblationRow, list_ablation
 from kvlab.report.document import Document, Figure
-from kvlab.report.figures.axes import DPI, default_settings, draw_plot
+from kvlab.report.figures.axes import draw_plot, figure_style
 from kvlab.report.figures.plot import Plot
 from kvlab.report.formatting import (
     difference_unit,
@@ -114,11 +114,8 @@ def render_pdf(plot: Plot, name: str, width: float) -> bytes:
         name: Name of the figure.
         width: Width of the page, in inches.
     """
-    with default_settings(name):
-        import matplotlib
-
-        matplotlib.rcParams.update(PDF_SETTINGS)
-        figure, pdf = draw_plot(plot, width * DPI).figure, io.BytesIO()
+    with figure_style(name, PDF_SETTINGS):
+        figure, pdf = draw_plot(plot, width), io.BytesIO()
         no_metadata = {"CreationDate": None, "Creator": None, "Producer": None}
         figure.savefig(pdf, format="pdf", metadata=no_metadata)
     return pdf.getvalue()

@@ -10,7 +10,7 @@ from kvlab.analysis.study import Study
 from kvlab.analysis.trial_rows import flatten_row
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_atomic
-from kvlab.report.document import Document
+from kvlab.report.document import Document, Figure, Section
 from kvlab.report.figures.axes import render_files
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
@@ -100,7 +100,21 @@ def make_document(study: Study) -> Document:
     sections = {name: section for name, section in made.items() if section}
     if study.sections:
         sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}
-    return Document(study.name, sections)
+    return Document(study.name, _drop_repeated_figures(sections))
+
+
+def _drop_repeated_figures(sections: dict[str, Section]) -> dict[str, Section]:
+    """Show a figure where it comes first: the answer has some of those of other sections."""
+    shown: set[str] = set()
+    for name, section in sections.items():
+        contents = []
+        for content in section.contents:
+            if isinstance(content, Figure) and content.name in shown:
+                continue
+            shown |= {content.name} if isinstance(content, Figure) else set()
+            contents.append(content)
+        sections[name] = replace(section, contents=tuple(contents))
+    return sections
 
 
 def results_jsonl(study: Study) -> str:

@@ -116,6 +116,7 @@ BASE = {factor: levels[0] for factor, levels in FACTORS.items()}
 
 TEXTS = {
     "factors": ("factor", "level", "role", "what it sets"),
+    "ablation": ("cell", "verdict"),
     "cells": (*FACTORS, "verdict"),
     "effects": ("factor", "level", "against", "verdict", "error"),
     "interval-widths": ("level", "helps most"),

@@ -85,6 +85,12 @@ def ranked(levels, metric):
 
 # Others that are a number of the row's cell.
 CELLS = {
+    ("ablation", "served loss (nats/token)"): lambda c: average(c, "loss_served"),
+    ("ablation", "against baseline (nats/token)"): lambda c: against(c, BASE, "loss_served")[0],
+    ("ablation", "K/V cache (bytes)"): RECORD.bytes,
+    ("ablation", "smaller"): lambda c: RECORD.bytes(BASE) / RECORD.bytes(c),
+    ("ablation", "change in parameters"): lambda c: -0.03 * ("mqa" in c.values()),
+    ("ablation", "serving gap (nats/token)"): lambda c: average(c, "serving_gap"),
     ("cells", "n"): lambda c: len(values(c, "loss")),
     ("cells", "K/V cache (bytes)"): RECORD.bytes,
     ("cells", "perplexity"): lambda c: math.exp(average(c, "loss_served")),
@@ -172,7 +178,7 @@ def test_every_number_of_a_cell_is_in_its_heads_unit(tables):
                     seen = [factor * v for v in values(levels, metric + ending).values()]
                     expected = stdev(seen) if plain.endswith(" sd") else mean(seen)
                 if (name == "cells" and levels == BASE and ("CI" in head or "against" in head)) or (
-                    name == "pareto" and levels == BASE and "against" in head
+                    name in ("ablation", "pareto") and levels == BASE and "against" in head
                 ):
                     assert row[head] == ""
                 elif row[head]:  # an exact difference has no interval

@@ -3,7 +3,6 @@
 Everything in both themes, by the system's preference, and on a telephone and a wide screen.
 """
 
-import itertools
 import shutil
 
 import pytest
@@ -18,7 +17,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
 
-VIEWS = list(itertools.product((400, 1600), ("light", "dark")))
+VIEWS = ((400, "dark"), (1400, "light"), (1400, "dark"))
 LOSS, CI = "served loss (nats/token)", "simultaneous 95%"
 
 TOOLS = """
@@ -28,8 +27,29 @@ window.rowsOf = (name) => [...tableOf(name).tBodies[0].rows];
 window.column = (name, title) => rowsOf(name).map(
   (row) => row.cells[heads(name).indexOf(title)].textContent);
 window.headOf = (name, title) => tableOf(name).tHead.rows[0].cells[heads(name).indexOf(title)];
-window.seen = (element) => element.getBoundingClientRect().width > 0;
-window.plotOf = (name) => [...document.querySelectorAll("#figure-" + name + " svg.plot")].find(seen);
+window.seen = (element) =>
+  element.getBoundingClientRect().width > 0 && element.checkVisibility({ contentVisibilityAuto: true });
+window.plotOf = async (name) => { // the figure, scrolled to and drawn
+  const figure = document.getElementById("figure-" + name);
+  figure.scrollIntoView({ block: "center" });
+  const start = performance.now();
+  while (!figure.classList.contains("drawn")) {
+    if (performance.now() - start > 20000) throw new Error(name + " is not drawn");
+    await frame();
+  }
+  await figure.plot.ready;
+  await settled();
+  return figure.plot;
+};
+window.placeOf = async (name, label) => { // of the mark with this name, on the screen
+  const plot = await plotOf(name);
+  const point = plot.points.find((one) => one.tip.split("\\n")[0] === label);
+  const box = plot.place.querySelector("svg").getBoundingClientRect();
+  const matrix = plot.place.querySelector("svg > g").getCTM(); // of its origin
+  return { x: box.x + matrix.e + plot.view.scale("x")(point.x),
+    y: box.y + matrix.f + plot.view.scale("y")(point.y), key: point.key };
+};
+window.pickedOn = async (name) => (await plotOf(name)).view.signal("picked");
 window.middle = async (element) => {
   element.scrollIntoView({ block: "center", inline: "center" });
   await settled();
@@ -66,7 +86,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def opened(browser, report):
-    browser.look(1600, "light")
+    browser.look(1400, "light")
     browser.open(report)
     browser.run(TOOLS)
     return browser
@@ -92,8 +112,16 @@ def test_the_view_is_what_was_asked_for(page, request):
     ground = page.run("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 27)"}[theme]
     assert page.run("document.documentElement.scrollWidth <= innerWidth"), "tables scroll inside"
-    drawn = page.run('[...document.querySelectorAll("svg.plot")].filter(seen).length')
-    assert drawn == page.run('document.querySelectorAll("figure").length') > 4
+    names = page.run('[...document.querySelectorAll("figure")].filter(seen).map((f) => f.id)')
+    assert len(names) > 2
+    for name in names:
+        svg = f'(async () => (await plotOf("{name[7:]}")).place.querySelector("svg"))()'
+        assert page.run(f"{svg}.then((svg) => svg.getBoundingClientRect().right <= innerWidth)")
+        assert page.run(
+            f"{svg}.then((svg) => svg.querySelectorAll('[role=graphics-symbol]').length)"
+        )
+    shown = page.run('[...document.querySelectorAll("figure.drawn .static")].filter(seen).length')
+    assert shown == 0, "a drawn figure takes the place of the static one"
     # The button changes to the other theme, and back.
     assert page.run('document.getElementById("theme").textContent') == (
         "Dark theme" if theme == "light" else "Light theme"
@@ -123,7 +151,7 @@ def test_sorting_by_mouse_and_by_key(page):
     lows = numbers(text for text in intervals if text != "\N{EN DASH}")
     descending = page.run(f'headOf("cells", "{CI}").ariaSort') == "descending"
     assert lows == sorted(lows, reverse=descending), "by its lower end, as the page says"
-    assert "lower end" in page.run('document.getElementById("help").innerText')
+    assert "lower end" in page.run('document.getElementById("help-text").textContent')
 
 
 def test_filtering(page):
@@ -140,31 +168,35 @@ def test_filtering(page):
     page.run('filterOf("cells").value = ""; filterOf("cells").dispatchEvent(new Event("input"))')
     assert page.run('rowsOf("cells").filter(seen).length') == every
     missing = page.run(
-        '[...document.querySelectorAll("table")].filter((t) => t.tBodies[0].rows.length > 4 &&'
+        '[...document.querySelectorAll("table")].filter((t) => t.tBodies[0].rows.length > 12 &&'
         ' !t.parentNode.previousElementSibling.querySelector("input")).map((t) => t.id)'
     )
     assert missing == []
 
 
 def test_hovering(page):
-    place = page.run('middle(plotOf("pareto").querySelector(".mark.f-c1[data-key]"))')
-    page.move(place)
+    place = page.run('placeOf("pareto", "baseline")')
+    page.move({"x": place["x"], "y": place["y"]})
+    page.run("settled()")
     assert page.run("tipText()").startswith("baseline\n")
     page.move({"x": 1, "y": 1})
+    page.run("settled()")
     assert page.run("tipText()") == ""
 
 
 def test_selecting_in_a_plot_selects_in_tables_and_other_plots(page):
-    key = page.run('plotOf("pareto").querySelector(".mark.f-c1[data-key]").dataset.key')
-    place = page.run('middle(plotOf("pareto").querySelector(".mark.f-c1[data-key]"))')
+    place = page.run('placeOf("pareto", "mqa+rope")')
+    key = place.pop("key")
     page.click(place)
-    for table in ("cells", "memory", "speed"):
+    page.run("settled()")
+    for table in ("ablation", "cells"):
         assert page.run(f'pickedIn(tableOf("{table}"))') == [key]
-    assert page.run('pickedIn(plotOf("speed"))') == [key]
+    assert page.run('pickedOn("pareto")') == [key]
     current = page.run('rowsOf("cells").filter((row) => row.ariaCurrent === "true").length')
     assert current == 1
-    assert page.run('document.getElementById("said").textContent') == "Selected: baseline"
-    page.click(place)
+    assert page.run('document.getElementById("said").textContent') == "Selected: mqa+rope"
+    page.click({name: page.run('placeOf("pareto", "mqa+rope")')[name] for name in "xy"})
+    page.run("settled()")
     assert page.run('document.querySelectorAll(".picked").length') == 0
     assert page.run('document.querySelectorAll("[aria-current]").length') == 0
 
@@ -173,13 +205,50 @@ def test_selecting_in_a_table_selects_in_plots(page):
     page.run('window.row = tableOf("effects").querySelector("tr[data-key]")')
     page.click(page.run("middle(row.cells[1])"))
     key = page.run("row.dataset.key")
-    assert page.run('pickedIn(plotOf("effects"))') == [key]
-    assert page.run('pickedIn(plotOf("pareto"))') == [key], "the cell that has the level alone"
-    assert key in page.run('pickedIn(tableOf("effects-other"))')
+    assert page.run('pickedOn("effects")') == [key]
+    assert page.run('pickedOn("pareto")') == [key], "the cell that has the level alone"
+    dimmed = page.run("""plotOf("pareto").then((plot) => [...plot.place.querySelectorAll(
+        "[role=graphics-symbol]")].map((mark) => mark.getAttribute("opacity")))""")
+    assert "0.15" in dimmed
+    assert "1" in dimmed or None in dimmed
     page.press("Escape")
-    page.run('window.row = tableOf("interactions").querySelector("tr[data-key]")')
-    page.click(page.run("middle(row.cells[1])"))
-    assert page.run('pickedIn(plotOf("pareto"))') == [page.run("row.dataset.key")]
+    assert page.run('pickedOn("pareto")') == []
+
+
+def test_zooming_by_buttons_and_keys_and_back(page):
+    domain = """plotOf("pareto").then((plot) => plot.view.runAsync()).then(
+        (view) => view.scale("y").domain())"""
+    low, high = page.run(domain)
+    page.run('plotOf("pareto").then((plot) => plot.place.focus())')
+    page.press("+")
+    inner = page.run(domain)
+    assert low < inner[0] < inner[1] < high
+    page.press("-")
+    assert page.run(domain) == pytest.approx([low, high])
+    page.run("""document.querySelector("#figure-pareto [aria-label='Zoom in']").click()""")
+    assert page.run(domain) == pytest.approx(inner)
+    page.press("0")
+    assert page.run(domain) == pytest.approx([low, high])
+
+
+def test_a_folded_figure_is_drawn_when_it_is_opened(page):
+    page.run("""window.folded = document.querySelector(".appendix figure");
+        window.fold = folded.closest("details"); fold.open = true""")
+    assert page.run("plotOf(folded.id.slice(7)).then((plot) => plot.points.length)")
+    page.run("fold.open = false")
+
+
+def test_units_of_bytes_in_tables_and_on_axes(page):
+    labels = """plotOf("pareto").then((plot) => settled().then(() => [...plot.place.querySelectorAll(
+        "text")].map((text) => text.textContent).filter((text) => /B$/.test(text))))"""
+    assert page.run('column("ablation", "K/V cache")')[0] == "1 MiB"
+    assert page.run(labels)
+    assert all(text.endswith("iB") for text in page.run(labels))
+    page.run('document.getElementById("unit").click()')
+    assert page.run('column("ablation", "K/V cache")')[0] == "1.049 MB"
+    assert not any(text.endswith("iB") for text in page.run(labels))
+    page.run('document.getElementById("unit").click()')
+    assert page.run('column("ablation", "K/V cache")')[0] == "1 MiB"
 
 
 def test_rows_by_key(page):
@@ -191,14 +260,14 @@ def test_rows_by_key(page):
     assert page.run('rowsOf("effects").indexOf(document.activeElement)') == start + 1
     page.press("Enter")
     key = page.run("document.activeElement.dataset.key")
-    assert page.run('pickedIn(plotOf("pareto"))') == [key]
+    assert page.run('pickedOn("pareto")') == [key]
     page.press(" ")
     assert page.run('document.querySelectorAll(".picked").length') == 0
     page.press("ArrowUp")
 
 
 def test_plots_by_key(page):
-    page.run('plotOf("pareto").focus(); settled()')
+    page.run('plotOf("pareto").then((plot) => { plot.place.focus(); return settled(); })')
     assert page.run("document.activeElement.getAttribute('role')") == "application"
     page.press("ArrowRight")
     first = page.run("tipText()")
@@ -217,18 +286,18 @@ def test_plots_by_key(page):
 
 def test_tab_comes_to_heads_rows_and_plots(page):
     """In the order of the page, one stop for a table's rows and one for a plot."""
-    page.run('filterOf("pareto").focus()')
+    page.run('plotOf("pareto-read").then(() => tableOf("pareto").parentNode.focus())')
+    heads = page.run('heads("pareto").length')
     found = []
-    for _ in range(12):
+    for _ in range(heads + 2):
         page.press("Tab")
         found.append(page.run(
-            "[document.activeElement.tagName, document.activeElement.closest('table')?.id ?? '']"
+            "[document.activeElement.tagName, document.activeElement.closest('table')?.id ?? '',"
+            " document.activeElement.className]"
         ))  # fmt: skip
-    heads = page.run('heads("pareto").length')
-    assert found[0][0] == "DIV", "the table, to scroll it"
-    assert found[1 : heads + 1] == [["BUTTON", "table-pareto"]] * heads
-    assert found[heads + 1] == ["TR", "table-pareto"]
-    assert found[heads + 2][0] == "svg", "the next plot"
+    assert [one[:2] for one in found[:heads]] == [["BUTTON", "table-pareto"]] * heads
+    assert found[heads][:2] == ["TR", "table-pareto"]
+    assert found[heads + 1][2].startswith("view"), "the next plot"
 
 
 def test_nothing_on_the_page_is_said_only_in_titles(page):

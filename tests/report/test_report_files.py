@@ -12,8 +12,7 @@ from markupsafe import Markup
 from kvlab.analysis.study import Study
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
-from kvlab.report import write_report
-from kvlab.report.figures import inline_svg
+from kvlab.report import html_page, write_report
 from kvlab.report.html_page import render_html
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
@@ -193,7 +192,8 @@ def test_work_grows_as_trials_do(tmp_path, monkeypatch):
 
     Of everything but the pictures, whose drawing library does the same whatever is drawn.
     """
-    monkeypatch.setattr(inline_svg, "render_inline_svg", lambda *_: Markup())
+    monkeypatch.setattr(html_page, "_static_figure", lambda *_: "")
+    monkeypatch.setattr(html_page, "_figure_spec", lambda *_: Markup())
 
     def work(store):
         document = make_document(Study.load(store, "made"))

@@ -7,8 +7,6 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.report import write_report
-from kvlab.report.document import Figure
-from kvlab.report.figures.plot import Line
 from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record, no_learned_hybrid
@@ -176,25 +174,6 @@ def test_tables_and_figures_are_numbered(tmp_path):
     figures = re.findall(r"^\*(Figure \d+)\.", text, re.M)
     assert figures == [f"Figure {n}" for n in range(1, len(figures) + 1)]
     assert figures
-
-
-def test_the_front_is_drawn_in_steps_and_its_bars_are_as_said(tmp_path):
-    study = Study.load(Record(exclude=no_learned_hybrid).write(tmp_path), "made")
-    (figure,) = (f for f in make_document(study).figures if f.name == "pareto")
-    assert isinstance(figure, Figure)
-    dominated, steps, front, baseline = figure.plot.layers
-    assert isinstance(steps, Line)
-    for one, other in zip(steps.points, steps.points[1:], strict=False):
-        assert one.x == other.x or one.y == other.y, "no sloping line"
-    corners = {(point.x, point.y) for point in steps.points}
-    assert corners >= {(point.x, point.y) for point in front.points}
-    assert len(steps.points) == 2 * len(front.points) - 1
-    assert all(point.y_range for point in (*front.points, *baseline.points))
-    assert not any(point.y_range for point in dominated.points)
-    assert (
-        "Bars are standard deviations over seeds, of the front and the baseline" in figure.caption
-    )
-    assert all(point.label for point in front.points)
 
 
 @pytest.mark.parametrize(

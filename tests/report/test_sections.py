@@ -31,7 +31,7 @@ def test_a_sweep_picks_its_sections_and_their_order(tmp_path, capsys):
     page = (folder / "report.html").read_text()
     assert re.findall(r'<section id="([a-z-]+)"', page) == asked
     assert "`kvlab report made`" in (folder / "report.md").read_text()
-    assert {path.stem for path in (folder / "figures").iterdir()} == {"effects"}
+    assert {path.stem for path in (folder / "figures").iterdir()} == {"effects", "pareto"}
 
     command = ["report", "made", "--store", str(store.path), "--reports", str(tmp_path / "other")]
     assert main([*command, "--sections", "provenance,cells"]) == 0

@@ -16,7 +16,7 @@ FLAGS = [
 ]  # fmt: skip
 
 KEYS = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
-        "ArrowDown": 40, " ": 32}  # fmt: skip
+        "ArrowDown": 40, " ": 32, "+": 187, "-": 189, "0": 48}  # fmt: skip
 _TEXTS = {"Enter": "\r", " ": " "}
 
 

@@ -1,70 +1,38 @@
 """Draw a plot with matplotlib's axes, ticks and legend, and render it as SVG and PNG files.
 
-The files have a white background and text as paths. The same plot gives the same bytes: they hold
-no dates and no random ids, and the reader's matplotlib settings have no effect.
+The files have a white background. The same plot gives the same bytes: they hold no dates and no
+random ids, and the reader's matplotlib settings have no effect.
 """
 
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from kvlab.humanize import sanitize_line
 from kvlab.report.figures.plot import Line, Plot, Point, Points
-from kvlab.report.formatting import (
-    format_fixed,
-    format_mebibytes,
-    format_megabytes,
-    format_spread,
-)
+from kvlab.report.formatting import format_binary_size, format_spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
+    from matplotlib.transforms import Bbox, ScaledTranslation
 
-FIGURE_WIDTH = 820.0
-"""Width of figure files, in pixels."""
+FIGURE_WIDTH = 6.4
+"""Width of figure files, in inches."""
 
 COLORS = {
-    "ink": "#1b1f24", "muted": "#8a9199", "grid": "#e6e8eb",
+    "ink": "#1b1f24", "muted": "#8a9199",
     "c0": "#0072b2", "c1": "#d55e00", "c2": "#bc819a", "c3": "#040716",
     "c4": "#7d0064", "c5": "#002695", "c6": "#6d0004", "c7": "#768050",
 }  # fmt: skip
 """Colours by role. The first two series are those of Okabe and Ito, darkened for a white ground;
 the others maximize the smallest difference between any two under every kind of colour blindness."""
 
-DPI = 96.0
-MARK_RADIUS = 4.5
-_TITLE_SIZE, _TEXT_SIZE = 12.0, 11.0
-_NAME_ROW_HEIGHT = 26.0
-_CHARACTER_WIDTH = 0.58
-"""Mean width of a character, in font sizes. The page's font is not known, so this is generous."""
+MAX_NAME = 44
+"""Characters of a name beside an axis or in a legend."""
 
 _MARKERS = {"dot": "o", "ring": "o", "square": "s", "diamond": "D", "triangle": "^"}
-
-
-@dataclass
-class DrawnPlot:
-    """A plot on matplotlib axes.
-
-    Attributes:
-        plot: The plot.
-        figure: The matplotlib figure, laid out.
-        axes: Its axes.
-        keys: Group id of an artist -> selection keys of the elements that it draws, in order.
-    """
-
-    plot: Plot
-    figure: "Figure"
-    axes: "Axes"
-    keys: dict[str, list[str]]
-
-
-MARKS_GROUP = "marks"
-"""Group id of the artists that draw the points' marks."""
 
 
 def render_files(plot: Plot, name: str) -> tuple[bytes, bytes]:
@@ -74,371 +42,250 @@ def render_files(plot: Plot, name: str) -> tuple[bytes, bytes]:
         plot: The plot.
         name: Name of the figure; it salts the ids inside the SVG.
     """
-    from matplotlib.patheffects import withStroke
+    with figure_style(name):
+        figure = draw_plot(plot, FIGURE_WIDTH)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
+        return _save_svg(figure), png.getvalue()
 
-    with default_settings(name):
-        drawn = draw_plot(plot, FIGURE_WIDTH)
-        for label in drawn.axes.texts:
-            label.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
-        figure, svg, png = drawn.figure, io.BytesIO(), io.BytesIO()
-        no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-        figure.savefig(svg, format="svg", metadata=no_metadata)
-        figure.savefig(png, format="png", dpi=2 * DPI, metadata={"Software": None})
-    return svg.getvalue(), png.getvalue()
+
+def render_static_svg(plot: Plot, name: str) -> bytes:
+    """Render a plot as a small SVG, whose text is text, for pages that are shown without scripts.
+
+    Args:
+        plot: The plot.
+        name: Name of the figure; it salts the ids inside the SVG.
+    """
+    with figure_style(name, {"svg.fonttype": "none", "font.family": ["sans-serif"]}):
+        return _save_svg(draw_plot(plot, FIGURE_WIDTH))
+
+
+def _save_svg(figure: "Figure") -> bytes:
+    svg = io.BytesIO()
+    no_metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    figure.savefig(svg, format="svg", metadata=no_metadata)
+    return svg.getvalue()
 
 
 @contextmanager
-def default_settings(salt: str) -> Iterator[None]:
-    """Use matplotlib's defaults, whatever the settings files on this machine say."""
+def figure_style(salt: str, settings: dict[str, Any] | None = None) -> Iterator[None]:
+    """Use matplotlib's defaults and this style, whatever the settings on this machine say.
+
+    Args:
+        salt: Salt of the ids in SVG files.
+        settings: ``rcParams`` that differ from the style.
+    """
     import matplotlib
 
-    settings = {"svg.hashsalt": salt, "svg.fonttype": "path", "font.family": ["DejaVu Sans"]}
+    style: dict[str, Any] = {
+        "svg.hashsalt": salt, "svg.fonttype": "path", "font.family": ["DejaVu Sans"],
+        "font.size": 9.0, "axes.labelsize": "medium", "xtick.labelsize": "small",
+        "ytick.labelsize": "small", "legend.fontsize": "small", "legend.frameon": False,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
+        "axes.grid": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.6, "axes.axisbelow": True,
+        "lines.linewidth": 1.4, "lines.markersize": 5.5, "axes.formatter.useoffset": False,
+        "axes.formatter.limits": [-4, 6], "axes.unicode_minus": True,
+    }  # fmt: skip
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(settings)  # type: ignore[arg-type]
+        matplotlib.rcParams.update({**style, **(settings or {})})  # type: ignore[arg-type]
         yield
 
 
-def draw_plot(plot: Plot, width: float) -> DrawnPlot:
-    """Draw a plot on ``width`` pixels; the height follows from its content."""
+def draw_plot(plot: Plot, width: float) -> "Figure":
+    """Draw a plot in the current style; the height follows from its content.
+
+    Args:
+        plot: The plot.
+        width: Width in inches.
+
+    Returns:
+        A matplotlib figure, laid out.
+    """
+    import matplotlib
     from matplotlib.figure import Figure
 
-    legend_columns, legend_rows = _legend_grid(plot, width)
-    height = _axes_height(plot, width) + 20 * legend_rows + (80 if plot.x.kind == "bytes" else 66)
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained")
+    inch = matplotlib.rcParams["font.size"] / 72  # one line of text
+    named = [layer for layer in plot.layers if layer.name and layer.points]
+    columns = _legend_columns(named, width / inch)
+    legend_height = 1.8 * inch * -(-len(named) // columns) if len(named) > 1 else 0.0
+    height = 0.58 * width + legend_height
+    if plot.y.kind == "names":
+        height = inch * (2.3 * len(plot.y.names) + 4.5) + legend_height
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.06)
     axes = figure.add_subplot()
-    drawn = DrawnPlot(plot, figure, axes, {})
-    _style_axes(axes)
-    _set_scales(drawn, width)
-    for number, layer in enumerate(plot.layers):
+    _set_axes(axes, plot, width / inch)
+    for reference in plot.references:
+        draw_line = axes.axvline if reference.axis == "x" else axes.axhline
+        style, color = ("--", "muted") if reference.is_dashed else ("-", "ink")
+        draw_line(reference.value, color=COLORS[color], linewidth=0.8, linestyle=style, zorder=1.5)
+    for layer in plot.layers:
         if isinstance(layer, Line):
-            _draw_line(drawn, layer, number)
+            _draw_line(axes, layer)
         else:
-            _draw_points(drawn, layer, number)
-    if plot.zero:
-        axes.axvline(0.0, color=COLORS["ink"], linewidth=_points(1.2), zorder=1.5)
-    if legend_rows:
-        _draw_legend(drawn, legend_columns, width)
-    layout = figure.get_layout_engine()
-    assert layout is not None, "the figure has a constrained layout"
-    layout.execute(figure)
+            _draw_points(axes, layer, plot.y.kind == "names")
+    if len(named) > 1:
+        figure.legend(loc="outside upper left", ncols=columns, borderpad=0.2, columnspacing=1.5)
+    figure.draw_without_rendering()
     figure.set_layout_engine("none")  # once is enough, also where the figure is saved twice
-    _draw_labels(drawn)
-    return drawn
+    _draw_labels(axes, plot)
+    return figure
 
 
-def _points(pixels: float) -> float:
-    return pixels * 72 / DPI
+def _legend_columns(layers: Sequence[Points | Line], width: float) -> int:
+    """Return the most columns that fit into ``width`` lines of text."""
+    widest = max((len(_shorten(layer.name)) for layer in layers), default=0)
+    return max(1, min(len(layers), int(width / (0.55 * widest + 4.5))))
 
 
-def _axes_height(plot: Plot, width: float) -> float:
-    if plot.y.kind == "names":
-        return _NAME_ROW_HEIGHT * (len(plot.y.names) + 0.2)
-    return min(380.0, max(230.0, 0.55 * width))
-
-
-def _axes_width(plot: Plot, width: float) -> float:
-    """Return the approximate width of the axes in pixels."""
-    if plot.y.kind != "names":
-        return width - 80
-    widest = max((_text_width(name) for name in plot.y.names), default=0.0)
-    return width - min(widest + 30, 0.42 * width + 14)
-
-
-def _style_axes(axes: "Axes") -> None:
-    axes.spines[["left", "right", "top"]].set_visible(False)
-    axes.spines["bottom"].set(color=COLORS["muted"], linewidth=_points(1))
-    axes.patch.set_visible(False)
-    axes.grid(color=COLORS["grid"], linewidth=_points(1))
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=_points(8), labelsize=_points(_TEXT_SIZE))
-    axes.tick_params(left=False, bottom=False, labelcolor=COLORS["ink"])
-    axes.margins(0.05)
-
-
-def _set_scales(drawn: DrawnPlot, width: float) -> None:
-    plot, axes = drawn.plot, drawn.axes
-    style: dict[str, Any] = {"fontsize": _points(_TITLE_SIZE), "color": COLORS["ink"]}
-    axes.set_xlabel(
-        _literal(_shorten(plot.x.title, _axes_width(plot, width) + 30, _TITLE_SIZE)), **style
-    )
-    axes.set_ylabel(
-        _literal(_shorten(plot.y.title, _axes_height(plot, width) + 40, _TITLE_SIZE)), **style
-    )
-    if plot.x.kind == "bytes":
-        sizes = [point.x for layer in plot.layers for point in layer.points]
-        _set_bytes_scale(axes, sizes, max(2, int(_axes_width(plot, width) / 90)))
-    elif plot.x.kind == "log":
-        _set_log_scale(axes, plot, max(2, int(_axes_width(plot, width) / 62)))
-    else:
-        _set_linear_ticks(axes.xaxis, max(2, int(_axes_width(plot, width) / 62)))
-    if plot.y.kind == "names":
-        names = [_literal(_shorten(name, 0.42 * width - 16)) for name in plot.y.names]
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(names) - 0.4, -0.6)
-    else:
-        _set_linear_ticks(axes.yaxis, max(2, int(_axes_height(plot, width) / 44)))
-
-
-def _set_linear_ticks(axis: Any, n_ticks: int) -> None:
-    from matplotlib.ticker import MaxNLocator, ScalarFormatter
-
-    class ThousandsFormatter(ScalarFormatter):
-        """Separate thousands on an axis that reaches 10,000."""
-
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            label = super().__call__(x, pos)
-            if max(map(abs, axis.get_view_interval())) < 10_000:
-                return label
-            decimals = len(label.partition(".")[2])
-            return format_fixed(x, decimals)
-
-    axis.set_major_locator(MaxNLocator(n_ticks, steps=[1, 2, 5, 10]))
-    formatter = ThousandsFormatter(useOffset=False)
-    formatter.set_scientific(False)
-    axis.set_major_formatter(formatter)
-
-
-def _set_bytes_scale(axes: "Axes", sizes: Sequence[float], n_ticks: int) -> None:
-    """Use a base-2 logarithmic x axis with ticks in binary and decimal units."""
+def _set_axes(axes: "Axes", plot: Plot, width: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(min(sizes, default=1.0) * 2**-0.35, max(sizes, default=1.0) * 2**0.35)
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=n_ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    labels = FuncFormatter(lambda size, _: f"{_binary_size(size)}\n{_decimal_size(size)}")
-    axes.xaxis.set_major_formatter(labels)
-
-
-def _set_log_scale(axes: "Axes", plot: Plot, n_ticks: int) -> None:
-    """Use a base-10 logarithmic x axis that holds every point and its bar."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    points = [point for layer in plot.layers for point in layer.points]
-    ends = [x for point in points for x in (point.x, *(point.x_range or ()))]
-    axes.set_xscale("log")
-    axes.set_xlim(min(ends, default=1.0) / 2, max(ends, default=1.0) * 2)
-    axes.xaxis.set_major_locator(LogLocator(numticks=n_ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_spread(value, 1)))
-
-
-def _binary_size(size: float) -> str:
-    """Format a size in MiB, or in the largest unit that gives at most four digits."""
-    for power, name in ((20, "MiB"), (30, "GiB"), (40, "TiB")):
-        if size < 2 ** (power + 10) or name == "TiB":
-            return f"{format_mebibytes(size / 2 ** (power - 20))} {name}"
-    raise AssertionError("the last unit takes every size")
-
-
-def _decimal_size(size: float) -> str:
-    for unit, name in ((10**6, "MB"), (10**9, "GB"), (10**12, "TB")):
-        if size < 1000 * unit or name == "TB":
-            return f"{format_megabytes(size / unit * 10**6)} {name}"
-    raise AssertionError("the last unit takes every size")
-
-
-def _draw_line(drawn: DrawnPlot, line: Line, number: int) -> None:
-    if len(line.points) > 1:
-        group = f"line-{number}"
-        drawn.axes.plot(
-            [point.x for point in line.points],
-            [point.y for point in line.points],
-            linestyle="--" if line.dashed else "-",
-            linewidth=_points(1.8),
-            color=COLORS[line.role],
-            gid=group,
+    axes.set_xlabel(_literal(plot.x.title, 90))
+    axes.set_ylabel(_literal(plot.y.title, 90))
+    axes.margins(0.06)
+    if plot.x.kind in ("bytes", "log"):
+        is_bytes = plot.x.kind == "bytes"
+        axes.set_xscale("log", base=2 if is_bytes else 10)
+        n_ticks = max(2, int(width / 9))
+        axes.xaxis.set_major_locator(LogLocator(2 if is_bytes else 10, numticks=n_ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda value, _: _size(value) if is_bytes else format_spread(value, 1))
         )
-        drawn.keys[group] = [line.points[0].key]
-    elif line.points:
-        _draw_marks(drawn, Points("", line.points, line.role), 2.5)
+    if plot.y.kind == "names":
+        axes.set_yticks(range(len(plot.y.names)), [_literal(name) for name in plot.y.names])
+        axes.set_ylim(len(plot.y.names) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
 
 
-def _draw_points(drawn: DrawnPlot, layer: Points, number: int) -> None:
-    _draw_marks(drawn, layer, MARK_RADIUS)
-    for axis in ("x", "y"):
-        bars = [(p, ends) for p in layer.points if (ends := _bar(p, axis))]
-        if not bars:
-            continue
-        errors = [
-            [getattr(point, axis) - ends[0] for point, ends in bars],
-            [ends[1] - getattr(point, axis) for point, ends in bars],
-        ]
-        _, caps, (stems,) = drawn.axes.errorbar(
-            [point.x for point, _ in bars],
-            [point.y for point, _ in bars],
-            xerr=errors if axis == "x" else None,
-            yerr=errors if axis == "y" else None,
-            fmt="none",
-            ecolor=COLORS[layer.role],
-            elinewidth=_points(1.4),
-            capsize=_points(4),
-            capthick=_points(1.4),
-        )
-        for part, artist in enumerate((stems, *caps)):
-            group = f"bars-{number}-{axis}-{part}"
-            artist.set_gid(group)
-            drawn.keys[group] = [point.key for point, _ in bars]
+def _size(count: float) -> str:
+    return format_binary_size(round(count)) if count >= 1 else ""
 
 
-def _bar(point: Point, axis: str) -> tuple[float, float] | None:
-    ends = point.x_range if axis == "x" else point.y_range
-    return ends if ends and ends[0] != ends[1] else None
+def _draw_line(axes: "Axes", line: Line) -> None:
+    axes.plot(
+        [point.x for point in line.points],
+        [point.y for point in line.points],
+        linestyle="--" if line.dashed else "-",
+        marker="o" if len(line.points) == 1 else "",
+        markersize=3,
+        color=COLORS[line.role],
+        label=_label(line),
+    )
 
 
-def _draw_marks(drawn: DrawnPlot, layer: Points, radius: float) -> None:
-    drawn.axes.plot(
+def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:
+    """Draw marks, with their error bars and the small dots of their seeds."""
+    color, is_ring = COLORS[layer.role], layer.shape == "ring"
+    for point in layer.points:
+        seeds, places = list(point.seeds), [point.y if is_named else point.x] * len(point.seeds)
+        xs, ys = (seeds, places) if is_named else (places, seeds)
+        axes.plot(
+            xs, ys, linestyle="", marker=".", markersize=4, color=color, alpha=0.6,
+            transform=axes.transData + _seed_offset(axes, is_named),
+        )  # fmt: skip
+        if point.x_range:
+            axes.hlines(point.y, *point.x_range, color=color, linewidth=1.2, zorder=2.5)
+        if point.y_range:
+            axes.vlines(point.x, *point.y_range, color=color, linewidth=1.2, zorder=2.5)
+    axes.plot(
         [point.x for point in layer.points],
         [point.y for point in layer.points],
-        gid=MARKS_GROUP,
+        linestyle="",
+        marker=_MARKERS[layer.shape],
+        color=color,
+        markerfacecolor="none" if is_ring else color,
         zorder=3,
-        **_mark_style(layer, radius),
+        label=_label(layer),
     )
 
 
-def _mark_style(layer: Points, radius: float) -> dict[str, Any]:
-    is_ring, color = layer.shape == "ring", COLORS[layer.role]
-    return {
-        "linestyle": "none",
-        "marker": _MARKERS[layer.shape],
-        "markersize": _points(2 * radius),
-        "markerfacecolor": "none" if is_ring else color,
-        "markeredgecolor": color,
-        "markeredgewidth": _points(1.8) if is_ring else 0,
-    }
+def _seed_offset(axes: "Axes", is_named: bool) -> "ScaledTranslation":
+    """Return a shift of the seeds' dots, beside the error bar."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None, "the axes are on a figure"
+    return ScaledTranslation(*((0, -5 / 72) if is_named else (4 / 72, 0)), figure.dpi_scale_trans)
 
 
-def _legend_layers(plot: Plot) -> list[Points | Line]:
-    layers = [layer for layer in plot.layers if layer.name and layer.points]
-    return layers if len(layers) > 1 else []
+def _label(layer: Points | Line) -> str:
+    """Return the layer's entry in the legend; matplotlib leaves out what starts with ``_``."""
+    return _literal(layer.name) if layer.name and layer.points else "_"
 
 
-def _legend_grid(plot: Plot, width: float) -> tuple[int, int]:
-    """Return the columns and rows of the legend: as few rows as the width allows."""
-    widths = [_text_width(layer.name) + 48 for layer in _legend_layers(plot)]
-    for columns in range(len(widths), 0, -1):
-        rows = -(-len(widths) // columns)
-        column_widths = [max(widths[n * rows : (n + 1) * rows], default=0) for n in range(columns)]
-        if sum(column_widths) <= width or columns == 1:
-            return columns, rows
-    return 0, 0
+def _draw_labels(axes: "Axes", plot: Plot) -> None:
+    """Write each label beside its mark, where it overlaps no mark and no other label.
 
-
-def _draw_legend(drawn: DrawnPlot, columns: int, width: float) -> None:
-    from matplotlib.lines import Line2D
-
-    layers = _legend_layers(drawn.plot)
-    handles = []
-    for layer in layers:
-        if isinstance(layer, Line):
-            style: dict[str, Any] = {
-                "color": COLORS[layer.role], "linewidth": _points(2.0),
-                "linestyle": "--" if layer.dashed else "-",
-            }  # fmt: skip
-        else:
-            style = _mark_style(layer, MARK_RADIUS)
-        handles.append(Line2D([], [], label=_literal(_shorten(layer.name, width - 50)), **style))
-    legend = drawn.figure.legend(
-        handles=handles, loc="outside upper left", ncols=columns, frameon=False, borderpad=0,
-        handlelength=2.2, handletextpad=0.6, columnspacing=1.4, fontsize=_points(_TEXT_SIZE),
-        labelcolor=COLORS["ink"],
-    )  # fmt: skip
-    for number, layer in enumerate(layers):
-        key = layer.points[0].key if isinstance(layer, Line) else ""
-        for artist in (legend.legend_handles[number], legend.get_texts()[number]):
-            assert artist is not None, "every layer of the legend has a handle"
-            group = f"legend-{number}-{artist.__class__.__name__}"
-            artist.set_gid(group)
-            drawn.keys[group] = [key]
-
-
-def _draw_labels(drawn: DrawnPlot) -> None:
-    """Write each label beside its mark where it overlaps nothing; otherwise leave it out."""
+    One that has no space close by is written further away, with a line to its mark. It may cross
+    error bars if it must.
+    """
+    import matplotlib
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    points = [point for layer in drawn.plot.layers for point in layer.points]
-    marks = [
-        Bbox.from_bounds(x - 5, y - 5, 10, 10)
-        for layer in drawn.plot.layers
-        if isinstance(layer, Points)
-        for x, y in pixel_positions(drawn, layer.points)
-    ]
-    obstacles = [*_line_paths(drawn)]
-    numbers = count()
+    size = matplotlib.rcParams["font.size"]
+    points = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
+    places = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
+    taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    bars = [box for point in points for box in _bar_boxes(axes, point)]
     for point in points:
         if not point.label:
             continue
-        text = drawn.axes.annotate(
+        text = axes.annotate(
             _literal(point.label), (point.x, point.y), (0, 0), textcoords="offset points",
-            fontsize=_points(_TEXT_SIZE), color=COLORS["ink"], zorder=4,
+            fontsize=0.85 * size, color=COLORS["ink"], zorder=4, verticalalignment="center",
+            path_effects=[withStroke(linewidth=2, foreground="white")],
         )  # fmt: skip
         text.set_in_layout(False)
-        group = f"label-{next(numbers)}"
-        text.set_gid(group)
-        drawn.keys[group] = [point.key]
-        for x, y, alignment in _label_offsets():
-            text.set(position=(_points(x), _points(y)), horizontalalignment=alignment)
-            box = text.get_window_extent().padded(1)
-            if _is_free(drawn, box, marks, obstacles):
-                marks.append(box)
-                break
-        else:
+        spots = [spot for spot in _spots(axes, text, size) if not spot[1].count_overlaps(taken)]
+        if not spots:
             text.remove()
+            continue
+        (x, y, alignment), box = min(spots, key=lambda spot: spot[1].count_overlaps(bars) > 0)
+        text.set(position=(x, y), horizontalalignment=alignment)
+        taken.append(box)
+        if max(abs(x), abs(y)) > 1.5 * size:
+            style = {"color": COLORS["muted"], "linewidth": 0.6, "zorder": 2.2}
+            line = {"arrowstyle": "-", "shrinkA": 0, "shrinkB": 3, **style}
+            axes.annotate(
+                "", (point.x, point.y), (x, y), textcoords="offset points", arrowprops=line
+            ).set_in_layout(False)
 
 
-def _is_free(drawn: DrawnPlot, box: "Bbox", boxes: "list[Bbox]", paths: list[Any]) -> bool:
-    frame = drawn.axes.get_window_extent()
-    is_inside = frame.containsx(box.x0) and frame.containsx(box.x1)
-    is_inside = is_inside and frame.containsy(box.y0) and frame.containsy(box.y1)
-    crosses = any(path.intersects_bbox(box, filled=False) for path in paths)
-    return is_inside and not crosses and not box.count_overlaps(boxes)
+def _spots(axes: "Axes", text: Any, size: float) -> "list[tuple[tuple[float, float, str], Bbox]]":
+    """Return the offsets at which a label is inside the axes, near ones first, and its boxes."""
+    frame, spots = axes.get_window_extent(), []
+    for distance in (0.9, 1.7, 2.6, 3.8, 5.2, 7.0, 9.0):
+        for x, y, alignment in (
+            (1, 0, "left"), (0.7, 0.8, "left"), (0.7, -0.8, "left"), (0, 1.1, "center"),
+            (0, -1.1, "center"), (-0.7, 0.8, "right"), (-0.7, -0.8, "right"), (-1, 0, "right"),
+        ):  # fmt: skip
+            offset = (x * distance * size, y * distance * size, alignment)
+            text.set(position=offset[:2], horizontalalignment=alignment)
+            box = text.get_window_extent().padded(1)
+            is_inside = frame.containsx(box.x0) and frame.containsx(box.x1)
+            if is_inside and frame.containsy(box.y0) and frame.containsy(box.y1):
+                spots.append((offset, box))
+    return spots
 
 
-def _line_paths(drawn: DrawnPlot) -> Iterator[Any]:
-    """Yield the lines and error bars of the axes, in pixels."""
-    from matplotlib.collections import LineCollection
+def _bar_boxes(axes: "Axes", point: Point) -> "Iterator[Bbox]":
+    """Yield the boxes of a point's error bars, in pixels."""
+    from matplotlib.transforms import Bbox
 
-    for line in drawn.axes.lines:
-        if line.get_linestyle() != "None":
-            yield line.get_transform().transform_path(line.get_path())
-    for bars in drawn.axes.collections:
-        if isinstance(bars, LineCollection):
-            for path in bars.get_paths():
-                yield bars.get_transform().transform_path(path)
+    lows, highs = point.x_range or (point.x,) * 2, point.y_range or (point.y,) * 2
+    for ends in ((lows, (point.y,) * 2), ((point.x,) * 2, highs)):
+        (x0, y0), (x1, y1) = axes.transData.transform(list(zip(*ends, strict=True)))
+        yield Bbox.from_extents(x0 - 1, y0 - 1, x1 + 1, y1 + 1)
 
 
-def _label_offsets() -> Iterator[tuple[float, float, str]]:
-    """Yield offsets of a label from its mark and its alignment: near before far, right first."""
-    for far in (0.0, 10.0, 22.0):
-        yield 9 + far / 2, -4 + far, "left"
-        yield 9 + far / 2, -4 - far, "left"
-        yield -9 - far / 2, -4 - far, "right"
-        yield -9 - far / 2, -4 + far, "right"
-        yield 0.0, 9 + far, "center"
-        yield 0.0, -18 - far, "center"
+def _shorten(text: str, most: int = MAX_NAME) -> str:
+    return text if len(text) <= most else text[: most - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def pixel_positions(drawn: DrawnPlot, points: Sequence[Point]) -> list[tuple[float, float]]:
-    """Return the positions of points on the figure in pixels, from its lower left corner."""
-    if not points:
-        return []
-    places = drawn.axes.transData.transform([(point.x, point.y) for point in points])
-    return [(float(x), float(y)) for x, y in places]
-
-
-def _text_width(text: str, size: float = _TEXT_SIZE) -> float:
-    return _CHARACTER_WIDTH * size * len(text)
-
-
-def _shorten(text: str, width: float, size: float = _TEXT_SIZE) -> str:
-    """Cut a text to about ``width`` pixels."""
-    n_characters = max(4, int(width / (_CHARACTER_WIDTH * size)))
-    if len(text) <= n_characters:
-        return text
-    return text[: n_characters - 1] + "\N{HORIZONTAL ELLIPSIS}"
-
-
-def _literal(text: str) -> str:
-    """Return text in which dollar signs do not start mathematics."""
-    return sanitize_line(text).replace("$", r"\$")
+def _literal(text: str, most: int = MAX_NAME) -> str:
+    """Return a short text in which dollar signs do not start mathematics."""
+    return _shorten(sanitize_line(text), most).replace("$", r"\$")

@@ -23,6 +23,8 @@ class Point:
         label: Text beside the mark, where there is space.
         x_range: Ends of the horizontal error bar.
         y_range: Ends of the vertical error bar.
+        seeds: Values at each seed, drawn as small dots: along the x axis if the y axis has names,
+            else along the y axis.
     """
 
     x: float
@@ -32,6 +34,7 @@ class Point:
     label: str = ""
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
+    seeds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,19 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A line across the plot where an axis has this value, such as zero or a margin."""
+
+    axis: Literal["x", "y"]
+    value: float
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True)
 class Plot:
-    """Layers on two axes, drawn in order. ``zero`` adds a line at x = 0."""
+    """Layers on two axes, drawn in order, with lines of reference under them."""
 
     x: Axis
     y: Axis
     layers: tuple[Points | Line, ...]
-    zero: bool = False
+    references: tuple[Reference, ...] = ()

@@ -22,6 +22,7 @@ from kvlab.report.formatting import (
     format_significant,
 )
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
+from kvlab.report.overview import report_overview
 from kvlab.report.pareto_front import memory_front
 from kvlab.report.sections.factors import list_confounds
 from kvlab.report.sections.provenance_table import list_warnings
@@ -43,8 +44,9 @@ def report_answer(study: Study) -> Section:
     contents: list[Content] = [paragraph(Strong(str(study.sweep["question"])))]
     if study.status_counts["damaged"]:
         contents.append(_describe_damage(study))
+    overview = report_overview(study)
     if study.is_untrained:
-        contents += _answer_untrained(study)
+        contents += [*overview, *_answer_untrained(study)]
     elif study.done_rows:
         findings = [
             *_describe_cost(study),
@@ -55,7 +57,10 @@ def report_answer(study: Study) -> Section:
         ]
         floor = _describe_bigram_table(study)
         # models that measure noise are said before what they would show
-        contents += [*floor, *findings] if _count_below_table(study) else [*findings, *floor]
+        is_noise = bool(_count_below_table(study))
+        contents += [*floor, *overview, *findings] if is_noise else [*overview, *findings, *floor]
+    else:
+        contents += overview
     if (missing := _describe_missing(study)) is not None:
         contents.append(missing)
     if not study.is_untrained and any(e.aliases for e in study.effects(study.primary_metric)):

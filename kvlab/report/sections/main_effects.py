@@ -11,7 +11,6 @@ from kvlab.report.document import (
     Cell,
     Column,
     Content,
-    Figure,
     Fold,
     Row,
     Section,
@@ -20,17 +19,16 @@ from kvlab.report.document import (
     cell,
     paragraph,
 )
-from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.formatting import (
     difference_unit,
     format_difference,
     format_fixed,
-    format_p_value,
     format_ratio,
     format_significant,
     in_display_unit,
     short_title,
 )
+from kvlab.report.overview import effects_figure
 from kvlab.report.table_columns import (
     append_aliases,
     csv_only,
@@ -76,7 +74,7 @@ def report_effects(study: Study) -> Section | None:
     contents: list[Content] = [
         paragraph(_introduce(study, estimated)),
         _table(study),
-        _figure(study, estimated),
+        *([figure] if (figure := effects_figure(study)) else []),
         Fold("How effects are estimated, and what verdicts say", tuple(_explain(study, estimated))),
     ]
     other_table = _other_metrics_table(study)
@@ -283,50 +281,6 @@ def _savings_cell(study: Study, effect: Effect) -> Cell:
         else f"{format_significant(low)} to {format_ratio(high)}"
     )
     return Cell(text, low, csv=(low, high))
-
-
-def _figure(study: Study, estimated: list[Effect]) -> Figure:
-    metric = study.primary_metric
-    unit = difference_unit(metric)
-    names = tuple(effect.name for effect in estimated)
-    significant: list[Point] = []
-    bounded: list[Point] = []
-    insignificant: list[Point] = []
-    for index, effect in enumerate(estimated):
-        assert effect.estimate is not None, "only effects with an estimate are drawn"
-        low, high = effect.low, effect.high
-        tip = [effect.name, f"{format_difference(metric, effect.estimate.value)} {unit}"]
-        if effect.has_interval:
-            ends = f"{format_difference(metric, low)} to {format_difference(metric, high)}"
-            tip.append(f"simultaneous {100 * (1 - effect.alpha):g}% {ends}")
-            tip.append(f"p (corrected) {format_p_value(effect.corrected_p)}")
-        bars = (low, high) if effect.has_interval else None
-        lines, key = (*tip, effect.verdict), study.change_key(effect.change)
-        point = Point(effect.estimate.value, index, lines, key, x_range=bars)
-        if effect.is_significant:
-            significant.append(point)
-        else:
-            (bounded if effect.verdict_name == "bounded" else insignificant).append(point)
-    insignificant_name = "not told apart" if any(e.is_tested for e in estimated) else "not tested"
-    plot = Plot(
-        Axis(f"difference in {short_title(metric)} ({unit})"),
-        Axis("", "names", names),
-        (
-            Points("differs", tuple(significant), "c1", "diamond"),
-            Points("costs less than the margin", tuple(bounded), "c0", "square"),
-            Points(insignificant_name, tuple(insignificant), "muted"),
-        ),
-        zero=True,
-    )
-    alt = "; ".join(
-        f"{effect.name}: {format_difference(metric, effect.value)} {unit}, {effect.verdict}"
-        for effect in estimated
-    )
-    caption = (
-        "Difference of each level from its factor's baseline level, with simultaneous"
-        f" {100 * (1 - study.decide.alpha):g}% intervals."
-    )
-    return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
 
 
 def _other_metrics_table(study: Study) -> Table | None:

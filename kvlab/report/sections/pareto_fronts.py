@@ -26,6 +26,7 @@ from kvlab.report.formatting import (
     short_title,
 )
 from kvlab.report.hellaswag_outcomes import all_at_chance
+from kvlab.report.overview import front_figure
 from kvlab.report.pareto_front import (
     COSTS,
     CellPoint,
@@ -58,7 +59,7 @@ def report_pareto(study: Study) -> Section | None:
         return None
     front = [point for point in cell_points if point.is_on_front]
     note = paragraph(*_summarize(study, front, len(cell_points)))
-    figure = _figure(study, study.primary_metric, "stored", cell_points)
+    figure = front_figure(study) or _figure(study, study.primary_metric, "stored", cell_points)
     table = Fold("Cells on the front", (_table(study, front), paragraph(_describe_method(study))))
     contents: list[Content] = [note, figure, table]
     others = _other_fronts(study)

@@ -1,0 +1,459 @@
+"""The first screen of a report: verdict, facts, the front beside the effects, the compact ablation.
+
+The figures are shared with the sections that are about them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kvlab.analysis.effects import Effect
+from kvlab.analysis.study import GAP_ROUNDING, Study
+from kvlab.analysis.trial_rows import Levels
+from kvlab.analysis.verdicts import VERDICTS
+from kvlab.humanize import format_count, format_number
+from kvlab.report.ablation import AblationRow, list_ablation
+from kvlab.report.document import (
+    EMPTY_CELL,
+    Cell,
+    Column,
+    Content,
+    Figure,
+    Paragraph,
+    Row,
+    Strong,
+    Table,
+    cell,
+)
+from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points, Reference
+from kvlab.report.formatting import (
+    difference_unit,
+    format_binary_size,
+    format_difference,
+    format_magnitude,
+    format_metric,
+    format_p_value,
+    format_percent,
+    format_ratio,
+    in_display_unit,
+    short_title,
+)
+from kvlab.report.pareto_front import CellPoint, memory_front
+from kvlab.report.table_columns import (
+    difference_cell,
+    range_cell,
+    simultaneous_column,
+    size_cell,
+    size_column,
+    title_with_unit,
+    value_cell,
+    verdict_words,
+)
+from kvlab.store.metrics import METRICS
+
+MAX_ROWS = 12
+"""Rows of the compact table; the section of cells has all of them."""
+
+MAX_NAMED_POINTS = 24
+"""Points of the front that are named."""
+
+
+def report_overview(study: Study) -> list[Content]:
+    """Return the contents of a report's first screen."""
+    contents: list[Content] = [_state_verdict(study), *_list_facts(study)]
+    if study.is_untrained or not study.done_rows:
+        return contents
+    figures = [front_figure(study), effects_figure(study)]
+    contents += [replace(figure, is_half=True) for figure in figures if figure is not None]
+    return [*contents, _ablation_table(study)]
+
+
+# The verdict
+
+
+def _state_verdict(study: Study) -> Paragraph:
+    """Say in one sentence how much smaller the cache can be, and at what cost."""
+    rows = list_ablation(study, len(study.cells))
+    base = next((row for row in rows if row.levels == study.baseline), None)
+    smaller = [row for row in rows if row.kv_factor is not None and row.kv_factor > 1]
+    if study.is_untrained and smaller:
+        best = max(smaller, key=lambda row: row.kv_factor or 0.0)
+        return _sentence(study, best, ". No weights were trained, so no cost is known.")
+    if base is None or base.value is None:
+        text = "The baseline has no finished trial yet: no cost is known."
+        return Paragraph((text,), tone="lead")
+    smaller = [row for row in smaller if row.difference is not None]
+    if not smaller:
+        return _count_verdicts(study)
+    return _judge_smaller(study, smaller)
+
+
+_CHEAP = ("better", "bounded", "worse within", "identical", "equivalent")
+
+
+def _judge_smaller(study: Study, rows: list[AblationRow]) -> Paragraph:
+    metric, margin = study.primary_metric, study.decide.margin
+    unit = difference_unit(metric)
+    cheap = [row for row in rows if row.verdict_name in _CHEAP]
+    if cheap:
+        best = max(cheap, key=lambda row: (row.kv_factor or 0.0, -_cost(study, row)))
+        if best.verdict_name == "identical":
+            return _sentence(study, best, ", and loses nothing at any seed.")
+        if best.verdict_name == "better":
+            return _sentence(study, best, f", and is better: {_difference(study, best)}.")
+        limit = f"the margin of {margin:g} {unit}"
+        return _sentence(study, best, f", and costs less than {limit}: {_difference(study, best)}.")
+    tested = [row for row in rows if row.interval is not None]
+    if not tested:
+        front = {point.levels for point in memory_front(study) if point.is_on_front}
+        best = min(rows, key=lambda row: (row.levels not in front, row.kv_bytes or 0))
+        why = "one seed does not tell it from noise" if len(study.seeds) == 1 else "not tested"
+        return _sentence(study, best, f", at {_difference(study, best)}; {why}.")
+    best = min(tested, key=lambda row: _worst_cost(study, row))
+    if all(row.verdict_name == "worse" for row in tested):
+        text = "Every smaller cache that was tested costs quality. The cheapest, "
+    elif margin is not None:
+        text = f"No smaller cache is shown to cost less than {margin:g} {unit}. The closest, "
+    else:
+        text = "No smaller cache is shown to be as good as the baseline's. The closest, "
+    return _sentence(study, best, f", at {_difference(study, best)}.", text)
+
+
+def _sentence(study: Study, row: AblationRow, rest: str, start: str = "") -> Paragraph:
+    """Return ``start``, the cell and how much less it stores, and ``rest``."""
+    factor = format_ratio(row.kv_factor or 1.0)
+    comma = "," if start else ""
+    stores = f"{comma} stores {factor} less K/V than the baseline{rest}"
+    return Paragraph((start, Strong(study.label(row.levels)), stores), tone="lead")
+
+
+def _count_verdicts(study: Study) -> Paragraph:
+    """Count the verdicts on the levels, where no cell stores less than the baseline."""
+    counts: dict[str, int] = {}
+    for effect in study.effects(study.primary_metric):
+        counts[effect.verdict] = counts.get(effect.verdict, 0) + 1
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    text = "No cell stores less K/V than the baseline"
+    return Paragraph((f"{text}; of the levels: {listed}." if listed else f"{text}.",), tone="lead")
+
+
+def _difference(study: Study, row: AblationRow) -> str:
+    """Return a difference with its unit and interval."""
+    assert row.difference is not None, "only cells that were compared are judged"
+    metric = study.primary_metric
+    text = f"{format_difference(metric, row.difference)} {difference_unit(metric)}".strip()
+    if row.interval is None:
+        return text
+    low, high = (format_difference(metric, end) for end in row.interval)
+    return f"{text} ({100 * (1 - study.decide.alpha):g}% interval {low} to {high})"
+
+
+def _cost(study: Study, row: AblationRow) -> float:
+    sign = -1.0 if METRICS[study.primary_metric].better == "higher" else 1.0
+    return sign * (row.difference or 0.0)
+
+
+def _worst_cost(study: Study, row: AblationRow) -> float:
+    assert row.interval is not None, "only tested cells have a worst cost"
+    is_higher_better = METRICS[study.primary_metric].better == "higher"
+    return -row.interval[0] if is_higher_better else row.interval[1]
+
+
+# The facts
+
+
+def _list_facts(study: Study) -> list[Content]:
+    """List the size of the models and of their training, the seeds, the device and the date."""
+    recorded = [row.record for row in study.rows if row.record.get("provenance")]
+    if not recorded:
+        return []
+    sizes = [one["model"]["parameters"] for one in recorded if "model" in one]
+    tokens = [
+        one["experiment"]["training"]["tokens"]
+        for one in recorded
+        if one.get("experiment", {}).get("training", {}).get("tokens")
+    ]
+    provenance = [one["provenance"] for one in recorded]
+    devices = list(dict.fromkeys(str(one["device"]) for one in provenance if one.get("device")))
+    dates = sorted(str(one["finished"])[:10] for one in provenance if one.get("finished"))
+    facts = [
+        _range(sizes, "parameters"),
+        _range(tokens, "training tokens"),
+        format_count(len(study.seeds), "seed"),
+        f"{len(study.done_rows):,} of {format_count(len(study.rows), 'trial')} measured",
+        ", ".join(devices[:3]) + (f" and {len(devices) - 3} more" if len(devices) > 3 else ""),
+        dates[-1] if dates else "",
+    ]
+    return [Paragraph((" \N{MIDDLE DOT} ".join(filter(None, facts)),), tone="muted")]
+
+
+def _range(values: list[float], noun: str) -> str:
+    if not values:
+        return ""
+    low, high = format_number(min(values)), format_number(max(values))
+    return f"{low} {noun}" if low == high else f"{low} to {high} {noun}"
+
+
+# The figures
+
+
+def front_figure(study: Study) -> Figure | None:
+    """Draw stored bytes against the paired difference from the baseline, for every cell."""
+    points = memory_front(study)
+    base = next((point for point in points if point.levels == study.baseline), None)
+    if base is None:
+        return None
+    metric = study.primary_metric
+    front = [point for point in points if point.is_on_front]
+    rows = {row.levels: row for row in list_ablation(study, len(study.cells))}
+
+    def marks(shown: Iterable[CellPoint], is_named: bool) -> tuple[Point, ...]:
+        return tuple(_front_point(study, one, base, rows[one.levels], is_named) for one in shown)
+
+    beaten = [p for p in points if not p.is_on_front and p.levels != study.baseline]
+    named = (*marks((p for p in front if p.levels != study.baseline), True), *marks([base], True))
+    inside, outside = _split_by_scale(study, marks(beaten, False), named)
+    plot = Plot(
+        Axis("K/V cache of one sequence at block size", "bytes"),
+        Axis(f"{short_title(metric)} against the baseline ({difference_unit(metric)})"),
+        (
+            Points("dominated", inside, "muted"),
+            Points("beyond the scale", outside, "muted", "triangle"),
+            Line("", _steps(study, front, base), "c0", True),
+            Points("on the front", named[:-1], "c0"),
+            Points("baseline", named[-1:], "c1", "diamond"),
+        ),
+        (Reference("y", 0.0), *_margin(study, "y")),
+    )
+    listed = "; ".join(
+        f"{study.label(p.levels)}: {format_binary_size(round(p.cost))},"
+        f" {format_difference(metric, p.mean - base.mean)}"
+        for p in front
+    )
+    caption = (
+        "Cache size against quality: paired differences from the baseline"
+        f"{_describe_marks(study)} The dashed steps are the front."
+    )
+    if outside:
+        caption += " Triangles at the edge are cells beyond the scale."
+    return Figure("pareto", caption, f"{caption} {listed}.", plot)
+
+
+_FOCUS = 1.0
+"""Cells further than so many times the height of the front are drawn at the edge."""
+
+_MAX_BEYOND = 4
+"""Cells beyond the scale that are named with their difference."""
+
+
+def _split_by_scale(
+    study: Study, beaten: tuple[Point, ...], named: tuple[Point, ...]
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Split dominated cells into those near the front, and those far off, moved to the edge.
+
+    A cell that is far worse would leave no height for the differences that are compared.
+    """
+    metric = study.primary_metric
+    heights = [y for p in named for y in (p.y, *(p.y_range or ()), *p.seeds)]
+    low, high = min(heights), max(heights)
+    room = (high - low) * _FOCUS
+    far = [p for p in beaten if not low - room <= p.y <= high + room]
+    if not room or not far:
+        return beaten, ()
+    near = tuple(p for p in beaten if p not in far)
+    low, high = min([low, *(p.y for p in near)]), max([high, *(p.y for p in near)])
+    edge = 0.12 * (high - low)
+    moved = []
+    for point in far:
+        text = f"{point.tip[0]} {format_difference(metric, _from_display(metric, point.y))}"
+        label = text if len(far) <= _MAX_BEYOND else ""
+        moved.append(replace(point, y=high + edge if point.y > high else low - edge, label=label))
+    return near, tuple(moved)
+
+
+def _from_display(metric: str, value: float) -> float:
+    return value / in_display_unit(metric, 1.0)
+
+
+def _describe_marks(study: Study) -> str:
+    if len(study.seeds) == 1:
+        return ", at one seed."
+    bars = f"simultaneous {100 * (1 - study.decide.alpha):g}% intervals"
+    return f", with {bars} and a small dot for each seed."
+
+
+def _front_point(
+    study: Study, point: CellPoint, base: CellPoint, row: AblationRow, is_named: bool
+) -> Point:
+    metric, levels = study.primary_metric, point.levels
+    difference = in_display_unit(metric, point.mean - base.mean)
+    size = format_binary_size(round(point.cost))
+    factor = f" ({format_ratio(row.kv_factor)} less)" if row.kv_factor else ""
+    tip = [study.label(levels), f"{size}{factor}"]
+    tip.append(f"{short_title(metric)} {format_metric(metric, point.mean)}")
+    ends = None
+    if levels != study.baseline and row.difference is not None:
+        tip.append(_difference(study, row))
+        tip += [verdict_words(row.verdict_name, study.decide.margin)] if row.verdict_name else []
+    if is_named and row.interval is not None:
+        low, high = (in_display_unit(metric, end) for end in row.interval)
+        ends = (low, high)
+    tip.append("on the front" if point.is_on_front else "dominated")
+    seeds = _seed_differences(study, levels) if is_named and levels != study.baseline else ()
+    label = study.label(levels) if is_named else ""
+    key = study.cell_key(levels)
+    return Point(point.cost, difference, tuple(tip), key, label, y_range=ends, seeds=seeds)
+
+
+def _seed_differences(study: Study, levels: Levels) -> tuple[float, ...]:
+    """Return a cell's differences from the baseline, seed by seed."""
+    metric = study.primary_metric
+    base, values = study.values(study.baseline, metric), study.values(levels, metric)
+    shared = sorted(base.keys() & values.keys())
+    if len(shared) < 2:
+        return ()
+    return tuple(in_display_unit(metric, values[seed] - base[seed]) for seed in shared)
+
+
+def _steps(study: Study, front: list[CellPoint], base: CellPoint) -> tuple[Point, ...]:
+    """Return the best quality at each size, as a step function."""
+    corners: list[Point] = []
+    for point in front:
+        difference = in_display_unit(study.primary_metric, point.mean - base.mean)
+        if corners:
+            corners.append(Point(point.cost, corners[-1].y))
+        corners.append(Point(point.cost, difference))
+    return tuple(corners)
+
+
+def _margin(study: Study, axis: str) -> tuple[Reference, ...]:
+    """Return the line of the margin, on the side of costs."""
+    margin, metric = study.decide.margin, study.primary_metric
+    if margin is None:
+        return ()
+    sign = -1.0 if METRICS[metric].better == "higher" else 1.0
+    value = sign * in_display_unit(metric, margin)
+    return (Reference("x" if axis == "x" else "y", value, is_dashed=True),)
+
+
+def effects_figure(study: Study) -> Figure | None:
+    """Draw the effect of every level on the primary metric, as a forest of intervals."""
+    metric = study.primary_metric
+    estimated = [effect for effect in study.effects(metric) if effect.estimate]
+    if not estimated:
+        return None
+    unit, groups = difference_unit(metric), dict[str, list[Point]]()
+    for index, effect in enumerate(estimated):
+        groups.setdefault(_group(effect), []).append(_effect_point(study, effect, index))
+    plot = Plot(
+        Axis(f"difference in {short_title(metric)} ({unit})"),
+        Axis("", "names", tuple(effect.name for effect in estimated)),
+        tuple(
+            Points(name, tuple(groups.get(name, ())), role, shape)
+            for name, role, shape in (
+                ("differs", "c1", "diamond"),
+                ("costs less than the margin", "c0", "square"),
+                ("not told apart", "muted", "dot"),
+                ("not tested", "muted", "ring"),
+            )
+        ),
+        (Reference("x", 0.0), *_margin(study, "x")),
+    )
+    alt = "; ".join(
+        f"{effect.name}: {format_difference(metric, effect.value)} {unit}, {effect.verdict}"
+        for effect in estimated
+    )
+    caption = f"Effect of each level against its factor's baseline level{_describe_marks(study)}"
+    if study.decide.margin is not None:
+        caption += " The dashed line is the margin."
+    return Figure("effects", caption, f"Differences against the baseline levels. {alt}.", plot)
+
+
+def _group(effect: Effect) -> str:
+    if effect.is_significant:
+        return "differs"
+    if effect.verdict_name in ("bounded", "equivalent"):
+        return "costs less than the margin"
+    return "not told apart" if effect.is_tested else "not tested"
+
+
+def _effect_point(study: Study, effect: Effect, index: int) -> Point:
+    metric = effect.metric
+    tip = [effect.name, f"{format_difference(metric, effect.value)} {difference_unit(metric)}"]
+    ends = None
+    if effect.has_interval:
+        low, high = (format_difference(metric, end) for end in (effect.low, effect.high))
+        tip.append(f"simultaneous {100 * (1 - effect.alpha):g}% {low} to {high}")
+        tip.append(f"p (corrected) {format_p_value(effect.corrected_p)}")
+        ends = in_display_unit(metric, effect.low), in_display_unit(metric, effect.high)
+    seeds = tuple(in_display_unit(metric, value) for _, value in effect.by_seed)
+    return Point(
+        in_display_unit(metric, effect.value),
+        index,
+        (*tip, effect.verdict),
+        study.change_key(effect.change),
+        x_range=ends,
+        seeds=seeds if len(seeds) > 1 else (),
+    )
+
+
+# The table
+
+
+def _ablation_table(study: Study) -> Table:
+    metric, unit = study.primary_metric, difference_unit(study.primary_metric)
+    rows = list_ablation(study, MAX_ROWS)
+    has_gap = any(row.gap is not None and abs(row.gap.value) >= GAP_ROUNDING for row in rows)
+    has_size = any(row.parameter_change for row in rows)
+    columns = (
+        Column("cell"),
+        Column(title_with_unit(metric, short_title(metric)), True),
+        Column(f"against baseline ({unit})" if unit else "against baseline", True),
+        simultaneous_column(metric, study.decide.alpha),
+        Column("verdict"),
+        size_column("K/V cache"),
+        Column("smaller", True),
+        *((Column("parameters", True, csv=("change in parameters",)),) if has_size else ()),
+        *((Column("serving gap (nats/token)", True),) if has_gap else ()),
+    )
+    caption = "The ablation: each cell against the baseline, with the size of its cache."
+    if len(rows) < len(study.cells):
+        caption += f" {len(rows)} of {format_count(len(study.cells), 'cell')}: the front and single"
+        caption += " changes first; the section of cells has all."
+    made = tuple(_ablation_row(study, row, has_size, has_gap) for row in rows)
+    return Table("ablation", caption, columns, made)
+
+
+def _ablation_row(study: Study, row: AblationRow, has_size: bool, has_gap: bool) -> Row:
+    metric, verdict = study.primary_metric, VERDICTS.get(row.verdict_name)
+    words = verdict_words(row.verdict_name, study.decide.margin) if verdict else ""
+    change = row.parameter_change
+    gap = EMPTY_CELL
+    if row.gap is not None:
+        is_found = row.gap.is_found and row.gap.value > 0
+        gap = Cell(
+            format_magnitude("serving_gap", 0.0)
+            if abs(row.gap.value) < GAP_ROUNDING
+            else format_difference("serving_gap", row.gap.value),
+            row.gap.value,
+            "bad" if is_found else "",
+        )
+    ratio = row.kv_factor
+    cells = (
+        cell(study.label(row.levels)),
+        EMPTY_CELL if row.value is None else value_cell(metric, row.value),
+        EMPTY_CELL if row.difference is None else difference_cell(metric, row.difference),
+        EMPTY_CELL if row.interval is None else range_cell(metric, *row.interval),
+        cell(words, tone=verdict.tone) if verdict else EMPTY_CELL,
+        EMPTY_CELL if row.kv_bytes is None else size_cell(row.kv_bytes),
+        EMPTY_CELL if ratio is None else Cell(format_ratio(ratio), ratio),
+    )
+    if has_size:
+        cells += (EMPTY_CELL if change is None else Cell(_change(change), change),)
+    if has_gap:
+        cells += (gap,)
+    return Row(cells, study.cell_key(row.levels), "" if row.seeds else "muted")
+
+
+def _change(share: float) -> str:
+    text = format_percent(share)
+    return f"+{text}" if share > 0 else text
