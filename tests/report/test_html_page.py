@@ -286,18 +286,19 @@ def test_plots_by_key(page):
 
 def test_tab_comes_to_heads_rows_and_plots(page):
     """In the order of the page, one stop for a table's rows and one for a plot."""
-    page.run('plotOf("pareto-read").then(() => tableOf("pareto").parentNode.focus())')
-    heads = page.run('heads("pareto").length')
+    page.run('plotOf("effects").then(() => plotOf("pareto")).then((plot) => plot.place.focus())')
+    heads = page.run('heads("ablation").length')
     found = []
-    for _ in range(heads + 2):
+    for _ in range(heads + 3):
         page.press("Tab")
         found.append(page.run(
             "[document.activeElement.tagName, document.activeElement.closest('table')?.id ?? '',"
             " document.activeElement.className]"
         ))  # fmt: skip
-    assert [one[:2] for one in found[:heads]] == [["BUTTON", "table-pareto"]] * heads
-    assert found[heads][:2] == ["TR", "table-pareto"]
-    assert found[heads + 1][2].startswith("view"), "the next plot"
+    assert found[0][2].startswith("view"), "the next plot"
+    assert found[1][2] == "table", "to scroll it"
+    assert [one[:2] for one in found[2:-1]] == [["BUTTON", "table-ablation"]] * heads
+    assert found[-1][:2] == ["TR", "table-ablation"]
 
 
 def test_nothing_on_the_page_is_said_only_in_titles(page):
