@@ -7,6 +7,9 @@ import pytest
 
 from kvlab.cli.commands import COMMANDS
 from kvlab.cli.main import main
+from kvlab.cli.places import default_store, project_path
+from kvlab.cli.shared_arguments import find_sweep_file
+from kvlab.errors import UsageError
 
 TOY_COMMAND = """
 def add_arguments(parser):
@@ -55,6 +58,24 @@ def test_a_mistyped_command_is_recognized(word, hint, capsys):
     error = capsys.readouterr().err
     assert f"{word} is not a command" in error
     assert hint in error
+
+
+def test_a_project_is_found_from_any_folder_below_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("KVLAB_STORE", raising=False)
+    for folder in ("sweeps", "experiments", "notes/deep"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "sweeps" / "heads.yaml").write_text("question: q\n")
+    (tmp_path / "sweeps" / "other.yaml").write_text("question: q\nname: wide\n")
+    monkeypatch.chdir(tmp_path / "notes" / "deep")
+    assert (default_store(), project_path("reports")) == ("../../runs", "../../reports")
+    assert find_sweep_file("heads") == "../../sweeps/heads.yaml"
+    assert find_sweep_file("wide") == "../../sweeps/other.yaml"
+    with pytest.raises(UsageError, match=r"sweep = haeds is neither .* did you mean heads\?"):
+        find_sweep_file("haeds")
+    monkeypatch.chdir(tmp_path)
+    assert default_store() == "runs"
+    monkeypatch.chdir(tmp_path.parent)
+    assert default_store() == "runs"
 
 
 def test_the_module_is_the_command():

@@ -34,8 +34,10 @@ compdef _kvlab kvlab
 
 _FISH = """\
 function __kvlab_candidates
-    set -l words (commandline -opc) (commandline -ct)
-    kvlab completion candidates $words[2..] 2>/dev/null
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    set -e words[1]
+    kvlab completion candidates $words "$current" 2>/dev/null
 end
 complete -c kvlab -a '(__kvlab_candidates)'
 """
@@ -145,6 +147,13 @@ def list_presets(_: list[str]) -> Iterator[str]:
     yield from PRESETS
 
 
+def list_metrics(_: list[str]) -> Iterator[str]:
+    """Yield the names of all measurements."""
+    from kvlab.store.metrics import METRICS
+
+    yield from METRICS
+
+
 NAMES: dict[str, tuple[Callable[[list[str]], Iterator[str]], ...]] = {
     "plan": (list_sweep_files,),
     "submit": (list_sweep_files,),
@@ -154,11 +163,13 @@ NAMES: dict[str, tuple[Callable[[list[str]], Iterator[str]], ...]] = {
     "compare": (list_recorded_sweeps,),
     "sync": (list_recorded_sweeps,),
     "copy": (list_recorded_sweeps,),
+    "verify": (list_recorded_sweeps,),
     "logs": (list_recorded_sweeps, list_trials),
     "generate": (list_trials,),
     "export": (list_trials,),
     "bench": (list_trials, list_presets),
     "estimate": (list_presets,),
+    "metrics": (list_metrics,),
     "schema": (lambda _: iter(("experiment", "sweep", "measurement")),),
     "completion": (lambda _: iter(SCRIPTS),),
 }
