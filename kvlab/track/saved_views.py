@@ -22,8 +22,6 @@ CELLS_VIEW = "kvlab-cells"
 
 MAX_FACTOR_COLUMNS = 8
 
-_COLUMN_WIDTH = 130
-
 _COLUMNS = ("kv/bytes", "speed/tpot_ms_p50")
 """Metrics beside the quality that the sweep decides by."""
 
@@ -81,11 +79,11 @@ def _page_state(
         "orderByAsc": not is_higher_better,
         "selectedColumns": columns,
         "columnOrder": columns,
-        "columnWidths": dict.fromkeys(columns, _COLUMN_WIDTH),
+        "columnWidths": {column: _column_width(column) for column in columns},
         "runsHiddenMode": "FIRST_20_RUNS",
     }
     if grouped:
-        keys = [{"mode": "param", "groupByData": name} for name in settings]
+        keys = [{"mode": "tag", "groupByData": "kvlab.cell"}]
         state["selectedColumns"] = state["columnOrder"] = metrics
         state["groupBy"] = {"aggregateFunction": "average", "groupByKeys": keys}
     return state
@@ -93,6 +91,11 @@ def _page_state(
 
 def _column(kind: str, name: str) -> str:
     return f"{kind}.`{name}`"
+
+
+def _column_width(column: str) -> int:
+    """Return the width in pixels at which a column shows its name and a number."""
+    return max(90, 9 * len(column.partition("`")[2]) + 20)
 
 
 def _view(name: str, state: Mapping[str, Any]) -> str:

@@ -59,7 +59,8 @@ def test_a_database_of_another_version_is_named_with_the_way_out(tmp_path, mlflo
     assert "delete it: `kvlab sync` makes" in str(caught.value)
 
 
-def test_a_database_that_cannot_be_written_is_said_so(tmp_path, mlflow_template):
+def test_a_database_that_cannot_be_written_is_said_so(tmp_path, mlflow_template, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MLflow makes a folder of such an address
     Record(factors={"heads": ("mha",)}, seeds=(0,)).write(tmp_path)
     shutil.copyfile(mlflow_template(), tmp_path / "other.db")
     tracker = Tracker(tmp_path, f"sqlite:///file:{tmp_path}/other.db?mode=ro&uri=true")

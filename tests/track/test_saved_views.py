@@ -35,7 +35,7 @@ def test_the_page_opens_on_runs_with_factors_loss_and_cache_the_best_first():
     ]  # fmt: skip
     assert (state["orderByKey"], state["orderByAsc"]) == ("metrics.`quality/loss_served`", True)
     grouped = page_state(tags, "kvlab-cells")["groupBy"]["groupByKeys"]
-    assert [key["groupByData"] for key in grouped] == ["heads", "sharing"]
+    assert grouped == [{"mode": "tag", "groupByData": "kvlab.cell"}]
     assert view_address("http://h:1/", "7") == (
         "http://h:1/#/experiments/7/runs?viewStateShareKey=kvlab-trials"
         "&workflowType=machine_learning"
