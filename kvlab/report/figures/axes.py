@@ -154,6 +154,12 @@ def _set_axes(axes: "Axes", plot: Plot, width: float) -> None:
         axes.xaxis.set_major_formatter(
             FuncFormatter(lambda value, _: _size(value) if is_bytes else format_spread(value, 1))
         )
+    if plot.x.kind == "names":
+        axes.set_xticks(range(len(plot.x.names)), [_literal(name) for name in plot.x.names])
+        axes.set_xlim(-0.35, len(plot.x.names) - 0.4)
+    if plot.y.kind == "hidden":
+        axes.set_yticks([])
+        axes.spines[["left", "bottom"]].set_visible(False)
     if plot.y.kind == "names":
         axes.set_yticks(range(len(plot.y.names)), [_literal(name) for name in plot.y.names])
         axes.set_ylim(len(plot.y.names) - 0.4, -0.6)

@@ -56,7 +56,7 @@ def vega_lite_spec(plot: Plot, is_half: bool = False) -> Spec:
             {"name": "picked", "value": []},
             {"name": "at", "value": -1},
             {"name": "units", "value": "binary"},
-            {"name": "names", "value": [sanitize_line(name) for name in names]},
+            {"name": "names", "value": [sanitize_line(name) for name in names or plot.x.names]},
         ],
         "encoding": {"x": _axis(plot.x, plot, "x"), "y": _axis(plot.y, plot, "y")},
         "layer": layers,
@@ -97,6 +97,12 @@ def _zoom(encodings: list[str]) -> Spec:
 
 def _axis(axis: Axis, plot: Plot, name: str) -> Spec:
     encoding: Spec = {"field": name, "type": "quantitative", "title": sanitize_line(axis.title)}
+    if axis.kind == "hidden":
+        return {**encoding, "title": None, "axis": None, "scale": {"domain": [-0.06, 1.06]}}
+    if axis.kind == "names" and name == "x":
+        scale = {"domain": [-0.35, len(axis.names) - 0.4], "nice": False, "zero": False}
+        ticks = {"values": list(range(len(axis.names))), "labelExpr": "names[datum.value]"}
+        return {**encoding, "title": None, "scale": scale, "axis": ticks}
     if axis.kind == "names":
         rows = len(axis.names)
         scale = {"domain": [rows - 0.4, -0.6], "nice": False, "zero": False}

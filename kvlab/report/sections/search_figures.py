@@ -1,14 +1,19 @@
 """Pictures of a search: history of the best, front, parameters, and their importance."""
 
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
 from kvlab.analysis.search_results import Objective, SearchResults, SuggestedTrial
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_count
 from kvlab.report.document import Column, Content, Figure, Row, Section, Table, cell, paragraph
-from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points
+from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points, Role
 from kvlab.report.formatting import format_binary_size, format_percent
 from kvlab.report.search_tables import (
     base_row,
     cell_key,
+    format_objective,
     format_with_unit,
     in_objective_unit,
     objective_cell,
@@ -19,10 +24,15 @@ from kvlab.report.search_tables import (
     title_with_unit,
 )
 from kvlab.report.table_columns import size_cell, size_column
-from kvlab.spec.search_config import format_settings, short_keys
+from kvlab.spec.search_config import format_setting, format_settings, short_keys
 
 MAX_LABELS = 12
 """Marks that are named by the trial's number."""
+
+MAX_LINES = 40
+"""Trials that parallel coordinates draw, besides the best."""
+
+MAX_BEST_LINES = 3
 
 
 def report_search_history(study: Study) -> Section | None:
@@ -68,7 +78,8 @@ def _history_figure(study: Study, search: SearchResults, number: int) -> Figure:
     ends = (improved[0], improved[-1])
     values = [format_with_unit(objective.name, one.values[number]) for one in ends]
     alt = f"{caption} The first is {values[0]}, the best {values[1]}, of trial {ends[1].number}."
-    return Figure(f"history-{objective.name.replace('_', '-')}", caption, alt, plot)
+    name, is_half = f"history-{objective.name.replace('_', '-')}", len(search.objectives) > 1
+    return Figure(name, caption, alt, plot, is_half)
 
 
 def _capitalize(text: str) -> str:
@@ -254,6 +265,139 @@ def _best_by_size(
             least = objective.loss(one.values[0])
             found.append(one)
     return found
+
+
+# Parallel coordinates
+
+
+def report_parallel_coordinates(study: Study) -> Section | None:
+    """Plot every trial as a line through its settings and its objectives."""
+    search = study.search
+    assert search is not None, "only for searches"
+    scales = [*_setting_scales(search), *_objective_scales(search)]
+    if not search.eligible or len(scales) - len(search.objectives) < 1:
+        return None
+    ranked = search.best if len(search.objectives) > 1 else search.ranked(0)[:MAX_BEST_LINES]
+    best = {one.number for one in ranked}
+    measured = sorted(
+        (one for one in search.trials if one.is_measured and one.number not in best),
+        key=lambda one: search.objectives[0].loss(one.values[0]),
+    )
+    groups: tuple[tuple[str, list[SuggestedTrial], Role], ...] = (
+        ("other trials", measured[:MAX_LINES], "muted"),
+        (_name_best(search, len(ranked)), list(ranked[:MAX_LINES]), "c1"),
+    )
+    lines = tuple(
+        Line(name if number == 0 else "", _crossings(study, one, scales), role)
+        for name, trials, role in groups
+        for number, one in enumerate(trials)
+    )
+    ticks = tuple(
+        Point(column, position, (scale.title, text), label=text)
+        for column, scale in enumerate(scales)
+        for position, text in scale.ticks
+    )
+    plot = Plot(
+        Axis("", "names", tuple(scale.title for scale in scales)),
+        Axis("", "hidden"),
+        (*lines, Points("", ticks, "ink", "dot")),
+    )
+    caption = "Every trial as a line through its settings and what was measured of it."
+    note = f" Of the other trials the best {MAX_LINES} are drawn."
+    note = note if len(measured) > MAX_LINES else ""
+    listed = "; ".join(
+        f"trial {one.number}: {format_settings(one.settings)}" for one in ranked[:MAX_BEST_LINES]
+    )
+    figure = Figure("parallel", f"{caption}{note}", f"{caption} The best: {listed}.", plot)
+    return Section("Settings of the best", (figure,))
+
+
+def _name_best(search: SearchResults, count: int) -> str:
+    if len(search.objectives) > 1:
+        return "the front"
+    return "the best trial" if count == 1 else f"the best {count} trials"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """One axis of parallel coordinates, from 0 at its foot to 1 at its top.
+
+    Attributes:
+        title: Its title.
+        place: Returns where a trial crosses it; None if it does not.
+        ticks: Labelled positions.
+    """
+
+    title: str
+    place: Callable[[SuggestedTrial], float | None]
+    ticks: tuple[tuple[float, str], ...]
+
+
+def _setting_scales(search: SearchResults) -> Iterator[_Scale]:
+    names = short_keys(search.keys)
+    for key, choices in search.config["choices"].items():
+        if len(choices) < 2:
+            continue
+        texts = [format_setting(value) for value in choices]
+        places = {text: index / (len(texts) - 1) for index, text in enumerate(texts)}
+        ticks = tuple((place, text) for text, place in places.items())
+        yield _Scale(names[key], _place_choice(key, places), ticks)
+    for key, interval in search.config["ranges"].items():
+        low, high, is_log = interval["low"], interval["high"], interval["log"]
+        middle = math.sqrt(low * high) if is_log else (low + high) / 2
+        place = _place_number(low, high, is_log)
+        texts = (format_setting(low), f"{middle:.2g}", format_setting(high))
+        ticks = tuple(zip(map(place, (low, middle, high)), texts, strict=True))
+        yield _Scale(names[key], _place_setting(key, place), ticks)
+
+
+def _objective_scales(search: SearchResults) -> Iterator[_Scale]:
+    for number, objective in enumerate(search.objectives):
+        values = [one.values[number] for one in search.trials if one.is_measured]
+        if not values:
+            continue
+        place = _place_number(min(values), max(values), is_log=False)
+        ticks = tuple(
+            (place(value), format_objective(objective.name, value))
+            for value in sorted({min(values), max(values)})
+        )
+        yield _Scale(objective_title(objective.name), _place_value(number, place), ticks)
+
+
+def _place_number(low: float, high: float, is_log: bool) -> Callable[[float], float]:
+    def place(value: float) -> float:
+        if high <= low:
+            return 0.5
+        if is_log:
+            return math.log(value / low) / math.log(high / low)
+        return (value - low) / (high - low)
+
+    return place
+
+
+def _place_choice(
+    key: str, places: Mapping[str, float]
+) -> Callable[[SuggestedTrial], float | None]:
+    return lambda one: places.get(format_setting(one.settings.get(key)))
+
+
+def _place_setting(
+    key: str, place: Callable[[float], float]
+) -> Callable[[SuggestedTrial], float | None]:
+    return lambda one: place(one.settings[key]) if key in one.settings else None
+
+
+def _place_value(
+    number: int, place: Callable[[float], float]
+) -> Callable[[SuggestedTrial], float | None]:
+    return lambda one: place(one.values[number])
+
+
+def _crossings(study: Study, one: SuggestedTrial, scales: Sequence[_Scale]) -> tuple[Point, ...]:
+    """Return where a trial's line crosses the axes; an axis that it has no value on is skipped."""
+    tip, key = (f"trial {one.number}", format_settings(one.settings)), cell_key(study, one)
+    places = ((column, scale.place(one)) for column, scale in enumerate(scales))
+    return tuple(Point(column, place, tip, key) for column, place in places if place is not None)
 
 
 # Importance
