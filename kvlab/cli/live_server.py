@@ -190,10 +190,9 @@ class _Cached:
 
 def _describe(trial: dict[str, Any]) -> dict[str, Any]:
     """Return a trial with its cell in words."""
-    cell = " ".join(f"{factor}={level}" for factor, level in trial["levels"].items())
     return {
         "trial": trial["trial"],
-        "label": sanitize_line(f"{cell} seed={trial['seed']}"),
+        "label": sanitize_line(f"{trial['settings']} seed={trial['seed']}"),
         "state": trial["state"],
         "detail": sanitize_line(trial["detail"]),
     }
