@@ -82,11 +82,7 @@ def judge_gaps(
     """
     tested = [n for n, row in enumerate(rows) if max(map(abs, row.values())) >= rounding]
     found = dict(zip(tested, joint_sign_flip_test([rows[n] for n in tested]), strict=True))
-    p_values = [found.get(number, 1.0) for number in range(len(rows))]
-    own = [
-        p if p <= alpha or p == 1.0 else joint_sign_flip_test([row])[0]
-        for p, row in zip(p_values, rows, strict=True)
-    ]
+    p_values = [found.get(number, (1.0, 1.0)) for number in range(len(rows))]
     return [
         ServingGap(
             sum(row.values()) / len(row),
@@ -97,20 +93,20 @@ def judge_gaps(
             own_p,
             alpha,
         )
-        for row, p, own_p in zip(rows, p_values, own, strict=True)
+        for row, (p, own_p) in zip(rows, p_values, strict=True)
     ]
 
 
-def joint_sign_flip_test(rows: Sequence[Mapping[int, float]]) -> list[float]:
-    """Return p-values of means of zero, corrected for all rows.
+def joint_sign_flip_test(rows: Sequence[Mapping[int, float]]) -> list[tuple[float, float]]:
+    """Return p-values of means of zero, corrected for all rows, and of each row alone.
 
     Args:
         rows: Values by seed; signs of equal seeds are flipped together.
 
     Returns:
         The share of sign patterns in which the largest ``abs(sum) / sqrt(sum of squares)`` of all
-        rows is at least that of the row: of all patterns up to 20 seeds, else of random ones, which
-        are always the same.
+        rows is at least that of the row, and the share in which the row's own is: of all patterns
+        up to 20 seeds, else of random ones, which are always the same.
     """
     import numpy as np
 
@@ -122,14 +118,16 @@ def joint_sign_flip_test(rows: Sequence[Mapping[int, float]]) -> list[float]:
     lengths = np.sqrt((table**2).sum(axis=1, keepdims=True))
     table = table / np.where(lengths > 0, lengths, 1.0)
     observed = np.abs(table.sum(axis=1)) - 1e-12
-    reached, patterns = np.zeros(len(rows)), 0
+    reached, own_reached, patterns = np.zeros(len(rows)), np.zeros(len(rows)), 0
     for signs in _sign_patterns(len(seeds)):
-        largest = np.abs(signs @ table.T).max(axis=1)
-        reached += (largest[:, None] >= observed).sum(axis=0)
+        sizes = np.abs(signs @ table.T)
+        reached += (sizes.max(axis=1)[:, None] >= observed).sum(axis=0)
+        own_reached += (sizes >= observed).sum(axis=0)
         patterns += len(signs)
     if len(seeds) > MAX_EXACT_FLIPS:
-        reached, patterns = reached + 1, patterns + 1
-    return [float(p) for p in np.where(lengths[:, 0] > 0, reached / patterns, 1.0)]
+        reached, own_reached, patterns = reached + 1, own_reached + 1, patterns + 1
+    shares = (np.where(lengths[:, 0] > 0, n / patterns, 1.0) for n in (reached, own_reached))
+    return [(float(p), float(own)) for p, own in zip(*shares, strict=True)]
 
 
 def _sign_patterns(count: int) -> "Iterator[NDArray[np.float64]]":

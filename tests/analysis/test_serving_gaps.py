@@ -27,12 +27,16 @@ def test_by_brute_force():
     random = np.random.default_rng(1)
     rows = [dict(enumerate(random.exponential(size=6) - 0.3)) for _ in range(4)]
     del rows[1][2], rows[3][5]
-    assert joint_sign_flip_test(rows) == pytest.approx(brute_force(rows))
+    found = joint_sign_flip_test(rows)
+    assert [p for p, _ in found] == pytest.approx(brute_force(rows))
+    alone = [brute_force([row])[0] for row in rows]
+    assert [own for _, own in found] == pytest.approx(alone)
 
 
 def test_one_row_is_the_sign_flip_test():
     values = np.random.default_rng(2).normal(0.5, 1, 9)
-    assert joint_sign_flip_test([dict(enumerate(values))]) == [sign_flip_test(values.tolist())]
+    p = sign_flip_test(values.tolist())
+    assert joint_sign_flip_test([dict(enumerate(values))]) == [(p, p)]
 
 
 def test_many_seeds_are_sampled_and_repeatable():
@@ -41,7 +45,7 @@ def test_many_seeds_are_sampled_and_repeatable():
     found = joint_sign_flip_test(rows)
     assert found == joint_sign_flip_test(rows)
     alone = [sign_flip_test(row.tolist()) for row in values]
-    assert all(one <= both + 0.005 for one, both in zip(alone, found, strict=True))
+    assert all(one <= both + 0.005 for one, (both, _) in zip(alone, found, strict=True))
 
 
 def test_five_trainings_are_too_few_and_six_are_enough():
@@ -51,6 +55,20 @@ def test_five_trainings_are_too_few_and_six_are_enough():
         assert gaps[0].can_be_found == gaps[0].is_found == called
         assert gaps[0].p == 2.0 ** (1 - count)
         assert (gaps[1].p, gaps[1].is_found) == (1.0, False)
+
+
+def test_a_gap_that_passes_alone_and_not_among_all_cells_is_suggestive():
+    random = np.random.default_rng(6)
+    noise = [dict(enumerate(random.normal(0, 0.02, 7))) for _ in range(20)]
+    clear = {0: 0.01, 1: 0.02, 2: 0.01, 3: 0.03, 4: 0.02, 5: 0.01, 6: -0.004}
+    gap, *_ = judge_gaps([clear, *noise], 0.05, 1e-4)
+    assert gap.own_p == pytest.approx(4 / 2**7)
+    assert gap.p > 0.05
+    assert gap.is_suggestive
+    assert not gap.is_found
+    (alone,) = judge_gaps([clear], 0.05, 1e-4)
+    assert alone.is_found
+    assert not alone.is_suggestive
 
 
 def test_skewed_gaps_around_zero_are_called_rarely():
