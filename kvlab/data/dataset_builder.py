@@ -31,7 +31,7 @@ from kvlab.data.token_pieces import (
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import write_json
-from kvlab.humanize import format_bytes
+from kvlab.humanize import format_bytes, format_count
 from kvlab.spec import DataConfig
 
 _LOCATED_DTYPE = np.dtype([*DOCUMENT_DTYPE.descr, ("piece", "<u4"), ("start", "<u8")])
@@ -208,10 +208,11 @@ def _check_counts(data: DataConfig, documents: int, held_out: int) -> None:
         message = f"data.source = {data.source} has no text; name files that hold some"
         raise DataError(message, field="data.paths" if data.paths else "data.source")
     if held_out in (0, documents):
-        share = "all" if held_out else "none"
+        share, change = ("all", "lower it") if held_out else ("none", "raise it")
         text = f"data.validation_fraction = {data.validation_fraction} holds out {share}"
-        hint = "change it, or give more, smaller documents"
-        message = f"{text} of the {documents} documents; {hint}"
+        more = "give more, smaller documents: a file each, or a line of .jsonl each"
+        hint = more if documents == 1 else f"{change}, or {more}"
+        message = f"{text} of {format_count(documents, 'document')}; {hint}"
         raise DataError(message, field="data.validation_fraction")
 
 
