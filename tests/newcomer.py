@@ -61,7 +61,7 @@ STEPS = {
         (r"\d+ done, 0 failed",),
         ("reports/first/report.html", "reports/first/report.md", "reports/first/results.csv"),
     ),
-    "status": Step((r"first: (\d+) trials: \1 done",)),
+    "status": Step((r"(?m)^first +\d+( +0){5} +no$",)),
     "report": Step((r"reports/first",), ("reports/first/report.html",)),
     "generate": Step((r"(?m)^A cache is",)),
     "export": Step((r"my-model",), ("my-model/config.json", "my-model/model.safetensors")),
