@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvlab.benchmark import peak_memory
 from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.benchmark.measures.decode_memory import (
     allocated_range,
@@ -16,6 +15,7 @@ from kvlab.benchmark.measures.decode_memory import (
 from kvlab.benchmark.peak_memory import measure_peak_memory
 from kvlab.errors import MeasurementError
 from kvlab.model import GPT
+from kvlab.model.kernels import malloc
 from kvlab.spec import ModelConfig, ServingConfig
 
 SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd": 32}
@@ -62,7 +62,7 @@ def touch(size):
 @pytest.mark.parametrize("kernel_counts", [True, False])
 def test_growth_sees_memory_that_is_gone_again(kernel_counts, monkeypatch):
     if not kernel_counts:
-        monkeypatch.setattr(peak_memory, "_RESET", Path("/no/such/file"))
+        monkeypatch.setattr(malloc, "_RESET", Path("/no/such/file"))
     touch(60_000_000)  # what is kept of this must not be used unseen
 
     def work():
