@@ -118,6 +118,7 @@ class LiveServer(ThreadingHTTPServer):
             "sweep": facts["sweep"],
             "question": sanitize_line(str(facts.get("question") or "")),
             "stage": facts.get("stage"),
+            "search": [sanitize_line(line) for line in facts.get("search", ())],
             "driven": facts["driven"],
             "states": facts["states"],
             "total": len(trials),
@@ -189,7 +190,7 @@ class _Cached:
 
 
 def _describe(trial: dict[str, Any]) -> dict[str, Any]:
-    """Return a trial with its cell in words."""
+    """Return a trial with its cell, or its settings in a search, in words."""
     return {
         "trial": trial["trial"],
         "label": sanitize_line(f"{trial['settings']} seed={trial['seed']}"),

@@ -15,6 +15,7 @@ from kvlab.errors import UsageError
 from kvlab.store import Store
 from tests.support.browser import Browser
 from tests.support.record_factory import Record
+from tests.support.stub_search import SEARCH, searching
 
 BAD = 'mqa"><img src=x onerror=alert(1)>'
 CURVES = {"train_loss": [[1, 4096, 5.5], [2, 8192, 5.1]], "validation_loss": [[2, 8192, 5.0]]}
@@ -72,6 +73,18 @@ def test_the_page_is_told_what_runs_and_what_has_ended(server):
     assert first["train"] == [[4096, 5.5], [8192, 5.1]]
     assert [curve["is_running"] for curve in others] == [False] * 3
     assert facts["left"]
+
+
+def test_trials_of_a_search_are_named_by_their_settings(tmp_path):
+    store, _, driver = searching(tmp_path, SEARCH.replace("trials: 12", "trials: 3"))
+    driver.run()
+    server = LiveServer(store, "127.0.0.1", 0, tmp_path / "reports")
+    server.server_close()
+    facts = server.describe_sweep("s")
+    assert facts["search"]
+    labels = [trial["label"] for trial in facts["ended"]]
+    assert len(labels) >= 3
+    assert not any("point=" in label for label in labels)
 
 
 def test_a_damaged_sweep_hides_no_other(server):

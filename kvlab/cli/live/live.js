@@ -99,6 +99,8 @@
     showBar(facts);
     const isOver = !facts.driven && !facts.states.missing && !facts.states.running;
     byId("summary").textContent = summarize(facts);
+    byId("search").hidden = !facts.search.length;
+    byId("search").replaceChildren(...facts.search.map((line) => make("li", line)));
     byId("running-part").hidden = !facts.running.length;
     byId("running").replaceChildren(...facts.running.map(makeRunningRow));
     // What is over has a report, which shows the rest.
