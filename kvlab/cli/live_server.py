@@ -284,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
             case [name] if name in ASSETS:
                 self._send_asset(name, ASSETS[name])
             case ["vega.js"]:
-                from kvlab.report.figures.vega_bundle import bundle_vega
+                from kvlab.report.figures.vega_lite import bundle_vega
 
                 self._send(bundle_vega().encode(), ASSETS["live.js"])
             case ["api", "sweeps"]:

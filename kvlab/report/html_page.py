@@ -6,19 +6,16 @@ Vega, which is part of the page; without scripts a reader sees matplotlib's stat
 """
 
 import json
-from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from kvlab.humanize import sanitize_text
 from kvlab.report.document import Cell, Document, Figure
+from kvlab.report.figures.vega_lite import bundle_vega, vega_lite_spec
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-VEGA_LITE_VERSION = "6.4"
 
 
 def render_html(document: Document) -> str:
@@ -48,41 +45,9 @@ def render_html(document: Document) -> str:
     )
 
 
-@cache
-def bundle_vega() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script that sets ``vegaEmbed``.
-
-    The bundle comes out of the package vl-convert-python and takes seconds to make, so it is kept
-    in the user's cache folder.
-    """
-    from platformdirs import user_cache_path
-
-    from kvlab.fs.atomic_files import write_atomic
-
-    release = version("vl-convert-python")
-    path = user_cache_path("kvlab") / f"vega-{release}-{VEGA_LITE_VERSION}.js"
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        script = _make_bundle()
-    with suppress(OSError):  # else it is made again the next time
-        write_atomic(path, script)
-    return script
-
-
-def _make_bundle() -> str:
-    import vl_convert
-
-    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE_VERSION)
-    licence = _read_asset("VEGA_LICENSE.txt")
-    return f"/*\n{licence}*/\n(function () {{\n{script}\n}})();"
-
-
 def _figure_spec(figure: Figure) -> "Markup":
     """Return a figure's specification as JSON that is safe inside a ``script`` element."""
     from markupsafe import Markup
-
-    from kvlab.report.figures.vega_lite import vega_lite_spec
 
     text = json.dumps(vega_lite_spec(figure.plot, figure.is_half), separators=(",", ":"))
     for character in "<>&":

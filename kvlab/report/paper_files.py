@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
@@ -114,17 +115,22 @@ def render_pdf(plot: Plot, name: str, width: float) -> bytes:
         name: Name of the figure.
         width: Width of the page, in inches.
     """
-    with figure_style(name, PDF_SETTINGS):
+    with figure_style(name, PDF_STYLE):
         figure, pdf = draw_plot(plot, width), io.BytesIO()
         no_metadata = {"CreationDate": None, "Creator": None, "Producer": None}
         figure.savefig(pdf, format="pdf", metadata=no_metadata)
     return pdf.getvalue()
 
 
-PDF_SETTINGS = {
+PDF_STYLE: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],  # the first is drawn after Times
     "font.size": 8.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.0,
     "mathtext.fontset": "stix",
+    "lines.linewidth": 1.0,
+    "lines.markersize": 4.0,
     "pdf.fonttype": 42,  # TrueType: publishers refuse the default, Type 3
 }
 

@@ -5,6 +5,7 @@ random ids, and the reader's matplotlib settings have no effect.
 """
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,8 @@ def _set_axes(axes: "Axes", plot: Plot, width: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel(_literal(plot.x.title, 90))
-    axes.set_ylabel(_literal(plot.y.title, 90))
+    height = max(8, int(2 * (0.58 * width - 4)))  # in characters, half as wide as a line is high
+    axes.set_ylabel("\n".join(textwrap.wrap(_literal(plot.y.title, 90), height)))
     axes.margins(0.06)
     if plot.x.kind in ("bytes", "log"):
         is_bytes = plot.x.kind == "bytes"

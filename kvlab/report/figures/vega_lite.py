@@ -8,12 +8,18 @@ Vega-Lite: Satyanarayan, Moritz, Wongsuphasawat, Heer (2017), IEEE TVCG 23(1).
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from kvlab.humanize import sanitize_line, sanitize_text
 from kvlab.report.figures.plot import Axis, Line, Plot, Point, Points, Role
 
 Spec = dict[str, Any]
+
+VEGA_LITE_VERSION = "6.4"
 
 _SHAPES = {
     "dot": "circle", "ring": "circle", "square": "square", "diamond": "diamond",
@@ -308,3 +314,36 @@ def _shape(plot: Plot, layer: Points) -> Spec:
     }
     scale = {"domain": domain, "range": [shapes[one] for one in domain]}
     return {"shape": {"field": "series", "type": "nominal", "title": None, "scale": scale}}
+
+
+# The script
+
+
+@cache
+def bundle_vega() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script that sets ``vegaEmbed``.
+
+    The bundle comes out of the package vl-convert-python and takes seconds to make, so it is kept
+    in the user's cache folder.
+    """
+    from platformdirs import user_cache_path
+
+    from kvlab.fs.atomic_files import write_atomic
+
+    release = version("vl-convert-python")
+    path = user_cache_path("kvlab") / f"vega-{release}-{VEGA_LITE_VERSION}.js"
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        script = _make_bundle()
+    with suppress(OSError):  # else it is made again the next time
+        write_atomic(path, script)
+    return script
+
+
+def _make_bundle() -> str:
+    import vl_convert
+
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE_VERSION)
+    licence = (files("kvlab.report") / "page" / "VEGA_LICENSE.txt").read_text(encoding="utf-8")
+    return f"/*\n{licence}*/\n(function () {{\n{script}\n}})();"
