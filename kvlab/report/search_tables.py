@@ -175,7 +175,7 @@ def trials_table(
             cell(str(one.number), one.number),
             *map(objective_cell, shown, numbers),
             *settings_cells(search, one),
-            Cell(one.trial[:8], one.trial, code=True),
+            Cell(one.trial[:8], one.trial),
         )
         rows.append(Row(cells, cell_key(study, one)))
     base = base_row(study)
@@ -185,7 +185,7 @@ def trials_table(
         cells = (cell("base"), *map(objective_cell, shown, numbers), *settings)
         rows.append(
             Row(
-                (*cells, Cell(base.trial[:8], base.trial, code=True)),
+                (*cells, Cell(base.trial[:8], base.trial)),
                 study.cell_key(study.baseline),
                 "muted",
             )

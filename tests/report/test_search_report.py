@@ -85,6 +85,7 @@ def test_the_answer_names_the_best_and_does_not_trust_it(report):
     assert "The base experiment is at 3.6000 nats/token, and over a limit" in answer
     assert "the best of 3 noisy numbers looks better than it is" in answer
     assert "Trial 10 is behind it by 0.1000 nats/token." in answer
+    assert "The search also tuned training.learning_rate, which the base experiment" in answer
 
 
 def test_the_best_are_listed_with_settings_as_columns(report):

@@ -98,6 +98,10 @@ def _describe_trust(study: Study, search: SearchResults) -> Paragraph:
         text = f" every trial ran once, at seed {seeds}, and the best of {len(search.eligible):,}"
         text += " noisy numbers looks better than it is."
     gap = _describe_runner_up(search) if len(search.objectives) == 1 else ""
+    tuned = [key for key in search.keys if key.startswith("training.")]
+    if tuned:
+        gap += f" The search also tuned {' and '.join(tuned)}, which the base experiment has as"
+        gap += " written, so part of a difference from it may be the recipe's."
     hint = " Confirm the best on fresh seeds (What to do next) before you rely on it."
     return paragraph(Strong("This is a suggestion, not a finding:"), f"{text}{gap}{hint}")
 

@@ -230,7 +230,7 @@ def _other_row(study: Study, search: SearchResults, one: SuggestedTrial, kind: s
             cell(_OUTCOMES[kind], tone=tone),
             Cell(shown, why),
             *settings_cells(search, one),
-            Cell(one.trial[:8], one.trial, code=True) if one.trial else EMPTY_CELL,
+            Cell(one.trial[:8], one.trial) if one.trial else EMPTY_CELL,
         ),
         cell_key(study, one),
         "" if tone else "muted",
