@@ -230,7 +230,7 @@ class Tracker:
         trials = self._store.sweep_trials(sweep["name"])
         statuses = {trial: self._store.status(trial) or "missing" for trial in trials}
         self._log_damaged(parent, [t for t, status in statuses.items() if status == "damaged"])
-        states = Counter(statuses.values())
+        states: Counter[str] = Counter(statuses.values())
         tags = _sweep_tags(sweep, states)
         if report is not None:
             tags["kvlab.report.digest"] = _hash_folder(report)
