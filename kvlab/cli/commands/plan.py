@@ -36,6 +36,9 @@ from kvlab.sweep.search.search_history import count_remaining_suggestions
 
 Levels = Mapping[str, str]
 
+MAX_NAMED = 3
+"""Keys that a line names; --why lists all."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
@@ -353,8 +356,11 @@ def _format_unmatched(groups: list[UnmatchedTrials], with_fields: bool) -> Itera
             yield f"{text}, which differs in"
             yield from _format_fields(group.differences, "then")
         else:
-            names = ", ".join(name for name, _, _ in group.differences)
-            yield f"{text}, as {names} changed; --why shows the values."
+            names = [name for name, _, _ in group.differences]
+            more = len(names) - MAX_NAMED
+            if more > 1:
+                names[MAX_NAMED:] = [f"{more} more keys"]
+            yield f"{text}, as {', '.join(names)} changed; --why shows the values."
 
 
 def _format_fields(differences: Iterable[Difference], other: str) -> Iterator[str]:
@@ -362,7 +368,9 @@ def _format_fields(differences: Iterable[Difference], other: str) -> Iterator[st
     for key, *values in differences:
         if key == DIGEST:  # of the tokens of the text
             values = [value and str(value)[:12] for value in values]
-        here, there = map(format_value, values)
+        here, there = (
+            format_value(list(value) if isinstance(value, tuple) else value) for value in values
+        )
         yield f"  {key}: {here} {'now' if other == 'then' else 'here'}, {there} {other}"
 
 
