@@ -93,6 +93,8 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
     missing = next((key for key in keys if key not in value), None)
     if missing is not None:
         raise RecordDamaged(f"{path} is damaged: it is another file, without {missing!r}")
+    if not isinstance(value.get("files", {}), dict):
+        raise RecordDamaged(f"{path} is damaged: its files are no list by name")
     return value
 
 
@@ -131,6 +133,8 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
         StoreError: It cannot be read.
     """
     path = Path(path)
+    if not (isinstance(seal, dict) and {"bytes", "sha256"} <= seal.keys()):
+        raise RecordDamaged(f"{path} is listed in another form than size and sha256")
     try:
         if not path.is_file():
             raise RecordDamaged(f"{path} is missing")
