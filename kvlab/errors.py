@@ -4,6 +4,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 ├── SpecError              a spec file is wrong (also a ValueError); the CLI exits with 2
 ├── UsageError             an argument of a command is wrong (also a ValueError); exits with 2
 ├── DataError              text, tokens or an evaluation set is missing or damaged
+│   └── DatasetDamaged     prepared tokens are not what was written; they are prepared again
 ├── PretrainedError        a published checkpoint cannot be read or written (also a ValueError)
 ├── StoreError             the store cannot be read or written
 │   └── RecordDamaged      a file of the record is not what was written
@@ -80,6 +81,10 @@ class DataError(KvlabError):
     def __init__(self, message: str, *, field: str | None = None):
         super().__init__(message)
         self.field = field
+
+
+class DatasetDamaged(DataError):
+    """Prepared tokens are not what was written."""
 
 
 class PretrainedError(KvlabError, ValueError):

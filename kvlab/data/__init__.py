@@ -10,6 +10,7 @@ from kvlab.data.batches import (
 from kvlab.data.bigram_table import TableLosses, score_tables
 from kvlab.data.data_dir import ProgressCallback, get_data_dir
 from kvlab.data.dataset_preparation import (
+    dataset_folder,
     dataset_identity,
     find_dataset,
     list_prepared_datasets,
@@ -28,6 +29,7 @@ __all__ = [
     "ScoredText",
     "TableLosses",
     "Tokenizer",
+    "dataset_folder",
     "dataset_identity",
     "find_dataset",
     "get_data_dir",

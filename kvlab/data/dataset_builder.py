@@ -19,7 +19,7 @@ from kvlab.data.deduplication import (
     overlap_lengths,
     shared_passage_shares,
 )
-from kvlab.data.shards import DATASET_SCHEMA
+from kvlab.data.shards import BLOCK_BYTES, DATASET_SCHEMA
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
     DOCUMENT_DTYPE,
@@ -30,7 +30,7 @@ from kvlab.data.token_pieces import (
 )
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
-from kvlab.fs.atomic_files import write_json
+from kvlab.fs.sealed_files import write_sealed_json
 from kvlab.humanize import format_bytes, format_count
 from kvlab.spec import DataConfig
 
@@ -175,7 +175,7 @@ def write_dataset(
         "short": describe_shortage(data, table),
         "digest": hashlib.sha256(digests.encode()).hexdigest(),
     }
-    write_json(folder / "manifest.json", manifest)
+    write_sealed_json(folder / "manifest.json", manifest)
 
 
 def _find_new_text(
@@ -236,19 +236,33 @@ def _write_split(
     path: Path, table: DocumentTable, jobs: Sequence[PieceJob], dtype: "np.dtype[Any]"
 ) -> dict[str, Any]:
     digest = hashlib.sha256()
+    blocks, hashes = bytearray(), bytearray()
     with path.open("wb") as file:
         for chunk in _iter_chunks(table):
             raw = _gather_tokens(chunk, jobs, dtype).tobytes()
             digest.update(raw)
             file.write(raw)
+            blocks += raw
+            whole = len(blocks) // BLOCK_BYTES * BLOCK_BYTES
+            hashes += _hash_blocks(blocks[:whole])
+            del blocks[:whole]
         file.flush()
         os.fsync(file.fileno())
+    hashes += _hash_blocks(blocks)
+    path.with_suffix(".sha256").write_bytes(hashes)
     return {
         "documents": len(table),
         "text_bytes": int(table["bytes"].sum(dtype=np.uint64)),
         "tokens": int(table["tokens"].sum(dtype=np.uint64)),
         "sha256": digest.hexdigest(),
+        "blocks": hashlib.sha256(hashes).hexdigest(),
     }
+
+
+def _hash_blocks(data: bytes | bytearray) -> bytes:
+    """Return the sha256 of each block of a part of a token file, concatenated."""
+    starts = range(0, len(data), BLOCK_BYTES)
+    return b"".join(hashlib.sha256(data[i : i + BLOCK_BYTES]).digest() for i in starts)
 
 
 def _iter_chunks(table: DocumentTable) -> Iterator[DocumentTable]:

@@ -29,10 +29,10 @@ from kvlab.data.token_pieces import (
     count_available_cpus,
     read_document_table,
 )
-from kvlab.errors import DataError, StoreError
-from kvlab.fs.atomic_files import replace_file, write_json
+from kvlab.errors import DataError, DatasetDamaged, StoreError
+from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import set_aside
+from kvlab.fs.sealed_files import set_aside, write_sealed_json
 from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig
 
@@ -87,15 +87,18 @@ def prepare_dataset(
     progress = progress or ignore_progress
     identity = dataset_identity(data)
     folder = _datasets_dir() / identity[:16]
-    if not _is_prepared(folder):
+    dataset = _try_open(folder, identity)
+    if not isinstance(dataset, Dataset):
         waiting = "another process is preparing this text; waiting"
         with hold_lock(_lock_path(folder), progress, waiting) as fence:
-            if not _is_prepared(folder):
+            dataset = _try_open(folder, identity)
+            if isinstance(dataset, DatasetDamaged):
+                aside = set_aside(folder.parent, [folder.name], fence)
+                progress(f"{dataset}; moved to {aside}, the text is prepared again")
+            if not isinstance(dataset, Dataset):
                 processes = workers or _count_processes(data)
                 _build_dataset(data, identity, folder, progress, processes, fence)
-    dataset = open_dataset(folder)
-    if dataset.identity != identity:
-        raise DataError(f"{folder} holds another text; remove it, prepare again")
+        dataset = open_dataset(folder)
     if data.licence is not None and data.licence != dataset.licence:
         dataset = _update_licence(folder, data.licence, progress)
     return dataset
@@ -104,13 +107,24 @@ def prepare_dataset(
 def find_dataset(data: DataConfig) -> DatasetFacts | None:
     """Return the facts of a prepared dataset; None if it is still to be prepared.
 
+    A damaged one is prepared again.
+
     Raises:
-        DataError: The text is missing, or the dataset is damaged.
+        DataError: The text is missing.
     """
     try:
-        return read_dataset_facts(_datasets_dir() / dataset_identity(data)[:16])
-    except FileNotFoundError:
+        return read_dataset_facts(dataset_folder(data))
+    except (FileNotFoundError, DatasetDamaged):
         return None
+
+
+def dataset_folder(data: DataConfig) -> Path:
+    """Return where the prepared tokens of ``data`` are, or will be.
+
+    Raises:
+        DataError: The text is missing.
+    """
+    return _datasets_dir() / dataset_identity(data)[:16]
 
 
 def list_prepared_datasets() -> list[Path]:
@@ -143,7 +157,8 @@ def _count_processes(data: DataConfig) -> int:
 def _update_licence(folder: Path, licence: str, progress: ProgressCallback) -> Dataset:
     """Record the user's licence for an existing dataset; it is not part of the identity."""
     with hold_lock(_lock_path(folder), progress, "another process holds this text; waiting"):
-        write_json(folder / "manifest.json", {**read_manifest(folder), "licence": licence})
+        content = {**read_manifest(folder), "licence": licence}
+        write_sealed_json(folder / "manifest.json", content)
     return open_dataset(folder)
 
 
@@ -159,12 +174,18 @@ def _work_dir(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.work")
 
 
-def _is_prepared(folder: Path) -> bool:
+def _try_open(folder: Path, identity: str) -> Dataset | DatasetDamaged | None:
+    """Return the dataset in ``folder``, what is wrong with it, or None if there is none."""
     try:
-        read_manifest(folder)
+        dataset = open_dataset(folder)
     except FileNotFoundError:
-        return False
-    return True
+        is_there = folder.exists()
+        return DatasetDamaged(f"{folder} has no manifest") if is_there else None
+    except DatasetDamaged as error:
+        return error
+    if dataset.identity != identity:
+        return DatasetDamaged(f"{folder} holds another text")
+    return dataset
 
 
 def _build_dataset(

@@ -1,5 +1,6 @@
 """Open prepared datasets: two files of token ids, and a manifest that describes them."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,76 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvlab.errors import DataError, StoreError
-from kvlab.fs.atomic_files import file_sha256, read_json
+from kvlab.errors import DataError, DatasetDamaged, StoreError
+from kvlab.fs.atomic_files import file_sha256
+from kvlab.fs.sealed_files import read_sealed_json
 
-DATASET_SCHEMA = 1
+DATASET_SCHEMA = 2
 SPLITS = ("train", "validation")
 
 ACCEPTED_OVERLAP = 0.01
 """Largest share of held-out tokens inside training passages without a warning."""
+
+
+BLOCK_BYTES = 1 << 20
+"""Bytes of a token file that have one sha256, so that a training checks only what it reads."""
+
+HASH_BYTES = 32
+
+
+class CheckedTokens(np.memmap):  # type: ignore[type-arg]
+    """Token ids, mapped from disk, whose blocks are compared with their sha256 when first read.
+
+    Indexing by slices or arrays checks, and returns plain arrays. Other ways of reading do not.
+
+    Args:
+        path: The token file.
+        dtype: Of the ids.
+        hashes: sha256 of every `BLOCK_BYTES` of the file, concatenated.
+    """
+
+    _path: Path
+    _hashes: bytes
+    _is_checked: npt.NDArray[np.bool_]
+    _left: int = 0  # of arrays that are made of this one, too
+    _block_tokens: int
+
+    def __new__(cls, path: Path, dtype: "np.dtype[Any]", hashes: bytes) -> "CheckedTokens":
+        self = super().__new__(cls, path, dtype, mode="r")
+        self._path, self._hashes = path, hashes
+        self._left = len(hashes) // HASH_BYTES
+        self._is_checked = np.zeros(self._left, np.bool_)
+        self._block_tokens = BLOCK_BYTES // self.dtype.itemsize
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        plain = self.view(np.ndarray)
+        if self._left:
+            self._check(key)
+        return plain[key]
+
+    def _check(self, key: Any) -> None:
+        """Check the blocks that ``key`` selects from.
+
+        Raises:
+            DatasetDamaged: One is not what was written.
+        """
+        if isinstance(key, slice):
+            start, stop, _ = key.indices(len(self))
+            blocks = np.arange(start // self._block_tokens, -(-stop // self._block_tokens))
+        else:
+            indices = np.asarray(key)
+            blocks = np.where(indices < 0, indices + len(self), indices) // self._block_tokens
+        for block in np.unique(blocks[~self._is_checked[blocks]]):
+            start = int(block) * self._block_tokens
+            data = self.view(np.ndarray)[start : start + self._block_tokens].tobytes()
+            expected = self._hashes[int(block) * HASH_BYTES : (int(block) + 1) * HASH_BYTES]
+            if hashlib.sha256(data).digest() != expected:
+                raise DatasetDamaged(
+                    f"{self._path} is damaged in bytes {start * self.dtype.itemsize:,} and after"
+                )
+            self._is_checked[block] = True
+            self._left -= 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +88,9 @@ class Dataset:
         identity: See `kvlab.data.dataset_identity`.
         licence: Licence of the text, in words.
         digest: sha256 over both token files.
-        train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk.
-        validation: As ``train``, of the held-out documents.
+        train: Token ids, shape (tokens,), uint16 or uint32, read-only, mapped from disk. Blocks
+            are checked when they are first read.
+        validation: As ``train``, of the held-out documents, checked as a whole when opened.
         bytes_per_token: Validation text bytes per validation token, end-of-text included.
         overlap: Share of validation tokens inside an n-gram of the training text, by n.
         shortage: Message if the source has less text than the limit; None if it has enough.
@@ -72,7 +136,7 @@ def read_dataset_facts(folder: Path) -> DatasetFacts:
     """Read the facts of the dataset in ``folder`` from its manifest.
 
     Raises:
-        DataError: The manifest is damaged.
+        DatasetDamaged: The manifest is damaged.
         FileNotFoundError: There is none.
     """
     manifest = read_manifest(folder)
@@ -94,10 +158,13 @@ def read_dataset_facts(folder: Path) -> DatasetFacts:
 
 
 def open_dataset(folder: Path) -> Dataset:
-    """Open the dataset in ``folder``. The files' sizes are checked, their digests are not.
+    """Open the dataset in ``folder``.
+
+    The manifest, the held-out tokens and the sizes are checked at once, training tokens as they
+    are read.
 
     Raises:
-        DataError: The dataset is damaged.
+        DatasetDamaged: The dataset is not what was written.
         FileNotFoundError: There is none.
     """
     manifest = read_manifest(folder)
@@ -108,11 +175,11 @@ def open_dataset(folder: Path) -> Dataset:
         path = folder / f"{split}.bin"
         expected = splits[split]["tokens"] * dtype.itemsize
         if not path.is_file() or path.stat().st_size != expected:
-            raise DataError(
-                f"{path} does not have {expected} bytes; remove {folder}, prepare again"
-            )
-        tokens[split] = np.memmap(path, dtype, mode="r")
+            raise DatasetDamaged(f"{path} does not have {expected} bytes")
+        tokens[split] = CheckedTokens(path, dtype, _read_hashes(path, splits[split]["blocks"]))
     held_out = splits["validation"]
+    if file_sha256(folder / "validation.bin") != held_out["sha256"]:
+        raise DatasetDamaged(f"{folder / 'validation.bin'} does not have its sha256")
     return Dataset(
         folder=folder,
         **{key: manifest[key] for key in ("identity", "source", "tokenizer", "licence", "digest")},
@@ -132,27 +199,39 @@ def verify_dataset(folder: Path) -> list[str]:
         open_dataset(folder)
         splits = read_manifest(folder)["splits"]
         problems = [
-            f"{folder / split}.bin is not what was prepared (wrong sha256)"
+            f"{folder / split}.bin is damaged: it does not have its sha256"
             for split in SPLITS
             if file_sha256(folder / f"{split}.bin") != splits[split]["sha256"]
         ]
     except (DataError, OSError) as error:
         return [str(error)]
-    return [f"{text}; remove {folder}, prepare again" for text in problems]
+    return problems
+
+
+def _read_hashes(path: Path, sha256: str) -> bytes:
+    """Return the hashes of the blocks of the token file at ``path``."""
+    hashes_path = path.with_suffix(".sha256")
+    try:
+        hashes = hashes_path.read_bytes()
+    except OSError as error:
+        raise DatasetDamaged(f"{hashes_path} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(hashes).hexdigest() != sha256:
+        raise DatasetDamaged(f"{hashes_path} is not what was written")
+    return hashes
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read ``manifest.json``: the fields of `Dataset`, and counts and sha256 of each split.
 
     Raises:
-        DataError: The manifest is damaged.
+        DatasetDamaged: The manifest is damaged, or of another version of kvlab.
         FileNotFoundError: There is none.
     """
     path = folder / "manifest.json"
     try:
-        manifest = read_json(path)
+        manifest = read_sealed_json(path, "schema", "splits", "digest")
     except StoreError as error:
-        raise DataError(str(error)) from None
-    if not isinstance(manifest, dict) or manifest.get("schema") != DATASET_SCHEMA:
-        raise DataError(f"{path} is not of schema {DATASET_SCHEMA}; remove {folder}, prepare again")
+        raise DatasetDamaged(str(error)) from None
+    if manifest["schema"] != DATASET_SCHEMA:
+        raise DatasetDamaged(f"{path} is of schema {manifest['schema']}, not {DATASET_SCHEMA}")
     return manifest

@@ -13,7 +13,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from kvlab.data import dataset_folder, set_aside_dataset
 from kvlab.errors import (
+    DatasetDamaged,
     Diverged,
     LeaseLost,
     Paused,
@@ -231,6 +233,15 @@ class _TrialRun:
         return "done"
 
     def run_stages(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
+        """Run both stages; once more if the prepared tokens prove damaged, from a checkpoint."""
+        try:
+            return self.run_stages_once(attempt, report)
+        except DatasetDamaged as error:
+            aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
+            attempt.log(f"{error}; moved to {aside}, the text is prepared again")
+        return self.run_stages_once(attempt, report)
+
+    def run_stages_once(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
         stages = self.make_stages(self.trial, self.stop_between_updates(report))
         directory = self.store.training_directory(self.trial.training_id)
         self.train(stages, directory, attempt, report)

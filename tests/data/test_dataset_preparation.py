@@ -3,7 +3,6 @@
 import hashlib
 import json
 import multiprocessing
-import shutil
 import subprocess
 import sys
 import time
@@ -20,10 +19,12 @@ from kvlab.data import (
     load_tokenizer,
     open_dataset,
     prepare_dataset,
+    set_aside_dataset,
+    shards,
     verify_dataset,
 )
 from kvlab.data.token_pieces import token_dtype
-from kvlab.errors import DataError
+from kvlab.errors import DataError, DatasetDamaged
 from kvlab.spec import DataConfig
 from tests.support.text_files import documents, stories, write_jsonl, write_parquet
 
@@ -375,12 +376,62 @@ def test_damaged_shards_are_detected(tmp_path, name):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     assert len(verify_dataset(folder)) == 1
+    if name == "train.bin":
+        tokens = open_dataset(folder).train
+        for key in (slice(0, 3), np.array([[5, -1]]), 0):
+            with pytest.raises(DatasetDamaged, match=r"train\.bin is damaged in bytes 0 and after"):
+                tokens[key]
     (folder / name).write_bytes(whole[:-2])
     assert verify_dataset(folder)
-    with pytest.raises(DataError, match=name):
-        prepare_dataset(data)
-    shutil.rmtree(folder)
-    assert (prepare_dataset(data, workers=1).folder / name).read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin", "manifest.json", "train.sha256"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "gone"])
+def test_a_damaged_dataset_is_moved_aside_and_prepared_again(tmp_path, name, damage):
+    data, lines = config(write_jsonl(tmp_path / "a.jsonl", stories(100))), []
+    folder = prepare_dataset(data, workers=1).folder
+    path = folder / name
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        flipped = bytes([whole[0] ^ 1]) + whole[1:]
+        path.write_bytes({"cut": whole[:-2], "empty": b"", "flip": flipped}[damage])
+    is_found_later = (name, damage) == ("train.bin", "flip")
+    if is_found_later:
+        with pytest.raises(DatasetDamaged):
+            prepare_dataset(data, workers=1).train[:1]
+        set_aside_dataset(folder)
+    again = prepare_dataset(data, lines.append, workers=1)
+    assert path.read_bytes() == whole
+    assert again.train[:1].size == 1
+    assert is_found_later or "moved to" in lines[0]
+    assert (folder.parent / "damaged" / "1" / folder.name).exists()
+
+
+def test_blocks_are_checked_when_they_are_first_read(tmp_path, monkeypatch):
+    """Any way of indexing gives what a plain array gives, and only damaged blocks are refused."""
+    monkeypatch.setattr(shards, "BLOCK_BYTES", 64)
+    values = np.arange(1000, dtype="<u2")
+    path, block = tmp_path / "t.bin", 32
+    path.write_bytes(values.tobytes())
+    starts = range(0, values.nbytes, 64)
+    raw = values.tobytes()
+    hashes = b"".join(hashlib.sha256(raw[start : start + 64]).digest() for start in starts)
+    path.write_bytes(raw[:400] + b"\xff" + raw[401:])
+    damaged = 200 // block
+    chance = np.random.default_rng(0)
+    tokens = shards.CheckedTokens(path, values.dtype, hashes)
+    for _ in range(200):
+        start, stop = sorted(chance.integers(0, 1001, 2))
+        for key in (slice(start, stop), chance.integers(-1000, 1000, (3, 4)), int(start) % 1000):
+            read = np.atleast_1d(np.arange(1000)[key]) // block
+            if damaged in read:
+                with pytest.raises(DatasetDamaged):
+                    tokens[key]
+            else:
+                assert np.array_equal(tokens[key], values[key])
+                assert type(tokens[key]) is not shards.CheckedTokens
 
 
 def test_a_manifest_of_another_schema_is_refused(tmp_path):
@@ -388,7 +439,7 @@ def test_a_manifest_of_another_schema_is_refused(tmp_path):
         config(write_jsonl(tmp_path / "a.jsonl", stories(100))), workers=1
     ).folder
     (folder / "manifest.json").write_text('{"schema": 0}')
-    with pytest.raises(DataError, match="schema"):
+    with pytest.raises(DatasetDamaged, match="of an older version of kvlab"):
         open_dataset(folder)
 
 
