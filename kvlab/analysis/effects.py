@@ -275,7 +275,7 @@ def _join_equal_contrasts(effects: list[Effect], factors: Factors) -> list[Effec
     """Return one effect for every contrast, up to its sign."""
     sets: dict[frozenset[tuple[Levels, float]], list[Effect]] = {}
     for number, effect in enumerate(effects):
-        weights = {(str(number),): 1.0}  # pairs of its own
+        weights: dict[Levels, float] = {(str(number),): 1.0}  # pairs of its own
         if effect.is_contrast:
             weights = {levels: round(weight, 6) for levels, weight in effect.weights.items()}
         negated = frozenset((levels, -weight) for levels, weight in weights.items())

@@ -52,8 +52,7 @@ def report_answer(study: Study) -> Section:
             *_describe_cost(study),
             _describe_savings(study),
             *_describe_gap(study),
-            _describe_confidence(study),
-            *_describe_left_out(study),
+            paragraph(_describe_confidence(study), _describe_left_out(study)),
         ]
         floor = _describe_bigram_table(study)
         # models that measure noise are said before what they would show
@@ -205,7 +204,7 @@ def _baseline_clause(study: Study, levels: tuple[str, ...]) -> str:
     return f", at {format_difference(metric, estimate.value)} {unit}".rstrip() + f" ({words})"
 
 
-def _describe_confidence(study: Study) -> Paragraph:
+def _describe_confidence(study: Study) -> str:
     """Say what this number of seeds can find."""
     metric, unit = study.primary_metric, difference_unit(study.primary_metric)
     effects = study.effects(metric)
@@ -226,7 +225,7 @@ def _describe_confidence(study: Study) -> Paragraph:
     else:
         text = "No difference could be tested"
         text += ": finish the sweep's other seeds" if study.status_counts["missing"] else ""
-    return paragraph(f"{text}.")
+    return f"{text}."
 
 
 def _describe_gap(study: Study) -> list[Content]:
@@ -251,18 +250,18 @@ def _gap_clause(gap: ServingGap) -> str:
     return " (suggestive)" if gap.is_suggestive else " (within noise)"
 
 
-def _describe_left_out(study: Study) -> list[Content]:
+def _describe_left_out(study: Study) -> str:
     """Say which measurements are no finding here: times that were disturbed, accuracies at chance.
 
     Their tables are in the appendix.
     """
-    sentences = []
+    text = ""
     if any(map(is_time, study.measured_metrics)) and study.timing_obstacle:
-        sentences.append(f"Speed is not judged. {study.timing_obstacle}.")
+        text += f" Speed is not judged. {study.timing_obstacle}."
     accuracies = [m for m in study.measured_metrics if m in COMPARED_METRICS]
     if accuracies and all_at_chance(study, accuracies):
-        sentences.append("HellaSwag is not judged: every accuracy is at chance.")
-    return [paragraph(" ".join(sentences))] if sentences else []
+        text += " HellaSwag is not judged: every accuracy is at chance."
+    return text
 
 
 def _losses_and_tables(study: Study) -> list[tuple[float, float]]:

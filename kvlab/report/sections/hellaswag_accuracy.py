@@ -63,7 +63,7 @@ def report_hellaswag(study: Study) -> Section | None:
     ]
     tables = [table for table in comparison if table is not None]
     if tables:
-        items = (paragraph(ITEM_METHOD), *tables)
+        items: tuple[Content, ...] = (paragraph(ITEM_METHOD), *tables)
         contents.append(Fold("Item by item against the baseline", items))
     return Section("HellaSwag", tuple(contents), all_at_chance(study, metrics))
 
