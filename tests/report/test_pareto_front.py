@@ -111,7 +111,9 @@ def test_the_sections_say_it(tmp_path):
     assert [row["best cell"] for row in rows[:3]] == ["b", "d", "e"]
     assert float(rows[0]["budget per 1,024 tokens (bytes)"]) == 2**21
     figures = {path.stem for path in (folder / "figures").glob("*.svg")}
-    assert figures == {"pareto", "pareto-read"}, "no front of accuracies at chance, or of times"
+    assert figures == {"pareto", "effects", "pareto-read"}, (
+        "no front of accuracies at chance, or of times"
+    )
     assert {p.stem for p in (folder / "figures").glob("*.png")} == figures
     with (folder / "tables" / "fronts.csv").open() as file:
         on = {row["cell"]: row["served loss by stored bytes"] for row in csv.DictReader(file)}
