@@ -3,6 +3,7 @@
 The figures are shared with the sections that are about them.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -341,20 +342,17 @@ def effects_figure(study: Study) -> Figure | None:
     estimated = [effect for effect in study.effects(metric) if effect.estimate]
     if not estimated:
         return None
-    unit, groups = difference_unit(metric), dict[str, list[Point]]()
+    unit, groups = difference_unit(metric), defaultdict[str, list[Point]](list)
     for index, effect in enumerate(estimated):
-        groups.setdefault(_group(effect), []).append(_effect_point(study, effect, index))
+        groups[_group(effect)].append(_effect_point(study, effect, index))
     plot = Plot(
         Axis(f"difference in {short_title(metric)} ({unit})"),
         Axis("", "names", tuple(effect.name for effect in estimated)),
-        tuple(
-            Points(name, tuple(groups.get(name, ())), role, shape)
-            for name, role, shape in (
-                ("differs", "c1", "diamond"),
-                ("costs less than the margin", "c0", "square"),
-                ("not told apart", "muted", "dot"),
-                ("not tested", "muted", "ring"),
-            )
+        (
+            Points("differs", tuple(groups["differs"]), "c1", "diamond"),
+            Points("costs less than the margin", tuple(groups["bounded"]), "c0", "square"),
+            Points("not told apart", tuple(groups["open"]), "muted"),
+            Points("not tested", tuple(groups["untested"]), "muted", "ring"),
         ),
         (Reference("x", 0.0), *_margin(study, "x")),
     )
@@ -372,8 +370,8 @@ def _group(effect: Effect) -> str:
     if effect.is_significant:
         return "differs"
     if effect.verdict_name in ("bounded", "equivalent"):
-        return "costs less than the margin"
-    return "not told apart" if effect.is_tested else "not tested"
+        return "bounded"
+    return "open" if effect.is_tested else "untested"
 
 
 def _effect_point(study: Study, effect: Effect, index: int) -> Point:
@@ -438,7 +436,7 @@ def _ablation_row(study: Study, row: AblationRow, has_size: bool, has_gap: bool)
             "bad" if is_found else "",
         )
     ratio = row.kv_factor
-    cells = (
+    cells: tuple[Cell, ...] = (
         cell(study.label(row.levels)),
         EMPTY_CELL if row.value is None else value_cell(metric, row.value),
         EMPTY_CELL if row.difference is None else difference_cell(metric, row.difference),

@@ -78,7 +78,7 @@ def figure_style(salt: str, settings: dict[str, Any] | None = None) -> Iterator[
     """
     import matplotlib
 
-    style: dict[str, Any] = {
+    style: dict[Any, Any] = {
         "svg.hashsalt": salt, "svg.fonttype": "path", "font.family": ["DejaVu Sans"],
         "font.size": 9.0, "axes.labelsize": "medium", "xtick.labelsize": "small",
         "ytick.labelsize": "small", "legend.fontsize": "small", "legend.frameon": False,
@@ -89,7 +89,7 @@ def figure_style(salt: str, settings: dict[str, Any] | None = None) -> Iterator[
     }  # fmt: skip
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**style, **(settings or {})})  # type: ignore[arg-type]
+        matplotlib.rcParams.update(style | (settings or {}))
         yield
 
 
@@ -216,7 +216,8 @@ def _seed_offset(axes: "Axes", is_named: bool) -> "ScaledTranslation":
 
     figure = axes.get_figure(root=True)
     assert figure is not None, "the axes are on a figure"
-    return ScaledTranslation(*((0, -5 / 72) if is_named else (4 / 72, 0)), figure.dpi_scale_trans)
+    x, y = (0.0, -5 / 72) if is_named else (4 / 72, 0.0)
+    return ScaledTranslation(x, y, figure.dpi_scale_trans)
 
 
 def _label(layer: Points | Line) -> str:
@@ -236,7 +237,7 @@ def _draw_labels(axes: "Axes", plot: Plot) -> None:
 
     size = matplotlib.rcParams["font.size"]
     points = [p for layer in plot.layers if isinstance(layer, Points) for p in layer.points]
-    places = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
+    places: Any = axes.transData.transform([(p.x, p.y) for p in points]) if points else []
     taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     bars = [box for point in points for box in _bar_boxes(axes, point)]
     for point in points:
