@@ -5,7 +5,9 @@ from unittest import mock
 import pytest
 
 from kvlab.data import get_data_dir
+from kvlab.spec import load_sweep
 from kvlab.store import Store
+from kvlab.sweep import plan
 from kvlab.sweep.planning.explain import (
     explain_equality,
     find_nearest_trial,
@@ -65,6 +67,11 @@ def test_what_computes_something_else_stays_apart(tmp_path, other):
     assert len(tiny_plan(tmp_path, text=TWO_WAYS.replace("OTHER", other)).trials) == 2
 
 
+def run_stubs(planned, store):
+    description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
+    drive(planned, store, StubRun(store.path), description=description)
+
+
 def ran(tmp_path, text=SWEEP):
     store = Store(tmp_path / "runs")
     drive(tiny_plan(tmp_path, text=text), store, StubRun(store.path))
@@ -109,9 +116,7 @@ def test_finished_trials_that_no_longer_match_are_counted_with_the_reason(
     tmp_path, old, new, count, field
 ):
     store = Store(tmp_path / "runs")
-    planned = tiny_plan(tmp_path)
-    description = describe_sweep(planned, yaml="", experiment_yaml="", command="")
-    drive(planned, store, StubRun(store.path), description=description)
+    run_stubs(tiny_plan(tmp_path), store)
     assert find_unmatched_trials(tiny_plan(tmp_path, store), store) == []
     groups = find_unmatched_trials(tiny_plan(tmp_path, store, SWEEP.replace(old, new)), store)
     assert sum(group.count for group in groups) == count
@@ -122,8 +127,8 @@ def test_finished_trials_that_no_longer_match_are_counted_with_the_reason(
 
 def test_another_text_is_named_with_the_key_that_selects_it(tmp_path):
     with tiny_sweep_folder(tmp_path) as folder:
-        code, out, _ = run_kvlab("submit", "s.yaml", "--executor", "inline", "--no-report")
-        assert code == 0, out
+        store = Store(folder / "runs")
+        run_stubs(plan(load_sweep(folder / "s.yaml")), store)
         prepared = get_data_dir() / "datasets"
         prepared.rename(folder / "away")
         assert "State: 2 done." in run_kvlab("plan", "s.yaml")[1], "the record knows the text"
