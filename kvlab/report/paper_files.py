@@ -187,7 +187,7 @@ def write_ablation(study: Study, width: float) -> str:
 {body}
 \\bottomrule
 \\end{{tabular}}}}%
-\\ifdim\\wd0>{line}\\resizebox{{{line}}}{{!}}{{\\box0}}\\else\\box0\\fi
+\\ifdim\\wd0>{line}\\resizebox{{{line}}}{{!}}{{\\box0}}\\else\\leavevmode\\box0\\fi
 \\end{{table{star}}}
 """
 

@@ -110,7 +110,7 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
     named = [layer for layer in plot.layers if layer.name and layer.points]
     columns = _legend_columns(named, width / inch)
     legend_height = 1.8 * inch * -(-len(named) // columns) if len(named) > 1 else 0.0
-    height = 0.58 * width + legend_height
+    height = inch * _lines_high(width / inch) + legend_height
     if plot.y.kind == "names":
         height = inch * (2.3 * len(plot.y.names) + 4.5) + legend_height
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -134,6 +134,11 @@ def draw_plot(plot: Plot, width: float) -> "Figure":
     return figure
 
 
+def _lines_high(width: float) -> float:
+    """Return the height of a figure in lines of text; a narrow one is higher, for its labels."""
+    return max(0.58 * width, 22.0)
+
+
 def _legend_columns(layers: Sequence[Points | Line], width: float) -> int:
     """Return the most columns that fit into ``width`` lines of text."""
     widest = max((len(_shorten(layer.name)) for layer in layers), default=0)
@@ -144,8 +149,8 @@ def _set_axes(axes: "Axes", plot: Plot, width: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xlabel(_literal(plot.x.title, 90))
-    height = max(8, int(2 * (0.58 * width - 4)))  # in characters, half as wide as a line is high
-    axes.set_ylabel("\n".join(textwrap.wrap(_literal(plot.y.title, 90), height)))
+    n_characters = int(2 * (_lines_high(width) - 5))  # they are half as wide as a line is high
+    axes.set_ylabel("\n".join(textwrap.wrap(_literal(plot.y.title, 90), n_characters)))
     axes.margins(0.06)
     if plot.x.kind in ("bytes", "log"):
         is_bytes = plot.x.kind == "bytes"
