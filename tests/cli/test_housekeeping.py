@@ -128,7 +128,7 @@ def test_init_makes_specs_that_plan(tmp_path, capsys):
     assert main(["init", str(folder)]) == 0
     assert "kvlab plan sweeps/first.yaml" in capsys.readouterr().out
     load_experiment(folder / "experiments" / "small.yaml")
-    assert len(load_sweep(folder / "sweeps" / "first.yaml").cells()) == 6
+    assert len(load_sweep(folder / "sweeps" / "first.yaml").cells()) == 5
     assert (
         json.loads((folder / "sweeps" / "sweep.schema.json").read_text())["title"] == "kvlab sweep"
     )

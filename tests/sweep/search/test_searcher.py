@@ -176,7 +176,11 @@ def test_the_history_of_another_search_is_not_mixed_in(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("[loss]", "[los]", "s.yaml:8:16: search.objectives names los, which is not measured"),
+        (
+            "[loss]",
+            "[los]",
+            "s.yaml:8:16: search.objectives names los, which is not measured; did you mean loss?",
+        ),
         ("[loss]", "[loss_tokens]", "of which neither more nor less is better"),
         ("seed: 3", "limits: {nothing: {at_most: 1}}", "search.limits names nothing"),
         ("seed: 3", "limits: {loss: {}}", "at_least are both missing"),
