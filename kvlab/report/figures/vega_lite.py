@@ -107,8 +107,8 @@ def _axis(axis: Axis, plot: Plot, name: str) -> Spec:
         return {**encoding, "title": None, "axis": None, "scale": {"domain": [-0.06, 1.06]}}
     if axis.kind == "names" and name == "x":
         scale = {"domain": [-0.35, len(axis.names) - 0.4], "nice": False, "zero": False}
-        ticks = {"values": list(range(len(axis.names))), "labelExpr": "names[datum.value]"}
-        return {**encoding, "title": None, "scale": scale, "axis": ticks}
+        columns = {"values": list(range(len(axis.names))), "labelExpr": "names[datum.value]"}
+        return {**encoding, "title": None, "scale": scale, "axis": columns}
     if axis.kind == "names":
         rows = len(axis.names)
         scale = {"domain": [rows - 0.4, -0.6], "nice": False, "zero": False}

@@ -346,8 +346,8 @@ def _setting_scales(search: SearchResults) -> Iterator[_Scale]:
         low, high, is_log = interval["low"], interval["high"], interval["log"]
         middle = math.sqrt(low * high) if is_log else (low + high) / 2
         place = _place_number(low, high, is_log)
-        texts = (format_setting(low), f"{middle:.2g}", format_setting(high))
-        ticks = tuple(zip(map(place, (low, middle, high)), texts, strict=True))
+        labels = (format_setting(low), f"{middle:.2g}", format_setting(high))
+        ticks = tuple(zip(map(place, (low, middle, high)), labels, strict=True))
         yield _Scale(names[key], _place_setting(key, place), ticks)
 
 
