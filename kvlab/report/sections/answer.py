@@ -24,8 +24,7 @@ from kvlab.report.formatting import (
 from kvlab.report.hellaswag_outcomes import COMPARED_METRICS, all_at_chance
 from kvlab.report.overview import report_overview
 from kvlab.report.pareto_front import memory_front
-from kvlab.report.sections.factors import list_confounds
-from kvlab.report.sections.provenance_table import list_warnings
+from kvlab.report.record_warnings import list_confounds, list_warnings
 from kvlab.report.table_columns import verdict_words
 from kvlab.store.metrics import METRICS
 

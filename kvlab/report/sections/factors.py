@@ -19,6 +19,7 @@ from kvlab.report.document import (
     paragraph,
 )
 from kvlab.report.formatting import format_signed
+from kvlab.report.record_warnings import list_confounds
 from kvlab.report.table_columns import name_aliases
 from kvlab.spec.designs import DESIGNS
 from kvlab.spec.size_matching import MATCH_FACTOR, SIZES
@@ -99,22 +100,6 @@ def _notes(study: Study) -> Iterator[tuple[Span, ...]]:
     yield from list_confounds(study)
 
 
-def list_confounds(study: Study) -> Iterator[tuple[Span, ...]]:
-    """Yield what keeps losses of different cells from being compared."""
-    data = {
-        row.record["provenance"]["data"]["digest"]
-        for row in study.done_rows
-        if _has_data(row.record)
-    }
-    if len(data) > 1:
-        yield (f"Confounded: the cells were trained on {len(data)} different texts.",)
-    if len(study.tokenizers) > 1:
-        yield (
-            "Cells differ in tokenizer, so losses per token do not compare. The report compares"
-            " bits per byte.",
-        )
-
-
 def _describe_tuning(study: Study) -> str:
     """Say what of the recipe was tuned for each cell, or that nothing was."""
     tuning = study.sweep.get("tuning")
@@ -183,10 +168,6 @@ def _parameter_shares(study: Study, factor: str, level: str) -> list[float]:
         if levels[index] == level and count and partner_count and not is_matched:
             shares.append(count / partner_count - 1)
     return shares
-
-
-def _has_data(facts: object) -> bool:
-    return isinstance(facts, dict) and bool((facts.get("provenance") or {}).get("data"))
 
 
 def _limit_notes(effect: Effect) -> Iterator[tuple[Span, ...]]:
