@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class RunDescription:
     def digest(self, directory: Path) -> str:
         """Return the sha256 of the description and of the contents of its artifacts."""
         contents = [file_sha256(directory / path) for _, path in self.artifacts]
-        text = json.dumps([VERSION, asdict(self), contents], sort_keys=True)
+        text = json.dumps([VERSION, vars(self), contents], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
