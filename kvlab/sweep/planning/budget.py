@@ -12,6 +12,7 @@ from kvlab.layout.training_memory import process_bytes
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
+from kvlab.sweep.executors.capacity import cpu_count
 from kvlab.sweep.planning.machine_speed import UNCERTAINTY, interpolate_rate, load_training_rates
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 
@@ -192,7 +193,7 @@ def _machine_rate(
     if len(resources) != 1 or next(iter(resources)).devices:
         return None
     rates = load_training_rates(
-        max(1, int(next(iter(resources)).cpus)),
+        max(1, min(int(next(iter(resources)).cpus), cpu_count())),
         measure=on_calibration is not None,
         on_measure=on_calibration or (lambda: None),
     )
