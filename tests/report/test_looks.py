@@ -50,7 +50,7 @@ def test_effects_have_the_interval_and_the_seeds_of_their_decision(folder):
         )
         assert (effect.corrected_p <= 0.05) == (verdict == "worse")
     text = markdown(folder, "effects")
-    assert "+0.2730 to +0.3302" in text
+    assert "+0.2727 to +0.3211" in text
 
 
 def test_a_repeated_p_value_is_the_level_whose_bound_is_reached():
