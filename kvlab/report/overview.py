@@ -54,9 +54,6 @@ from kvlab.store.metrics import METRICS
 MAX_ROWS = 12
 """Rows of the compact table; the section of cells has all of them."""
 
-MAX_NAMED_POINTS = 24
-"""Points of the front that are named."""
-
 
 def report_overview(study: Study) -> list[Content]:
     """Return the contents of a report's first screen."""
@@ -260,7 +257,7 @@ def _split_by_scale(
     far = [p for p in beaten if not low - room <= p.y <= high + room]
     if not room or not far:
         return beaten, ()
-    near = tuple(p for p in beaten if p not in far)
+    near = tuple(p for p in beaten if low - room <= p.y <= high + room)
     low, high = min([low, *(p.y for p in near)]), max([high, *(p.y for p in near)])
     edge = 0.12 * (high - low)
     moved = []

@@ -193,12 +193,13 @@ def _draw_points(axes: "Axes", layer: Points, is_named: bool) -> None:
     """Draw marks, with their error bars and the small dots of their seeds."""
     color, is_ring = COLORS[layer.role], layer.shape == "ring"
     for point in layer.points:
-        seeds, places = list(point.seeds), [point.y if is_named else point.x] * len(point.seeds)
-        xs, ys = (seeds, places) if is_named else (places, seeds)
-        axes.plot(
-            xs, ys, linestyle="", marker=".", markersize=4, color=color, alpha=0.6,
-            transform=axes.transData + _seed_offset(axes, is_named),
-        )  # fmt: skip
+        if point.seeds:
+            seeds, places = list(point.seeds), [point.y if is_named else point.x] * len(point.seeds)
+            xs, ys = (seeds, places) if is_named else (places, seeds)
+            axes.plot(
+                xs, ys, linestyle="", marker=".", markersize=4, color=color, alpha=0.6,
+                transform=axes.transData + _seed_offset(axes, is_named),
+            )  # fmt: skip
         if point.x_range:
             axes.hlines(point.y, *point.x_range, color=color, linewidth=1.2, zorder=2.5)
         if point.y_range:
