@@ -51,7 +51,7 @@ def test_a_finished_sweep_plans_nothing_and_decides_the_same_again(driven):
     summary = drive_looks(load_looks(folder), store, lines=again)
     assert (summary.trials_run, again) == (0, [])
     assert read_decisions(store) == before
-    assert any("heads=mqa worse: +0.3" in line for line in lines)
+    assert any("heads=mqa worse: +0.2" in line for line in lines)
 
 
 def test_a_look_that_was_taken_is_not_taken_anew(tmp_path):
