@@ -3,7 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ BLOCK_BYTES = 1 << 20
 HASH_BYTES = 32
 
 
-class CheckedTokens(np.memmap):  # type: ignore[type-arg]
+class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
     """Token ids, mapped from disk, whose blocks are compared with their sha256 when first read.
 
     Indexing by slices or arrays checks, and returns plain arrays. Other ways of reading do not.
@@ -43,7 +43,7 @@ class CheckedTokens(np.memmap):  # type: ignore[type-arg]
     _block_tokens: int
 
     def __new__(cls, path: Path, dtype: "np.dtype[Any]", hashes: bytes) -> "CheckedTokens":
-        self = super().__new__(cls, path, dtype, mode="r")
+        self = cast(CheckedTokens, super().__new__(cls, path, dtype, mode="r"))
         self._path, self._hashes = path, hashes
         self._left = len(hashes) // HASH_BYTES
         self._is_checked = np.zeros(self._left, np.bool_)
