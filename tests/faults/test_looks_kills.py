@@ -13,7 +13,7 @@ from tests.support.driver_process import (
 from tests.support.stub_looks import drive_looks, load_looks, read_decisions
 
 STEPS_PER_TRIAL = 20
-TRIALS_BY_LOOK = (9, 13, 17)
+TRIALS_BY_LOOK = (9, 15, 19)
 
 
 @pytest.fixture
