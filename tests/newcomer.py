@@ -54,11 +54,14 @@ class Step:
     writes: tuple[str, ...] = ()
 
 
+FIRST_DONE = r"(?m)^done +([0-9a-f]{8}) heads=mha sharing=none seed=0 "
+"""The line of the baseline. Before its text is prepared a plan cannot know the ids of trials."""
+
 STEPS = {
     "init": Step((r"next: cd my-ablations",), ("my-ablations/sweeps/first.yaml",)),
     "plan": Step((r"(?m)^mha +none +0 +[0-9a-f]{8} ", r"Still to run: \d+ trials")),
     "submit": Step(
-        (r"\d+ done, 0 failed",),
+        (r"\d+ done, 0 failed", FIRST_DONE),
         ("reports/first/report.html", "reports/first/report.md", "reports/first/results.csv"),
     ),
     "status": Step((r"(?m)^first +\d+( +0){5} +no$",)),
@@ -120,8 +123,8 @@ class Newcomer:
         for path in STEPS[name].writes:
             if not (self.folder / path).is_file() or not (self.folder / path).stat().st_size:
                 raise Failure(f"$ {command}\n{text}\n{path} was not written")
-        if name == "plan":
-            found = re.search(r"(?m)^mha +none +0 +([0-9a-f]{8}) ", text)
+        if name == "submit":
+            found = re.search(FIRST_DONE, text)
             assert found is not None, "matched above"
             self._first_trial = found[1]
         print(f"{seconds:6.1f} s  $ {command}", flush=True)
