@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from statsmodels.stats.multitest import multipletests
 
 from kvlab.analysis.pooled_error import StandardError
 from kvlab.analysis.statistics import t_cdf, t_quantile
@@ -42,12 +43,19 @@ def test_a_verdict_says_what_its_interval_says(family, margin, better):
         assert (margin is None) <= (verdict not in (*SMALL, "undecided"))
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(FAMILIES)
 def test_without_a_margin_it_is_holm(family):
     own = [2 * t_cdf(-abs(value) / error, df) for value, error, df in family]
     found = [test.p for test in judged(family, None)]
     assert found == pytest.approx(holm_correction(own), rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_the_reference_is_holms(p_values):
+    corrected = multipletests(p_values, method="holm")[1]
+    assert holm_correction(p_values) == pytest.approx(corrected.tolist(), abs=1e-12)
 
 
 @settings(max_examples=100)
