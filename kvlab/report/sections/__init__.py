@@ -65,9 +65,9 @@ class SectionEntry:
 SECTIONS: dict[str, SectionEntry] = {
     "answer": SectionEntry(report_answer),
     "pareto": SectionEntry(report_pareto, compares_quality=True),
+    "divergence": SectionEntry(report_divergence, compares_quality=True),
     "effects": SectionEntry(report_effects, compares_quality=True),
     "looks": SectionEntry(report_looks, compares_quality=True),
-    "divergence": SectionEntry(report_divergence, compares_quality=True),
     "interactions": SectionEntry(report_interactions, compares_quality=True),
     "size-trends": SectionEntry(report_size_trends, compares_quality=True),
     "matched": SectionEntry(report_matched_sizes, compares_quality=True),
