@@ -119,7 +119,7 @@ def test_a_checkpoint_is_studied_without_training(folder):
     assert sorted(record["start"]["copied"]) == sorted(weights)
     assert str(folder) not in str(found)
     page = (folder / "reports" / "s" / "report.md").read_text()
-    assert "## Starting weights" in page
+    assert "Starting weights" in page
     assert "The cache's dtype" in page
 
 
