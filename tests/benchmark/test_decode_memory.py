@@ -75,10 +75,11 @@ def test_growth_sees_memory_that_is_gone_again(kernel_counts, monkeypatch):
 
 
 def test_small_pieces_that_were_freed_before_are_counted_again():
-    pieces = [bytearray(20_000) for _ in range(1000)]
+    pieces = [bytearray(20_000) for _ in range(5000)]
     del pieces
-    grown = growth(lambda: [bytearray(b"x" * 20_000) for _ in range(1000)])
-    assert 19_500_000 <= grown < 25_000_000
+    grown = growth(lambda: [bytearray(b"x" * 20_000) for _ in range(5000)])
+    # other tests leave holes of less than a page between pieces, which are used again
+    assert 98_000_000 <= grown < 105_000_000
 
 
 def test_peaks_differ_by_the_caches():
