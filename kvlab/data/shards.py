@@ -28,7 +28,8 @@ HASH_BYTES = 32
 class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
     """Token ids, mapped from disk, whose blocks are compared with their sha256 when first read.
 
-    Indexing by slices or arrays checks, and returns plain arrays. Other ways of reading do not.
+    Indexing by slices or arrays of indices checks, and returns plain arrays. Other ways of reading
+    do not.
 
     Args:
         path: The token file.
@@ -63,8 +64,9 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
             DatasetDamaged: One is not what was written.
         """
         if isinstance(key, slice):
-            start, stop, _ = key.indices(len(self))
-            blocks = np.arange(start // self._block_tokens, -(-stop // self._block_tokens))
+            indices = range(*key.indices(len(self)))
+            ends = sorted((indices[0], indices[-1])) if indices else (0, -1)
+            blocks = np.arange(ends[0] // self._block_tokens, ends[1] // self._block_tokens + 1)
         else:
             indices = np.asarray(key)
             blocks = np.where(indices < 0, indices + len(self), indices) // self._block_tokens

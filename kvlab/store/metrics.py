@@ -1,7 +1,6 @@
 """The table of metrics: every number that a trial can measure, by its name in the record.
 
-Tasks of lm-eval have names by a rule, see
-`MetricTable`. A measured metric is added by an entry of
+Tasks of lm-eval have names by a rule, see `MetricTable`. A measured metric is added by an entry of
 `METRICS` and a measurement of that name in a trial's stages. A derived one is added by an entry
 with a function of the other measurements, and applies to all trials that were recorded before.
 """

@@ -60,7 +60,8 @@ _RESULT_HEAD = re.compile(
 
 _FILES_KEY = b'\n "files": '  # only a key of the outermost object is indented by one space
 
-_TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
+TRAINING_FILES = ("training.json", "final", "config.json", "start.json")
+"""What a training that is done has recorded, beside its checkpoints."""
 
 
 class Store:
@@ -233,12 +234,12 @@ class Store:
         """Write what is known of a trial before it runs, unless it is there already."""
         path = self.trial_directory(trial_id) / "trial.json"
         try:
-            if read_sealed_json(path, "trial")["trial"] == trial_id:
-                return
-            set_aside(path.parent, [path.name], fence)
-        except FileNotFoundError:
-            pass
-        except RecordDamaged:
+            recorded = read_sealed_json(path, "trial")["trial"]
+        except (FileNotFoundError, RecordDamaged):
+            recorded = None
+        if recorded == trial_id:
+            return
+        if path.exists():
             set_aside(path.parent, [path.name], fence)
         write_sealed_json(path, {"schema": SCHEMA, **description}, fence=fence)
 
@@ -437,7 +438,7 @@ class Store:
         Returns:
             The folder that it is moved to.
         """
-        return set_aside(self.training_directory(training_id), _TRAINING_FILES, fence)
+        return set_aside(self.training_directory(training_id), TRAINING_FILES, fence)
 
     def training_seal(self, training_id: str) -> str | None:
         """Return the sha256 of a finished training's record; None if it has none."""

@@ -9,7 +9,7 @@ from typing import Any
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import check_file, read_sealed_json, set_aside, write_sealed_json
-from kvlab.store.store import DETAIL_FILES, SCHEMA, Store
+from kvlab.store.store import DETAIL_FILES, SCHEMA, TRAINING_FILES, Store
 
 _SWEEP_FILES = {
     "sweep.json": "submit the sweep again, which writes it anew",
@@ -179,7 +179,7 @@ class _Verifier:
     def verify_training(self, training: str) -> None:
         directory = self.store.training_directory(training)
         self.found.trainings += 1
-        whole = ("training.json", "final", "config.json", "start.json")
+        whole = TRAINING_FILES
         record = self.check_json(directory, "training.json", _TRAIN_AGAIN, whole)
         for name, seal in (record or {}).get("files", {}).items():
             if (directory / name).exists() or name.endswith(".json"):
@@ -275,7 +275,7 @@ def _rebuild_trial(directory: Path) -> None:
     try:
         result = read_sealed_json(directory / "result.json")
         facts = {key: result[key] for key in ("trial", "training", "seed", "experiment")}
-        identity = result["provenance"]["data"]["identity"]
+        identity = result["provenance"]["data"]["digest"]
     except (FileNotFoundError, StoreError, KeyError, TypeError):
         return
     if facts["trial"] == directory.name:

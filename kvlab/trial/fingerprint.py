@@ -73,10 +73,10 @@ def training_identity(
 ) -> dict[str, Any]:
     """Return what the final weights depend on, as plain data.
 
+    Freshly drawn weights follow from the seed; others enter by their contents.
+
     Args:
         data_identity: digest of the text's tokens, `kvlab.data.DatasetFacts.digest`.
-
-    Freshly drawn weights follow from the seed; others enter by their contents.
     """
     facts: dict[str, Any] = {
         "version": TRAINING_VERSION,

@@ -86,7 +86,7 @@ class InitialWeightsLoader:
             return weights.model, read_final_weights(self._directory.parent / weights.training_id)
         except RecordDamaged as error:
             text = f"training.init_from = {weights.name}: {error}"
-            hint = "`kvlab verify --heal` says how it is made again"
+            hint = "move the result.json of its trial away and submit again, to train it anew"
             raise SourceMissing(f"{text}; {hint}") from None
 
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
-from kvlab.data import dataset_folder, set_aside_dataset
+from kvlab.data import dataset_folder, set_aside_dataset, verify_dataset
 from kvlab.errors import (
     DatasetDamaged,
     Diverged,
@@ -237,8 +237,10 @@ class _TrialRun:
         try:
             return self.run_stages_once(attempt, report)
         except DatasetDamaged as error:
-            aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
-            attempt.log(f"{error}; moved to {aside}, the text is prepared again")
+            attempt.log(f"{error}; the text is prepared again")
+            folder = dataset_folder(self.trial.experiment.data)
+            if verify_dataset(folder):  # else another trial has prepared it again meanwhile
+                attempt.log(f"moved to {set_aside_dataset(folder)}")
         return self.run_stages_once(attempt, report)
 
     def run_stages_once(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:

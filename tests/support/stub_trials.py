@@ -105,7 +105,7 @@ class StubStages:
             curves={"train_loss": [[20, 320, loss]], "validation_loss": []},
             training_record={"steps": 20},
             machine=Machine("stub", 1),
-            data=DataProvenance(self.trial.data_identity, "0" * 64, "none", "bytes"),
+            data=DataProvenance("0" * 64, self.trial.data_identity, "none", "bytes"),
             items=[{"ind": 1, "correct": True}],
         )
 

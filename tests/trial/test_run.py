@@ -73,7 +73,7 @@ def test_a_trial_leaves_all_of_its_record(store, trial):
     assert result["experiment"]["model"]["n_kv_head"] == trial.experiment.model.n_kv_head
     source = result["provenance"]
     assert (source["commit"], source["dirty"], source["attempts"]) == ("c" * 40, False, 1)
-    assert source["data"]["identity"] == trial.data_identity
+    assert source["data"]["digest"] == trial.data_identity
     assert list(store.items(trial.id)) == [{"ind": 1, "correct": True}]
 
 
