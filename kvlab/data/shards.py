@@ -64,8 +64,8 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
             DatasetDamaged: One is not what was written.
         """
         if isinstance(key, slice):
-            indices = range(*key.indices(len(self)))
-            ends = sorted((indices[0], indices[-1])) if indices else (0, -1)
+            span = range(*key.indices(len(self)))
+            ends = sorted((span[0], span[-1])) if span else (0, -1)
             blocks = np.arange(ends[0] // self._block_tokens, ends[1] // self._block_tokens + 1)
         else:
             indices = np.asarray(key)
