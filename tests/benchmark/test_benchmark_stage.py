@@ -70,6 +70,7 @@ def stopwatch(model, text):
     return {"first": [first], "steps": seconds}
 
 
+@pytest.mark.faults  # it times, so it runs where nothing else does
 def test_an_independent_stopwatch_agrees():
     """In turns, so that a busy machine is so for both: within a tenth, or within the noise."""
     model, text = GPT(experiment().model).eval(), torch.randint(0, 257, (1, 480))

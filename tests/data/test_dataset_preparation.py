@@ -245,6 +245,7 @@ def kill_after_pieces(child, home, count):
     return True
 
 
+@pytest.mark.faults
 def test_repeated_kills_do_not_change_the_result(tmp_path, data_home, monkeypatch):
     paths = [
         str(write_jsonl(tmp_path / "text" / f"{number}.jsonl", stories(600, seed=number)))

@@ -167,7 +167,9 @@ def test_bfloat16_trains_every_position_where_attention_has_its_own_kernel(
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("float32", marks=pytest.mark.faults), "bfloat16"]
+)
 def test_compiled_training_is_the_same_training(tmp_path, precision):
     training = {"tokens": 64 * 6, "evaluate_tokens": 80, "precision": precision}
     shape = {"n_layer": 1}

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from kvlab.layout.gpu_sharing import device_share
 from kvlab.sweep.executors import make_executor
 from tests.contracts.executor_contract import Scripted, some_trial, until_ended
 from tests.support.ray_head import ROOT, ray_head
 
 
+@pytest.mark.faults  # a cluster of its own takes 15 seconds
 def test_as_many_trials_as_share_a_gpu_run_at_once_and_no_more(tmp_path):
     with ray_head("--num-gpus=1") as head:
         # in a process of its own: Ray keeps for good how the first cluster wanted its token
