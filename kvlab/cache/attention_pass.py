@@ -60,6 +60,11 @@ class AttentionPass(ABC):
     def end(self) -> int:
         """Tokens that the longest row holds after this pass."""
 
+    @property
+    def position_limit(self) -> int:
+        """A bound above all `positions`, those of padding too, known without asking the device."""
+        return self.end
+
     @abstractmethod
     def writes_kv(self, layer: int) -> bool:
         """Whether the layer writes K/V of its own."""

@@ -111,6 +111,10 @@ class StaticPass(CachedPass):
     def end(self) -> int:
         return self._cache.length + 1
 
+    @property
+    def position_limit(self) -> int:
+        return self._cache.max_length + 1  # one captured step serves all, also of a full cache
+
     def read_kv(self, layer: int) -> KeysValues:
         _, buffer = self._find_buffer(layer)
         k, v = buffer.read(slice(None))
@@ -162,6 +166,10 @@ class RaggedPass(CachedPass):
     @property
     def end(self) -> int:
         return self._end
+
+    @property
+    def position_limit(self) -> int:
+        return self._cache.length + self._count  # padding of the longest row is beyond `end`
 
     def read_kv(self, layer: int) -> KeysValues:
         owner, buffer = self._find_buffer(layer)

@@ -57,6 +57,10 @@ class TreePass(UncachedPass):
     def end(self) -> int:
         return int(self._positions.max()) + 1
 
+    @property
+    def position_limit(self) -> int:
+        return self._positions.shape[1]  # a branch follows the prefix, so none is beyond its row
+
     def read_kv(self, layer: int) -> KeysValues:
         k, v = self._current[self._owners[layer]]
         return KeysValues(k, v, self._masks[self._windows[layer]])

@@ -292,6 +292,7 @@ class StaticDecoder:
         self._model = model
         self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
         self._pass = cache.begin_static_pass()
+        self._rotations = model.prepare_positions(self._pass.position_limit)  # kept for a graph
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.prepare(tokens)

@@ -19,7 +19,7 @@ from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.kernels import Linear, gelu
 from kvlab.model.pretrained import load_weights, read_config, save_pretrained
-from kvlab.model.rope import RopeTable, make_rope_table
+from kvlab.model.rope import RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -104,6 +104,7 @@ class GPT(nn.Module):
     ):
         super().__init__()
         self.config = config
+        self.rotary_tables = RotaryTables(config.head_dim, config.rope_theta)
         with torch.device(device or torch.get_default_device()):
             self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
             self.position_embedding = (
@@ -191,8 +192,8 @@ class GPT(nn.Module):
             positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(positions)
         if self.config.position_scheme.is_rotary:
-            head_dim, theta = self.config.head_dim, self.config.rope_theta
-            rope = make_rope_table(attention_pass.positions, head_dim, theta, x.dtype)
+            limit = attention_pass.position_limit
+            rope = self.rotary_tables.at(attention_pass.positions, limit, x.dtype)
         *inner_blocks, last_block = self.blocks
         for block in inner_blocks:
             x = block(x, attention_pass, rope)
@@ -200,6 +201,16 @@ class GPT(nn.Module):
         attention_pass.finish()
         out: Tensor = self.norm(x)
         return out
+
+    def prepare_positions(self, length: int) -> RopeTable | None:
+        """Make the rotary tables for ``length`` tokens now, before a pass is compiled or captured.
+
+        Returns:
+            What a captured pass has to keep, or None without rotary positions.
+        """
+        if not self.config.position_scheme.is_rotary:
+            return None
+        return self.rotary_tables.prepare(length, self.device, self.dtype)
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (..., V) of the final residual stream (..., E)."""

@@ -37,6 +37,51 @@ def make_rope_table(
     return RopeTable(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
+class RotaryTables:
+    """The rotations at positions 0, 1, ... of one model, computed once for a device and dtype.
+
+    A compiled graph that computed them would do so again, in float64, in every kernel that reads
+    them, forward and backward. They are no buffers of the module: a checkpoint would hold them,
+    and ``module.to(dtype)`` would round them a second time.
+    """
+
+    def __init__(self, head_dim: int, theta: float):
+        self._head_dim, self._theta = head_dim, theta
+        self._table: RopeTable | None = None
+
+    def prepare(self, length: int, device: torch.device, dtype: torch.dtype) -> RopeTable:
+        """Return the table (at least ``length``, D/2), made now if it is missing or too short.
+
+        Call it before a compiled or captured pass of up to ``length`` tokens. A captured pass has
+        to keep what is returned: a longer table takes its place here.
+        """
+        table = self._table
+        if (
+            table is None
+            or table.cos.shape[0] < length
+            or table.cos.device != device
+            or table.cos.dtype != dtype
+        ):
+            table = self._table = self._build(length, device, dtype)
+        return table
+
+    def at(self, positions: Tensor, limit: int, dtype: torch.dtype) -> RopeTable:
+        """Return the rotations at ``positions`` (C,) or (B, C), all below ``limit``."""
+        table = self.prepare(limit, positions.device, dtype)
+        cos, sin = (part[positions] for part in table)
+        return (
+            RopeTable(cos, sin) if positions.dim() == 1 else RopeTable(cos[:, None], sin[:, None])
+        )
+
+    def _build(self, length: int, device: torch.device, dtype: torch.dtype) -> RopeTable:
+        size = 1 << max(0, length - 1).bit_length()  # a text that grows makes few tables
+        # a tensor made in inference mode could not be used by a training
+        with torch.inference_mode(False), torch.no_grad():
+            positions = torch.arange(size, device="cpu")
+            table = make_rope_table(positions, self._head_dim, self._theta, dtype)
+            return RopeTable(*(part.to(device) for part in table))
+
+
 def apply_rope(x: Tensor, table: RopeTable | None) -> Tensor:
     """Rotate queries or keys x (B, H, C, D); return x itself without a table."""
     return x if table is None else rotate_pairs(x, table.cos, table.sin)

@@ -51,6 +51,7 @@ class SummedLoss(nn.Module):
             eager: do not use the compiled model, which another shape would compile again.
         """
         hidden_states = self.model.hidden_states if eager else self._hidden_states
+        self.model.prepare_positions(x.shape[1])  # outside of the compiled graph
         with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast):
             return summed_loss(
                 hidden_states(x, document_start=self.document_start),
