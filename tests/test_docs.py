@@ -86,7 +86,7 @@ def read_layers(rule):
             if attention_pass.writes_kv(layer):
                 own = torch.full((1, 1, 1, 2), float(layer))
                 attention_pass.write_kv(layer, own, own)
-            *past, newest = attention_pass.read_kv(layer).k[0, 0, :, 0].int().tolist()
+            *past, newest = attention_pass.read_kv(layer).parts[0][0, 0, :, 0].int().tolist()
             read[layer] = (newest, set(past))
             attention_pass.end_layer(layer)
         attention_pass.finish()

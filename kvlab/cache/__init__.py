@@ -1,6 +1,6 @@
 """The KV cache, built from a layout. It knows layers and tokens, no model."""
 
-from kvlab.cache.attention_pass import AttentionPass, KeysValues, OneShotPass
+from kvlab.cache.attention_pass import AttentionPass, KVContext, OneShotPass
 from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
@@ -11,7 +11,7 @@ __all__ = [
     "AttentionPass",
     "DocumentMask",
     "KVCache",
-    "KeysValues",
+    "KVContext",
     "OneShotPass",
     "TreePass",
 ]

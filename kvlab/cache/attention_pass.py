@@ -3,7 +3,7 @@
 Every layer does the same, with or without a cache:
 
     if attention_pass.writes_kv(layer):
-        attention_pass.write_kv(layer, k, v)         # becomes the slot's K/V of this pass
+        attention_pass.write_kv(layer, *parts)       # becomes what the slot holds of this pass
     context = attention_pass.read_kv(layer)          # the slot's past tokens, then this pass's
     ...                                              # attend
     attention_pass.end_layer(layer)                  # after the slot's last reader: commit, release
@@ -14,7 +14,10 @@ slot; for past tokens, what the slot has stored. Both tie rules follow: under ``
 layer with K/V projections writes, so it reads its own K/V in this pass and the last writer's for
 past tokens; under ``owner`` only the first layer writes, and its K/V are read for all tokens.
 
-Shapes: B rows, H K/V heads, C tokens of this pass, P past tokens, D head_dim.
+A pass carries *parts*, the tensors that a token stores: its K and V, or one tensor that both are
+views of. What K and V are to a layer is the model's matter.
+
+Shapes: B rows, H heads of a part, C tokens of this pass, P past tokens, D width of a part.
 """
 
 from abc import ABC, abstractmethod
@@ -28,11 +31,11 @@ from kvlab.cache.document_mask import DocumentMask
 
 
 @dataclass(frozen=True)
-class KeysValues:
-    """The keys and values that one layer reads.
+class KVContext:
+    """What one layer reads.
 
     Attributes:
-        k, v: (B, H, P + C, D).
+        parts: of every token, each (B, H, P + C, D).
         mask: (B or 1, 1, C, P + C), added to the scores, or of bool and true where a query sees
             a key; or None.
         is_causal: without a mask: if true, the keys are consecutive tokens that end with the last
@@ -40,8 +43,7 @@ class KeysValues:
         documents: a causal query also sees no token of another document; P is 0.
     """
 
-    k: Tensor
-    v: Tensor
+    parts: tuple[Tensor, ...]
     mask: Tensor | None = None
     is_causal: bool = True
     documents: DocumentMask | None = None
@@ -70,11 +72,11 @@ class AttentionPass(ABC):
         """Whether the layer writes K/V of its own."""
 
     @abstractmethod
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Make k and v (B, H, C, D) the K/V of the layer's slot for the tokens of this pass."""
+    def write_kv(self, layer: int, *parts: Tensor) -> None:
+        """Make ``parts``, each (B, H, C, D), the K/V of the layer's slot for this pass's tokens."""
 
     @abstractmethod
-    def read_kv(self, layer: int) -> KeysValues:
+    def read_kv(self, layer: int) -> KVContext:
         """Return what the layer attends to."""
 
     @abstractmethod
@@ -99,15 +101,16 @@ class UncachedPass(AttentionPass):
     def __init__(self, owners: Sequence[int]):
         self._owners = owners
         self._last_readers = {owner: layer for layer, owner in enumerate(owners)}
-        self._current: dict[int, tuple[Tensor, Tensor]] = {}
+        self._current: dict[int, tuple[Tensor, ...]] = {}
 
     def writes_kv(self, layer: int) -> bool:
         return self._owners[layer] == layer
 
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def write_kv(self, layer: int, *parts: Tensor) -> None:
         if self._last_readers[layer] != layer and not torch.is_grad_enabled():
-            k, v = k.contiguous(), v.contiguous()  # later layers need no queries of this one
-        self._current[layer] = k, v
+            # later layers need no queries of this one
+            parts = tuple(part.contiguous() for part in parts)
+        self._current[layer] = parts
 
     def end_layer(self, layer: int) -> None:
         owner = self._owners[layer]
@@ -146,5 +149,5 @@ class OneShotPass(UncachedPass):
     def end(self) -> int:
         return self._length
 
-    def read_kv(self, layer: int) -> KeysValues:
-        return KeysValues(*self._current[self._owners[layer]], documents=self._documents)
+    def read_kv(self, layer: int) -> KVContext:
+        return KVContext(self._current[self._owners[layer]], documents=self._documents)

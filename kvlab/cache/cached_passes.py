@@ -1,6 +1,6 @@
 """Forward passes through a cache: rows of equal lengths, of any lengths, and static shapes.
 
-Shapes: B rows, H K/V heads, C tokens of this pass, S entries of a buffer, D head_dim.
+Shapes: B rows, H heads of a part, C tokens of this pass, S entries of a buffer, D its width.
 """
 
 from abc import abstractmethod
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import AttentionPass, KeysValues
-from kvlab.cache.kv_buffer import EncodedKV, KVBuffer, index_kv
+from kvlab.cache.attention_pass import AttentionPass, KVContext
+from kvlab.cache.kv_buffer import EncodedKV, KVBuffer, concatenate_parts, index_kv
 
 if TYPE_CHECKING:
     from kvlab.cache.kv_cache import KVCache
@@ -31,9 +31,9 @@ class CachedPass(AttentionPass):
     def writes_kv(self, layer: int) -> bool:
         return self._cache.layout.writers[layer]
 
-    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+    def write_kv(self, layer: int, *parts: Tensor) -> None:
         owner, buffer = self._find_buffer(layer)
-        encoded = buffer.encode(k, v)
+        encoded = buffer.encode(parts)
         if buffer.is_ring and self._count > 1:
             self._pending[owner] = encoded
         else:
@@ -68,20 +68,19 @@ class UniformPass(CachedPass):
     def end(self) -> int:
         return self._start + self._count
 
-    def read_kv(self, layer: int) -> KeysValues:
+    def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
             return self._read_with_pending(buffer, self._pending[owner])
-        k, v = buffer.read(slice(0, min(self.end, buffer.size)))
-        return KeysValues(k, v, is_causal=self._count > 1)
+        parts = buffer.read(slice(0, min(self.end, buffer.size)))
+        return KVContext(parts, is_causal=self._count > 1)
 
-    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KeysValues:
-        k, v = buffer.decode(pending)
+    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
+        parts = buffer.decode(pending)
         past = min(self._start, buffer.size)
         if past:
-            past_k, past_v = buffer.read_tokens(self._start, past)
-            k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
-        return KeysValues(k, v)
+            parts = concatenate_parts(buffer.read_tokens(self._start, past), parts)
+        return KVContext(parts)
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         buffer.write_tokens(self._start, encoded)
@@ -115,12 +114,12 @@ class StaticPass(CachedPass):
     def position_limit(self) -> int:
         return self._cache.max_length + 1  # one captured step serves all, also of a full cache
 
-    def read_kv(self, layer: int) -> KeysValues:
+    def read_kv(self, layer: int) -> KVContext:
         _, buffer = self._find_buffer(layer)
-        k, v = buffer.read(slice(None))
+        parts = buffer.read(slice(None))
         entries = torch.arange(buffer.size, device=self._cache.device)
         visible = entries <= self._row_positions[:, None]
-        return KeysValues(k, v, visible[:, None, None])
+        return KVContext(parts, visible[:, None, None])
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         index = (self._rows, slice(None), self._row_positions % buffer.size)
@@ -171,25 +170,25 @@ class RaggedPass(CachedPass):
     def position_limit(self) -> int:
         return self._cache.length + self._count  # padding of the longest row is beyond `end`
 
-    def read_kv(self, layer: int) -> KeysValues:
+    def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
             return self._read_with_pending(buffer, self._pending[owner])
         used = min(self._cache.length + self._count, buffer.size)
-        k, v = buffer.read(slice(0, used))
+        parts = buffer.read(slice(0, used))
         lengths = self._past_lengths + self._is_real.sum(1)
         mask = self._make_mask(buffer.stored_positions(lengths)[:, :used], None)
         # padding of a row that is still empty sees one key instead of none, which would be NaN
         mask[..., 0] |= ~mask.any(-1)
-        return KeysValues(k, v, mask)
+        return KVContext(parts, mask)
 
-    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KeysValues:
-        k, v = buffer.decode(pending)
-        past_k, past_v = buffer.read(slice(0, min(self._cache.length, buffer.size)))
-        past_positions = buffer.stored_positions(self._past_lengths)[:, : past_k.shape[2]]
+    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
+        past = min(self._cache.length, buffer.size)
+        parts = concatenate_parts(buffer.read(slice(0, past)), buffer.decode(pending))
+        past_positions = buffer.stored_positions(self._past_lengths)[:, :past]
         past_mask = self._make_mask(past_positions, buffer.size)
         mask = torch.cat([past_mask, self._make_mask(self._positions, buffer.size)], -1)
-        return KeysValues(torch.cat([past_k, k], 2), torch.cat([past_v, v], 2), mask)
+        return KVContext(parts, mask)
 
     def _make_mask(self, key_positions: Tensor, window: int | None) -> Tensor:
         """Return (B, 1, C, keys) of bool: the keys at ``key_positions`` (B, keys) that each query

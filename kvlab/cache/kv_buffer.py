@@ -1,12 +1,15 @@
-"""The K and V buffers of one cache slot, linear or a ring.
+"""The buffers of one cache slot, linear or a ring: one for each part that a token stores.
 
 The token at position p of a row is stored in entry ``p mod S``. A linear buffer has as many
 entries as the cache may hold tokens, so nothing is ever overwritten. A ring has
 ``min(window, max_length)`` entries, and a new token overwrites the one that left the window.
 
-Shapes: B rows, H K/V heads, S entries, D head_dim.
+Parts are K and V, or one tensor that both are views of.
+
+Shapes: B rows, H heads of a part, S entries, D width of a part.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,87 +17,97 @@ from torch import Tensor
 
 from kvlab.cache.formats import KVFormat, Shape
 
-EncodedKV = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-"""K and V of some tokens, encoded by the buffer's format."""
+EncodedKV = tuple[tuple[Tensor, ...], ...]
+"""The parts of some tokens, each encoded by its format."""
 
 Index = tuple[Any, ...]
 """An index into (B, H, S): slices, or tensors of rows and entries."""
 
 
 def index_kv(encoded: EncodedKV, index: Index) -> EncodedKV:
-    """Return ``encoded`` with every tensor of K and V indexed."""
-    k, v = encoded
-    return tuple(tensor[index] for tensor in k), tuple(tensor[index] for tensor in v)
+    """Return ``encoded`` with every tensor indexed."""
+    return tuple(tuple(tensor[index] for tensor in part) for part in encoded)
+
+
+def concatenate_parts(past: tuple[Tensor, ...], current: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return each part of ``past`` followed by that of ``current``, along the tokens."""
+    return tuple(torch.cat(pair, 2) for pair in zip(past, current, strict=True))
 
 
 class KVBuffer:
-    """K and V (B, H, S, D) of one slot.
+    """The parts of one slot, each (B, H, S, D).
 
     Args:
-        k, v: the tensors that ``kv_format`` allocated.
-        kv_format: how they are encoded.
+        parts: the tensors that each format allocated.
+        formats: how each part is encoded.
         dtype: of the decoded values.
         is_ring: S may be smaller than the number of tokens.
     """
 
     def __init__(
         self,
-        k: tuple[Tensor, ...],
-        v: tuple[Tensor, ...],
-        kv_format: KVFormat,
+        parts: EncodedKV,
+        formats: Sequence[KVFormat],
         dtype: torch.dtype,
         *,
         is_ring: bool,
     ):
-        self.k, self.v, self.kv_format, self.dtype, self.is_ring = k, v, kv_format, dtype, is_ring
-        self.size = k[0].shape[2]
+        self.parts, self.formats, self.dtype, self.is_ring = parts, formats, dtype, is_ring
+        self.size = parts[0][0].shape[2]
 
     @classmethod
     def allocate(
         cls,
-        shape: Shape,
-        kv_format: KVFormat,
+        shapes: Sequence[Shape],
+        formats: Sequence[KVFormat],
         dtype: torch.dtype,
         device: torch.device,
         *,
         is_ring: bool,
     ) -> "KVBuffer":
-        """Return an empty buffer of ``shape`` (B, H, S, D)."""
-        k, v = (kv_format.allocate(shape, device) for _ in range(2))
-        return cls(k, v, kv_format, dtype, is_ring=is_ring)
+        """Return an empty buffer of parts of ``shapes``, each (B, H, S, D)."""
+        parts = tuple(
+            kv_format.allocate(shape, device)
+            for shape, kv_format in zip(shapes, formats, strict=True)
+        )
+        return cls(parts, formats, dtype, is_ring=is_ring)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that is stored, K's before V's."""
-        return self.k + self.v
+        """Every tensor that is stored, in the order of the parts."""
+        return tuple(tensor for part in self.parts for tensor in part)
 
-    def encode(self, k: Tensor, v: Tensor) -> EncodedKV:
-        """Encode k and v (B, H, T, D)."""
-        return self.kv_format.encode(k), self.kv_format.encode(v)
+    def encode(self, parts: Sequence[Tensor]) -> EncodedKV:
+        """Encode parts (B, H, T, D)."""
+        return tuple(
+            kv_format.encode(part) for part, kv_format in zip(parts, self.formats, strict=True)
+        )
 
-    def decode(self, encoded: EncodedKV) -> tuple[Tensor, Tensor]:
-        """Decode K and V to the model's dtype."""
-        k, v = encoded
-        return self.kv_format.decode(k, self.dtype), self.kv_format.decode(v, self.dtype)
+    def decode(self, encoded: EncodedKV) -> tuple[Tensor, ...]:
+        """Decode the parts to the model's dtype."""
+        return tuple(
+            kv_format.decode(part, self.dtype)
+            for part, kv_format in zip(encoded, self.formats, strict=True)
+        )
 
-    def read(self, entries: slice) -> tuple[Tensor, Tensor]:
-        """Return K and V (B, H, entries, D) in storage order; a ring's is not the tokens' order."""
-        return self.decode(index_kv((self.k, self.v), (slice(None), slice(None), entries)))
+    def read(self, entries: slice) -> tuple[Tensor, ...]:
+        """Return the parts (B, H, entries, D) in storage order, not a ring's token order."""
+        return self.decode(index_kv(self.parts, (slice(None), slice(None), entries)))
 
     def write(self, index: Index, encoded: EncodedKV) -> None:
-        """Store encoded K and V at ``index``."""
-        for stored, new in zip(self.tensors, encoded[0] + encoded[1], strict=True):
-            stored[index] = new
+        """Store encoded parts at ``index``."""
+        for stored_part, part in zip(self.parts, encoded, strict=True):
+            for stored, new in zip(stored_part, part, strict=True):
+                stored[index] = new
 
-    def read_tokens(self, end: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return K and V of the ``count`` tokens before position ``end``, in token order."""
+    def read_tokens(self, end: int, count: int) -> tuple[Tensor, ...]:
+        """Return the parts of the ``count`` tokens before position ``end``, in token order."""
         start = (end - count) % self.size
         until_wrap = min(count, self.size - start)
-        k, v = self.read(slice(start, start + until_wrap))
+        parts = self.read(slice(start, start + until_wrap))
         if until_wrap == count:
-            return k, v
-        wrapped_k, wrapped_v = self.read(slice(0, count - until_wrap))
-        return torch.cat([k, wrapped_k], 2), torch.cat([v, wrapped_v], 2)
+            return parts
+        return concatenate_parts(parts, self.read(slice(0, count - until_wrap)))
 
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:
         """Store consecutive tokens from position ``start`` on; of more than S, the last S."""
@@ -124,5 +137,5 @@ class KVBuffer:
 
     def select_rows(self, index: Tensor) -> "KVBuffer":
         """Return a copy of the rows ``index``."""
-        k, v = (tuple(t.index_select(0, index) for t in tensors) for tensors in (self.k, self.v))
-        return KVBuffer(k, v, self.kv_format, self.dtype, is_ring=self.is_ring)
+        parts = tuple(tuple(t.index_select(0, index) for t in part) for part in self.parts)
+        return KVBuffer(parts, self.formats, self.dtype, is_ring=self.is_ring)

@@ -46,12 +46,12 @@ class KVCache:
             shape = (batch_size, layout.n_kv_head, size, layout.head_dim)
             is_ring = layout.kinds[owner] == "L"
             self.buffers[owner] = KVBuffer.allocate(
-                shape, kv_format, dtype, device, is_ring=is_ring
+                [shape] * 2, [kv_format] * 2, dtype, device, is_ring=is_ring
             )
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Every tensor that is stored: K and V of all slots, with their scales."""
+        """Every tensor that is stored: the parts of all slots, with their scales."""
         return [tensor for buffer in self.buffers.values() for tensor in buffer.tensors]
 
     @property

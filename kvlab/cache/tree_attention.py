@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import KeysValues, UncachedPass
+from kvlab.cache.attention_pass import KVContext, UncachedPass
 
 SHARED_PREFIX, PADDING = 0, -1
 
@@ -61,9 +61,8 @@ class TreePass(UncachedPass):
     def position_limit(self) -> int:
         return self._positions.shape[1]  # a branch follows the prefix, so none is beyond its row
 
-    def read_kv(self, layer: int) -> KeysValues:
-        k, v = self._current[self._owners[layer]]
-        return KeysValues(k, v, self._masks[self._windows[layer]])
+    def read_kv(self, layer: int) -> KVContext:
+        return KVContext(self._current[self._owners[layer]], self._masks[self._windows[layer]])
 
 
 def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

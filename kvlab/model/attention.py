@@ -10,7 +10,7 @@ E n_embd.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvlab.cache import AttentionPass, KeysValues
+from kvlab.cache import AttentionPass, KVContext
 from kvlab.model.attention_backends import BACKENDS, select_backend
 from kvlab.model.kernels import Linear, linear
 from kvlab.model.rope import RopeTable, apply_rope
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         return out
 
 
-def attend(q: Tensor, context: KeysValues, window: int | None) -> Tensor:
+def attend(q: Tensor, context: KVContext, window: int | None) -> Tensor:
     """Attend queries q (B, H, C, D) to ``context``.
 
     Args:
@@ -70,7 +70,7 @@ def attend(q: Tensor, context: KeysValues, window: int | None) -> Tensor:
     Returns:
         (B, H, C, D).
     """
-    k, v, mask = context.k, context.v, context.mask
+    (k, v), mask = context.parts, context.mask
     batch, n_head, length, head_dim = q.shape
     n_kv_head = k.shape[1]
     if length == 1 and (mask is not None or not context.is_causal):

@@ -108,7 +108,7 @@ def _gradient_through(model, reader, text):
     def read_detached(attention_pass, layer):
         context = original(attention_pass, layer)
         if layer in (0, 1, 2) and layer != reader:
-            return type(context)(context.k.detach(), context.v.detach())
+            return type(context)(tuple(part.detach() for part in context.parts))
         return context
 
     OneShotPass.read_kv = read_detached
