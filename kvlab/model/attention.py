@@ -7,11 +7,15 @@ Shapes: B rows, C tokens of this pass, P past tokens, H heads, Hkv K/V heads, D 
 E n_embd.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvlab.cache import AttentionPass, KVContext
-from kvlab.model.attention_backends import BACKENDS, select_backend
+from kvlab.model.attention_backends import (
+    BACKENDS,
+    note_kernel,
+    scaled_dot_product,
+    select_backend,
+)
 from kvlab.model.kernels import Linear, linear
 from kvlab.model.rope import RopeTable, apply_rope
 from kvlab.spec.model_config import ModelConfig
@@ -77,10 +81,11 @@ def attend(q: Tensor, context: KVContext, window: int | None) -> Tensor:
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.
         q = q.reshape(batch, n_kv_head, n_head // n_kv_head, head_dim)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        y = scaled_dot_product(q, k, v, mask)
         return y.reshape(batch, n_head, 1, head_dim)
     if mask is not None:
-        is_grouped = n_head != n_kv_head
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
-    backend = BACKENDS[select_backend(q, k, v, window, context.documents)]
-    return backend.attend(q, k, v, window, context.documents)
+        return scaled_dot_product(q, k, v, mask)
+    name = select_backend(q, k, v, window, context.documents)
+    if name not in ("sdpa", "windowed_blocks"):  # those name torch's kernels
+        note_kernel(name)
+    return BACKENDS[name].attend(q, k, v, window, context.documents)

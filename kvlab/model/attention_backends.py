@@ -7,7 +7,9 @@ of another document; with documents, P is 0. All backends agree within rounding.
 Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D head_dim.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,10 +17,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from kvlab.cache import DocumentMask
 from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, tiled_attention
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -36,16 +42,73 @@ class Backend:
     is_best: Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], bool]
 
 
+def scaled_dot_product(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_causal: bool = False
+) -> Tensor:
+    """Return torch's scaled dot-product attention of q (B, H, C, D) to k and v (B, Hkv, T, D).
+
+    Args:
+        mask: (B or 1, H or 1, C, T), added to the scores, or of bool and true where a query sees.
+    """
+    n_head, n_kv_head = q.shape[1], k.shape[1]
+    if repeats_kv_heads(q.device.type, q.dtype, n_head, n_kv_head, has_mask=mask is not None):
+        k, v = (t.repeat_interleave(n_head // n_kv_head, 1) for t in (k, v))
+    is_grouped = n_head != k.shape[1]
+    if _recorded is not None and not torch.compiler.is_compiling():
+        choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
+        _recorded.add(SDPBackend(choice).name.lower())
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
+    )
+
+
+def repeats_kv_heads(
+    device_type: str, dtype: torch.dtype, n_head: int, n_kv_head: int, *, has_mask: bool
+) -> bool:
+    """Return whether K and V need as many heads as the queries for a fused kernel to run.
+
+    On CUDA only flash and cuDNN attention share a K/V head among queries, both in half precision
+    and flash without a mask. For all else torch would take its math kernel, which holds scores of
+    every query and key. The repeated K and V are small beside those.
+    """
+    if device_type != "cuda" or n_head == n_kv_head:
+        return False
+    return has_mask or dtype not in (torch.float16, torch.bfloat16)
+
+
+_recorded: set[str] | None = None
+
+
+@contextmanager
+def record_kernels() -> Iterator[set[str]]:
+    """Yield a set that gets the name of every attention kernel that runs in the block.
+
+    Of torch's attention it has torch's own names, ``flash_attention``, ``efficient_attention``,
+    ``cudnn_attention`` and ``math``, and of other backends those in `BACKENDS`.
+    """
+    global _recorded
+    previous, _recorded = _recorded, set()
+    try:
+        yield _recorded
+    finally:
+        _recorded = previous
+
+
+def note_kernel(name: str) -> None:
+    """Add a kernel that is about to run, if kernels are recorded."""
+    if _recorded is not None and not torch.compiler.is_compiling():
+        _recorded.add(name)
+
+
 def attend_sdpa(
     q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
 ) -> Tensor:
     """Attend by torch's scaled dot-product attention: any shape, but a window saves no work."""
     queries, keys = q.shape[2], k.shape[2]
-    is_grouped = q.shape[1] != k.shape[1]
     if window is not None and window >= keys:
         window = None
     if window is None and queries == keys and documents is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_grouped)
+        return scaled_dot_product(q, k, v, is_causal=True)
     # is_causal would align the triangle with the first key instead of the last
     if documents is None:
         mask = make_band_mask(queries, keys, window, q.device)
@@ -53,7 +116,7 @@ def attend_sdpa(
         mask = documents.cached(
             ("sdpa", window), lambda: _make_document_band_mask(documents, keys, window)
         )
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=is_grouped)
+    return scaled_dot_product(q, k, v, mask)
 
 
 def make_band_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
@@ -94,14 +157,8 @@ def attend_windowed_blocks(
         mask = masks[shape]
         if documents is not None:
             mask = mask & documents.same_document(slice(start, end), slice(low, high))
-        block = F.scaled_dot_product_attention(
-            q[:, :, start:end],
-            k[:, :, low:high],
-            v[:, :, low:high],
-            attn_mask=mask,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )
-        blocks.append(block)
+        parts = q[:, :, start:end], k[:, :, low:high], v[:, :, low:high]
+        blocks.append(scaled_dot_product(*parts, mask))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)
 
 
@@ -128,14 +185,53 @@ def attend_flex(
         mask = _make_block_mask(queries, keys, window, q.device)
     else:
         mask = _cached_block_mask(queries, keys, window, q.device)
-    attend = flex_attention if is_compiling or q.device.type != "cuda" else _compile_flex()
-    out: Tensor = attend(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
+    if is_compiling or q.device.type != "cuda":
+        is_grouped = q.shape[1] != k.shape[1]
+        out: Tensor = flex_attention(q, k, v, block_mask=mask, enable_gqa=is_grouped)
+        return out
+    return attend_compiled_flex(q, k, v, window, documents, mask)
+
+
+FLEX_SHAPES = 64
+"""Shapes for which the kernel is compiled, each once. torch's own limit is 8."""
+
+
+def attend_compiled_flex(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    documents: DocumentMask | None,
+    mask: BlockMask | None,
+) -> Tensor:
+    """Run the kernel of these shapes, compiled at their first use.
+
+    Once there are `FLEX_SHAPES` of them, torch would go on with flex_attention's unfused form,
+    which holds the scores of all queries and keys. Other backends take its place here.
+    """
+    note_kernel("flex")
+    limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
+    try:
+        with torch._dynamo.config.patch(limits):
+            out: Tensor = _compile_flex()(
+                q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
+            )
+    except FailOnRecompileLimitHit:
+        _warn_of_shapes(FLEX_SHAPES)
+        attend = attend_windowed_blocks if _is_windowed(k, window) else attend_sdpa
+        out = attend(q, k, v, window, documents)
     return out
 
 
 @lru_cache(maxsize=1)
 def _compile_flex() -> Any:
     return torch.compile(flex_attention, dynamic=False)
+
+
+@lru_cache(maxsize=1)
+def _warn_of_shapes(limit: int) -> None:
+    text = f"over {limit} shapes of attention in one process: no more are compiled"
+    _log.warning("%s, and windows are computed in blocks, slower", text)
 
 
 @lru_cache(maxsize=64)
@@ -181,6 +277,8 @@ BACKENDS: dict[str, Backend] = {
         attend_flex,
         lambda q, k, _v, window, documents: (
             q.device.type == "cuda"
+            and q.requires_grad  # else each new length would be compiled, for one use
+            and torch.is_grad_enabled()
             and q.shape[2] == k.shape[2]
             and (documents is not None or _is_windowed(k, window))
         ),

@@ -4,9 +4,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
-from kvlab.model import GPT
-from kvlab.model.attention_backends import BACKENDS, Backend, select_backend
+from kvlab.model import GPT, attention_backends
+from kvlab.model.attention_backends import (
+    BACKENDS,
+    Backend,
+    attend_compiled_flex,
+    attend_sdpa,
+    record_kernels,
+    repeats_kv_heads,
+    scaled_dot_product,
+    select_backend,
+)
 from kvlab.model.kernels import use_plain_code
 from kvlab.spec.model_config import ModelConfig
 from tests.contracts.attention_backend_contract import (
@@ -135,11 +145,99 @@ def test_flex_gradient_agrees_with_sdpa_on_cuda():
         assert (left - right).abs().max() < 2e-3
 
 
+@pytest.mark.parametrize(
+    ("facts", "repeated"),
+    [
+        (("cuda", torch.float32, 12, 12, False), False),
+        (("cuda", torch.float32, 12, 1, False), True),
+        (("cuda", torch.float32, 12, 4, True), True),
+        (("cuda", torch.bfloat16, 12, 1, False), False),
+        (("cuda", torch.float16, 12, 1, True), True),
+        (("cpu", torch.float32, 12, 1, True), False),
+    ],
+)
+def test_heads_are_repeated_where_cuda_has_no_fused_kernel_of_groups(facts, repeated):
+    *sizes, has_mask = facts
+    assert repeats_kv_heads(*sizes, has_mask=has_mask) == repeated
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_repeated_heads_change_nothing_but_the_kernel(monkeypatch, has_mask):
+    torch.manual_seed(0)
+    shapes = ((4, 30), (2, 30), (2, 30))
+    ours = [torch.randn(2, h, n, 8, dtype=torch.float64, requires_grad=True) for h, n in shapes]
+    theirs = [t.detach().clone().requires_grad_() for t in ours]
+    mask = torch.ones(30, 30, dtype=torch.bool).tril() if has_mask else None
+    expected = scaled_dot_product(*theirs, mask, is_causal=not has_mask)
+    sdpa, heads = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watch(q, k, v, **options):
+        heads.append((k.shape[1], v.shape[1], options["enable_gqa"]))
+        return sdpa(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watch)
+    monkeypatch.setattr(
+        "kvlab.model.attention_backends.repeats_kv_heads", lambda *_, **_mask: True
+    )  # as on CUDA in float32
+    out = scaled_dot_product(*ours, mask, is_causal=not has_mask)
+    assert heads == [(4, 4, False)]
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for left, right in zip([out, *(t.grad for t in ours)], [expected, *(t.grad for t in theirs)],
+                           strict=True):  # fmt: skip
+        assert (left - right).abs().max() < 1e-12
+
+
+def test_kernels_are_recorded_by_name():
+    model, text = hybrid_model()
+    with torch.no_grad(), record_kernels() as whole:
+        model(text)
+    cache = model.new_cache(2, 8)
+    with torch.no_grad(), record_kernels() as masked:
+        model(text[:, :4], cache, [4, 3])
+    assert whole == masked == {"flash_attention"}
+    with torch.no_grad(), torch.nn.attention.sdpa_kernel(SDPBackend.MATH), record_kernels() as slow:
+        model(text)
+    assert slow == {"math"}
+
+
+def test_more_shapes_than_torch_compiles_by_itself_stay_compiled(monkeypatch, caplog):
+    """The ninth is compiled, too. Beyond our own limit attention is computed in blocks."""
+    is_compiled = []
+
+    def kernel(q, k, v, **_options):
+        is_compiled.append(torch.compiler.is_compiling())
+        return attend_sdpa(q, k, v, 16)
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **o: compile(f, backend="eager", **o))
+    monkeypatch.setattr(attention_backends, "flex_attention", kernel)
+    attention_backends._compile_flex.cache_clear()
+    torch.compiler.reset()
+    inputs = [torch.randn(1, 1, 32 + length, 8) for length in range(10)]
+    for x in inputs:
+        expected = attend_sdpa(x, x, x, 16)
+        assert (attend_compiled_flex(x, x, x, 16, None, None) - expected).abs().max() < 1e-6
+    assert is_compiled == [True] * 10
+    warnings = [r.message for r in caplog.records if r.name.startswith("kvlab")]
+    assert not warnings
+    monkeypatch.setattr(attention_backends, "FLEX_SHAPES", 10)
+    for length in (50, 60):
+        x = torch.randn(1, 1, length, 8)
+        expected = attend_sdpa(x, x, x, 16)
+        assert (attend_compiled_flex(x, x, x, 16, None, None) - expected).abs().max() < 1e-6
+    assert len(is_compiled) == 10, "not run without being compiled"
+    (warning,) = [r.message for r in caplog.records if r.name.startswith("kvlab")]
+    assert "over 10 shapes of attention" in warning
+    attention_backends._compile_flex.cache_clear()
+
+
 def select(queries, keys, window, head_dim=16, device="cpu", **options):
     """The backend for tensors of these shapes; on CUDA nothing but the shape is looked at."""
     q, k = ((1, 2, count, head_dim) for count in (queries, keys))
     if device == "cuda":
-        q, k = (SimpleNamespace(shape=shape, device=torch.device(device)) for shape in (q, k))
+        facts = {"device": torch.device(device), "requires_grad": True, **options}
+        q, k = (SimpleNamespace(shape=shape, **facts) for shape in (q, k))
     else:
         q, k = (torch.zeros(shape, **options) for shape in (q, k))
     return select_backend(q, k, k, window)
@@ -151,6 +249,13 @@ def test_backends_are_selected_by_device_and_shape():
     assert select(64, 64, 8) == "windowed_blocks"
     assert select(64, 64, 8, device="cuda") == "flex"
     assert select(8, 64, 8, device="cuda") == "windowed_blocks"
+
+
+def test_without_a_gradient_no_kernel_is_compiled_for_a_length():
+    assert select(64, 64, 8, device="cuda", requires_grad=False) == "windowed_blocks"
+    assert select(64, 64, None, device="cuda", requires_grad=False) == "sdpa"
+    with torch.no_grad():
+        assert select(64, 64, 8, device="cuda") == "windowed_blocks"
 
 
 @kernels_on
