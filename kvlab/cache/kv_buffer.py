@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.cache.formats import KVFormat, Shape
+from kvlab.cache.formats import KVFormat
+from kvlab.spec.layer_config import LayerConfig
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
 """The parts of some tokens, each encoded by its format."""
@@ -41,7 +42,8 @@ class KVBuffer:
         parts: the tensors that each format allocated.
         formats: how each part is encoded.
         dtype: of the decoded values.
-        is_ring: S may be smaller than the number of tokens.
+        window: tokens that the slot's layers see; with one, S may be smaller than the number of
+            tokens.
     """
 
     def __init__(
@@ -49,28 +51,33 @@ class KVBuffer:
         parts: EncodedKV,
         formats: Sequence[KVFormat],
         dtype: torch.dtype,
-        *,
-        is_ring: bool,
+        window: int | None,
     ):
-        self.parts, self.formats, self.dtype, self.is_ring = parts, formats, dtype, is_ring
+        self.parts, self.formats, self.dtype, self.window = parts, formats, dtype, window
         self.size = parts[0][0].shape[2]
 
     @classmethod
     def allocate(
         cls,
-        shapes: Sequence[Shape],
+        layer: LayerConfig,
+        batch_size: int,
+        max_length: int,
         formats: Sequence[KVFormat],
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        is_ring: bool,
     ) -> "KVBuffer":
-        """Return an empty buffer of parts of ``shapes``, each (B, H, S, D)."""
+        """Return an empty buffer for a layer's parts of up to ``max_length`` tokens."""
+        size = layer.visible_tokens(max_length)
         parts = tuple(
-            kv_format.allocate(shape, device)
-            for shape, kv_format in zip(shapes, formats, strict=True)
+            kv_format.allocate((batch_size, stored.count, size, stored.size), device)
+            for stored, kv_format in zip(layer.stored, formats, strict=True)
         )
-        return cls(parts, formats, dtype, is_ring=is_ring)
+        return cls(parts, formats, dtype, layer.window)
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether a new token may overwrite one that has left the window."""
+        return self.window is not None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -138,4 +145,4 @@ class KVBuffer:
     def select_rows(self, index: Tensor) -> "KVBuffer":
         """Return a copy of the rows ``index``."""
         parts = tuple(tuple(t.index_select(0, index) for t in part) for part in self.parts)
-        return KVBuffer(parts, self.formats, self.dtype, is_ring=self.is_ring)
+        return KVBuffer(parts, self.formats, self.dtype, self.window)

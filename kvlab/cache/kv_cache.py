@@ -42,11 +42,8 @@ class KVCache:
         kv_format = get_format(layout.storage_dtype(str(dtype).removeprefix("torch.")))
         self.buffers: dict[int, KVBuffer] = {}
         for owner in layout.slots:
-            size = layout.slot_length(owner, max_length)
-            shape = (batch_size, layout.n_kv_head, size, layout.head_dim)
-            is_ring = layout.kinds[owner] == "L"
             self.buffers[owner] = KVBuffer.allocate(
-                [shape] * 2, [kv_format] * 2, dtype, device, is_ring=is_ring
+                layout.layers[owner], batch_size, max_length, [kv_format] * 2, dtype, device
             )
 
     @property
@@ -130,8 +127,8 @@ class KVCache:
         if not 0 <= length <= shortest:
             text = f"length = {length}: rows hold {shortest} tokens"
             raise CacheError(f"{text}; use 0 to {shortest}")
-        first_seen = max(0, length - (self.layout.window or 0) + 1)
         for owner, buffer in self.buffers.items():
+            first_seen = max(0, length - (buffer.window or 0) + 1)
             if buffer.is_ring and first_seen < longest - buffer.size:
                 text = f"length = {length}: the ring of layer {owner} keeps the last {buffer.size}"
                 raise CacheError(f"{text} of {longest} tokens; run the prefix again instead")

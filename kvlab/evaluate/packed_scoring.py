@@ -126,7 +126,7 @@ def _tree_hidden_states(
 ) -> Tensor:
     """Return the residual stream (P, E) at ``token_indices`` of rows (R, T) that branch."""
     config, device = model.config, model.device
-    windows = [config.window if kind == "L" else None for kind in config.layer_kinds]
+    windows = [layer.window for layer in config.layers]
     tree = TreePass(
         config.kv_owners, windows, positions.to(device), branches.to(device), model.dtype
     )

@@ -2,6 +2,7 @@
 
 A *slot* is one pair of K and V buffers. Its number is that of the lowest layer which uses it.
 A global slot holds every token of the context, a local one a ring of ``min(window, context)``.
+Its heads and its window are those of the layers that share it, which are of one kind.
 All sizes are exact integers; ``dtype`` is the model's, used where ``kv_dtype`` is ``model``.
 """
 
@@ -12,6 +13,7 @@ from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -24,16 +26,12 @@ class KVLayout:
         writers: for every layer, whether it computes K/V and writes its slot. Under the tie
             rule ``overwrite`` that is every layer with K/V projections, in depth order, so the
             last one's values stay; under ``owner`` only the slot's first layer.
-        kinds: one letter a layer, G or L.
-        window: tokens that a local layer sees, itself included; None if all are global.
+        layers: for every layer, its heads, window and what a token stores.
     """
 
     owners: tuple[int, ...]
     writers: tuple[bool, ...]
-    kinds: str
-    n_kv_head: int
-    head_dim: int
-    window: int | None
+    layers: tuple[LayerConfig, ...]
     kv_dtype: str = "model"
 
     @classmethod
@@ -54,10 +52,7 @@ class KVLayout:
         return cls(
             owners=slots,
             writers=writers,
-            kinds=model.layer_kinds,
-            n_kv_head=model.n_kv_head,
-            head_dim=model.head_dim,
-            window=model.window,
+            layers=model.layers,
             kv_dtype=serving.kv_dtype,
         )
 
@@ -77,19 +72,21 @@ class KVLayout:
 
     def slot_length(self, layer: int, context_length: int) -> int:
         """Return how many tokens of a context a layer's slot holds: all, or the last ``window``."""
-        if self.kinds[layer] == "G" or self.window is None:
-            return context_length
-        return min(self.window, context_length)
+        return self.layers[layer].visible_tokens(context_length)
 
-    def token_bytes(self, dtype: str = "float32") -> int:
-        """Return the bytes of one token in one slot: K and V of every K/V head, with scales."""
-        head = DTYPES[self.storage_dtype(dtype)].vector_bytes(self.head_dim)
-        return 2 * self.n_kv_head * head
+    def token_bytes(self, layer: int, dtype: str = "float32") -> int:
+        """Return the bytes of one token in a layer's slot: K and V of every head, with scales."""
+        stored = DTYPES[self.storage_dtype(dtype)]
+        vectors = self.layers[layer].stored
+        return sum(one.count * stored.vector_bytes(one.size) for one in vectors)
+
+    def slot_bytes(self, layer: int, context_length: int, dtype: str = "float32") -> int:
+        """Return the bytes that a context takes in a layer's slot, and that the layer reads."""
+        return self.slot_length(layer, context_length) * self.token_bytes(layer, dtype)
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes that ``batch_size`` sequences of ``context_length`` tokens take."""
-        tokens = sum(self.slot_length(slot, context_length) for slot in self.slots)
-        return batch_size * tokens * self.token_bytes(dtype)
+        return batch_size * sum(self.slot_bytes(slot, context_length, dtype) for slot in self.slots)
 
     def read_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes of K/V read to decode one token of each sequence, its own included.
@@ -97,20 +94,22 @@ class KVLayout:
         Every layer reads its slot, a shared one too: sharing across layers saves storage, not
         reads (MLKV, arXiv 2406.09297).
         """
-        tokens = sum(self.slot_length(layer, context_length) for layer in range(len(self.owners)))
-        return batch_size * tokens * self.token_bytes(dtype)
+        layers = range(len(self.owners))
+        return batch_size * sum(self.slot_bytes(layer, context_length, dtype) for layer in layers)
 
     def written_bytes(self, batch_size: int, dtype: str = "float32") -> int:
         """Return the bytes of K/V written to decode one token of each sequence."""
-        return batch_size * sum(self.writers) * self.token_bytes(dtype)
+        written = (layer for layer, writes in enumerate(self.writers) if writes)
+        return batch_size * sum(self.token_bytes(layer, dtype) for layer in written)
 
     def bytes_per_token(self, dtype: str = "float32") -> int:
         """Return the bytes of one token in all slots together, while it is in every window."""
-        return len(self.slots) * self.token_bytes(dtype)
+        return sum(self.token_bytes(slot, dtype) for slot in self.slots)
 
     def bytes_per_token_at_limit(self, dtype: str = "float32") -> int:
         """Return the bytes that each further token of a long context adds: to global slots."""
-        return sum(self.kinds[slot] == "G" for slot in self.slots) * self.token_bytes(dtype)
+        unbounded = (slot for slot in self.slots if self.layers[slot].window is None)
+        return sum(self.token_bytes(slot, dtype) for slot in unbounded)
 
     def largest_batch(self, memory: int, context_length: int, dtype: str = "float32") -> int:
         """Return how many sequences of ``context_length`` tokens fit in ``memory`` bytes."""
@@ -118,19 +117,22 @@ class KVLayout:
 
     def formula(self, batch_size: int, context_length: int, dtype: str = "float32") -> str:
         """Return the arithmetic of `stored_bytes` as text."""
-        stored = DTYPES[self.storage_dtype(dtype)]
-        terms = []
-        for kind, name in KIND_NAMES.items():
-            slots = [slot for slot in self.slots if self.kinds[slot] == kind]
-            if slots:
-                length = self.slot_length(slots[0], context_length)
-                terms.append(f"{format_count(len(slots), f'{name} slot')} x {length} tokens")
-        head = f"{self.head_dim} x {stored.item_bytes} bytes"
+        terms: dict[str, list[str]] = {}  # what slots of one size hold, by the bytes of a token
+        for kind in sorted({self.layers[slot].kind for slot in self.slots}):
+            slots = [slot for slot in self.slots if self.layers[slot].kind == kind]
+            length = self.slot_length(slots[0], context_length)
+            name = f"{KIND_NAMES.get(kind, kind)} slot"
+            text = f"{format_count(len(slots), name)} x {length} tokens"
+            terms.setdefault(self._token_formula(slots[0], dtype), []).append(text)
+        products = [f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()]
+        total = self.stored_bytes(batch_size, context_length, dtype)
+        whole = products[0] if len(products) == 1 else f"({' + '.join(products)})"
+        return f"batch {batch_size} x {whole} = {total:,} bytes"
+
+    def _token_formula(self, layer: int, dtype: str) -> str:
+        """Return the arithmetic of `token_bytes` as text."""
+        stored, config = DTYPES[self.storage_dtype(dtype)], self.layers[layer]
+        head = f"{config.head_dim} x {stored.item_bytes} bytes"
         if stored.is_quantized:
             head = f"({head} + {stored.scale_bytes} for the scale)"
-        total = self.stored_bytes(batch_size, context_length, dtype)
-        tokens = " + ".join(terms)
-        return (
-            f"batch {batch_size} x ({tokens}) x 2 (K, V) x {self.n_kv_head} heads x {head}"
-            f" = {total:,} bytes"
-        )
+        return f"2 (K, V) x {config.n_kv_head} heads x {head}"

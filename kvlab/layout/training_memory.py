@@ -47,8 +47,9 @@ def activation_bytes(experiment: Experiment) -> int:
     """
     model = experiment.model
     hidden_values = 3 if model.mlp == "swiglu" else 2
-    layer = 10 * model.n_embd + 4 * model.n_head * model.head_dim + hidden_values * model.ffn_dim
-    return _MARGIN * DTYPES[experiment.training.precision].item_bytes * model.n_layer * layer
+    values = model.n_layer * (10 * model.n_embd + hidden_values * model.ffn_dim)
+    values += sum(4 * layer.q_width for layer in model.layers)
+    return _MARGIN * DTYPES[experiment.training.precision].item_bytes * values
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
@@ -112,11 +113,11 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
     return sum(
         saved_probability_bytes(
             rows,
-            model.n_head,
-            model.head_dim,
+            layer.n_head,
+            layer.head_dim,
             model.block_size,
-            model.window if kind == "L" else None,
+            layer.window,
             is_bfloat16=training.precision == "bfloat16",
         )
-        for kind in model.layer_kinds
+        for layer in model.layers
     )

@@ -31,12 +31,9 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer = layer
-        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
-        self.head_dim = config.head_dim
-        self.window = config.window if config.layer_kinds[layer] == "L" else None
-        self.q_width = config.n_head * config.head_dim
-        owns_kv = config.kv_owners[layer] == layer
-        self.kv_width = config.n_kv_head * config.head_dim if owns_kv else 0
+        self.config = config.layers[layer]
+        self.q_width = self.config.q_width
+        self.kv_width = self.config.kv_width if config.kv_owners[layer] == layer else 0
         self.qkv = Linear(config.n_embd, self.q_width + 2 * self.kv_width, bias=config.bias)
         self.proj = Linear(self.q_width, config.n_embd, bias=config.bias)
 
@@ -47,18 +44,19 @@ class Attention(nn.Module):
             (B, C, E).
         """
         batch, length, _ = x.shape
+        head_dim, n_kv_head = self.config.head_dim, self.config.n_kv_head
         if attention_pass.writes_kv(self.layer):
             q, k, v = self.qkv(x).split([self.q_width, self.kv_width, self.kv_width], -1)
-            k = k.view(batch, length, self.n_kv_head, self.head_dim).transpose(1, 2)
-            v = v.view(batch, length, self.n_kv_head, self.head_dim).transpose(1, 2)
+            k = k.view(batch, length, n_kv_head, head_dim).transpose(1, 2)
+            v = v.view(batch, length, n_kv_head, head_dim).transpose(1, 2)
             attention_pass.write_kv(self.layer, apply_rope(k, rope), v)
         elif self.kv_width:  # tied at serving: the layer's own K/V are not used
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_width]
             q = linear(x, self.qkv.weight[: self.q_width], bias)
         else:
             q = self.qkv(x)
-        q = apply_rope(q.view(batch, length, self.n_head, self.head_dim).transpose(1, 2), rope)
-        y = attend(q, attention_pass.read_kv(self.layer), self.window)
+        q = apply_rope(q.view(batch, length, self.config.n_head, head_dim).transpose(1, 2), rope)
+        y = attend(q, attention_pass.read_kv(self.layer), self.config.window)
         attention_pass.end_layer(self.layer)
         out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, self.q_width))
         return out

@@ -104,7 +104,8 @@ class GPT(nn.Module):
     ):
         super().__init__()
         self.config = config
-        self.rotary_tables = RotaryTables(config.head_dim, config.rope_theta)
+        rotations = dict.fromkeys(layer.rotation for layer in config.layers if layer.rotary_dim)
+        self.rotary_tables = {rotation: RotaryTables(*rotation) for rotation in rotations}
         with torch.device(device or torch.get_default_device()):
             self.token_embedding = nn.Embedding(config.vocab_size, config.n_embd)
             self.position_embedding = (
@@ -186,31 +187,30 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Run ``tokens`` through all layers in a given pass; see `hidden_states`."""
         x = self.token_embedding(tokens)
-        rope: RopeTable | None = None
         if self.position_embedding is not None:
             # only padding can be beyond the last position; its outputs are meaningless
             positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(positions)
-        if self.config.position_scheme.is_rotary:
-            limit = attention_pass.position_limit
-            rope = self.rotary_tables.at(attention_pass.positions, limit, x.dtype)
-        *inner_blocks, last_block = self.blocks
-        for block in inner_blocks:
-            x = block(x, attention_pass, rope)
-        x = last_block(x, attention_pass, rope, token_indices)
+        ropes = {
+            rotation: tables.at(attention_pass.positions, attention_pass.position_limit, x.dtype)
+            for rotation, tables in self.rotary_tables.items()
+        }
+        last = self.config.n_layer - 1
+        for number, (block, layer) in enumerate(zip(self.blocks, self.config.layers, strict=True)):
+            rope = ropes.get(layer.rotation)
+            x = block(x, attention_pass, rope, token_indices if number == last else None)
         attention_pass.finish()
         out: Tensor = self.norm(x)
         return out
 
-    def prepare_positions(self, length: int) -> RopeTable | None:
+    def prepare_positions(self, length: int) -> list[RopeTable]:
         """Make the rotary tables for ``length`` tokens now, before a pass is compiled or captured.
 
         Returns:
-            What a captured pass has to keep, or None without rotary positions.
+            What a captured pass has to keep.
         """
-        if not self.config.position_scheme.is_rotary:
-            return None
-        return self.rotary_tables.prepare(length, self.device, self.dtype)
+        all_tables = self.rotary_tables.values()
+        return [tables.prepare(length, self.device, self.dtype) for tables in all_tables]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Return the logits (..., V) of the final residual stream (..., E)."""

@@ -16,41 +16,42 @@ from kvlab.model.kernels import rotate_pairs
 
 
 class RopeTable(NamedTuple):
-    """cos and sin of the angles, (C, D/2), or (B, 1, C, D/2) where rows differ."""
+    """cos and sin of the angles of R rotated dimensions, (C, R/2), or (B, 1, C, R/2) where rows
+    differ."""
 
     cos: Tensor
     sin: Tensor
 
 
 def make_rope_table(
-    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype
+    positions: Tensor, rotary_dim: int, theta: float, dtype: torch.dtype
 ) -> RopeTable:
-    """Return the rotations at ``positions`` (C,) or (B, C).
+    """Return the rotations of ``rotary_dim`` dimensions at ``positions`` (C,) or (B, C).
 
     Angles are computed in float64: at position 100,000 a float32 angle would already be off by a
     hundredth of a radian.
     """
-    pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device)
-    angles = positions.to(torch.float64)[..., None] * theta ** (-pairs / head_dim)
+    pairs = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=positions.device)
+    angles = positions.to(torch.float64)[..., None] * theta ** (-pairs / rotary_dim)
     if angles.dim() == 3:
         angles = angles[:, None]
     return RopeTable(angles.cos().to(dtype), angles.sin().to(dtype))
 
 
 class RotaryTables:
-    """The rotations at positions 0, 1, ... of one model, computed once for a device and dtype.
+    """The rotations at positions 0, 1, ... of some layers, computed once for a device and dtype.
 
     A compiled graph that computed them would do so again, in float64, in every kernel that reads
     them, forward and backward. They are no buffers of the module: a checkpoint would hold them,
     and ``module.to(dtype)`` would round them a second time.
     """
 
-    def __init__(self, head_dim: int, theta: float):
-        self._head_dim, self._theta = head_dim, theta
+    def __init__(self, rotary_dim: int, theta: float):
+        self._rotary_dim, self._theta = rotary_dim, theta
         self._table: RopeTable | None = None
 
     def prepare(self, length: int, device: torch.device, dtype: torch.dtype) -> RopeTable:
-        """Return the table (at least ``length``, D/2), made now if it is missing or too short.
+        """Return the table (at least ``length``, R/2), made now if it is missing or too short.
 
         Call it before a compiled or captured pass of up to ``length`` tokens. A captured pass has
         to keep what is returned: a longer table takes its place here.
@@ -78,10 +79,19 @@ class RotaryTables:
         # a tensor made in inference mode could not be used by a training
         with torch.inference_mode(False), torch.no_grad():
             positions = torch.arange(size, device="cpu")
-            table = make_rope_table(positions, self._head_dim, self._theta, dtype)
+            table = make_rope_table(positions, self._rotary_dim, self._theta, dtype)
             return RopeTable(*(part.to(device) for part in table))
 
 
 def apply_rope(x: Tensor, table: RopeTable | None) -> Tensor:
-    """Rotate queries or keys x (B, H, C, D); return x itself without a table."""
-    return x if table is None else rotate_pairs(x, table.cos, table.sin)
+    """Rotate queries or keys x (B, H, C, D); return x itself without a table.
+
+    A table of fewer than D dimensions rotates the leading ones, as GPT-NeoX (arXiv 2204.06745).
+    """
+    if table is None:
+        return x
+    rotary_dim = 2 * table.cos.shape[-1]
+    if rotary_dim == x.shape[-1]:
+        return rotate_pairs(x, table.cos, table.sin)
+    rotated = rotate_pairs(x[..., :rotary_dim], table.cos, table.sin)
+    return torch.cat([rotated, x[..., rotary_dim:]], -1)

@@ -17,7 +17,7 @@ def parameter_count(model: ModelConfig) -> int:
     norm = model.n_embd * (2 if model.norm == "layernorm" and model.bias else 1)
     total = embeddings + norm
     for layer, owner in enumerate(model.kv_owners):
-        total += 2 * norm + _attention_parameters(model, owner == layer) + _mlp_parameters(model)
+        total += 2 * norm + _attention_parameters(model, layer, owner) + _mlp_parameters(model)
     return total
 
 
@@ -34,14 +34,13 @@ def non_embedding_parameters(model: ModelConfig) -> int:
 
 def forward_flops(model: ModelConfig, tokens: int) -> int:
     """Return the FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
-    pairs = sum(tokens * _visible_tokens(model, kind, tokens) for kind in model.layer_kinds)
-    return 2 * tokens * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
+    return tokens * decode_flops(model, tokens)
 
 
 def decode_flops(model: ModelConfig, context_length: int) -> int:
     """Return the FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
-    pairs = sum(_visible_tokens(model, kind, context_length) for kind in model.layer_kinds)
-    return 2 * _matrix_weights(model) + 4 * model.n_head * model.head_dim * pairs
+    attention = sum(layer.q_width * layer.visible_tokens(context_length) for layer in model.layers)
+    return 2 * _matrix_weights(model) + 4 * attention
 
 
 def training_flops(experiment: Experiment) -> int:
@@ -63,10 +62,10 @@ def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
     return item_bytes * (_matrix_weights(model) + rows * model.n_embd)
 
 
-def _attention_parameters(model: ModelConfig, owns_kv: bool) -> int:
-    outputs = _qkv_width(model, owns_kv)
+def _attention_parameters(model: ModelConfig, layer: int, owner: int) -> int:
+    outputs = _qkv_width(model, layer, owner)
     bias = outputs + model.n_embd if model.bias else 0
-    return model.n_embd * outputs + model.n_head * model.head_dim * model.n_embd + bias
+    return model.n_embd * (outputs + model.layers[layer].q_width) + bias
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
@@ -79,16 +78,11 @@ def _matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
     total = model.vocab_size * model.n_embd
     for layer, owner in enumerate(model.kv_owners):
-        total += model.n_embd * _qkv_width(model, owner == layer)
-        total += model.n_head * model.head_dim * model.n_embd
+        total += model.n_embd * (_qkv_width(model, layer, owner) + model.layers[layer].q_width)
         total += model.n_embd * model.ffn_dim * (3 if model.mlp == "swiglu" else 2)
     return total
 
 
-def _qkv_width(model: ModelConfig, owns_kv: bool) -> int:
-    heads = model.n_head + (2 * model.n_kv_head if owns_kv else 0)
-    return heads * model.head_dim
-
-
-def _visible_tokens(model: ModelConfig, kind: str, tokens: int) -> int:
-    return tokens if kind == "G" or model.window is None else min(tokens, model.window)
+def _qkv_width(model: ModelConfig, layer: int, owner: int) -> int:
+    config = model.layers[layer]
+    return config.q_width + (2 * config.kv_width if owner == layer else 0)

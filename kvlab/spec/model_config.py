@@ -1,7 +1,7 @@
 """`model` of an experiment: the shape of one transformer. Also the table of position schemes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvlab.sharing import PATTERNS, SharingError, owner_map
+from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
     FieldMessage,
@@ -229,6 +230,32 @@ class ModelConfig(SpecModel):
     def kv_owners(self) -> tuple[int, ...]:
         """For every layer the layer whose K/V projections it reads."""
         return owner_map(self.kv_sharing, self.layer_kinds)
+
+    @cached_property
+    def layers(self) -> tuple[LayerConfig, ...]:
+        """The attention of every layer."""
+        by_kind = {kind: self._resolve_layer(kind) for kind in set(self.layer_kinds)}
+        return tuple(by_kind[kind] for kind in self.layer_kinds)
+
+    def _resolve_layer(self, kind: str) -> LayerConfig:
+        return LayerConfig(
+            kind=kind,
+            n_head=self.n_head,
+            n_kv_head=self.n_kv_head,
+            head_dim=self.head_dim,
+            window=self.window if kind == "L" else None,
+            rotary_dim=self.head_dim if self.position_scheme.is_rotary else 0,
+            rope_theta=self.rope_theta,
+        )
+
+    def model_copy(
+        self, *, update: Mapping[str, Any] | None = None, deep: bool = False
+    ) -> "ModelConfig":
+        """Return a copy with changed fields, without what was computed from the old ones."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in ("layer_kinds", "kv_owners", "layers"):
+            copy.__dict__.pop(name, None)
+        return copy
 
     def computation(self) -> dict[str, Any]:
         """Return what the model computes, as plain data, equal for all spellings of it.

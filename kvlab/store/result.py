@@ -143,7 +143,7 @@ def describe_kv(experiment: Experiment) -> dict[str, Any]:
     block = experiment.model.block_size
     return {
         "owners": list(layout.owners),
-        "kinds": layout.kinds,
+        "kinds": experiment.model.layer_kinds,
         "bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
         "bytes_at_block_size": layout.stored_bytes(1, block, MODEL_DTYPE),
     }
