@@ -18,8 +18,8 @@ import torch
 
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
-from kvlab.sharing import SharingError
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.experiment import ServedModel
 from tests.support.reference_model import ReferenceModel, read_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -44,8 +44,8 @@ def draw_case(number: int) -> Case:
     while True:
         config, serving = _draw_config(rng), _draw_serving(rng)
         try:
-            KVLayout.of(config, serving)
-        except SharingError:
+            ServedModel(name="case", model=config, serving=serving)
+        except ValueError:
             continue
         break
     rows, is_ragged = rng.randint(1, 3), rng.random() < 0.4
@@ -91,9 +91,10 @@ def _draw_config(rng: random.Random) -> ModelConfig:
 
 
 def _draw_serving(rng: random.Random) -> ServingConfig:
-    kinds = ["model"] * 4 + ["float32", "bfloat16", "float16", "int8", "fp8"]
+    kv_dtype = rng.choice(["model"] * 4 + ["float32", "bfloat16", "float16", "int8", "fp8", "int4"])
     return ServingConfig(
-        kv_dtype=rng.choice(kinds),
+        kv_dtype=kv_dtype,
+        kv_group=4 if kv_dtype in ("int8", "fp8", "int4") and rng.random() < 0.5 else None,
         tie=_draw_sharing(rng, 8) if rng.random() < 0.5 else "none",
         tie_rule=rng.choice(["overwrite", "owner"]),
     )
@@ -136,7 +137,14 @@ def run_case(case: Case) -> float:
     weights = read_weights(model)
     slots = list(layout.owners)
     references = [
-        ReferenceModel(case.config, weights, slots, case.serving.tie_rule, case.serving.kv_dtype)
+        ReferenceModel(
+            case.config,
+            weights,
+            slots,
+            case.serving.tie_rule,
+            case.serving.kv_dtype,
+            case.serving.kv_group,
+        )
         for _ in range(rows)
     ]
     largest = 0.0
@@ -162,7 +170,7 @@ def _make_model(case: Case) -> GPT:
 
 
 def _poison(tensor: torch.Tensor, is_finite: bool) -> None:
-    if tensor.dtype == torch.int8:
+    if tensor.dtype in (torch.int8, torch.uint8):
         tensor.fill_(127)
     elif tensor.dtype == torch.float8_e4m3fn:
         tensor.fill_(448.0)

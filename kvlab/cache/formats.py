@@ -21,10 +21,15 @@ Shape = tuple[int, int, int, int]
 
 
 class KVFormat(ABC):
-    """Encode and decode values of shape (..., D)."""
+    """Encode and decode values of shape (..., D).
 
-    def __init__(self, dtype: torch.dtype):
-        self.dtype = dtype
+    Args:
+        dtype: of the stored numbers.
+        group: numbers of a vector that share a scale, if it has as many; None for all.
+    """
+
+    def __init__(self, dtype: torch.dtype, group: int | None = None):
+        self.dtype, self.group = dtype, group
 
     @abstractmethod
     def allocate(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
@@ -53,45 +58,89 @@ class Dense(KVFormat):
 
 
 class Quantized(KVFormat):
-    """Codes (B, H, S, D) of int8 or float8, and float16 scales (B, H, S, 1).
+    """Codes (B, H, S, D) of int8 or float8, and float16 scales (B, H, S, D / group).
 
-    Symmetric quantization with one scale for each token and head: the largest magnitude of a
-    head's vector maps to the largest code. Scales for each token follow KIVI (arXiv 2402.02750),
-    which finds that values need them. Keys do better there with a scale for each channel, which a
-    growing cache cannot fix in advance.
+    Symmetric quantization with a scale for each token, head and group of its numbers: the largest
+    magnitude of a group maps to the largest code. Scales for each token follow KIVI
+    (arXiv 2402.02750), which finds that values need them.
     """
 
     MIN_SCALE, MAX_SCALE = 2.0**-24, 65504.0
     """The range of positive float16: a vector of zeros still has a usable scale."""
 
-    def __init__(self, dtype: torch.dtype):
-        super().__init__(dtype)
+    def __init__(self, dtype: torch.dtype, group: int | None = None):
+        super().__init__(dtype, group)
         info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         self.max_code = float(info.max)
 
     def allocate(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
         codes = torch.zeros(shape, dtype=self.dtype, device=device)
-        scales = torch.zeros((*shape[:3], 1), dtype=torch.float16, device=device)
+        groups = shape[3] // self._group_size(shape[3])
+        scales = torch.zeros((*shape[:3], groups), dtype=torch.float16, device=device)
         return codes, scales
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
-        values = values.float()
+        codes, scales = self._quantize(values)
+        return codes.to(self.dtype), scales
+
+    def _quantize(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes (..., D), still as float32, and scales (..., D / group)."""
+        values = _split_groups(values.float(), self._group_size(values.shape[-1]))
         max_magnitude = values.abs().amax(-1, keepdim=True)
         scales = (max_magnitude / self.max_code).clamp(self.MIN_SCALE, self.MAX_SCALE).half()
         codes = (values / scales.float()).clamp(-self.max_code, self.max_code)
         if not self.dtype.is_floating_point:
             codes = codes.round()
-        return codes.to(self.dtype), scales
+        return codes.flatten(-2), scales.squeeze(-1)
+
+    def _group_size(self, size: int) -> int:
+        return min(self.group or size, size)
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         codes, scales = encoded
-        return codes.to(dtype) * scales.to(dtype)
+        groups = _split_groups(codes.to(dtype), codes.shape[-1] // scales.shape[-1])
+        return (groups * scales.to(dtype)[..., None]).flatten(-2)
 
 
-def get_format(name: str) -> KVFormat:
+def _split_groups(values: Tensor, size: int) -> Tensor:
+    """Return values (..., D) as groups (..., D / size, size)."""
+    return values.view(*values.shape[:-1], values.shape[-1] // size, size)
+
+
+class PackedInt4(Quantized):
+    """Codes from -7 to 7, two in a byte (B, H, S, D / 2), and float16 scales (B, H, S, D / group).
+
+    A byte holds the codes of numbers i and i + D / 2, each plus 8, the first in the lower half.
+    Groups of 32 are those of llama.cpp's ``q4_0``: 4.5 bits a number.
+    """
+
+    def __init__(self, dtype: torch.dtype, group: int | None = None):
+        super().__init__(dtype, group)
+        self.max_code = 7.0
+
+    def allocate(self, shape: Shape, device: torch.device) -> tuple[Tensor, ...]:
+        _, scales = super().allocate(shape, device)
+        packed = torch.zeros((*shape[:3], shape[3] // 2), dtype=self.dtype, device=device)
+        return packed, scales
+
+    def encode(self, values: Tensor) -> tuple[Tensor, ...]:
+        codes, scales = self._quantize(values)
+        low, high = (codes + 8).to(self.dtype).chunk(2, -1)
+        return low | (high << 4), scales
+
+    def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        packed, scales = encoded
+        codes = torch.cat([packed & 15, packed >> 4], -1).to(torch.int8) - 8
+        return super().decode((codes, scales), dtype)
+
+
+def get_format(name: str, group: int | None = None) -> KVFormat:
     """Return the format of the dtype ``name``, an entry of `kvlab.spec.dtypes.DTYPES`.
 
     That table names this module's classes. To add a format, add a class here and an entry there.
+
+    Args:
+        group: `serving.kv_group`.
 
     Raises:
         CacheError: this version of torch has no such dtype.
@@ -101,5 +150,5 @@ def get_format(name: str) -> KVFormat:
     if dtype is None:
         usable = ", ".join(n for n, other in DTYPES.items() if hasattr(torch, other.torch_name))
         raise CacheError(f"kv_dtype = {name} is not in torch {torch.__version__}; use {usable}")
-    kv_format: KVFormat = resolve_name(entry.kv_format)(dtype)
+    kv_format: KVFormat = resolve_name(entry.kv_format)(dtype, group or entry.default_group)
     return kv_format

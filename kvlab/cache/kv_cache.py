@@ -39,7 +39,9 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.length = 0
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
-        kv_format = get_format(layout.storage_dtype(str(dtype).removeprefix("torch.")))
+        kv_format = get_format(
+            layout.storage_dtype(str(dtype).removeprefix("torch.")), layout.kv_group
+        )
         self.buffers: dict[int, KVBuffer] = {}
         for owner in layout.slots:
             self.buffers[owner] = KVBuffer.allocate(

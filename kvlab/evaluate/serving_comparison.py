@@ -112,7 +112,7 @@ def compare_serving(
         document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
     """
     has_other_dtype = stores_other_dtype(model, serving)
-    exact_serving = serving.model_copy(update={"kv_dtype": "model"})
+    exact_serving = serving.store_as_model()
     sums = _Sums()
     for x, y in text.iter_batches(_batch_rows(model, exact_serving)):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))

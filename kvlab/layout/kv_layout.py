@@ -27,12 +27,14 @@ class KVLayout:
             rule ``overwrite`` that is every layer with K/V projections, in depth order, so the
             last one's values stay; under ``owner`` only the slot's first layer.
         layers: for every layer, its heads, window and what a token stores.
+        kv_group: numbers of a head that share a scale; None for the default of ``kv_dtype``.
     """
 
     owners: tuple[int, ...]
     writers: tuple[bool, ...]
     layers: tuple[LayerConfig, ...]
     kv_dtype: str = "model"
+    kv_group: int | None = None
 
     @classmethod
     def of(cls, model: ModelConfig, serving: ServingConfig | None = None) -> "KVLayout":
@@ -54,6 +56,7 @@ class KVLayout:
             writers=writers,
             layers=model.layers,
             kv_dtype=serving.kv_dtype,
+            kv_group=_resolve_group(model, serving),
         )
 
     @cached_property
@@ -78,7 +81,7 @@ class KVLayout:
         """Return the bytes of one token in a layer's slot: K and V of every head, with scales."""
         stored = DTYPES[self.storage_dtype(dtype)]
         vectors = self.layers[layer].stored
-        return sum(one.count * stored.vector_bytes(one.size) for one in vectors)
+        return sum(one.count * stored.vector_bytes(one.size, self.kv_group) for one in vectors)
 
     def slot_bytes(self, layer: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes that a context takes in a layer's slot, and that the layer reads."""
@@ -132,7 +135,22 @@ class KVLayout:
     def _token_formula(self, layer: int, dtype: str) -> str:
         """Return the arithmetic of `token_bytes` as text."""
         stored, config = DTYPES[self.storage_dtype(dtype)], self.layers[layer]
-        head = f"{config.head_dim} x {stored.item_bytes} bytes"
+        packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
+        head = f"{config.head_dim}{packed} x {format_count(stored.item_bytes, 'byte')}"
         if stored.is_quantized:
-            head = f"({head} + {stored.scale_bytes} for the scale)"
+            scales = config.head_dim // stored.group_size(config.head_dim, self.kv_group)
+            count = f"{scales} x " if scales > 1 else ""
+            head = f"({head} + {count}{stored.scale_bytes} for the scale{'s' if count else ''})"
         return f"2 (K, V) x {config.n_kv_head} heads x {head}"
+
+
+def _resolve_group(model: ModelConfig, serving: ServingConfig) -> int | None:
+    """Return the group of the scales, or None where it is the dtype's default in every layer.
+
+    Different spellings of one format give one layout, and so one trial.
+    """
+    if serving.kv_group is None:
+        return None
+    dtype, group = DTYPES[serving.kv_dtype], serving.kv_group
+    is_default = all(dtype.group_size(n, group) == dtype.group_size(n) for n in model.stored_sizes)
+    return None if is_default else group

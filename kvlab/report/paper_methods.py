@@ -235,9 +235,13 @@ def _describe_methods(facts: Facts) -> Iterator[str]:
         )
     dtypes = [name for name in facts.values("serving", "kv_dtype") if name != "model"]
     if dtypes:
-        scaled = any(name in DTYPES and DTYPES[name].is_quantized for name in dtypes)
+        scaled = [DTYPES[name] for name in dtypes if name in DTYPES and DTYPES[name].is_quantized]
+        groups = [n for n in facts.values("serving", "kv_group") if n]
+        groups += [dtype.default_group for dtype in scaled if dtype.default_group]
         source = cite("liu2024kivi") if scaled else ""
-        scales = f" with one scale a token and head{source}" if scaled else ""
+        sizes = join(map(str, sorted({*groups})))
+        each = f", or for each group of {sizes} numbers" if groups else ""
+        scales = f" with one scale a token and head{each}{source}" if scaled else ""
         yield f"The cache is also stored in {join(map(escape_latex, dtypes))}{scales}."
 
 

@@ -24,7 +24,7 @@ class ServedModel(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ServedModel":
-        raise_problems(_find_tie_problems(self.model, self.serving))
+        raise_problems(_find_serving_problems(self.model, self.serving))
         return self
 
 
@@ -73,18 +73,19 @@ class Experiment(SpecModel):
                 *_find_needle_problems(self),
                 *_find_benchmark_problems(self),
                 *_find_training_problems(self),
-                *_find_tie_problems(self.model, self.serving),
+                *_find_serving_problems(self.model, self.serving),
             ]
         )
         return self
 
 
-def _find_tie_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldMessage]:
+def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldMessage]:
     try:
         tie = owner_map(serving.tie, model.layer_kinds)
         tied_slots(model.kv_owners, tie, serving.tie_rule)
     except SharingError as error:
         yield "serving.tie", str(error)
+    yield from serving.find_storage_problems(model.stored_sizes)
 
 
 def _find_data_problems(experiment: Experiment) -> Iterator[FieldMessage]:

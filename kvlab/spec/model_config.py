@@ -237,6 +237,11 @@ class ModelConfig(SpecModel):
         by_kind = {kind: self._resolve_layer(kind) for kind in set(self.layer_kinds)}
         return tuple(by_kind[kind] for kind in self.layer_kinds)
 
+    @property
+    def stored_sizes(self) -> tuple[int, ...]:
+        """The sizes of the vectors that a token stores, each once, over all layers."""
+        return tuple(sorted({one.size for layer in self.layers for one in layer.stored}))
+
     def _resolve_layer(self, kind: str) -> LayerConfig:
         return LayerConfig(
             kind=kind,

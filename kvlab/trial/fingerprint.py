@@ -157,6 +157,9 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     layout = KVLayout.of(experiment.model, experiment.serving)
     data = experiment.serving.identity()
     del data["tie"], data["tie_rule"]
+    data.pop("kv_group", None)
+    if layout.kv_group is not None:
+        data["kv_group"] = layout.kv_group
     if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
         data["compared_with"] = MODEL_DTYPE  # a dtype of its own is measured against this one
     return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}

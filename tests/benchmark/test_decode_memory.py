@@ -33,6 +33,8 @@ SHAPE = {"vocab_size": 64, "block_size": 32, "n_layer": 6, "n_head": 4, "n_embd"
             (32 + 5 * 10) * 2 * 32 * 4,
         ),
         ({}, {"kv_dtype": "int8"}, 6 * 32 * 2 * 4 * (8 + 2), 6 * 32 * 2 * 4 * (8 + 2)),
+        ({}, {"kv_dtype": "int4"}, 6 * 32 * 2 * 4 * (4 + 2), 6 * 32 * 2 * 4 * (4 + 2)),
+        ({}, {"kv_dtype": "int4", "kv_group": 4}, 6 * 32 * 2 * 4 * 8, 6 * 32 * 2 * 4 * 8),
     ],
 )
 def test_kv_bytes_are_those_counted_by_hand(shape, serving, stored, read):

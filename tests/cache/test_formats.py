@@ -39,15 +39,32 @@ class TestFP8(CacheFormatContract):
     kv_dtype, max_error = "fp8", 1.01 / 16
 
 
+class TestInt4(CacheFormatContract):
+    kv_dtype, max_error = "int4", 1.01 / 14
+
+
 def test_every_format_has_its_suite():
     assert {suite.kv_dtype for suite in CacheFormatContract.__subclasses__()} == set(DTYPES)
+
+
+def test_a_group_keeps_its_scale_whatever_the_others_hold():
+    values = torch.randn(1, 1, 3, 64, dtype=torch.float64)
+    louder = values.clone()
+    louder[..., :32] *= 1000
+    for dtype, group in (("int4", 32), ("int4", None), ("int8", 32)):
+        kv_format = get_format(dtype, group)
+        plain, with_loud = (kv_format.encode(x) for x in (values, louder))
+        decoded = [kv_format.decode(x, torch.float64)[..., 32:] for x in (plain, with_loud)]
+        assert torch.equal(*decoded)
+        assert plain[1].shape == (1, 1, 3, 2)
+    assert plain[0].nbytes == 2 * get_format("int4").encode(values)[0].nbytes
 
 
 class FourBits(Quantized):
     """A toy: codes from -7 to 7, in a byte each."""
 
-    def __init__(self, dtype):
-        super().__init__(dtype)
+    def __init__(self, dtype, group=None):
+        super().__init__(dtype, group)
         self.max_code = 7.0
 
 

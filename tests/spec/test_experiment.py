@@ -94,7 +94,10 @@ def test_keys_beside_a_preset_win():
         ("data:", "evaluation: {needle: {depths: [0]}}\ndata:", "evaluation.needle.lengths is missing"),
         ("data:", "resources: {gpus: 1.5}\ndata:", "resources.gpus = 1.5 is above 1 and not whole"),
         ("data:", "resources: {microbatch_tokens: 100}\ndata:", "must be a multiple of block_size"),
-        ("data:", "serving: {tie: 'adjacent:2', kv_dtype: int4}\ndata:", "kv_dtype = int4 is not one of"),
+        ("data:", "serving: {tie: 'adjacent:2', kv_dtype: int3}\ndata:", "kv_dtype = int3 is not one of"),
+        ("data:", "serving: {kv_dtype: int4, kv_group: 24}\ndata:", "serving.kv_group = 24 needs groups that divide head_dim = 16; use serving.kv_group: 4, 8 or 16"),
+        ("data:", "serving: {kv_dtype: int4, kv_group: 1}\ndata:", "3:37: serving.kv_group = 1 is below 4; use 4 or more"),
+        ("data:", "serving: {kv_group: 16}\ndata:", "kv_group = 16 has no scales to group in kv_dtype model; leave it out, or use int8, fp8 or int4"),
         ("data:", "serving: {tie: zigzag}\ndata:", "3:16: serving.tie = zigzag is not a known pattern"),
     ],
 )  # fmt: skip

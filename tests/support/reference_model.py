@@ -29,6 +29,7 @@ class ReferenceModel:
     slots: list[int]
     rule: str = "overwrite"
     kv_dtype: str = "model"
+    kv_group: int | None = None
     past: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     length: int = 0
 
@@ -65,8 +66,8 @@ class ReferenceModel:
             k = rows[:, width : width + kv_width].reshape(len(x), c.n_kv_head, c.head_dim)
             v = rows[:, width + kv_width :].reshape(len(x), c.n_kv_head, c.head_dim)
             current[slot] = (
-                round_to_format(self.rotate(k, positions), self.kv_dtype),
-                round_to_format(v, self.kv_dtype),
+                round_to_format(self.rotate(k, positions), self.kv_dtype, self.kv_group),
+                round_to_format(v, self.kv_dtype, self.kv_group),
             )
         k, v = current[slot]
         if slot in self.past:
@@ -109,18 +110,26 @@ class ReferenceModel:
         return x @ self.weights[name + "down.weight"].T + self.weights.get(name + "down.bias", 0.0)
 
 
-def round_to_format(x: Array, kv_dtype: str) -> Array:
+def round_to_format(x: Array, kv_dtype: str, group: int | None = None) -> Array:
     """Return ``x`` (tokens, heads, head_dim) as the cache gives it back from ``kv_dtype``."""
     if kv_dtype in ("model", "float64"):
         return x
     single = torch.from_numpy(x).float()
     if kv_dtype in ("float32", "float16", "bfloat16"):
         return torch.from_numpy(x).to(getattr(torch, kv_dtype)).double().numpy()
-    max_code = 127.0 if kv_dtype == "int8" else 448.0
+    size = x.shape[-1]
+    group = min(size, group or (32 if kv_dtype == "int4" else size))
+    parts = [_round_group(part, kv_dtype) for part in single.split(group, -1)]
+    return torch.cat(parts, -1).numpy()
+
+
+def _round_group(single: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """Round vectors (..., group) that have one scale each."""
+    max_code = {"int8": 127.0, "int4": 7.0, "fp8": 448.0}[kv_dtype]
     scale = (single.abs().amax(-1, keepdim=True) / max_code).clamp(2.0**-24, 65504.0).half()
     codes = (single / scale.float()).clamp(-max_code, max_code)
-    codes = codes.round() if kv_dtype == "int8" else codes.to(torch.float8_e4m3fn).float()
-    return (codes.double() * scale.double()).numpy()
+    codes = codes.to(torch.float8_e4m3fn).float() if kv_dtype == "fp8" else codes.round()
+    return codes.double() * scale.double()
 
 
 def read_weights(model: torch.nn.Module) -> dict[str, Array]:

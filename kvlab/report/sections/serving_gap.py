@@ -1,6 +1,8 @@
 """Serving gap: how decoding through the serving cache changes the loss."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvlab.analysis.serving_gaps import ServingGap, fewest_trainings
 from kvlab.analysis.study import GAP_ROUNDING, Study
@@ -155,13 +157,18 @@ def _kv_dtype_contents(study: Study) -> list[Content]:
 
 def _kv_dtype_row(study: Study, levels: Levels) -> Row:
     rows = (row for row in study.cells[levels].values() if row.is_done)
-    dtypes = {row.record["experiment"]["serving"]["kv_dtype"] for row in rows}
+    dtypes = {_describe_format(row.record["experiment"]["serving"]) for row in rows}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
     mean_and_sd = mean_and_spread(changes)
     change = Cell(_format_small(changes), mean_and_sd[0], csv=mean_and_sd)
     errors = (_mean_cell(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
     name, dtype = cell(study.label(levels)), cell(", ".join(sorted(dtypes)))
     return Row((name, dtype, *errors, change), study.cell_key(levels))
+
+
+def _describe_format(serving: Mapping[str, Any]) -> str:
+    group = serving.get("kv_group")
+    return f"{serving['kv_dtype']}, groups of {group}" if group else str(serving["kv_dtype"])
 
 
 def _format_small(values: list[float]) -> str:
