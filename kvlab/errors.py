@@ -18,6 +18,7 @@ KvlabError                 the root; the CLI prints its text, no traceback, and 
 └── TrialError             one trial ended without a result
     ├── Diverged           the loss became NaN or infinite: a finding
     ├── SourceMissing      its initial weights are missing, or none of them fits
+    │   └── SourceDamaged  they are not what was written; they are made again
     ├── Paused             it reached the rung of a search at which it pauses
     ├── WorkerLost         one of its processes died; it resumes from its last checkpoint
     ├── LeaseLost          another process has taken it over
@@ -141,6 +142,10 @@ class Diverged(TrialError):
 
 class SourceMissing(TrialError):
     """The initial weights of a training are missing, or none of them fits."""
+
+
+class SourceDamaged(SourceMissing):
+    """The weights of the training that another one starts from are damaged or gone."""
 
 
 class Paused(TrialError):

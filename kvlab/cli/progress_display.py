@@ -103,6 +103,8 @@ class ProgressDisplay:
                 self.print_line(f"started {_trial_label(planned)}")
         elif event.kind == "retried":
             self.print_line(f"again   {_trial_label(planned)}: {event.message}")
+        elif event.kind == "healed":
+            self.print_line(f"healed  {_trial_label(planned)}: {event.message}")
         elif event.kind == "waiting":
             self.print_line(f"waiting {_trial_label(planned)}: {event.message}")
         elif event.kind == "halted":

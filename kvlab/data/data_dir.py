@@ -28,12 +28,12 @@ def get_data_dir() -> Path:
 
 
 @contextmanager
-def hold_lock(path: Path, progress: ProgressCallback, waiting: str) -> Iterator[Fence]:
+def hold_lock(path: Path, progress: ProgressCallback, work: str) -> Iterator[Fence]:
     """Hold the lock at ``path``, after waiting for other processes that hold it.
 
     Args:
-        progress: Receives ``waiting``, once, if another process holds the lock.
-        waiting: The line to show, to which the holder is added.
+        progress: Receives one line if another process holds the lock: who, and what ends the wait.
+        work: What a holder does, such as ``prepares this text``.
 
     Raises:
         DataError: The folder cannot be written.
@@ -43,7 +43,7 @@ def hold_lock(path: Path, progress: ProgressCallback, waiting: str) -> Iterator[
     def announce() -> None:
         nonlocal announced
         if not announced:
-            progress(f"{waiting}: {lock.describe_wait()}")
+            progress(f"waiting: {lock.describe_wait(work)}")
         announced = True
 
     try:

@@ -89,8 +89,7 @@ def prepare_dataset(
     folder = _datasets_dir() / identity[:16]
     dataset = _try_open(folder, identity)
     if not isinstance(dataset, Dataset):
-        waiting = "another process is preparing this text; waiting"
-        with hold_lock(_lock_path(folder), progress, waiting) as fence:
+        with hold_lock(_lock_path(folder), progress, "prepares this text") as fence:
             dataset = _try_open(folder, identity)
             if isinstance(dataset, DatasetDamaged):
                 aside = set_aside(folder.parent, [folder.name], fence)
@@ -141,7 +140,7 @@ def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress
     Raises:
         DataError: It cannot be moved.
     """
-    with hold_lock(_lock_path(folder), progress, "another process holds this text; waiting"):
+    with hold_lock(_lock_path(folder), progress, "changes this text"):
         try:
             return set_aside(folder.parent, [folder.name]) / folder.name
         except StoreError as error:
@@ -156,7 +155,7 @@ def _count_processes(data: DataConfig) -> int:
 
 def _update_licence(folder: Path, licence: str, progress: ProgressCallback) -> Dataset:
     """Record the user's licence for an existing dataset; it is not part of the identity."""
-    with hold_lock(_lock_path(folder), progress, "another process holds this text; waiting"):
+    with hold_lock(_lock_path(folder), progress, "changes this text"):
         content = {**read_manifest(folder), "licence": licence}
         write_sealed_json(folder / "manifest.json", content)
     return open_dataset(folder)

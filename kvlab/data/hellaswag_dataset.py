@@ -77,7 +77,7 @@ def get_hellaswag_file(
     if file is None and (path := _find_checked_file()) is not None:
         return path
     lock = get_data_dir() / ".hellaswag.lock"
-    with hold_lock(lock, progress, "another process is getting HellaSwag; waiting"):
+    with hold_lock(lock, progress, "downloads HellaSwag"):
         if file is not None:
             return _store_in_data_dir(_read_checked(Path(file)))
         return _find_checked_file() or _download(progress)

@@ -247,13 +247,19 @@ class LeaseWatcher:
         return last.silent_seconds >= limit
 
 
-def describe_wait(path: Path) -> str:
-    """Return what a wait for the lock at ``path`` waits for, and what ends it, for people."""
+def describe_wait(path: Path, work: str) -> str:
+    """Return who holds the lock at ``path`` since when, and what ends a wait, for people.
+
+    Args:
+        work: What the holder does under the lock, such as ``runs this trial``.
+    """
     number = current_number(path)
     state = read_lease(lease_path(path, number)) if number else None
-    seconds = (state.holder if state else {}).get("seconds", DEFAULT_SECONDS)
-    ends = f"it goes on when that one ends, or has been silent for {seconds:g} s"
-    return f"{describe_holder(path)} has it; {ends}"
+    holder = state.holder if state else {}
+    who = describe_holder(path).partition(" since ")[0]
+    since = f" since {holder['since']}" if holder else ""
+    ends = f"finishes or dies, or gives no sign of life for {holder.get('seconds', 60):g} s"
+    return f"{who} {work}{since}; the wait ends when that process {ends}"
 
 
 def describe_holder(path: Path) -> str:

@@ -73,9 +73,9 @@ class Lock:
         """Return who holds the lock, as text for people."""
         return lease.describe_holder(self.path)
 
-    def describe_wait(self) -> str:
-        """Return what a wait for the lock waits for, and what ends it, for people."""
-        return lease.describe_wait(self.path)
+    def describe_wait(self, work: str) -> str:
+        """Return who holds the lock since when, and what ends a wait; see `lease.describe_wait`."""
+        return lease.describe_wait(self.path, work)
 
     def release(self) -> None:
         """Release the lock if it is held."""

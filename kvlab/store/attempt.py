@@ -38,12 +38,24 @@ class Attempt:
         Raises:
             StoreError: the disk is full or gone.
         """
+        self._append(self.log_path, f"{utc_now()} {line}")
+
+    def _append(self, path: Path, line: str) -> None:
         try:
-            with open(self.log_path, "a", encoding="utf-8") as file:
-                file.write(f"{utc_now()} {line}\n")
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
         except OSError as error:
-            text = f"{self.log_path} cannot be written: {error.strerror}"
+            text = f"{path} cannot be written: {error.strerror}"
             raise StoreError(f"{text}; free or repair the disk, submit again") from None
+
+    def log_repair(self, line: str) -> None:
+        """Log that something damaged is made again; the driver tells its user, too.
+
+        Raises:
+            StoreError: the disk is full or gone.
+        """
+        self.log(line)
+        self._append(self.directory / "repairs.txt", line)
 
     def mark_paused(self) -> None:
         """Record that the attempt ended at a rung of a search; see `Store.count_pauses`."""

@@ -5,7 +5,7 @@
     <store>/trunks/<id>/     step-<n>/, checkpoints of a stable phase that token budgets share
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              texts.json.gz, tasks.json.gz,
-                             attempts/<n>/{log.txt, traceback.txt, paused}
+                             attempts/<n>/{log.txt, traceback.txt, repairs.txt, paused}
     <store>/sweeps/<name>/   sweep.json, search.json, reported.json, stop, drivers/
 
 Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
@@ -374,6 +374,15 @@ class Store:
         paths = (self.attempt_directory(trial_id, n) / "paused" for n in self.attempts(trial_id))
         return sum(path.exists() for path in paths)
 
+    def repairs(self, trial_id: str) -> list[str]:
+        """Return what the last attempt at a trial found damaged and made again, one line each."""
+        last = max(self.attempts(trial_id), default=0)
+        try:
+            text = (self.attempt_directory(trial_id, last) / "repairs.txt").read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return []
+        return text.splitlines()
+
     def attempt_directory(self, trial_id: str, attempt: int) -> Path:
         return self.trial_directory(trial_id) / "attempts" / str(attempt)
 
@@ -439,6 +448,20 @@ class Store:
             The folder that it is moved to.
         """
         return set_aside(self.training_directory(training_id), TRAINING_FILES, fence)
+
+    def earlier_training_record(self, training_id: str) -> bytes | None:
+        """Return the whole record of a training whose weights are gone; None if there is none.
+
+        It is where it was written, or where `set_aside_training` has moved it.
+        """
+        directory = self.training_directory(training_id)
+        numbers = [int(name) for name in _list_names(directory / "damaged") if name.isdecimal()]
+        aside = [directory / "damaged" / str(n) for n in sorted(numbers, reverse=True)]
+        for folder in (directory, *aside):
+            with contextlib.suppress(FileNotFoundError, RecordDamaged):
+                read_sealed_json(folder / "training.json", "files")
+                return read_sealed_bytes(folder / "training.json")
+        return None
 
     def training_seal(self, training_id: str) -> str | None:
         """Return the sha256 of a finished training's record; None if it has none."""

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 from kvlab.errors import CopyDamaged, RecordDamaged, UsageError
+from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
@@ -161,14 +162,32 @@ def _restore_training(
     with store.training_lock(training).hold(timeout=0.0) as fence:
         if fence is None:
             return
-        if is_damaged:
+        if store.check_training(training, contents=True) is not None:
             store.set_aside_training(training, fence)
-        directory = store.training_directory(training)
-        summary.files += storage.download(f"trainings/{training}", directory, fence) or 0
-        damage = store.check_training(training, contents=True)
-        if damage is not None:
-            store.set_aside_training(training, fence)
-            raise CopyDamaged(f"{damage}, as in the copy")
+        summary.files += fetch_training(store, storage, training, fence)
+
+
+def fetch_training(store: Store, storage: ObjectStorage, training: str, fence: Fence) -> int:
+    """Copy a training back, and check it. What is damaged in the store has been moved aside.
+
+    Args:
+        fence: of the training's lock.
+
+    Returns:
+        How many files were fetched.
+
+    Raises:
+        CopyDamaged: it is damaged there, too.
+        CopyError: the storage cannot be reached.
+        StoreError: the store cannot be written.
+    """
+    directory = store.training_directory(training)
+    files = storage.download(f"trainings/{training}", directory, fence) or 0
+    damage = store.check_training(training, contents=True)
+    if damage is not None:
+        store.set_aside_training(training, fence)
+        raise CopyDamaged(f"{damage}, as in the copy")
+    return files
 
 
 def _is_described(store: Store, name: str) -> bool:

@@ -7,13 +7,14 @@ and `kvlab.trial.initial_weights_loader` puts the tensors into the model.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.data.file_hashes import cached_sha256
 from kvlab.errors import DataError, PretrainedError, SpecError
 from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
+from kvlab.spec import ResourcesConfig
 from kvlab.spec.init_from import INIT_FROM_FIELD, cell_key, get_source_levels
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.sweep import Cell, Sweep
@@ -50,12 +51,22 @@ class TrainedWeights:
     Attributes:
         name: the factor levels that lead to it, and the seed; shown in the record.
         fingerprint: its training fingerprint.
-        model: configuration of the model that was trained.
+        trial: one that has this training, to train it again if its weights are lost.
     """
 
     name: str
     fingerprint: str
-    model: ModelConfig
+    trial: "Trial"
+
+    @property
+    def model(self) -> ModelConfig:
+        """Configuration of the model that was trained."""
+        return self.trial.experiment.model
+
+    def trial_with(self, resources: ResourcesConfig) -> "Trial":
+        """Return the trial as it trains with the resources of another one."""
+        experiment = self.trial.experiment.model_copy(update={"resources": resources})
+        return replace(self.trial, experiment=experiment)
 
     @property
     def training_id(self) -> str:
@@ -104,7 +115,7 @@ class InitialWeightsResolver:
             )
             # Name the levels in init_from only, so that trials which share a training agree.
             name = " ".join(f"{factor}={levels[factor]}" for factor in sorted(init_from))
-            return TrainedWeights(f"{name}, seed {seed}", fingerprint, source.experiment.model)
+            return TrainedWeights(f"{name}, seed {seed}", fingerprint, trial)
         if not isinstance(init_from, str):
             return None
         if init_from not in self._checkpoints:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvlab.errors import RecordDamaged, SourceMissing
+from kvlab.errors import SourceDamaged, SourceMissing, StoreError
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.model import GPT
@@ -58,6 +58,7 @@ class InitialWeightsLoader:
         Raises:
             SourceMissing: the source has changed since the sweep was planned, or none of its
                 weights fits.
+            SourceDamaged: the weights of the source are not what was written, or are gone.
             PretrainedError: the checkpoint is gone or cannot be read.
         """
         config, tensors = self._read_source()
@@ -84,10 +85,8 @@ class InitialWeightsLoader:
             return model.config, {name: p.detach() for name, p in model.named_parameters()}
         try:
             return weights.model, read_final_weights(self._directory.parent / weights.training_id)
-        except RecordDamaged as error:
-            text = f"training.init_from = {weights.name}: {error}"
-            hint = "move the result.json of its trial away and submit again, to train it anew"
-            raise SourceMissing(f"{text}; {hint}") from None
+        except StoreError as error:
+            raise SourceDamaged(f"training.init_from = {weights.name}: {error}") from None
 
 
 def make_weight_loader(

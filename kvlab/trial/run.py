@@ -4,7 +4,9 @@ Training and measurement are behind the `Stages` protocol; `kvlab.trial.stages` 
 torch. Everything here is locking, resuming and recording.
 """
 
+import copy
 import errno
+import json
 import os
 import time
 import traceback
@@ -15,22 +17,27 @@ from typing import Literal, Protocol
 
 from kvlab.data import dataset_folder, set_aside_dataset, verify_dataset
 from kvlab.errors import (
+    CopyError,
     DatasetDamaged,
     Diverged,
     LeaseLost,
     Paused,
     RecordDamaged,
+    SourceDamaged,
     SourceMissing,
     Stopped,
     StoreError,
+    UsageError,
     WorkerLost,
 )
+from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.attempt import Attempt, log_warnings, redirect_output
 from kvlab.store.failure import Failure
+from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.progress import (
     OnProgress,
     ProgressReporter,
@@ -40,6 +47,7 @@ from kvlab.store.progress import (
 )
 from kvlab.store.provenance import Origin, build_provenance
 from kvlab.store.result import TrialMeasurements, build_result, describe_trial
+from kvlab.store.sweep_backup import fetch_training
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.initial_weights import explain_missing_source
 from kvlab.trial.trial import Trial
@@ -49,6 +57,11 @@ ReportProgress = Callable[[ProgressUpdate], None]
 Outcome = Literal["done", "failed", "diverged", "stopped", "paused", "elsewhere"]
 
 STOP_CHECK_SECONDS = 0.2
+
+MAX_REPAIRS = 8
+"""How often one attempt makes damaged tokens or weights again, before it fails."""
+
+_WEIGHTS = "final/model.safetensors"
 
 _DISK_FULL_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -111,6 +124,7 @@ def run_trial(
     make_stages: MakeStages | None = None,
     capture_output: bool = False,
     wait: bool = True,
+    copies: str | None = None,
 ) -> Outcome:
     """Run one trial to its end; do nothing if it has ended before.
 
@@ -125,6 +139,8 @@ def run_trial(
         make_stages: makes the stages; default training and measurement with torch.
         capture_output: append what this process prints to the attempt's log.
         wait: for another process that runs this trial, instead of returning ``elsewhere``.
+        copies: URL of the object storage that trainings are copied to. Weights that are damaged
+            or gone are fetched from there, if it has them; otherwise they are trained again.
 
     Returns:
         How it ended. ``stopped`` and ``paused`` (at ``trial.until``) leave no result, and the
@@ -136,7 +152,7 @@ def run_trial(
     """
     origin = origin or Origin()
     make_stages = make_stages or _make_torch_stages
-    run = _TrialRun(trial, Store(store), origin, stop_flags, make_stages, on_progress)
+    run = _TrialRun(trial, Store(store), origin, stop_flags, make_stages, on_progress, copies)
     try:
         return run.run(capture_output, wait)
     except Stopped:
@@ -156,9 +172,10 @@ class _TrialRun:
         stop_flags: Sequence[str | Path],
         make_stages: MakeStages,
         on_progress: OnProgress | None,
+        copies: str | None,
     ):
         self.trial, self.store, self.origin = trial, store, origin
-        self.make_stages, self.on_progress = make_stages, on_progress
+        self.make_stages, self.on_progress, self.copies = make_stages, on_progress, copies
         self.fences: list[Fence] = []
         self.fence: Fence | None = None
         self.should_stop = StopCheck(stop_flags, self.fences)
@@ -183,7 +200,7 @@ class _TrialRun:
             progress_path = self.store.trial_directory(self.trial.id) / "progress.json"
             attempt = self.begin_attempt()
             if aside is not None:
-                attempt.log(f"its result was damaged; moved to {aside}, the trial runs again")
+                attempt.log_repair(f"its result is damaged; moved to {aside}, it is measured again")
             report = ProgressReporter(progress_path, attempt.log, self.on_progress, fence)
             try:
                 with ExitStack() as stack:
@@ -233,15 +250,47 @@ class _TrialRun:
         return "done"
 
     def run_stages(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
-        """Run both stages; once more if the prepared tokens prove damaged, from a checkpoint."""
+        """Run both stages; again if the tokens, or the weights to start from, prove damaged."""
+        repairs, is_source_damaged = 0, False
+        while True:
+            try:
+                if is_source_damaged:
+                    self.repair_source(attempt, report)
+                return self.run_stages_once(attempt, report)
+            except (DatasetDamaged, SourceDamaged) as error:
+                repairs += 1
+                if repairs > MAX_REPAIRS:
+                    raise
+                is_source_damaged |= isinstance(error, SourceDamaged)
+                if isinstance(error, DatasetDamaged):
+                    self.set_aside_dataset(error, attempt)
+
+    def set_aside_dataset(self, error: DatasetDamaged, attempt: Attempt) -> None:
+        attempt.log(f"{error}; the text is prepared again")
+        folder = dataset_folder(self.trial.experiment.data)
+        if verify_dataset(folder):  # else another trial has prepared it again meanwhile
+            attempt.log_repair(f"{error}; moved to {set_aside_dataset(folder)}, prepared again")
+
+    def repair_source(self, attempt: Attempt, report: ProgressReporter) -> None:
+        """Make the weights again that the training starts from, if they are damaged or gone.
+
+        The trials that were measured on them stay. This trial's resources are used, which the
+        process has; they are no part of what is computed.
+        """
+        source = self.trial.source_training
+        assert source is not None, "only such a training can miss it"
+        run = copy.copy(self)
+        run.trial = source.trial_with(self.trial.resources)
+        directory = self.store.training_directory(source.training_id)
+        attempt.log(f"makes the weights again that it starts from: {source.name}")
         try:
-            return self.run_stages_once(attempt, report)
-        except DatasetDamaged as error:
-            attempt.log(f"{error}; the text is prepared again")
-            folder = dataset_folder(self.trial.experiment.data)
-            if verify_dataset(folder):  # else another trial has prepared it again meanwhile
-                attempt.log(f"moved to {set_aside_dataset(folder)}")
-        return self.run_stages_once(attempt, report)
+            stages = self.make_stages(run.trial, self.stop_between_updates(report))
+            run.train(stages, directory, attempt, report, check_contents=True)
+        except SourceDamaged:  # that one started from another, which is lost, too
+            run.repair_source(attempt, report)
+            raise
+        except Diverged:
+            raise SourceMissing(explain_missing_source(self.trial, self.store)) from None
 
     def run_stages_once(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
         stages = self.make_stages(self.trial, self.stop_between_updates(report))
@@ -281,13 +330,15 @@ class _TrialRun:
                 text = f"{lock.path} is held by {lock.describe_holder()}, without progress for"
                 hint = f"end that process, or remove {lock.path}.*, then submit again"
                 raise StoreError(f"{text} {format_duration(idle)}; {hint}")
-            report({"stage": "waiting", "note": f"its training: {lock.describe_wait()}"})
+            note = lock.describe_wait(f"runs training {self.trial.training_id}")
+            report({"stage": "waiting", "note": note})
 
         with lock.hold(on_wait=report_waiting) as fence:
             assert fence is not None, "acquired without a time limit"
             with self.checking_fence(fence):
                 self.set_aside_damage(attempt, fence, check_contents)
-                self.train_locked(stages, directory, fence)
+                if not self.store.is_trained(self.trial.training_id):
+                    self.train_locked(stages, directory, attempt, fence)
 
     def set_aside_damage(self, attempt: Attempt, fence: Fence, check_contents: bool) -> None:
         """Move what is damaged in a training that is done, so that it is trained again."""
@@ -295,11 +346,13 @@ class _TrialRun:
         damage = self.store.check_training(training, contents=check_contents)
         if damage is not None:
             aside = self.store.set_aside_training(training, fence)
-            attempt.log(f"{damage}; moved to {aside}, the training runs again")
+            attempt.log_repair(f"{damage}; moved to {aside}")
 
-    def train_locked(self, stages: Stages, directory: Path, fence: Fence) -> None:
+    def train_locked(self, stages: Stages, directory: Path, attempt: Attempt, fence: Fence) -> None:
+        """Train, or fetch the weights of a training that was done before, and check its files."""
         trial, training = self.trial, self.trial.training_id
-        if self.store.is_trained(training):
+        earlier = self.store.earlier_training_record(training)
+        if earlier is not None and self.fetch_copy(training, attempt, fence):
             return
         if trial.until is not None and trial.until in self.store.rungs(training):
             raise Paused(f"its training has paused after step {trial.until} before")
@@ -308,7 +361,7 @@ class _TrialRun:
             raise Diverged(message)
         source = trial.source_training
         if source is not None and not self.store.is_trained(source.training_id):
-            raise SourceMissing(explain_missing_source(trial, self.store))
+            raise SourceDamaged(explain_missing_source(trial, self.store))
         identity = training_identity(
             trial.experiment, trial.data_identity, trial.seed, trial.initial_weights
         )
@@ -319,6 +372,38 @@ class _TrialRun:
         except Diverged as error:
             self.store.write_divergence(training, str(error), fence)
             raise
+        if earlier is not None:
+            attempt.log_repair(self.compare_training(directory, earlier, fence))
+
+    def fetch_copy(self, training: str, attempt: Attempt, fence: Fence) -> bool:
+        """Fetch a training whose weights are gone from its copy; return whether that has them."""
+        if not self.copies:
+            return False
+        try:
+            fetch_training(self.store, ObjectStorage(self.copies), training, fence)
+        except (CopyError, UsageError) as error:
+            attempt.log(f"{error}; the training runs again")
+        if not self.store.is_trained(training):
+            return False
+        attempt.log_repair(f"training {training} is fetched from its copy, since it was lost here")
+        return True
+
+    def compare_training(self, directory: Path, earlier: bytes, fence: Fence) -> str:
+        """Return whether a training that was run again has the same weights, as a line.
+
+        If all of its files are the same, its earlier record is put in their place again: the
+        trials that were measured on these weights name it.
+        """
+        before = json.loads(earlier)["files"]
+        now = read_sealed_json(directory / "training.json", "files")["files"]
+        text = f"training {directory.name} has run again, since its weights were lost"
+        if before.get("config.json") != now.get("config.json"):
+            return text
+        if before == now:
+            write_atomic(directory / "training.json", earlier, fence=fence)
+        if before.get(_WEIGHTS) == now.get(_WEIGHTS):
+            return f"{text}: they are the same, bit for bit"
+        return f"{text}: they differ from those before, whose trials keep their numbers"
 
     def record_result(self, attempt: Attempt, measured: TrialMeasurements) -> None:
         files = self.store.write_details(

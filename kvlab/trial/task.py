@@ -21,6 +21,7 @@ def run_task(
     stop_flags: Sequence[str | Path] = (),
     capture_output: bool = False,
     wait: bool = True,
+    copies: str | None = None,
 ) -> Outcome:
     """Run a task; see `run_trial` and `run_smoke_test`.
 
@@ -36,6 +37,7 @@ def run_task(
                 stop_flags=stop_flags,
                 capture_output=capture_output,
                 wait=wait,
+                copies=copies,
             )
         case SmokeTest():
             return run_smoke_test(task)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from functools import partial
 
 import pytest
@@ -13,6 +14,9 @@ from kvlab.fs.lock import Lock
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, load_sweep
 from kvlab.store import Store
+from kvlab.store.object_storage import ObjectStorage
+from kvlab.store.sweep_backup import copy_trial
+from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver, plan
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.train import read_final_weights
@@ -55,13 +59,17 @@ factors:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KVLAB_DATA", str(tmp_path / "data"))
+    prepare_folder(tmp_path, monkeypatch)
+    return tmp_path
+
+
+def prepare_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("KVLAB_DATA", str(folder / "data"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     words = random.Random(0)
     lines = (json.dumps({"text": "".join(words.choices("abc de", k=60))}) for _ in range(60))
-    (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    return tmp_path
+    (folder / "text.jsonl").write_text("\n".join(lines))
 
 
 def write_sweep(folder, sweep, tokens):
@@ -76,12 +84,12 @@ def submit(folder):
     return code, store, read_results(store)
 
 
-def run_driver(folder):
+def run_driver(folder, copies=None, **options):
     """Run the trials alone."""
     store = Store(folder / "runs")
     planned = plan(load_sweep(folder / "s.yaml"), store)
-    run = partial(run_trial, store=store.path)
-    summary = Driver(planned, store, InlineExecutor(run)).run()
+    run = partial(run_trial, store=store.path, copies=copies)
+    summary = Driver(planned, store, InlineExecutor(run), **options).run()
     found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
     return summary.exit_code, store, found
 
@@ -201,3 +209,74 @@ def test_an_interrupted_uptraining_ends_bitwise_the_same(folder):
         TorchStages(trial, lambda _: None).train(halves, lambda: False, fence)
     once, twice = read_final_weights(whole), read_final_weights(halves)
     assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
+@pytest.fixture(scope="module")
+def uptrained(tmp_path_factory):
+    """A folder where the sweep from one training to another is done."""
+    folder = tmp_path_factory.mktemp("uptrained")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare_folder(folder, patch)
+        write_sweep(folder, UPTRAINED, tokens=512)
+        assert run_driver(folder)[0] == 0
+    return folder
+
+
+@pytest.mark.parametrize("loss", ["cut", "flip", "collected", "copied"])
+def test_a_lost_source_is_made_again_and_its_trial_stays(folder, uptrained, loss):
+    """Its trial is done; one that starts from its weights comes later."""
+    shutil.copytree(uptrained, folder, dirs_exist_ok=True)
+    store = Store(folder / "runs")
+    planned = plan(load_sweep(folder / "s.yaml"), store)
+    found = {tuple(one.levels.values()): store.result(one.trial.id) for one in planned.trials}
+    before = {trial: store.trial_directory(trial) / "result.json" for trial in store.trial_ids()}
+    before = {trial: path.read_bytes() for trial, path in before.items()}
+    source, dependent = found["mha",], found["mqa",]
+    weights = store.training_directory(source["training"]) / "final" / "model.safetensors"
+    storage = ObjectStorage(str(folder / "copies"))
+    copy_trial(store, storage, source["trial"])
+    data = weights.read_bytes()
+    if loss == "collected":
+        shutil.rmtree(weights.parent)
+    else:
+        flipped = data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+        weights.write_bytes(data[:-50] if loss == "cut" else flipped)
+    record = (weights.parent.parent / "training.json").read_bytes()
+    shutil.rmtree(store.trial_directory(dependent["trial"]))
+    shutil.rmtree(store.training_directory(dependent["training"]))
+
+    events, copies = [], storage.url if loss == "copied" else None
+    code, store, again = run_driver(folder, copies=copies, on_event=events.append)
+    assert code == 0
+    assert again["mqa",]["measurements"]["loss"] == dependent["measurements"]["loss"]
+    assert again["mqa",]["curves"] == dependent["curves"]
+    result = store.trial_directory(source["trial"]) / "result.json"
+    assert result.read_bytes() == before[source["trial"]], "the numbers of the source stay"
+    assert weights.read_bytes() == data
+    assert (weights.parent.parent / "training.json").read_bytes() == record
+    aside = store.training_directory(source["training"]) / "damaged" / "1"
+    assert (aside / "final" / "model.safetensors").exists() == (loss != "collected")
+    *_, said = [event.message for event in events if event.kind == "healed"]
+    name = f"training {source['training']}"
+    if loss == "copied":
+        assert said == f"{name} is fetched from its copy, since it was lost here"
+    else:
+        assert said.startswith(f"{name} has run again, since its weights were lost")
+        assert said.endswith("they are the same, bit for bit")
+    found = verify_record(store)
+    assert (found.damaged, found.notes) == ([], [])
+    notes = plan(load_sweep(folder / "s.yaml"), store).notes
+    assert not any("made again" in note for note in notes)
+
+
+def test_a_plan_says_which_lost_source_is_made_again(folder):
+    write_sweep(folder, UPTRAINED, tokens=512)
+    planned = plan(load_sweep(folder / "s.yaml"))
+    store = Store(folder / "runs")
+    source = planned.trials[0].trial
+    assert run_trial(source, store.path) == "done"
+    assert not plan(load_sweep(folder / "s.yaml"), store).notes
+    shutil.rmtree(store.training_directory(source.training_id) / "final")
+    (note,) = plan(load_sweep(folder / "s.yaml"), store).notes
+    assert note.startswith(f"the weights of training {source.training_id} (heads=mha, seed 0) are")
+    assert note.endswith("made again, because 1 training to come would start from them")

@@ -79,6 +79,9 @@ def test_another_process_cannot_acquire_a_held_lock_and_learns_its_holder(
     assert watcher.is_held(lock.path)
     assert lock.acquire(timeout=0.0) is None
     assert lock.describe_holder().startswith(f"process {holder.pid} since 2")
+    said = lock.describe_wait("runs this trial")
+    assert said.startswith(f"process {holder.pid} runs this trial since 2")
+    assert said.endswith("when that process finishes or dies, or gives no sign of life for 60 s")
 
 
 def test_the_lock_of_a_killed_process_can_be_acquired(tmp_path, holder, watcher):
@@ -308,7 +311,8 @@ def test_a_lease_that_nobody_writes_so_is_given_up_after_the_default(
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert watcher.is_held(tmp_path / "lock")
-    assert "another process has it" in lease.describe_wait(tmp_path / "lock")
+    said = lease.describe_wait(tmp_path / "lock", "runs this trial")
+    assert said.startswith("another process runs this trial; the wait ends when that process")
     for _ in range(8):
         now[0] += lease.DEFAULT_SECONDS / 4
         is_held = watcher.is_held(tmp_path / "lock")

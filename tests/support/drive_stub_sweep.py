@@ -51,7 +51,7 @@ def main() -> None:
             executor,
             stop_flag=own_flag,
             description=describe_stage(one, yaml="", experiment_yaml="", command=""),
-            on_event=lambda e: retried.append(1) if e.message else None,
+            on_event=lambda e: retried.append(1) if e.kind == "retried" else None,
             on_result=mirror.on_result if options.mlflow else None,
         )
         with stop_on_signal(driver.stop):

@@ -294,7 +294,7 @@ def test_a_damaged_result_is_made_again(store, trial):
     assert store.attempts(trial.id) == [1, 2]
     assert (store.trial_directory(trial.id) / "damaged" / "1" / "result.json").exists()
     log = (store.attempt_directory(trial.id, 2) / "log.txt").read_text()
-    assert "its result was damaged; moved to" in log
+    assert "its result is damaged; moved to" in log
 
 
 def flip_bit(path):

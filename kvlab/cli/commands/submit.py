@@ -363,6 +363,7 @@ def _make_executor(
         stop_flags=stop_flags,
         capture_output=capture_output,
         wait=False,
+        copies=options.copy_to,
     )
     return make_executor(name, run_one, options.address if may_run else None)
 

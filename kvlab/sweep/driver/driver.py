@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvlab.errors import ResourceError, SourceMissing, Stopped, StoreError
 from kvlab.store import Store
@@ -91,7 +91,7 @@ class Driver:
         self._retry_policy = RetryPolicy(plan.sweep.failures, store, executor)
         self._stop_request = StopRequest(store, plan.sweep.name, stop_flag)
         self._halt_reason, self._trials_run = "", 0
-        self._waits: set[str] = set()  # what it waits for, as it was said
+        self._said: set[str] = set()  # messages of events that are not repeated
 
     @property
     def running_trials(self) -> list[PlannedTrial]:
@@ -221,11 +221,12 @@ class Driver:
 
     def _start_ready_trials(self) -> None:
         self._queue.push_front(*self._trunks.pop_ready())
+        self._queue.push_front(*self._trainings.pop_repaired(self._store))
         for planned in self._queue.pop_ready(self._executor):
             trial = planned.trial
             if self._has_ended_remotely(planned):
                 continue
-            if is_source_missing(trial, self._store):
+            if is_source_missing(trial, self._store) and not self._can_make_source(planned):
                 self._wait_for_source(planned)
             elif self._trainings.is_running(trial.training_id):
                 self._trainings.wait_for(trial.training_id, planned)
@@ -239,24 +240,44 @@ class Driver:
     def _wait_for_remote(self, planned: PlannedTrial) -> None:
         """Let a trial wait for the process that runs it; say so once for each process."""
         self.remote_trials.add(planned)
-        reason = self.remote_trials.describe_wait(planned.trial)
-        if reason not in self._waits:
-            self._waits.add(reason)
-            self._on_event(Event("waiting", planned, message=reason))
+        self._say_once("waiting", planned, self.remote_trials.describe_wait(planned.trial))
+
+    def _say_once(
+        self, kind: Literal["waiting", "healed"], planned: PlannedTrial, message: str
+    ) -> None:
+        if message not in self._said:
+            self._said.add(message)
+            self._on_event(Event(kind, planned, message=message))
 
     def _start(self, planned: PlannedTrial) -> None:
         if not self._store.is_trained(planned.trial.training_id):
             self._trainings.begin(planned)
+        if is_source_missing(planned.trial, self._store):
+            self._trainings.begin_repair(planned)
         self._running[planned.trial.id] = time.monotonic()
         self._on_event(Event("started", planned))
         self._executor.start(planned.trial)
+
+    def _can_make_source(self, planned: PlannedTrial) -> bool:
+        """Return whether a trial may train its source again: one that was done, and is lost."""
+        states = {self._states.get(p.trial.id) for p in self._list_source_trials(planned)}
+        source = planned.trial.source_training
+        assert source is not None, "checked by is_source_missing"
+        was_done = "done" in states and None not in states
+        return was_done and not self._trainings.is_running(source.training_id)
+
+    def _list_source_trials(self, planned: PlannedTrial) -> list[PlannedTrial]:
+        """Return the trials whose training is the one that a trial starts from."""
+        source = planned.trial.source_training
+        assert source is not None, "checked by is_source_missing"
+        return [p for p in self._plan.trials if p.trial.training_id == source.training_id]
 
     def _wait_for_source(self, planned: PlannedTrial) -> None:
         """Let a trial wait for the training that it starts from; fail it if none is to come."""
         assert planned.trial.source_training is not None, "checked by is_source_missing"
         training_id = planned.trial.source_training.training_id
-        pending = (p.trial for p in self._plan.trials if p.trial.id not in self._states)
-        if any(trial.training_id == training_id for trial in pending):
+        is_pending = any(p.trial.id not in self._states for p in self._list_source_trials(planned))
+        if is_pending or self._trainings.is_running(training_id):
             self._trainings.wait_for(training_id, planned)
             return
         error = SourceMissing(explain_missing_source(planned.trial, self._store))
@@ -291,6 +312,9 @@ class Driver:
         """Classify how a trial has ended, and record, retry or requeue it."""
         planned = self._trials[ended.task_id]
         self._queue.push_front(*self._trainings.end(planned))
+        if ended.outcome != "elsewhere":
+            for line in self._store.repairs(ended.task_id):
+                self._say_once("healed", planned, line)
         if isinstance(ended.error, StoreError):
             raise ended.error
         status: str | None = ended_status(self._store, planned.trial.id)

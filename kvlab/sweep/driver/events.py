@@ -20,18 +20,18 @@ class Event:
     """Something that happened to a trial.
 
     Attributes:
-        kind: ``started``; ``ended``; ``retried``: it is started again; ``halted``: the driver
-            starts no more trials; ``waiting``: another process runs it, or nothing runs and
-            there is no room for it.
+        kind: ``started``; ``ended``; ``retried``: it is started again; ``healed``: what it needs
+            was damaged and is made again; ``halted``: the driver starts no more trials;
+            ``waiting``: another process runs it, or nothing runs and there is no room for it.
         planned: The trial.
         status: Of ``ended``: the status of its result, or ``stopped`` at a checkpoint, ``paused``
             at a rung of a search, ``elsewhere`` if another process runs it.
         seconds: Of ``ended``: how long it ran.
-        message: Of ``retried``, ``halted`` and ``waiting``: the reason.
+        message: Of ``retried``, ``halted`` and ``waiting``: the reason; of ``healed``, what.
         is_remote: Whether another process has ended it.
     """
 
-    kind: Literal["started", "ended", "retried", "halted", "waiting"]
+    kind: Literal["started", "ended", "retried", "healed", "halted", "waiting"]
     planned: PlannedTrial
     status: str = ""
     seconds: float = 0.0

@@ -125,14 +125,21 @@ class TrainingWaitlist:
 
     def __init__(self) -> None:
         self._trainers: dict[str, str] = {}  # training id -> id of the trial that runs it
+        self._repairers: dict[str, str] = {}  # the same of trainings that are made again
         self._waiting: dict[str, list[PlannedTrial]] = {}
 
     def begin(self, planned: PlannedTrial) -> None:
         """Note that a trial runs its training from now on."""
         self._trainers[planned.trial.training_id] = planned.trial.id
 
+    def begin_repair(self, planned: PlannedTrial) -> None:
+        """Note that a trial makes the training again that it starts from."""
+        source = planned.trial.source_training
+        assert source is not None, "only such a trial misses its source"
+        self._repairers[source.training_id] = planned.trial.id
+
     def is_running(self, training_id: str) -> bool:
-        return training_id in self._trainers
+        return training_id in self._trainers or training_id in self._repairers
 
     def wait_for(self, training_id: str, planned: PlannedTrial) -> None:
         """Let a trial wait until a training has ended."""
@@ -143,7 +150,17 @@ class TrainingWaitlist:
         training_id = planned.trial.training_id
         if self._trainers.get(training_id) == planned.trial.id:
             del self._trainers[training_id]
-        return self.pop_waiting(training_id)
+        repaired = [one for one, trial in self._repairers.items() if trial == planned.trial.id]
+        for one in repaired:
+            del self._repairers[one]
+        return [p for one in (training_id, *repaired) for p in self.pop_waiting(one)]
+
+    def pop_repaired(self, store: Store) -> list[PlannedTrial]:
+        """Remove and return the trials whose source has been made again; last first."""
+        repaired = [one for one in self._repairers if store.is_trained(one)]
+        for one in repaired:
+            del self._repairers[one]
+        return [p for one in repaired for p in self.pop_waiting(one)]
 
     def pop_waiting(self, training_id: str) -> list[PlannedTrial]:
         """Remove and return the trials that wait for a training, unless it runs; last first."""
@@ -220,8 +237,10 @@ class RemoteTrials:
         self._trials[planned.trial.id] = planned
 
     def describe_wait(self, trial: Trial) -> str:
-        """Return whom a trial waits for, and what ends the wait."""
-        return describe_wait(self._held_lock(trial))
+        """Return whom a trial waits for, since when, and what ends the wait."""
+        lock = self._held_lock(trial)
+        is_trial = lock.parent == self._store.trial_directory(trial.id)
+        return describe_wait(lock, "runs this trial" if is_trial else "runs its training")
 
     def check_progress(self) -> None:
         """Check that those who run trials elsewhere make progress.

@@ -27,7 +27,7 @@ from kvlab.sweep.planning.texts import (
     with_absolute_paths,
 )
 from kvlab.sweep.planning.trunks import Branch, plan_branches
-from kvlab.trial.initial_weights import InitialWeightsResolver
+from kvlab.trial.initial_weights import InitialWeightsResolver, is_source_missing
 from kvlab.trial.trial import Trial
 
 if TYPE_CHECKING:
@@ -243,8 +243,24 @@ def plan(
     builder = _PlanBuilder(sweep, store, texts, resolver)
     planned_cells = tuple(builder.add(cell) for cell in cells)
     absent = (*texts.absent, *resolver.absent)
-    trials, notes = builder.build_trials(), tuple(texts.notes)
+    trials = builder.build_trials()
+    notes = (*texts.notes, *([] if store is None else describe_lost_sources(trials, store)))
     return Plan(sweep, trials, planned_cells, absent, notes, texts.facts())
+
+
+def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Iterator[str]:
+    """Yield a line for each training that is made again, since others start from its weights."""
+    done = {planned.trial.training_id for planned in trials if planned.state == "done"}
+    lost = Counter(
+        source
+        for planned in trials
+        if planned.trains and is_source_missing(planned.trial, store)
+        if (source := planned.trial.source_training) is not None and source.training_id in done
+    )
+    for source, count in lost.items():
+        text = f"the weights of training {source.training_id} ({source.name}) are damaged or gone;"
+        reason = f"{format_count(count, 'training')} to come would start from them"
+        yield f"{text} they are made again, because {reason}"
 
 
 def uses_pruning(sweep: Sweep) -> bool:
