@@ -56,10 +56,8 @@ class TorchStages:
         self._device, self._machine = set_up_device(trial.resources, trial.seed)
         self._timing_lock = _open_timing_lock(trial.resources)
         if self._timing_lock is not None:
-            waiting = {
-                "stage": "waiting",
-                "note": "until the trial that measures speed here has done so",
-            }
+            note = "for another trial on this device, until it has measured its speed"
+            waiting = {"stage": "waiting", "note": note}
             self._timing_lock.share(lambda: report(waiting))
         report({"stage": "data"})
         data = self._experiment.data
@@ -186,9 +184,8 @@ class TorchStages:
         """Measure speed, with the device to itself, and return whether it was."""
 
         def report_waiting() -> None:
-            self._report(
-                {"stage": "benchmark", "note": "waits until the other trials on this device pause"}
-            )
+            note = "waits until the other trials on this device pause between two steps"
+            self._report({"stage": "benchmark", "note": note})
 
         lock = self._timing_lock
         with nullcontext(True) if lock is None else lock.exclusive(report_waiting) as is_alone:

@@ -394,5 +394,13 @@ def _print_summary(sweep: str, store: Store, summary: Summary, stream: TextIO) -
 def _write_report(options: argparse.Namespace, sweep: str, store: Store) -> Path:
     from kvlab.report import write_report
 
-    with store.report_lock(sweep).hold():  # several drivers may end at once
+    lock, said = store.report_lock(sweep), set[str]()
+
+    def say_waiting() -> None:
+        if not said:
+            line = f"waiting: {lock.describe_wait(f'writes the report of {sweep}')}"
+            print(line, file=sys.stderr, flush=True)
+            said.add(line)
+
+    with lock.hold(on_wait=say_waiting):  # several drivers may end at once
         return write_report(store, sweep, Path(options.reports))

@@ -212,8 +212,8 @@ def test_a_wait_says_for_whom_and_ends_when_nothing_moves(tmp_path, monkeypatch)
         drive(planned, store, StubRun(store.path), on_event=events.append)
     waits = [event.message for event in events if event.kind == "waiting"]
     assert len(waits) == 1
-    assert f"process {os.getpid()} since" in waits[0]
-    assert "it goes on when that one ends, or has been silent for 60 s" in waits[0]
+    assert waits[0].startswith(f"process {os.getpid()} runs this trial since 2")
+    assert waits[0].endswith("finishes or dies, or gives no sign of life for 60 s")
     assert sum(event.status == "done" for event in events) == 6, "the others are run first"
 
 
