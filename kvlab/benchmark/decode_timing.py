@@ -5,17 +5,23 @@ the program.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache
 from kvlab.model import GPT
-from kvlab.model.generate import make_decoder, prefill
+from kvlab.model.generate import Decoder, make_decoder, prefill
 from kvlab.spec import ServingConfig
 
 PROMPT_SEED = 0
+
+PREPARATION_NOTE = "warm-ups, capture and first replay of the step, in no other time"
+
+T = TypeVar("T")
 
 
 class DeviceClock:
@@ -62,6 +68,20 @@ class DecodeTiming:
     steps: list[float]
 
 
+def time_preparation(prepare: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """Return what ``prepare`` returns, and the seconds that it took on CUDA, from an idle device.
+
+    Elsewhere a decode step needs no preparation, and the seconds are 0.
+    """
+    if device.type != "cuda":
+        return prepare(), 0.0
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    prepared = prepare()
+    torch.cuda.synchronize(device)
+    return prepared, time.perf_counter() - start
+
+
 class TimedDecoder:
     """Decodes with one model and serving configuration, as `kvlab generate` does."""
 
@@ -72,29 +92,19 @@ class TimedDecoder:
         """Return a cache for ``length`` tokens per row."""
         return self.model.new_cache(batch_size, length, self.serving)
 
-    @torch.inference_mode()
-    def decode(self, cache: KVCache, new_tokens: int) -> DecodeTiming:
-        """Prefill and decode until the cache is full.
+    def new_run(self, cache: KVCache, new_tokens: int) -> "DecodeRun":
+        """Return a run that fills ``cache`` as often as it is asked to; see `DecodeRun`."""
+        prompt = self._draw_tokens(cache.batch_size, cache.max_length - new_tokens)
+        return DecodeRun(self.model, cache, prompt, new_tokens)
 
-        Preparing the decode step (on CUDA the capture of its graph) is not timed.
+    def decode(self, cache: KVCache, new_tokens: int) -> DecodeTiming:
+        """Prefill and decode until the cache is full; return the times.
 
         Args:
             cache: is reset first; its batch size and length define the run.
             new_tokens: decode steps. The prompt is the rest of the cache's length.
         """
-        cache.reset()
-        prompt = self._draw_tokens(cache.batch_size, cache.max_length - new_tokens)
-        clock = DeviceClock(self.model.device)
-        clock.mark()
-        token = prefill(self.model, prompt, cache).argmax(-1)
-        clock.mark()
-        step = make_decoder(self.model, cache)
-        clock.mark()
-        for _ in range(new_tokens):
-            token = step(token).argmax(-1)
-            clock.mark()
-        first, _preparation, *steps = clock.intervals()
-        return DecodeTiming(first, steps)
+        return self.new_run(cache, new_tokens).time()
 
     @torch.inference_mode()
     def decode_uncached(self, length: int) -> float:
@@ -111,3 +121,64 @@ class TimedDecoder:
         shape = (batch_size, length)
         tokens = torch.randint(self.model.config.vocab_size, shape, generator=generator)
         return tokens.to(self.model.device)
+
+
+class DecodeRun:
+    """Prefill and decode until a cache is full, any number of times.
+
+    The decode step is prepared once, at the first use: on CUDA its graph is warmed up, captured
+    and replayed. No time or energy of a run contains that.
+
+    Args:
+        prompt: (B, C) tokens.
+        new_tokens: decode steps.
+
+    Attributes:
+        preparation: seconds that preparing the step took; 0 until then, and on CPU.
+    """
+
+    def __init__(self, model: GPT, cache: KVCache, prompt: Tensor, new_tokens: int):
+        self.cache, self.new_tokens, self.preparation = cache, new_tokens, 0.0
+        self._model, self._prompt = model, prompt
+        self._step: Decoder | None = None
+
+    @torch.inference_mode()
+    def time(self) -> DecodeTiming:
+        """Return the times of a run."""
+        self.prepare()
+        if self._model.device.type == "cuda":
+            # a capture gives the allocator's free memory back: the timed pass must find some
+            self._prefill()
+        return self._run()
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Run without a pass before it: of many runs in turn all but the first find memory."""
+        self.prepare()
+        self._run()
+
+    @torch.inference_mode()
+    def prepare(self) -> None:
+        """Prepare the decode step, unless that is done."""
+        if self._step is None:
+            self.cache.reset()
+            self._step, seconds = time_preparation(
+                lambda: make_decoder(self._model, self.cache), self._model.device
+            )
+            self.preparation += seconds
+
+    def _prefill(self) -> Tensor:
+        self.cache.reset()
+        return prefill(self._model, self._prompt, self.cache).argmax(-1)
+
+    def _run(self) -> DecodeTiming:
+        assert self._step is not None, "prepared"
+        clock = DeviceClock(self._model.device)
+        clock.mark()
+        token = self._prefill()
+        clock.mark()
+        for _ in range(self.new_tokens):
+            token = self._step(token).argmax(-1)
+            clock.mark()
+        first, *steps = clock.intervals()
+        return DecodeTiming(first, steps)

@@ -8,7 +8,7 @@ round (A B, B A, ...), so that neither a drift nor the position in the round fav
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import psutil
@@ -100,10 +100,12 @@ class NoiseWatch:
 
 @dataclass(frozen=True)
 class InterleavedTimings(Generic[Key]):
-    """Samples by variant and series, and the load by other processes meanwhile."""
+    """Samples by variant and series, and what else is known of them."""
 
     samples: dict[tuple[Key, str], TimingSamples]
     noise: Noise
+    kernels: Mapping[Key, str] = field(default_factory=dict)
+    """Variant -> the attention kernels that ran, where they are known."""
 
     @property
     def rounds(self) -> int:

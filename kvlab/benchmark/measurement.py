@@ -77,6 +77,9 @@ class Measurement(SpecModel):
         default=None, description="Half the 95% interval of the median, as a share of it."
     )
     noisy: bool | None = Field(default=None, description="True: do not quote it; see note.")
+    attention: str | None = Field(
+        default=None, description="Of times: the attention kernels that ran, torch's by its names."
+    )
     against: str | None = Field(
         default=None, description="Of a ratio or a claim: the variant or article it is against."
     )

@@ -1,4 +1,8 @@
-"""Try one batch size under a memory limit: weights, cache, prefill and one decode step."""
+"""Try one batch size under a memory limit: weights, cache, prefill and one decode step.
+
+The prompts are run in slices of rows: the activations of all rows at once would need far more
+than the cache, and no server holds them.
+"""
 
 import ctypes
 import resource
@@ -8,7 +12,7 @@ import torch
 
 from kvlab.benchmark.decode_timing import TimedDecoder
 from kvlab.model import GPT
-from kvlab.model.generate import decode_step, prefill
+from kvlab.model.generate import make_decoder, prefill_in_slices
 from kvlab.model.kernels import read_status_bytes
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
@@ -52,7 +56,7 @@ class DecodeAttempt:
             if self.device == "cpu":
                 limit_private_memory(self.memory)
             else:
-                _limit_cuda_memory(self.memory)
+                limit_cuda_memory(self.memory)
         try:
             self._decode(self.model, batch, self.prompt_tokens, self.new_tokens)
         except (MemoryError, RuntimeError, OSError) as error:
@@ -74,8 +78,8 @@ class DecodeAttempt:
         cache = TimedDecoder(model, serving).new_cache(batch, prompt_tokens + new_tokens)
         with torch.inference_mode():
             prompt = torch.zeros(batch, prompt_tokens, dtype=torch.int64, device=self.device)
-            prefill(model, prompt, cache)
-            decode_step(model, prompt[:, 0], cache)
+            prefill_in_slices(model, prompt, cache)
+            make_decoder(model, cache)(prompt[:, 0])
         if self.device.startswith("cuda"):
             torch.cuda.synchronize()
 
@@ -106,8 +110,12 @@ def _exhaust_free_memory() -> None:
             size //= 2
 
 
-def _limit_cuda_memory(limit: int) -> None:
-    """Limit this process's allocator to ``limit`` bytes of the device."""
+def limit_cuda_memory(limit: int) -> None:
+    """Limit this process's allocator to ``limit`` bytes beyond what it cannot give back.
+
+    That is what libraries hold of it by now, the workspaces of cuBLAS among others.
+    """
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total))
+    allowed = torch.cuda.memory_reserved() + limit
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / total))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -10,17 +10,17 @@ from typing import Any
 import psutil
 import torch
 
-from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.decode_timing import DecodeRun, TimedDecoder
 from kvlab.benchmark.device_peaks import device_name, load_device_peaks
 from kvlab.benchmark.interleaving import InterleavedTimings, Work, run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
-from kvlab.cache import KVCache
 from kvlab.errors import ResourceError
 from kvlab.layout import KVLayout
 from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
+from kvlab.model.attention_backends import record_kernels
 from kvlab.oom import classify_oom
 from kvlab.spec import ServingConfig
 
@@ -107,6 +107,9 @@ class Session:
     largest_batches: dict[str, int] = field(default_factory=dict)
     """Variant -> largest batch that fits, once the measure ``limit`` has found it."""
 
+    preparations: dict[tuple[str, int, int], float] = field(default_factory=dict)
+    """Variant, batch and prompt length -> seconds that preparing the decode step took."""
+
     activity: str = ""
     """What is being measured, for progress notes and out-of-memory errors."""
 
@@ -152,12 +155,12 @@ class Session:
         count = self.settings.new_tokens
         self.activity = f"prompt {length}"
 
-        def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
-            timing = variant.decoder.decode(cache, count)
+        def turn(variant: Variant, run: DecodeRun) -> dict[str, list[float]]:
+            timing = run.time()
             uncached = variant.decoder.decode_uncached(length + (count + 1) // 2)
             return {"first": [timing.first], "steps": timing.steps, "uncached": [uncached]}
 
-        return self.time_decoding(turn, 1, length + count, compared=("steps",))
+        return self.time_decoding(turn, 1, length, compared=("steps",))
 
     @cached_property
     def throughputs(self) -> dict[int, InterleavedTimings[str]]:
@@ -165,28 +168,37 @@ class Session:
         return {batch: self._time_throughput(batch) for batch in self.settings.batches}
 
     def _time_throughput(self, batch: int) -> InterleavedTimings[str]:
-        prompt, count = self.settings.prompt_tokens, self.settings.new_tokens
+        prompt = self.settings.prompt_tokens
         if batch == 1 and prompt in self.settings.contexts:
             return self.latencies[prompt]
         self.activity = f"batch {batch}"
 
-        def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
-            return {"steps": variant.decoder.decode(cache, count).steps}
+        def turn(_variant: Variant, run: DecodeRun) -> dict[str, list[float]]:
+            return {"steps": run.time().steps}
 
-        return self.time_decoding(turn, batch, prompt + count)
+        return self.time_decoding(turn, batch, prompt)
 
     def time_decoding(
         self,
-        turn: Callable[[Variant, KVCache], Mapping[str, list[float]]],
+        turn: Callable[[Variant, DecodeRun], Mapping[str, list[float]]],
         batch: int,
-        length: int,
+        prompt: int,
         compared: Collection[str] | None = None,
     ) -> InterleavedTimings[str]:
-        """Run ``turn`` of every variant by turns, each with its own cache of ``length`` tokens."""
-        works = {
-            v.name: partial(turn, v, v.decoder.new_cache(batch, length)) for v in self.variants
-        }
-        return self.time_interleaved(works, compared)
+        """Run ``turn`` of every variant by turns, each with its own cache and decode step.
+
+        Args:
+            batch, prompt: sequences, and tokens of each before the new ones.
+        """
+        count = self.settings.new_tokens
+        runs = {}
+        for v in self.variants:
+            runs[v.name] = v.decoder.new_run(v.decoder.new_cache(batch, prompt + count), count)
+        works = {v.name: partial(turn, v, runs[v.name]) for v in self.variants}
+        timings = self.time_interleaved(works, compared)
+        for name, run in runs.items():
+            self.preparations[name, batch, prompt] = run.preparation
+        return timings
 
     def time_interleaved(
         self, works: Mapping[str, Work], compared: Collection[str] | None = None
@@ -198,7 +210,11 @@ class Session:
             compared: the series whose comparisons must be settled. None: all.
         """
         on_turn = partial(self.on_turn, self.activity)
+        kernels: dict[str, set[str]] = {}
+        works = {name: _record_first_turn(name, work, kernels) for name, work in works.items()}
         timings = run_interleaved(works, self.settings.stop_rule, on_turn, compared, self.nvml)
+        ran = {name: "; ".join(sorted(names)) for name, names in kernels.items()}
+        timings = replace(timings, kernels=ran)
         self._timings.append(timings)
         return timings
 
@@ -230,9 +246,10 @@ class Session:
         )
 
     def reliability(
-        self, timings: InterleavedTimings[str], samples: TimingSamples
+        self, timings: InterleavedTimings[str], samples: TimingSamples, variant: Variant
     ) -> dict[str, Any]:
-        """Return the fields of a measurement that state how reliable a time is."""
+        """Return the fields of a variant's measurement that state how reliable a time is, and
+        which attention kernels ran in it."""
         error = samples.relative_error
         max_error = self.settings.stop_rule.relative_error
         notes = [timings.noise.note] if timings.noise.note else []
@@ -244,6 +261,7 @@ class Session:
             "samples": samples.rounds.size,
             "rounds": len(samples.rounds),
             "relative_error": error if error < 10 else None,
+            "attention": timings.kernels.get(variant.name),
             "noisy": bool(notes),
             "note": "; ".join(notes),
         }
@@ -284,6 +302,18 @@ class Session:
                 note=note,
                 **fields,
             )
+
+
+def _record_first_turn(name: str, work: Work, kernels: dict[str, set[str]]) -> Work:
+    """Return ``work`` that notes its attention kernels in its first turn, which is not timed."""
+
+    def turn() -> Mapping[str, list[float]]:
+        if name in kernels:
+            return work()
+        with record_kernels() as kernels[name]:
+            return work()
+
+    return turn
 
 
 Measure = Callable[[Session], Iterator[Measurement]]

@@ -100,7 +100,9 @@ class StaticPass(CachedPass):
     def __init__(self, cache: "KVCache"):
         super().__init__(cache, 1)
         self._row_positions = cache.row_lengths
+        self._held = cache.list_lengths()
         self._rows = torch.arange(cache.batch_size, device=cache.device)
+        self._visible: dict[int, Tensor] = {}  # of this step, by the size of a buffer
 
     @property
     def positions(self) -> Tensor:
@@ -116,23 +118,37 @@ class StaticPass(CachedPass):
 
     def read_kv(self, layer: int) -> KVContext:
         _, buffer = self._find_buffer(layer)
-        parts = buffer.read(slice(None))
-        entries = torch.arange(buffer.size, device=self._cache.device)
-        visible = entries <= self._row_positions[:, None]
-        return KVContext(parts, visible[:, None, None])
+        if buffer.size not in self._visible:
+            entries = torch.arange(buffer.size, device=self._cache.device)
+            visible = entries <= self._row_positions[:, None]
+            self._visible[buffer.size] = visible[:, None, None]
+        return KVContext(buffer.read(slice(None)), self._visible[buffer.size])
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         index = (self._rows, slice(None), self._row_positions % buffer.size)
         buffer.write(index, index_kv(encoded, (slice(None), slice(None), 0)))
 
-    def check_capacity(self) -> None:
-        """Raise CacheError unless every row has space for one more token."""
+    def prepare(self) -> None:
+        """Follow the cache to the tokens that it holds now, of which a captured step knows nothing.
+
+        Raises:
+            CacheError: a row has no space for one more token.
+        """
         self._cache.begin_pass(1)
+        held = self._cache.list_lengths()
+        if held != self._held:  # it was reset, cropped or filled since the last step
+            self._row_positions.copy_(self._cache.row_lengths)
+            self._held = held
+
+    def finish(self) -> None:
+        """Forget the step's masks. It does not advance, so that a pass may be run again."""
+        self._visible.clear()
 
     def advance(self) -> None:
-        """Advance by one token. `finish` does not, so that a pass may be run again."""
+        """Advance by one token."""
         self._row_positions += 1
         self._cache.advance(1)
+        self._held = self._cache.list_lengths()
 
 
 class RaggedPass(CachedPass):

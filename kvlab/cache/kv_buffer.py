@@ -144,5 +144,17 @@ class KVBuffer:
 
     def select_rows(self, index: Tensor) -> "KVBuffer":
         """Return a copy of the rows ``index``."""
-        parts = tuple(tuple(t.index_select(0, index) for t in part) for part in self.parts)
+        parts = tuple(tuple(_select_rows(t, index) for t in part) for part in self.parts)
         return KVBuffer(parts, self.formats, self.dtype, self.window)
+
+    def slice_rows(self, start: int, stop: int) -> "KVBuffer":
+        """Return a buffer of rows that are stored in this one."""
+        parts = tuple(tuple(t[start:stop] for t in part) for part in self.parts)
+        return KVBuffer(parts, self.formats, self.dtype, self.window)
+
+
+def _select_rows(stored: Tensor, index: Tensor) -> Tensor:
+    """Return a copy of rows. On CUDA torch cannot select rows of float8, but of its bytes."""
+    if stored.dtype.is_floating_point and stored.itemsize == 1:
+        return stored.view(torch.uint8).index_select(0, index).view(stored.dtype)
+    return stored.index_select(0, index)

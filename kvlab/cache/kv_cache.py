@@ -62,7 +62,7 @@ class KVCache:
     @property
     def row_lengths(self) -> Tensor:
         """Tokens held by each row, (B,)."""
-        return torch.tensor(self._list_lengths(), device=self.device)
+        return torch.tensor(self.list_lengths(), device=self.device)
 
     def begin_pass(
         self, count: int, lengths: Tensor | Sequence[int] | None = None
@@ -77,7 +77,7 @@ class KVCache:
             CacheError: the tokens do not fit, or ``lengths`` is not B numbers from 0 to C.
         """
         added = self._check_lengths(count, lengths)
-        longest = max(new + held for new, held in zip(added, self._list_lengths(), strict=True))
+        longest = max(new + held for new, held in zip(added, self.list_lengths(), strict=True))
         if longest > self.max_length:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
             raise CacheError(f"{text}; make a longer cache, or crop this one")
@@ -89,7 +89,8 @@ class KVCache:
         """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
         return StaticPass(self)
 
-    def _list_lengths(self) -> list[int]:
+    def list_lengths(self) -> list[int]:
+        """Return the tokens held by each row."""
         return self._ragged_lengths or [self.length] * self.batch_size
 
     def _check_lengths(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
@@ -110,7 +111,7 @@ class KVCache:
     def advance_rows(self, added: Sequence[int]) -> None:
         """Advance each row by its number of tokens in ``added``; from then on rows may differ."""
         self._ragged_lengths = [
-            new + held for new, held in zip(added, self._list_lengths(), strict=True)
+            new + held for new, held in zip(added, self.list_lengths(), strict=True)
         ]
         self.length = max(self._ragged_lengths)
 
@@ -125,7 +126,7 @@ class KVCache:
             CacheError: a row is shorter, or a ring has dropped tokens that the next token
                 would see.
         """
-        shortest, longest = min(self._list_lengths()), max(self._list_lengths())
+        shortest, longest = min(self.list_lengths()), max(self.list_lengths())
         if not 0 <= length <= shortest:
             text = f"length = {length}: rows hold {shortest} tokens"
             raise CacheError(f"{text}; use 0 to {shortest}")
@@ -135,6 +136,19 @@ class KVCache:
                 text = f"length = {length}: the ring of layer {owner} keeps the last {buffer.size}"
                 raise CacheError(f"{text} of {longest} tokens; run the prefix again instead")
         self.length, self._ragged_lengths = length, None
+
+    def slice_rows(self, start: int, stop: int) -> "KVCache":
+        """Return a cache of some rows that stores into this one; `advance` this one afterwards."""
+        rows = range(self.batch_size)[start:stop]
+        cache = copy.copy(self)
+        cache.batch_size = len(rows)
+        if self._ragged_lengths is not None:
+            cache._ragged_lengths = self._ragged_lengths[start:stop]
+            cache.length = max(cache._ragged_lengths)
+        cache.buffers = {
+            owner: buffer.slice_rows(start, stop) for owner, buffer in self.buffers.items()
+        }
+        return cache
 
     def repeat_rows(self, times: int) -> "KVCache":
         """Return a new cache with ``times`` consecutive copies of every row."""

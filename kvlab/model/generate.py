@@ -5,6 +5,7 @@ Shapes: B rows, C prompt tokens, V vocab_size.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -39,6 +40,29 @@ def prefill(
         token_indices=last_token_indices(tokens, lengths),
     )
     return model.compute_logits(hidden_states)
+
+
+SLICE_TOKENS = {"cpu": 4096, "cuda": 65_536}
+"""Tokens of one slice of a prefill."""
+
+
+def prefill_in_slices(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
+    """Run prompts (B, C) into an empty cache, some rows after others.
+
+    The activations are those of `SLICE_TOKENS` tokens, so that a large batch needs little beside
+    its cache.
+
+    Returns:
+        The logits (B, V) of each row's last token.
+    """
+    limit = SLICE_TOKENS.get(tokens.device.type, SLICE_TOKENS["cuda"])
+    rows = max(1, limit // tokens.shape[1])
+    logits = [
+        prefill(model, tokens[start : start + rows], cache.slice_rows(start, start + rows))
+        for start in range(0, len(tokens), rows)
+    ]
+    cache.advance(tokens.shape[1])
+    return torch.cat(logits)
 
 
 def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None = None) -> Tensor:
@@ -124,6 +148,7 @@ def generate(
     serving: ServingConfig | None = None,
     cached: bool = True,
     on_tokens: Callable[[list[int]], None] | None = None,
+    prepare: "PrepareDecoder | None" = None,
 ) -> list[list[int]]:
     """Continue each prompt by up to ``new_tokens`` tokens.
 
@@ -136,6 +161,7 @@ def generate(
         cached: without a cache every step runs the whole text again, the slow baseline.
         on_tokens: called after each step with one new token for each row. Rows that have ended
             continue with tokens that are not returned. Every step then waits for the device.
+        prepare: in place of `make_decoder`, such as one that measures what that takes.
 
     Returns:
         The new tokens of each row, without the prompt.
@@ -145,7 +171,8 @@ def generate(
     """
     _check_request(model, prompts, new_tokens)
     if cached:
-        next_logits = _make_cached_logits(model, prompts, new_tokens, serving)
+        make = prepare or make_decoder
+        next_logits = _make_cached_logits(model, prompts, new_tokens, serving, make)
     else:
         next_logits = _make_uncached_logits(model, prompts)
     generated = []
@@ -204,13 +231,17 @@ def _iter_sampled_tokens(
 
 
 def _make_cached_logits(
-    model: GPT, prompts: Sequence[Sequence[int]], new_tokens: int, serving: ServingConfig | None
+    model: GPT,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    serving: ServingConfig | None,
+    prepare: "PrepareDecoder",
 ) -> NextLogits:
     lengths = [len(prompt) for prompt in prompts]
     cache = model.new_cache(len(prompts), max(lengths) + new_tokens, serving)
     ragged_lengths = lengths if len(set(lengths)) > 1 else None
     prompt_logits = prefill(model, _pad_right(prompts, model.device), cache, ragged_lengths)
-    decoder = make_decoder(model, cache)
+    decoder = prepare(model, cache)
     return lambda tokens: prompt_logits if tokens is None else decoder(tokens)
 
 
@@ -235,6 +266,9 @@ def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor
 Decoder = Callable[[Tensor], Tensor]
 """Takes tokens (B,) and returns the next logits (B, V), which are valid until the next call."""
 
+PrepareDecoder = Callable[[GPT, KVCache], Decoder]
+"""Makes the decoder of a cache into which the prompts have been run."""
+
 
 def make_decoder(model: GPT, cache: KVCache) -> Decoder:
     """Return a decoder that continues from ``cache``, after the prompts have been run into it.
@@ -258,21 +292,26 @@ class EagerDecoder:
 
 
 class GraphDecoder:
-    """Capture one static step as a CUDA graph, and replay it for every token."""
+    """Capture one static step as a CUDA graph, and replay it for every token.
+
+    All warm-ups, the capture and the first replay, which uploads the graph, are done here, so
+    that no step of a text is slower than the others.
+    """
 
     WARM_UPS = 3
 
     def __init__(self, model: GPT, cache: KVCache):
         self._static_decoder = StaticDecoder(model, cache)
         self._graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # as torch declares it
+        stream = capture_stream(cache.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
             for _ in range(self.WARM_UPS):
                 self._static_decoder.compute()
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=stream):
             self._logits = self._static_decoder.compute()
+        self._graph.replay()  # writes what the first step writes again
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
@@ -281,11 +320,21 @@ class GraphDecoder:
         return self._logits
 
 
+@lru_cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one side stream on which everything is captured.
+
+    cuBLAS keeps a workspace for each stream that it has seen, 32 MiB on a large GPU.
+    """
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # as torch declares it
+
+
 class StaticDecoder:
     """A decode step of fixed shapes and addresses, as a CUDA graph captures it. Runs anywhere.
 
     `compute` reads tokens and positions from fixed tensors, so it may run any number of times
-    without advancing: it writes the same cache entries again.
+    without advancing: it writes the same cache entries again. The step follows its cache: after
+    `reset`, `crop` or a further pass it goes on from the tokens that the cache then holds.
     """
 
     def __init__(self, model: GPT, cache: KVCache):
@@ -302,7 +351,7 @@ class StaticDecoder:
 
     def prepare(self, tokens: Tensor) -> None:
         """Take the tokens (B,) of the next step."""
-        self._pass.check_capacity()
+        self._pass.prepare()
         self._tokens.copy_(tokens[:, None])
 
     def compute(self) -> Tensor:

@@ -1,8 +1,10 @@
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from kvlab.benchmark import decode_timing
 from kvlab.benchmark.benchmark_stage import benchmark
 from kvlab.benchmark.decode_timing import DeviceClock, TimedDecoder
 from kvlab.benchmark.interleaving import run_interleaved
@@ -10,6 +12,7 @@ from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.timing_statistics import compare_timings
 from kvlab.errors import Stopped
 from kvlab.model import GPT
+from kvlab.model.generate import EagerDecoder
 from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import Experiment, ServingConfig
 from kvlab.store.metrics import METRICS
@@ -98,6 +101,53 @@ def test_decoding_fills_the_cache_to_its_last_token():
         timing = decoder.decode(cache, 3)
         assert len(timing.steps) == 3
         assert cache.length == cache.max_length == 8
+
+
+def test_on_cuda_a_pass_that_is_not_timed_precedes_every_timed_one(monkeypatch):
+    """The clock of what is timed, and the passes: a step is prepared once, and each run has a
+    prefill before its clock starts."""
+    log = []
+
+    class Clock:
+        def __init__(self, _device):
+            self.marks = 0
+
+        def mark(self):
+            log.append("mark")
+            self.marks += 1
+
+        def intervals(self):
+            return [1.0] * (self.marks - 1)
+
+    class OnCuda(GPT):
+        device = SimpleNamespace(type="cuda")
+
+        def hidden_states(self, tokens, *others, **named):
+            log.append(tokens.shape[1])
+            return super().hidden_states(tokens, *others, **named)
+
+    model = GPT(experiment().model)
+    run = TimedDecoder(model, ServingConfig()).new_run(model.new_cache(1, 8), 2)
+    model.__class__ = OnCuda
+    monkeypatch.setattr(decode_timing, "DeviceClock", Clock)
+    monkeypatch.setattr(
+        decode_timing, "make_decoder", lambda *a: log.append("prepare") or EagerDecoder(*a)
+    )
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: None)
+    timed = [6, "mark", 6, "mark", 1, "mark", 1, "mark"]
+    assert run.time().steps == [1.0, 1.0]
+    assert log == ["prepare", *timed]
+    assert run.preparation > 0
+    run.time()
+    assert log == ["prepare", *timed, *timed]
+
+
+def test_the_attention_kernels_stand_beside_every_time():
+    of = experiment(prompt_tokens=8, new_tokens=2)
+    lines = benchmark(GPT(of.model), of).lines
+    timed = [line for line in lines if line.rounds]
+    assert {line.metric for line in timed} >= {"ttft", "tpot", "tokens_per_second"}
+    assert {line.attention for line in timed} == {"flash_attention"}
 
 
 def test_one_new_token_is_enough():

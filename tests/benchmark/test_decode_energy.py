@@ -12,10 +12,12 @@ import psutil
 import pynvml
 import pytest
 
+from kvlab.benchmark import decode_timing
 from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.measures import decode_energy
 from kvlab.benchmark.nvml import Nvml
+from kvlab.model.generate import EagerDecoder
 from tests.benchmark.sessions import lines_by_metric, make_session
 
 
@@ -70,6 +72,20 @@ def test_joules_are_shared_among_the_tokens_that_were_decoded(monkeypatch):
     assert (line.low, line.high, line.rounds, line.relative_error) == (6.0, 6.0, 5, 0.0)
     ratio = lines_by_metric(lines, "narrow", batch_size=2)["joules_ratio"]
     assert (ratio.value, ratio.verdict, ratio.against) == (1.0, "same", "wide")
+
+
+def test_preparing_a_decode_step_uses_no_energy_of_a_turn(monkeypatch):
+    made, _ = make_session(batches=(1,), stop_rule=StopRule(min_rounds=2, max_rounds=2))
+    driver = FakeDriver(monkeypatch, step=24_000)
+    made.nvml = Nvml(None)
+
+    def prepare(model, cache):
+        driver.count += 10**9
+        return EagerDecoder(model, cache)
+
+    monkeypatch.setattr(decode_timing, "make_decoder", prepare)
+    lines = list(decode_energy.measure(made))
+    assert {x.value for x in lines if x.metric == "joules_per_token"} == {6.0}
 
 
 def test_energy_is_measured_in_turns(monkeypatch):

@@ -1,10 +1,12 @@
 """The batch search: exact on a known budget, every try gone when it is over."""
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import torch
 
-from kvlab.benchmark import max_batch_search
+from kvlab.benchmark import max_batch_search, memory_probe
 from kvlab.benchmark.max_batch_search import find_largest_batch, fits_in_new_process
 from kvlab.benchmark.measurement import StopRule
 from kvlab.benchmark.measures.max_batch import measure, sequences_that_fit
@@ -13,6 +15,7 @@ from kvlab.benchmark.session import BenchmarkSettings, Session, Variant
 from kvlab.errors import MeasurementError, UsageError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
+from kvlab.model import generate as generation
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.benchmark.attempts import Broken, Budget, Crashing, Killed, Littered
 
@@ -67,6 +70,32 @@ def test_memory_that_the_process_freed_before_is_no_room():
     """40 MB lie free in the process, and 4 MB may come to them."""
     assert fits_in_new_process(Littered(40_000_000, 4_000_000), 3_000_000) is True
     assert fits_in_new_process(Littered(40_000_000, 4_000_000), 5_000_000) is False
+
+
+def test_on_cuda_memory_counts_from_what_is_reserved_already(monkeypatch):
+    facts = SimpleNamespace(total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 50)
+    limits = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+    for memory in (200, 990):
+        memory_probe.limit_cuda_memory(memory)
+    assert limits == [0.25, 1.0]
+
+
+def test_an_attempt_prefills_a_few_rows_at_a_time(monkeypatch):
+    """So the cache decides what fits, and not the activations of all rows at once."""
+    passes, hidden_states = [], GPT.hidden_states
+    monkeypatch.setattr(
+        GPT, "hidden_states", lambda self, x, *a, **k: passes.append(len(x)) or hidden_states(
+            self, x, *a, **k
+        )
+    )  # fmt: skip
+    monkeypatch.setitem(generation.SLICE_TOKENS, "cpu", 20)
+    DecodeAttempt(ModelConfig(**TINY), ServingConfig(), "float32", "cpu", 8, 4, None, 1)(5)
+    assert passes == [2, 2, 1, 5]
 
 
 def test_room_is_what_the_weights_leave():

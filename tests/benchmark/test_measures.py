@@ -1,6 +1,9 @@
 """The measures of `kvlab bench` on small models: what they count, and what they leave out."""
 
+import itertools
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +25,8 @@ from kvlab.layout.roofline_model import DevicePeaks
 from kvlab.model import GPT
 from kvlab.report.benchmark_plots import benchmark_figures
 from kvlab.spec import ModelConfig, ServingConfig
-from tests.benchmark.sessions import SHAPE, lines_by_metric, make_session
+from tests.benchmark.sessions import PEAKS, SHAPE, lines_by_metric, make_session
+from tests.support.fake_cuda import FakeCuda
 
 
 def test_memory_is_split_into_what_it_holds():
@@ -187,3 +191,37 @@ def test_ceilings_are_measured_once_and_kept(tmp_path, monkeypatch):
     )
     peaks_file.write_text(json.dumps(changed))
     assert load_device_peaks(torch.device("cpu"), "float32", remeasure=True).bandwidth > 1e8
+
+
+def test_preparing_a_decode_step_takes_no_time_of_the_task(monkeypatch):
+    """Of 100 seconds 30 were preparation: they stand in a line of their own."""
+    made, _ = make_session(batches=(1,), tokens=[1] * 300)
+    clock = SimpleNamespace(perf_counter=itertools.count(0, 100).__next__)
+    monkeypatch.setattr(generation_task, "time", clock)
+    monkeypatch.setattr(generation_task, "time_preparation", lambda make, _device: (make(), 30.0))
+    monkeypatch.setattr(generation_task, "generate", lambda model, *_, prepare, **__: prepare(
+        model, model.new_cache(1, 8)))  # fmt: skip
+    lines = lines_by_metric(generation_task.measure(made), "wide", cached=True)
+    assert lines["tasks_per_second"].value == 1 / 70
+    assert lines["step_preparation"].value == 30.0
+
+
+def test_products_slower_than_the_bandwidth_say_so():
+    made, _ = make_session()
+    notes = []
+    for rate in (0.6e9, 0.8e9, None):
+        made.device_peaks["float32"] = replace(PEAKS, product_bandwidth=rate)
+        lines = lines_by_metric(decode_roofline.measure(made), "narrow")
+        notes.append(lines["product_bandwidth"].note if rate else "")
+    assert "60% of the bandwidth" in notes[0]
+    assert notes[1] == "measured on made, 1 thread, float32"
+
+
+def test_on_cuda_products_are_replayed_as_one_graph(monkeypatch):
+    cuda, runs = FakeCuda(monkeypatch), []
+    work = device_peaks.capture(lambda: runs.append(1), torch.device("cuda"))
+    assert len(runs) == 2, "warmed up, and captured"
+    assert cuda.log[1:] == ["replay"]
+    work()
+    assert (cuda.log[1:], len(runs)) == (["replay"] * 2, 2)
+    assert device_peaks.capture(max, torch.device("cpu")) is max

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from kvlab.cache import KVCache
 from kvlab.errors import CacheError
+from kvlab.model import generate as generation
 from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
 from kvlab.spec import ModelConfig, ServingConfig
+from tests.support.fake_cuda import FakeCuda
 from tests.support.random_model import random_model
 
 CONFIG = ModelConfig(
@@ -79,6 +82,59 @@ def test_the_static_step_of_graphs_computes_the_same(model, serving, prompts):
         with pytest.raises(CacheError, match="do not fit"):
             decode(torch.zeros(len(prompts), dtype=torch.int64))
     assert (logits[0] - logits[1]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("decoder", [EagerDecoder, StaticDecoder])
+def test_a_step_follows_its_cache(model, decoder):
+    """Through a reset, a further pass, and a crop: what it computes is what a new one computes."""
+    cache, text = model.new_cache(2, 24), torch.arange(16).view(2, 8)
+    with torch.inference_mode():
+        step = decoder(model, cache)
+        for tokens in (text[:, :5], text[:, 3:6]):
+            cache.reset()
+            prefill(model, tokens, cache)
+            for position in range(2):
+                actual = step(text[:, position]).clone()
+                whole = torch.cat([tokens, text[:, : position + 1]], 1)
+                assert (actual - model(whole)[:, -1]).abs().max() < 1e-10
+        cache.crop(4)
+        actual = step(text[:, 7])
+        whole = torch.cat([tokens, text[:, :1], text[:, 7:]], 1)
+        assert (actual - model(whole)[:, -1]).abs().max() < 1e-10
+
+
+def test_all_graphs_are_captured_on_one_stream_and_replayed_once_before_they_serve(
+    model, monkeypatch
+):
+    cuda = FakeCuda(monkeypatch)
+    with torch.inference_mode():
+        for _ in range(3):
+            cache = model.new_cache(1, 8)
+            prefill(model, torch.tensor([[1, 2]]), cache)
+            generation.GraphDecoder(model, cache)
+            assert cache.length == 2, "nothing of it advances the cache"
+    (stream,) = cuda.streams
+    assert cuda.log == [stream, "replay"] * 3
+
+
+def test_a_prefill_in_slices_is_the_same(model, monkeypatch):
+    """Five rows in slices of two, and the cache holds what a whole pass leaves in it."""
+    tokens = torch.randint(0, 41, (5, 9), generator=torch.Generator().manual_seed(1))
+    caches = [model.new_cache(5, 12, ServingConfig(kv_dtype="int8")) for _ in range(2)]
+    monkeypatch.setitem(generation.SLICE_TOKENS, "cpu", 20)
+    rows = []
+    begin_pass = KVCache.begin_pass
+    monkeypatch.setattr(
+        KVCache,
+        "begin_pass",
+        lambda cache, *a: rows.append(cache.batch_size) or begin_pass(cache, *a),
+    )
+    with torch.inference_mode():
+        sliced = generation.prefill_in_slices(model, tokens, caches[0])
+        assert rows == [2, 2, 1]
+        assert (sliced - prefill(model, tokens, caches[1])).abs().max() < 1e-12
+        further = [model(tokens[:, :1], cache) for cache in caches]
+    assert (further[0] - further[1]).abs().max() < 1e-12
 
 
 def test_sampling_follows_the_distribution():

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
-from kvlab.benchmark.decode_timing import TimedDecoder
+from kvlab.benchmark.decode_timing import DecodeRun
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.session import Session, Variant
-from kvlab.cache import KVCache
 
 TABLES = (
     TableLayout("energy", ("batch_size",), {
@@ -36,18 +35,17 @@ def measure(session: Session) -> Iterator[Measurement]:
 
 def _energy_lines(session: Session, batch: int, nvml: Nvml) -> Iterator[Measurement]:
     settings = session.settings
-    length = settings.prompt_tokens + settings.new_tokens
     session.activity = f"energy, batch {batch}"
 
-    def turn(variant: Variant, cache: KVCache) -> dict[str, list[float]]:
-        return _measure_turn(variant.decoder, cache, settings.new_tokens, nvml)
+    def turn(_variant: Variant, run: DecodeRun) -> dict[str, list[float]]:
+        return _measure_turn(run, session.device, nvml)
 
-    timings = session.time_decoding(turn, batch, length)
+    timings = session.time_decoding(turn, batch, settings.prompt_tokens)
     fields = settings.run_fields(batch)
     for variant in session.variants:
         samples = timings.samples[variant.name, "joules"]
         median = samples.quantile(0.5)
-        reliability = session.reliability(timings, samples)
+        reliability = session.reliability(timings, samples, variant)
         scope = "of the whole device, prefill included"
         reliability["note"] = "; ".join(filter(None, [scope, reliability["note"]]))
         yield session.make_line(
@@ -59,22 +57,24 @@ def _energy_lines(session: Session, batch: int, nvml: Nvml) -> Iterator[Measurem
         yield line.model_copy(update={"verdict": None, "note": verdict}) if verdict else line
 
 
-def _measure_turn(
-    decoder: TimedDecoder, cache: KVCache, new_tokens: int, nvml: Nvml
-) -> dict[str, list[float]]:
-    """Return the joules per token over as many runs as fill `MIN_TURN_SECONDS`."""
-    before, start, runs = _read_joules(decoder, nvml), time.monotonic(), 0
+def _measure_turn(run: DecodeRun, device: torch.device, nvml: Nvml) -> dict[str, list[float]]:
+    """Return the joules per token over as many runs as fill `MIN_TURN_SECONDS`.
+
+    Preparing the decode step is in none of them.
+    """
+    run.prepare()
+    before, start, runs = _read_joules(device, nvml), time.monotonic(), 0
     while not runs or time.monotonic() - start < MIN_TURN_SECONDS:
-        decoder.decode(cache, new_tokens)
+        run.run()
         runs += 1
-    used = _read_joules(decoder, nvml) - before
-    return {"joules": [used / (runs * cache.batch_size * new_tokens)]}
+    used = _read_joules(device, nvml) - before
+    return {"joules": [used / (runs * run.cache.batch_size * run.new_tokens)]}
 
 
-def _read_joules(decoder: TimedDecoder, nvml: Nvml) -> float:
+def _read_joules(device: torch.device, nvml: Nvml) -> float:
     """Return the counter after the device has finished all submitted work."""
-    if decoder.model.device.type == "cuda":
-        torch.cuda.synchronize(decoder.model.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     joules = nvml.read_joules()
     assert joules is not None, "measure() checked that the device counts energy"
     return joules

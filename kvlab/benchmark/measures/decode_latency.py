@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from kvlab.benchmark.decode_timing import PREPARATION_NOTE
 from kvlab.benchmark.interleaving import InterleavedTimings
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
@@ -24,6 +25,13 @@ def measure(session: Session) -> Iterator[Measurement]:
     for length, timings in session.latencies.items():
         for variant in session.variants:
             yield from _latency_lines(session, variant, length, timings)
+        for variant in session.variants:
+            if seconds := session.preparations.get((variant.name, 1, length)):
+                yield session.make_line(
+                    "latency", "step_preparation", variant, seconds, "s", batch_size=1,
+                    prompt_tokens=length, new_tokens=new, cached=True,
+                    note=PREPARATION_NOTE,
+                )  # fmt: skip
         yield from session.compare_variants(
             "latency", "tpot_ratio", "steps", timings, batch_size=1, prompt_tokens=length,
             new_tokens=new, context_length=length + new, cached=True,
@@ -49,5 +57,5 @@ def _latency_lines(
             context_length=contexts[series],
             cached=series != "uncached",
             quantiles=samples.quantiles(),
-            **session.reliability(timings, samples),
+            **session.reliability(timings, samples, variant),
         )

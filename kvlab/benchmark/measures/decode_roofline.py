@@ -7,7 +7,7 @@ from typing import Any
 from kvlab.benchmark.interleaving import InterleavedTimings
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
-from kvlab.layout.roofline_model import StepCost, decode_step_cost, find_break_even
+from kvlab.layout.roofline_model import DevicePeaks, StepCost, decode_step_cost, find_break_even
 
 TABLES = (
     TableLayout("ceilings", (), {
@@ -60,7 +60,10 @@ def measure(session: Session) -> Iterator[Measurement]:
             ("product_bandwidth", peaks.product_bandwidth, "bytes/s"),
             ("matrix_rate", peaks.flops, "FLOP/s"),
         ):
-            note = "; ".join(filter(None, [f"measured on {peaks.name}", peaks.disturbance]))
+            notes = [f"measured on {peaks.name}", peaks.disturbance]
+            if metric == "product_bandwidth":
+                notes.append(_low_product_note(peaks))
+            note = "; ".join(filter(None, notes))
             noisy = bool(peaks.disturbance) or None
             yield session.make_line(
                 "roofline", metric, variant, value, unit, note=note, noisy=noisy
@@ -69,6 +72,19 @@ def measure(session: Session) -> Iterator[Measurement]:
         yield from _point_lines(session, point)
     for variant in session.variants[1:]:
         yield from _break_even_lines(session, variant)
+
+
+MIN_PRODUCT_SHARE = 0.7
+"""Share of the bandwidth that one-row products reach where nothing is wrong."""
+
+
+def _low_product_note(peaks: DevicePeaks) -> str:
+    """Return why a decode step cannot be as fast as the bandwidth allows; empty if it can."""
+    share = (peaks.product_bandwidth or peaks.bandwidth) / peaks.bandwidth
+    if share >= MIN_PRODUCT_SHARE:
+        return ""
+    text = f"{share:.0%} of the bandwidth: this library's products of one row in {peaks.dtype}"
+    return f"{text} do not read weights faster, so no step of batch 1 does"
 
 
 def roofline_points(session: Session) -> list[RooflinePoint]:
@@ -110,7 +126,7 @@ def _point_lines(session: Session, point: RooflinePoint) -> Iterator[Measurement
             "roofline", metric, point.variant, count, unit, exact=True, **fields
         )
     samples = point.timings.samples[point.variant.name, "steps"]
-    reliability = session.reliability(point.timings, samples)
+    reliability = session.reliability(point.timings, samples, point.variant)
     if point.efficiency > 1:
         notes = filter(None, [FASTER_THAN_PEAKS, reliability["note"]])
         reliability |= {"noisy": True, "note": "; ".join(notes)}

@@ -29,6 +29,6 @@ def measure(session: Session) -> Iterator[Measurement]:
                 low=count / median.high,
                 high=count / median.low,
                 **fields,
-                **session.reliability(timings, runs),
+                **session.reliability(timings, runs, variant),
             )
         yield from session.compare_variants("throughput", "tpot_ratio", "steps", timings, **fields)

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from kvlab.benchmark.decode_timing import PREPARATION_NOTE, time_preparation
 from kvlab.benchmark.interleaving import Work
 from kvlab.benchmark.measurement import Measurement, TableLayout
 from kvlab.benchmark.session import Session, Variant
+from kvlab.cache import KVCache
 from kvlab.data.tokenizers import load_tokenizer
 from kvlab.errors import DataError
-from kvlab.model.generate import Sampling, generate
+from kvlab.model import GPT
+from kvlab.model.generate import Decoder, EagerDecoder, Sampling, generate, make_decoder
 from kvlab.spec.benchmark_config import TASK_PROMPT_TOKENS, TASK_TOKENS
 
 TABLES = (
@@ -105,7 +108,8 @@ def _task_lines(
     *,
     cached: bool,
 ) -> Iterator[Measurement]:
-    time_task = _time_cached if cached else _time_uncached
+    preparations: dict[str, float] = {}
+    time_task = partial(_time_cached, preparations) if cached else _time_uncached
     works: dict[str, Work] = {v.name: partial(time_task, v, texts[v.name], batch) for v in variants}
     session.activity = f"task, batch {batch}"
     timings = session.time_interleaved(works)
@@ -119,7 +123,7 @@ def _task_lines(
     for variant in variants:
         samples = timings.samples[variant.name, "task"]
         median = samples.quantile(0.5)
-        reliability = session.reliability(timings, samples)
+        reliability = session.reliability(timings, samples, variant)
         if not cached:
             sampled = f"{UNCACHED_STEPS} of {NEW_TOKENS} steps timed"
             reliability["note"] = "; ".join(filter(None, [sampled, reliability["note"]]))
@@ -127,6 +131,10 @@ def _task_lines(
             "task", "tasks_per_second", variant, batch / median.value, "tasks/s",
             low=batch / median.high, high=batch / median.low, **fields, **reliability,
         )  # fmt: skip
+        if seconds := preparations.get(variant.name):
+            yield session.make_line(
+                "task", "step_preparation", variant, seconds, "s", note=PREPARATION_NOTE, **fields
+            )
     yield from session.compare_variants("task", "task_ratio", "task", timings, **fields)
 
 
@@ -161,16 +169,31 @@ def _draw_prompts(ids: list[int], batch: int) -> list[list[int]]:
     return [ids[start : start + PROMPT_TOKENS] for start in starts.tolist()]
 
 
-def _time_cached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
+def _time_cached(
+    preparations: dict[str, float], variant: Variant, ids: list[int], batch: int
+) -> dict[str, list[float]]:
+    """Return the seconds of the task, without those that preparing the decode step takes."""
+    prompts, model = _draw_prompts(ids, batch), variant.model
+
+    def prepare(model: GPT, cache: KVCache) -> Decoder:
+        decoder, preparations[variant.name] = time_preparation(
+            lambda: make_decoder(model, cache), model.device
+        )
+        return decoder
+
+    if model.device.type == "cuda":  # the last capture gave the allocator's free memory back
+        generate(model, prompts, 1, serving=variant.serving, prepare=EagerDecoder)
     start = time.perf_counter()
     generate(
-        variant.model,
-        _draw_prompts(ids, batch),
+        model,
+        prompts,
         NEW_TOKENS,
         sampling=Sampling(1.0),
         serving=variant.serving,
+        prepare=prepare,
     )
-    return {"task": [time.perf_counter() - start]}  # generate() reads back its tokens: it waits
+    seconds = time.perf_counter() - start  # generate() reads back its tokens: it waits
+    return {"task": [seconds - preparations[variant.name]]}
 
 
 def _time_uncached(variant: Variant, ids: list[int], batch: int) -> dict[str, list[float]]:
