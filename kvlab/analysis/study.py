@@ -13,7 +13,12 @@ from kvlab.analysis.scaling import SizeTrend, estimate_size_trends
 from kvlab.analysis.search_results import BASE_LEVEL, SearchResults
 from kvlab.analysis.serving_gaps import ServingGap, judge_gaps
 from kvlab.analysis.statistics import Estimate, t_cdf
-from kvlab.analysis.timings import describe_timing_obstacle, is_time
+from kvlab.analysis.timings import (
+    describe_timing_obstacle,
+    is_time,
+    is_training_rate,
+    without_second_times,
+)
 from kvlab.analysis.trial_rows import Levels, TrialRow, read_rows
 from kvlab.analysis.verdicts import call_suggestive, judge_interval
 from kvlab.spec.decide_config import DecideConfig, list_claims
@@ -311,8 +316,20 @@ class Study:
         """Why the times of different cells do not compare; empty if they do."""
         return describe_timing_obstacle(self.done_rows, self.cells, self.baseline)
 
+    @cached_property
+    def _training_obstacle(self) -> str:
+        """Why the rates of trainings do not compare; they are not taken again."""
+        cells = {
+            levels: {seed: without_second_times(row) for seed, row in rows.items()}
+            for levels, rows in self.cells.items()
+        }
+        rows = [row for by_seed in cells.values() for row in by_seed.values() if row.is_done]
+        return describe_timing_obstacle(rows, cells, self.baseline)
+
     def is_disturbed(self, metric: str) -> bool:
         """Whether a metric is a time, and times do not compare here."""
+        if is_training_rate(metric):
+            return bool(self._training_obstacle)
         return is_time(metric) and bool(self.timing_obstacle)
 
     @cached_property

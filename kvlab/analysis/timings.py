@@ -1,6 +1,7 @@
 """Times that compare: what else ran while trials were timed, and in which order they were timed."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count
@@ -14,9 +15,25 @@ def is_time(metric: str) -> bool:
     return METRICS[metric].unit in _TIME_UNITS
 
 
+def is_training_rate(metric: str) -> bool:
+    """Return whether a metric is a time of the training, which is not taken again."""
+    return is_time(metric) and metric.startswith("training_")
+
+
+def is_timed_again(row: TrialRow) -> bool:
+    """Return whether a trial was timed again, with nothing else on the machine."""
+    return "timing" in row.record
+
+
 def is_shared(row: TrialRow) -> bool:
     """Return whether something else used the device, or its cores, while a trial was timed."""
-    return bool(row.record["provenance"].get("timings") == "shared")
+    provenance = row.record["provenance"]
+    return not is_timed_again(row) and bool(provenance.get("timings") == "shared")
+
+
+def without_second_times(row: TrialRow) -> TrialRow:
+    """Return a row as if its trial had not been timed again."""
+    return replace(row, record={k: v for k, v in row.record.items() if k != "timing"})
 
 
 def describe_shared_timings(rows: Iterable[TrialRow]) -> str:
@@ -42,6 +59,7 @@ def describe_timing_obstacle(
 
     They compare if every trial was timed alone, and the trials of a cell and of the baseline
     alternate: a machine that slows down in the course of a sweep would be taken for a cell's doing.
+    Trials that were timed again in one session alternate from round to round.
 
     Args:
         rows: The trials that are done.
@@ -51,7 +69,8 @@ def describe_timing_obstacle(
     rows = list(rows)
     if shared := describe_shared_timings(rows):
         return shared
-    if any(row.record["provenance"].get("timings") is None for row in rows):
+    firsts = [row for row in rows if not is_timed_again(row)]
+    if any(row.record["provenance"].get("timings") is None for row in firsts):
         return "The record does not say whether the trials were timed alone"
     spans = {levels: _finish_span(by_seed.values()) for levels, by_seed in cells.items()}
     base = spans.get(baseline)
@@ -65,8 +84,12 @@ def describe_timing_obstacle(
 
 
 def _finish_span(rows: Iterable[TrialRow]) -> tuple[str, str] | None:
-    """Return when the first and the last trial ended, as ISO 8601 in UTC; None if none did."""
-    ends = [str(row.record["provenance"].get("finished", "")) for row in rows if row.is_done]
+    """Return when the first and the last trial was timed, as ISO 8601 in UTC; None if none was.
+
+    A trial is timed at its end; those that were timed again, at the end of their session.
+    """
+    records = [row.record for row in rows if row.is_done]
+    ends = [str(one.get("timing", one["provenance"]).get("finished", "")) for one in records]
     return (min(ends), max(ends)) if ends else None
 
 

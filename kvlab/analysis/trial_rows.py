@@ -7,6 +7,7 @@ from typing import Any
 from kvlab.errors import StoreError
 from kvlab.store import Store
 from kvlab.store.metrics import collect_metrics
+from kvlab.store.timings import TimingSession
 
 Levels = tuple[str, ...]
 """Level names of one cell, in the order of the sweep's factors."""
@@ -49,6 +50,7 @@ _RECORD_KEYS = (
     "provenance",
     "training_record",
     "benchmark",
+    "timing",
     "needle",
     "pruned",
 )
@@ -77,6 +79,7 @@ def read_rows(store: Store, sweep: Mapping[str, Any]) -> list[TrialRow]:
 
 def _iter_rows(store: Store, sweep: Mapping[str, Any]) -> Iterator[TrialRow]:
     results: dict[str, tuple[str, dict[str, Any]]] = {}  # several cells may share a trial
+    timings = store.timings(sweep["name"])
     for cell in sweep["cells"]:
         levels = tuple(cell["levels"][factor] for factor in sweep["factors"])
         # while its settings are tuned, a cell has no trials yet
@@ -85,14 +88,16 @@ def _iter_rows(store: Store, sweep: Mapping[str, Any]) -> Iterator[TrialRow]:
             if not trial:
                 results[trial] = "missing", {}
             if trial not in results:
-                results[trial] = _read_result(store, trial)
+                results[trial] = _read_result(store, trial, timings)
             status, result = results[trial]
             yield _make_row(levels, int(seed), trial, status, result)
 
 
-def _read_result(store: Store, trial: str) -> tuple[str, dict[str, Any]]:
+def _read_result(
+    store: Store, trial: str, timings: Mapping[str, TimingSession]
+) -> tuple[str, dict[str, Any]]:
     try:
-        result = store.result(trial)
+        result = store.result(trial, timings)
         if result is not None:
             store.check_details(trial, result)
     except StoreError:
@@ -135,6 +140,8 @@ def flatten_row(row: TrialRow, factors: tuple[str, ...]) -> dict[str, Any]:
             flat[f"{part}.{key}"] = value
     flat |= {f"measured.{name}": row.measurements[name] for name in sorted(row.measurements)}
     error = record.get("error") or {}
+    if "timing" in record:
+        flat["timed_again"] = record["timing"]["finished"]
     flat |= {f"pruned.{key}": value for key, value in record.get("pruned", {}).items()}
     flat |= {f"error.{key}": error[key] for key in ("class", "type", "message") if key in error}
     return flat

@@ -1,5 +1,6 @@
 """The benchmark stage of a trial."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,11 +28,27 @@ class BenchmarkResult:
         measurements: the main numbers, by the names of `kvlab.store.metrics`.
         lines: every number.
         is_disturbed: other processes used the machine during a timing.
+        timing_seconds: how long everything took that `benchmark.retime` takes again.
     """
 
     measurements: dict[str, float | int]
     lines: list[Measurement]
     is_disturbed: bool = False
+    timing_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class JointTimings:
+    """What `time_together` measured.
+
+    Attributes:
+        measurements, lines: of each variant by its name, as in `BenchmarkResult`.
+        disturbance: what else used the machine meanwhile; empty if nothing did.
+    """
+
+    measurements: dict[str, dict[str, float | int]]
+    lines: dict[str, list[Measurement]]
+    disturbance: str
 
 
 def benchmark(
@@ -64,11 +81,47 @@ def benchmark(
             on_progress({"stage": "benchmark", "note": note})
 
     session = Session([variant], _settings(config, tokens), report, on_notice=report)
-    lines = [line for measure in _measures(config) for line in measure(session)]
-    return BenchmarkResult(_main_measurements(lines, config), lines, session.is_disturbed)
+    lines: list[Measurement] = []
+    timing_seconds = 0.0
+    for name in _select_measures(config):
+        start = time.monotonic()
+        lines += _load_measure(name)(session)
+        if MEASURES[name].is_timed:
+            timing_seconds += time.monotonic() - start
+    measurements = {**_memory_measurements(lines), **_timing_measurements(lines, config)}
+    return BenchmarkResult(measurements, lines, session.is_disturbed, timing_seconds)
 
 
-def _settings(config: BenchmarkConfig, tokens: Sequence[int]) -> BenchmarkSettings:
+def time_together(
+    variants: list[Variant],
+    config: BenchmarkConfig,
+    *,
+    on_turn: Callable[[], None],
+    tokens: Sequence[int] = (),
+) -> JointTimings:
+    """Take the times of several variants in one session, where every round runs each once.
+
+    Args:
+        variants: on one device, in evaluation mode, with names of their own.
+        config: what is measured; that of every variant.
+        on_turn: called after every turn. An exception that it raises ends the session.
+        tokens: see `benchmark`.
+    """
+    settings = _settings(config, tokens, len(variants))
+    session = Session(variants, settings, lambda _note: on_turn())
+    timed = [name for name in _select_measures(config) if MEASURES[name].is_timed]
+    lines: dict[str, list[Measurement]] = {variant.name: [] for variant in variants}
+    for name in timed:
+        for line in _load_measure(name)(session):
+            if line.against is None:  # ratios of trials are those of their own numbers
+                lines[line.variant].append(line)
+    measurements = {name: _timing_measurements(own, config) for name, own in lines.items()}
+    return JointTimings(measurements, lines, session.disturbance)
+
+
+def _settings(
+    config: BenchmarkConfig, tokens: Sequence[int], variants: int = 1
+) -> BenchmarkSettings:
     return BenchmarkSettings(
         prompt_tokens=config.prompt_tokens,
         new_tokens=config.new_tokens,
@@ -77,48 +130,62 @@ def _settings(config: BenchmarkConfig, tokens: Sequence[int]) -> BenchmarkSettin
         stop_rule=StopRule(
             min_rounds=config.repeats,
             max_rounds=MAX_REPEATS_FACTOR * config.repeats,
-            seconds=config.seconds,
+            seconds=config.seconds * variants,
         ),
         tokens=tokens,
         memory=config.memory,
+        settles_comparisons=False,
     )
 
 
-def _measures(config: BenchmarkConfig) -> list[Measure]:
+def _select_measures(config: BenchmarkConfig) -> list[str]:
     """Return the measures of every trial, those that `parts` names, and the roofline."""
     names = [*list_measures("always"), *(n for n in list_measures("parts") if n in config.parts)]
-    names += list_measures("roofline") if config.roofline else ()
-    return [import_module(MEASURES[name].module).measure for name in names]
+    return [*names, *(list_measures("roofline") if config.roofline else ())]
 
 
-def _main_measurements(lines: list[Measurement], config: BenchmarkConfig) -> dict[str, float | int]:
-    prompt, largest = config.prompt_tokens, max(config.batch_sizes)
+def _load_measure(name: str) -> Measure:
+    measure: Measure = import_module(MEASURES[name].module).measure
+    return measure
 
-    def line(metric: str, **fields: object) -> Measurement:
-        return next(
-            candidate
-            for candidate in lines
-            if candidate.metric == metric
-            and candidate.value is not None
-            and all(getattr(candidate, name) == value for name, value in fields.items())
-        )
 
-    def value(metric: str, **fields: object) -> float | int:
-        return line(metric, **fields).value or 0
-
-    steps = line("tpot", prompt_tokens=prompt, cached=True)
-    p50, p95, p99 = (quantile.value * 1000 for quantile in steps.quantiles)
+def _memory_measurements(lines: list[Measurement]) -> dict[str, float | int]:
     return {
-        "kv_bytes_formula": value("kv_formula"),
-        "kv_bytes_storage": value("kv_storage"),
-        "kv_bytes_read": value("kv_read"),
-        "ttft_ms": value("ttft", prompt_tokens=prompt) * 1000,
+        "kv_bytes_formula": _find_value(lines, "kv_formula"),
+        "kv_bytes_storage": _find_value(lines, "kv_storage"),
+        "kv_bytes_read": _find_value(lines, "kv_read"),
+        "peak_bytes_cached": _find_value(lines, "peak", cached=True),
+        "peak_bytes_uncached": _find_value(lines, "peak", cached=False),
+        "peak_bytes_activations": _find_value(lines, "peak_activations", cached=True),
+    }
+
+
+def _timing_measurements(
+    lines: list[Measurement], config: BenchmarkConfig
+) -> dict[str, float | int]:
+    prompt, largest = config.prompt_tokens, max(config.batch_sizes)
+    steps = _find_line(lines, "tpot", prompt_tokens=prompt, cached=True)
+    p50, p95, p99 = (quantile.value * 1000 for quantile in steps.quantiles)
+    uncached = _find_value(lines, "tpot", prompt_tokens=prompt, cached=False)
+    return {
+        "ttft_ms": _find_value(lines, "ttft", prompt_tokens=prompt) * 1000,
         "tpot_ms_p50": p50,
         "tpot_ms_p95": p95,
         "tpot_ms_p99": p99,
-        "tpot_ms_uncached_p50": value("tpot", prompt_tokens=prompt, cached=False) * 1000,
-        "tokens_per_second": value("tokens_per_second", batch_size=largest),
-        "peak_bytes_cached": value("peak", cached=True),
-        "peak_bytes_uncached": value("peak", cached=False),
-        "peak_bytes_activations": value("peak_activations", cached=True),
+        "tpot_ms_uncached_p50": uncached * 1000,
+        "tokens_per_second": _find_value(lines, "tokens_per_second", batch_size=largest),
     }
+
+
+def _find_line(lines: list[Measurement], metric: str, **fields: object) -> Measurement:
+    return next(
+        candidate
+        for candidate in lines
+        if candidate.metric == metric
+        and candidate.value is not None
+        and all(getattr(candidate, name) == value for name, value in fields.items())
+    )
+
+
+def _find_value(lines: list[Measurement], metric: str, **fields: object) -> float | int:
+    return _find_line(lines, metric, **fields).value or 0

@@ -67,6 +67,8 @@ class BenchmarkSettings:
         text: path of Moby Dick for the task. None: the task needs ``tokens``.
         memory: bytes that the search for the largest batch may use; required on CPU.
         tokens: token ids that the task reads instead of a text.
+        settles_comparisons: whether a timing goes on until it is known which variants differ from
+            the first one.
     """
 
     prompt_tokens: int
@@ -77,6 +79,7 @@ class BenchmarkSettings:
     text: Path | None = None
     memory: int | None = None
     tokens: Sequence[int] = ()
+    settles_comparisons: bool = True
 
     def run_fields(self, batch_size: int) -> dict[str, Any]:
         """Return the fields of a measurement of cached decoding at the benchmark's lengths."""
@@ -212,6 +215,7 @@ class Session:
         on_turn = partial(self.on_turn, self.activity)
         kernels: dict[str, set[str]] = {}
         works = {name: _record_first_turn(name, work, kernels) for name, work in works.items()}
+        compared = compared if self.settings.settles_comparisons else ()
         timings = run_interleaved(works, self.settings.stop_rule, on_turn, compared, self.nvml)
         ran = {name: "; ".join(sorted(names)) for name, names in kernels.items()}
         timings = replace(timings, kernels=ran)
@@ -221,7 +225,12 @@ class Session:
     @property
     def is_disturbed(self) -> bool:
         """Whether other processes used the machine during any timing."""
-        return any(timings.noise.note for timings in self._timings)
+        return bool(self.disturbance)
+
+    @property
+    def disturbance(self) -> str:
+        """What else used the machine during the first timing that was disturbed; may be empty."""
+        return next((one.noise.note for one in self._timings if one.noise.note), "")
 
     def make_line(
         self,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from kvlab.spec.spec_model import OneOf, PositiveInt, SpecModel, TupleOf, raise_problems
 
@@ -31,6 +31,8 @@ class MeasureEntry:
             or more input.
         added_by: the option of `kvlab bench` that adds it, if there is one.
         per_batch: whether it decodes with every batch size, whose caches must fit at once.
+        is_timed: whether other load on the machine changes its numbers, so that `benchmark.retime`
+            takes it again.
     """
 
     module: str
@@ -39,6 +41,7 @@ class MeasureEntry:
     is_default: bool = False
     added_by: str | None = None
     per_batch: bool = False
+    is_timed: bool = False
 
 
 MEASURES: dict[str, MeasureEntry] = {
@@ -53,6 +56,7 @@ MEASURES: dict[str, MeasureEntry] = {
         "first token by prompt, each token by context",
         "always",
         is_default=True,
+        is_timed=True,
     ),
     "throughput": MeasureEntry(
         "kvlab.benchmark.measures.decode_throughput",
@@ -60,6 +64,7 @@ MEASURES: dict[str, MeasureEntry] = {
         "always",
         is_default=True,
         per_batch=True,
+        is_timed=True,
     ),
     "limit": MeasureEntry(
         "kvlab.benchmark.measures.max_batch",
@@ -73,6 +78,7 @@ MEASURES: dict[str, MeasureEntry] = {
         "parts",
         added_by="text",
         per_batch=True,
+        is_timed=True,
     ),
     "roofline": MeasureEntry(
         "kvlab.benchmark.measures.decode_roofline",
@@ -80,6 +86,7 @@ MEASURES: dict[str, MeasureEntry] = {
         "roofline",
         is_default=True,
         per_batch=True,
+        is_timed=True,
     ),
     "energy": MeasureEntry(
         "kvlab.benchmark.measures.decode_energy",
@@ -87,6 +94,7 @@ MEASURES: dict[str, MeasureEntry] = {
         "parts",
         is_default=True,
         per_batch=True,
+        is_timed=True,
     ),
     "projection": MeasureEntry(
         "kvlab.benchmark.measures.size_projection",
@@ -108,9 +116,15 @@ def list_measures(in_trials: str) -> tuple[str, ...]:
     return tuple(name for name, entry in MEASURES.items() if entry.in_trials == in_trials)
 
 
+def _name_retiming(value: Any) -> Any:
+    """Return the mode that a boolean stands for."""
+    return {True: "always", False: "never"}[value] if isinstance(value, bool) else value
+
+
 class BenchmarkConfig(SpecModel):
     """`benchmark`: memory and decode speed on random tokens."""
 
+    excluded_from_identity: ClassVar[frozenset[str]] = frozenset({"retime"})
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
         "parts": [],
         "memory": None,
@@ -177,6 +191,19 @@ class BenchmarkConfig(SpecModel):
             "computed_default": "the device's",
             "given": {"parts": ["limit"]},
         },
+    )
+
+    retime: Annotated[
+        Literal["auto", "always", "never"],
+        BeforeValidator(
+            _name_retiming, json_schema_input_type=Literal["auto", "always", "never"] | bool
+        ),
+    ] = Field(
+        default="auto",
+        description="Where the times of a sweep's trials do not compare, as these ran side by side,"
+        " time all of them again at its end, alone and in turns. auto: if this takes under a tenth"
+        " of the sweep's time. true and false mean always and never.",
+        examples=["always"],
     )
 
     @model_validator(mode="after")

@@ -91,12 +91,14 @@ class Machine:
     """The kind of machine that ran a trial.
 
     ``timings`` is ``shared`` if something else used the device, or the cores beside it, while
-    speed was measured, otherwise ``exclusive``.
+    speed was measured, otherwise ``exclusive``. ``timing_seconds`` is how long that took; None if
+    it is not known.
     """
 
     device: str
     threads: int
     timings: Literal["exclusive", "shared"] = "exclusive"
+    timing_seconds: float | None = None
 
 
 def build_provenance(
@@ -117,6 +119,7 @@ def build_provenance(
         machine: None if the trial failed before it was known.
         data: None if the trial failed before it was known.
     """
+    seconds = machine.timing_seconds if machine else None
     return {
         "commit": origin.commit,
         "dirty": origin.dirty,
@@ -126,6 +129,7 @@ def build_provenance(
         "device": machine.device if machine else None,
         "threads": machine.threads if machine else None,
         "timings": machine.timings if machine else None,
+        **({} if seconds is None else {"timing_seconds": round(seconds, 3)}),
         "data": asdict(data) if data else None,
         "command": origin.command,
         "started": started,

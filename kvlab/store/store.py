@@ -6,7 +6,7 @@
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              texts.json.gz, tasks.json.gz,
                              attempts/<n>/{log.txt, traceback.txt, repairs.txt, paused}
-    <store>/sweeps/<name>/   sweep.json, search.json, reported.json, stop, drivers/
+    <store>/sweeps/<name>/   sweep.json, search.json, reported.json, timings.json, stop, drivers/
 
 Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
 
@@ -40,6 +40,7 @@ from kvlab.fs.sealed_files import (
     write_sealed_json,
 )
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
+from kvlab.store.timings import TimingSession, read_timings, replace_times
 
 SCHEMA = 1
 
@@ -162,8 +163,13 @@ class Store:
             return "damaged"
         return cast(Status, head.group(2).decode())
 
-    def result(self, trial_id: str) -> dict[str, Any] | None:
+    def result(
+        self, trial_id: str, timings: Mapping[str, TimingSession] | None = None
+    ) -> dict[str, Any] | None:
         """Return a result, None if there is none.
+
+        Args:
+            timings: sessions by trial, from `timings`, whose times replace the first ones.
 
         Raises:
             RecordDamaged: it is not what was written.
@@ -178,7 +184,19 @@ class Store:
         if result["trial"] != trial_id:
             raise RecordDamaged(f"{path} is the result of trial {result['trial']}")
         self._seals[trial_id] = result.get("files", {})
+        session = (timings or {}).get(trial_id)
+        if session is not None and session.trials[trial_id].result == read_seal(path):
+            return replace_times(result, session, session.trials[trial_id])
         return result
+
+    def result_seal(self, trial_id: str) -> str:
+        """Return the sha256 of a result.
+
+        Raises:
+            RecordDamaged: it is not what was written.
+            FileNotFoundError: there is none.
+        """
+        return read_seal(self.trial_directory(trial_id) / "result.json")
 
     def check_details(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Check the files that a result lists.
@@ -557,6 +575,11 @@ class Store:
             return []
         return [list(seeds) for seeds in reported["seeds"]]
 
+    def timings(self, name: str) -> dict[str, TimingSession]:
+        """Return, by trial, the session in which a trial of this sweep was timed again."""
+        sessions = read_timings(self.sweep_directory(name))
+        return {trial: session for session in sessions for trial in session.trials}
+
     def sweep_trials(self, name: str) -> list[str]:
         """Return the trial ids of a sweep, each once, cell by cell."""
         cells = list_cells(self.sweep(name))
@@ -564,9 +587,10 @@ class Store:
 
     def results(self, name: str) -> Iterator[dict[str, Any]]:
         """Iterate over the readable results of a sweep."""
+        timings = self.timings(name)
         for trial_id in self.sweep_trials(name):
             with contextlib.suppress(StoreError):  # damaged, see `status`
-                result = self.result(trial_id)
+                result = self.result(trial_id, timings)
                 if result is not None:
                     yield result
 

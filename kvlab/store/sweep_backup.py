@@ -9,9 +9,10 @@ from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.store import DETAIL_FILES, Store
+from kvlab.store.timings import TIMINGS_FILE
 
 # Of each directory the file that completes it comes last.
-SWEEP_FILES = ("search.json", "reported.json", "sweep.json")
+SWEEP_FILES = ("search.json", "reported.json", TIMINGS_FILE, "sweep.json")
 TRAINING_FILES = (
     "config.json", "start.json", "rungs.json", "checkpoints", "final", "diverged.json",
     "training.json",

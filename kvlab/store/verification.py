@@ -10,16 +10,19 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import check_file, read_sealed_json, set_aside, write_sealed_json
 from kvlab.store.store import DETAIL_FILES, SCHEMA, TRAINING_FILES, Store
+from kvlab.store.timings import TIMINGS_FILE
 
 _SWEEP_FILES = {
     "sweep.json": "submit the sweep again, which writes it anew",
     "search.json": "submit the sweep again: the search makes the same suggestions",
     "reported.json": "which seeds earlier reports have shown is forgotten",
+    TIMINGS_FILE: "submit the sweep again: its trials are timed again",
 }
 _KEYS = {
     "sweep.json": ("name", "cells"),
     "search.json": ("points",),
     "reported.json": ("seeds",),
+    TIMINGS_FILE: ("sessions",),
     "trial.json": ("trial",),
     "result.json": ("trial", "training", "status"),
     "training.json": ("files",),

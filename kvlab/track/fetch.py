@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.store import DETAIL_FILES, Store
+from kvlab.store.timings import TIMINGS_FILE
 from kvlab.track.connection import connect, redact_uri, translate_errors
-from kvlab.track.run_description import DAMAGED, PARENT, RECORD
+from kvlab.track.run_description import (
+    DAMAGED,
+    PARENT,
+    RECORD,
+    RECORD_DIGEST,
+    TIMINGS_DIGEST,
+)
 from kvlab.track.runs import iter_runs
 
 if TYPE_CHECKING:
@@ -89,13 +96,15 @@ def _find_parent(
 
 
 def _fetch_sweep(client: "MlflowClient", uri: str, parent: "Run", sweep: str, store: Store) -> None:
-    if "kvlab.record.digest" not in parent.data.tags:
+    if RECORD_DIGEST not in parent.data.tags:
         text = f"sweep = {sweep} in MLflow at {redact_uri(uri)} was mirrored without its"
         raise TrackingError(f"{text} description; `kvlab sync {sweep}` with this version adds it")
     directory = store.sweep_directory(sweep)
     directory.mkdir(parents=True)
-    path = client.download_artifacts(parent.info.run_id, f"{RECORD}/sweep.json", str(directory))
-    write_atomic(directory / "sweep.json", Path(path).read_bytes())
+    names = ["sweep.json", *([TIMINGS_FILE] if TIMINGS_DIGEST in parent.data.tags else [])]
+    for file in names:
+        path = client.download_artifacts(parent.info.run_id, f"{RECORD}/{file}", str(directory))
+        write_atomic(directory / file, Path(path).read_bytes())
     name = store.sweep(sweep).get("name")
     if name != sweep:
         raise StoreError(f"sweep = {sweep} in MLflow describes {name!r}; sync it again")

@@ -32,6 +32,9 @@ PARENT = "parent"
 RECORD = "record"
 """Artifact folder of the parent run with the sweep's description; see `kvlab.track.fetch`."""
 
+RECORD_DIGEST, TIMINGS_DIGEST = "kvlab.record.digest", "kvlab.timings.digest"
+"""Tags of the parent run: sha256 of the description, and of `timings.json` if there is one."""
+
 DAMAGED = "damaged.json"
 """File in it that lists trials whose results could not be read."""
 
@@ -246,6 +249,7 @@ def _tags(
         "kvlab.dirty": provenance.get("dirty"),
         "kvlab.device": provenance.get("device"),
         "kvlab.attempts": provenance.get("attempts"),
+        "kvlab.timed_again": (result.get("timing") or {}).get("finished"),
         "kvlab.data.digest": data.get("digest"),
         "kvlab.error.class": error.get("class"),
         "kvlab.error.type": error.get("type"),

@@ -15,6 +15,7 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256
 from kvlab.store import Store
 from kvlab.store.store import list_cells
+from kvlab.store.timings import TIMINGS_FILE
 from kvlab.track.connection import (
     connect,
     hold_mlflow_lock,
@@ -29,6 +30,8 @@ from kvlab.track.run_description import (
     MAX_TAG_LENGTH,
     PARENT,
     RECORD,
+    RECORD_DIGEST,
+    TIMINGS_DIGEST,
     RunDescription,
     cell_name,
     describe_run,
@@ -205,13 +208,14 @@ class Tracker:
     ) -> Iterator[RunDescription]:
         """Iterate over the runs of every cell and seed with a readable result, each key once."""
         keys = set()
+        timings = self._store.timings(sweep["name"])
         for cell in list_cells(sweep):
             for trial in cell["trials"].values():
                 key = run_key(trial, cell["levels"])
                 if key in keys or (only is not None and trial != only):
                     continue
                 try:
-                    result = self._store.result(trial)
+                    result = self._store.result(trial, timings)
                 except StoreError:  # damaged, so the trial will run again
                     continue
                 if result is not None:
@@ -290,12 +294,14 @@ class Tracker:
                 self._client.set_experiment_tag(experiment.experiment_id, name, value)
 
     def _log_description(self, parent: KnownRun, sweep: Mapping[str, Any]) -> None:
-        """Log the sweep's description, so that reports can be made from MLflow alone."""
-        path = self._store.sweep_directory(sweep["name"]) / "sweep.json"
-        digest = file_sha256(path)
-        if parent.tags.get("kvlab.record.digest") != digest:
-            self._client.log_artifact(parent.id, str(path), RECORD)
-            self._client.set_tag(parent.id, "kvlab.record.digest", digest)
+        """Log the sweep's description and later times, so that reports need MLflow alone."""
+        directory = self._store.sweep_directory(sweep["name"])
+        for name, tag in (("sweep.json", RECORD_DIGEST), (TIMINGS_FILE, TIMINGS_DIGEST)):
+            path = directory / name
+            digest = file_sha256(path) if path.exists() else None
+            if digest is not None and parent.tags.get(tag) != digest:
+                self._client.log_artifact(parent.id, str(path), RECORD)
+                self._client.set_tag(parent.id, tag, digest)
 
     def _log_damaged(self, parent: KnownRun, trials: Sequence[str]) -> None:
         """Log which results cannot be read, so that reports made from MLflow say so too."""

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -197,7 +198,9 @@ class TorchStages:
                 tokens=self._dataset.train[:BENCHMARK_TEXT_TOKENS].tolist(),
             )
         is_exclusive = is_alone and not speed.is_disturbed
-        return speed, replace(self._machine, timings="exclusive" if is_exclusive else "shared")
+        timings: Literal["exclusive", "shared"] = "exclusive" if is_exclusive else "shared"
+        seconds = speed.timing_seconds
+        return speed, replace(self._machine, timings=timings, timing_seconds=seconds)
 
 
 def _open_timing_lock(resources: ResourcesConfig) -> TimingLock | None:

@@ -1,15 +1,16 @@
-"""The tasks that an executor runs: a trial, or the smoke test of a trial's architecture."""
+"""The tasks that an executor runs: a trial, a smoke test, or a session that times trials again."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import assert_never
 
 from kvlab.store.provenance import Origin
+from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 from kvlab.trial.run import Outcome, run_trial
 from kvlab.trial.smoke_test import SmokeTest, run_smoke_test
 from kvlab.trial.trial import Trial
 
-Task = Trial | SmokeTest
+Task = Trial | SmokeTest | JointTiming
 """Plain data, picklable, with an ``id`` and the ``resources`` that it needs."""
 
 
@@ -23,7 +24,7 @@ def run_task(
     wait: bool = True,
     copies: str | None = None,
 ) -> Outcome:
-    """Run a task; see `run_trial` and `run_smoke_test`.
+    """Run a task; see `run_trial`, `run_smoke_test` and `run_joint_timing`.
 
     Raises:
         StoreError: nothing can be written.
@@ -41,5 +42,7 @@ def run_task(
             )
         case SmokeTest():
             return run_smoke_test(task)
+        case JointTiming():
+            return run_joint_timing(task, stop_flags)
         case _:
             assert_never(task)

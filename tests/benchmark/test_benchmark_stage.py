@@ -11,11 +11,13 @@ from kvlab.benchmark.interleaving import run_interleaved
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.timing_statistics import compare_timings
 from kvlab.errors import Stopped
+from kvlab.fs.atomic_files import read_json
 from kvlab.model import GPT
 from kvlab.model.generate import EagerDecoder
 from kvlab.report.benchmark_plots import benchmark_figures
-from kvlab.spec import Experiment, ServingConfig
+from kvlab.spec import Experiment, ModelConfig, ServingConfig
 from kvlab.store.metrics import METRICS
+from kvlab.trial.joint_timing import JointTiming, run_joint_timing
 
 MODEL = {"vocab_size": 257, "block_size": 512, "n_layer": 4, "n_head": 4, "n_embd": 128}
 
@@ -269,3 +271,43 @@ def test_on_cuda_the_clock_waits_for_the_work():
         a @ a
     clock.mark()
     assert clock.intervals()[0] > 20 * 2 * 4096**3 / 1e15, "faster than any device"
+
+
+def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):
+    """Every round runs each variant once, forwards and backwards; memory is not taken again."""
+    monkeypatch.setattr("kvlab.benchmark.interleaving.MAX_FOREIGN_SHARE", 2.0)
+    turns = []
+    decode = TimedDecoder.decode
+    monkeypatch.setattr(
+        TimedDecoder,
+        "decode",
+        lambda self, *of: turns.append(self.model.config.n_kv_head) or decode(self, *of),
+    )
+    trials = {}
+    for heads in (4, 1):
+        model = {**MODEL, "n_layer": 1, "n_kv_head": heads}
+        settings = {"prompt_tokens": 8, "new_tokens": 4, "repeats": 2, "seconds": 1e-6}
+        trials[f"trial{heads}"] = experiment(**settings).model_copy(
+            update={"model": ModelConfig.model_validate(model), "name": f"heads{heads}"}
+        )
+    task = JointTiming("timing", 0, trials, str(tmp_path / "answer.json"))
+    assert run_joint_timing(task) == "done"
+    answer = read_json(task.result_path)
+    assert turns == [4, 1, 4, 1, 1, 4]  # after one warm-up of each
+    assert answer["disturbance"] == ""
+    for trial, one in trials.items():
+        found = answer["trials"][trial]
+        assert found["measurements"].keys() == {
+            "ttft_ms", "tpot_ms_p50", "tpot_ms_p95", "tpot_ms_p99", "tpot_ms_uncached_p50",
+            "tokens_per_second",
+        }  # fmt: skip
+        assert {line["variant"] for line in found["benchmark"]} == {one.name}
+        metrics = {line["metric"] for line in found["benchmark"]}
+        assert metrics == {"ttft", "tpot", "tokens_per_second"}
+
+
+def test_a_session_that_is_asked_to_stop_writes_nothing(tmp_path):
+    (tmp_path / "stop").touch()
+    task = JointTiming("timing", 0, {"t": experiment()}, str(tmp_path / "answer.json"))
+    assert run_joint_timing(task, [tmp_path / "stop"]) == "stopped"
+    assert not (tmp_path / "answer.json").exists()

@@ -7,6 +7,7 @@ import pytest
 from kvlab.cli.main import main
 from kvlab.errors import StoreError, TrackingError, UsageError
 from kvlab.report import write_report
+from kvlab.store.timings import TimedTrial, TimingSession, write_timings
 from kvlab.track import Tracker, fetch_record
 from tests.support.mlflow_contents import read_files, store_client, store_runs
 from tests.support.record_factory import Record
@@ -32,12 +33,23 @@ def mirrored(tmp_path_factory):
     sweep = store.sweep("made")
     sweep["cells"][2]["trials"] = sweep["cells"][0]["trials"]
     store.write_sweep(sweep)
+    write_timings(store.sweep_directory("made"), [time_again(store, record)])
     write_report(store, "made", home / "report")
     Tracker(store.path).mirror("made")
     for part in ("sweeps", "trials", "tracking.id"):
         path = store.path / part
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     return home
+
+
+def time_again(store, record):
+    """A session in which two of the trials were timed again."""
+    trials = [record.trial({"heads": heads, "sharing": "none"}, 0) for heads in ("mha", "mqa")]
+    timed = {
+        trial: TimedTrial(store.result_seal(trial), {"tpot_ms_p50": 0.125}, ()) for trial in trials
+    }
+    at = ("2026-01-02T00:00:00Z", "2026-01-02T00:00:09Z")
+    return TimingSession(0, *at, "cpu", 1, None, timed)
 
 
 @pytest.fixture
@@ -53,6 +65,16 @@ def test_the_same_report_without_the_store(mirrored, uri, tmp_path, monkeypatch,
     assert "1 damaged, 1 diverged, 1 failed" in text
     assert not (tmp_path / "runs").exists()
     assert capsys.readouterr().err == ""
+
+
+def test_times_that_were_taken_again_are_those_of_the_run_and_of_the_report(mirrored):
+    runs = {run.info.run_name: run for run in store_runs(mirrored / "store")}
+    run = runs["baseline seed 0"]
+    assert run.data.metrics["speed/tpot_ms_p50"] == 0.125
+    assert run.data.tags["kvlab.timed_again"] == "2026-01-02T00:00:09Z"
+    assert runs["mqa+tied seed 0"].data.metrics["speed/tpot_ms_p50"] != 0.125
+    rows = (mirrored / "report" / "made" / "results.jsonl").read_text()
+    assert rows.count('"timed_again": "2026-01-02T00:00:09Z"') == 3  # of two cells it is one
 
 
 def test_a_run_that_is_not_whole_is_missing(mirrored, tmp_path):

@@ -1,6 +1,7 @@
 """`kvlab plan`: list the trials of a sweep with their cost and state. Imports no torch."""
 
 import argparse
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli.search_summary import format_search_space
 from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positive_float, read_sweep
 from kvlab.cli.terminal import format_table
-from kvlab.errors import UsageError
+from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
 from kvlab.spec import Sweep
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters
@@ -73,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
     why = None
     if options.why or (options.why is not None and not unmatched):
         why = _explain_missing(planned, store, options.why)
+    retiming = _describe_retiming(planned, store)
     if options.json:
         facts = {**_collect_facts(planned), "budget": None if costs is None else asdict(costs)}
         if most is not None:
@@ -80,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
             facts["at_least"] = {"trials": len(least.trials), "trainings": least.training_count}
             facts["at_most"] = {**at_most, "budget": most_costs and asdict(most_costs)}
             facts["stage"] = {"name": stage.name, "number": stage.number, "is_last": stage.is_last}
+        facts["retiming"] = retiming
         facts["unmatched"] = [asdict(group) for group in unmatched]
         if why is not None:
             facts["why"] = {"trial": why[0].trial.id, "nearest": why[1] and asdict(why[1])}
@@ -90,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
         *_format_unmatched(unmatched, options.why is not None),
         *_format_tuning(stage),
         *(_format_budget(costs) if costs else []),
+        *([f"Timings: {retiming}."] if retiming else []),
     ]
     if most is not None:
         lines += _format_stage(stage, least, most, most_costs)
@@ -111,6 +115,17 @@ def _estimate_costs(planned: Plan, store: Store, options: argparse.Namespace) ->
         at_once=_count_concurrent_trials(planned),
         on_calibration=_announce_calibration,
     )
+
+
+def _describe_retiming(planned: Plan, store: Store) -> str:
+    """Return whether trials are timed again at the end, and why; empty if this needs no word."""
+    from kvlab.sweep.driver.retiming import announce_retiming, plan_retiming
+
+    if any(not one.has_ended for one in planned.trials):
+        return announce_retiming(planned, _count_concurrent_trials(planned))
+    with contextlib.suppress(UsageError, StoreError):  # no description, or a damaged one
+        return plan_retiming(planned, store).line
+    return ""
 
 
 def _announce_calibration() -> None:

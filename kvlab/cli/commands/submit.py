@@ -1,6 +1,7 @@
 """`kvlab submit`: run the missing trials of a sweep, write its report, publish both."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -27,7 +28,7 @@ from kvlab.cli.shared_arguments import (
 )
 from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCallback
 from kvlab.cli.terminal import tolerate_broken_output
-from kvlab.errors import UsageError
+from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_duration
 from kvlab.spec import Sweep
 from kvlab.store import Store
@@ -36,6 +37,7 @@ from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
+from kvlab.sweep.driver.retiming import RetimingRun, plan_retiming
 from kvlab.sweep.driver.retry_policy import reopen_tuning
 from kvlab.sweep.driver.shutdown import stop_on_signal
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
@@ -186,13 +188,16 @@ def _run_sweep(
     sweep, missing = stage.plan.sweep, trials_to_run(stage.plan, options.retry_failed)
     command = _redact_command(options)
     may_run = bool(missing) or sweep.search is not None or not stage.is_last
+    may_run = may_run or _will_retime(stage.plan, store)
     origin, stop_flag = capture_origin(command), store.new_driver_stop_flag(sweep.name)
     stop_flags = store.stop_flag(sweep.name), stop_flag
     display.print_line(f"{_name_stage(stage)}: {stage.plan.format_totals()}")
     executor = _make_executor(options, store, origin, stop_flags, may_run)
     seen_kinds: set[bool] = set()
+    plans = [stage.plan]
 
     def run_stage(one: Stage) -> Summary:
+        plans.append(one.plan)
         is_first = one.is_tuning not in seen_kinds  # in later stages it failed just now
         seen_kinds.add(one.is_tuning)
         if one is not stage:
@@ -214,10 +219,22 @@ def _run_sweep(
         trials = _describe_missing(stage.plan, len(missing))
         display.print_line(f"{trials}{location}; record in {options.store}")
         summary = run_stages(stage, run_stage, partial(_plan_next_stage, sweep, store, display))
+        if not (summary.stopped or summary.states["missing"] or summary.has_more):
+            run = RetimingRun(plans[-1], store, executor, origin, stop_flag, display.print_line)
+            with stop_on_signal(run.stop):
+                is_over = run.run()
+            summary = replace(summary, stopped=not is_over, has_more=not is_over)
         is_forced = False
         return _add_tuning_trials(summary, store, sweep.name)
     finally:
         executor.close(force=is_forced)
+
+
+def _will_retime(planned: Plan, store: Store) -> bool:
+    """Return whether trials that have all ended are timed again."""
+    with contextlib.suppress(UsageError, StoreError):  # no description, or one to be written anew
+        return plan_retiming(planned, store).will_run
+    return False
 
 
 def _add_tuning_trials(summary: Summary, store: Store, sweep: str) -> Summary:

@@ -1,7 +1,7 @@
 """Speed of serving: time to first token, time per output token, throughput, and their curves."""
 
 from kvlab.analysis.study import Study
-from kvlab.analysis.timings import describe_shared_timings, is_shared
+from kvlab.analysis.timings import describe_shared_timings, is_shared, is_timed_again
 from kvlab.analysis.trial_rows import Levels
 from kvlab.humanize import format_count
 from kvlab.report.benchmark_lines import benchmark_lines
@@ -81,8 +81,19 @@ def _describe_timings(study: Study) -> str:
     """Describe how many trials were timed while something else ran, if the results record it."""
     timings = [row.record["provenance"].get("timings") for row in study.done_rows]
     shared = describe_shared_timings(study.done_rows)
+    again = sum(map(is_timed_again, study.done_rows))
+    text = ""
+    if again:
+        which = "All trials" if again == len(timings) else f"{again} of {len(timings)} trials"
+        text = (
+            f" {which} were timed again at the end of the sweep, with nothing else on the machine,"
+            " all cells of a seed in turns. These times replace the first ones, which were taken"
+            " as each trial ended."
+        )
     if shared:
-        return f" {shared}, so differences of times are not judged."
+        return f"{text} {shared}, so differences of times are not judged."
+    if again:
+        return text
     if None in timings:
         return " The record does not say which trials ran side by side while they were timed."
     return " Nothing else used a device while it was timed."

@@ -1,0 +1,120 @@
+"""Time several trials again in one session, where every round of the benchmark runs each once.
+
+Speed does not depend on the weights, so the models are initialized anew, and the session needs no
+training of the record. Its answer is a file for the driver, which keeps it if nothing else used
+the machine.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvlab.errors import Stopped
+from kvlab.fs.atomic_files import write_json
+from kvlab.humanize import summarize_error
+from kvlab.spec import ResourcesConfig
+from kvlab.spec.experiment import Experiment
+from kvlab.store.provenance import utc_now
+from kvlab.trial.run import StopCheck
+
+
+@dataclass(frozen=True)
+class JointTiming:
+    """One task of an executor. Plain data, picklable.
+
+    Attributes:
+        id: names the task.
+        seed: of the trials.
+        experiments: of the trials, by their ids. What the benchmark measures and where it runs
+            are the same in all.
+        result_path: where the answer is written.
+    """
+
+    id: str
+    seed: int
+    experiments: Mapping[str, Experiment]
+    result_path: str
+
+    @property
+    def resources(self) -> ResourcesConfig:
+        """The resources of a trial, on one whole device."""
+        first = next(iter(self.experiments.values())).resources
+        one_device = {"gpus": 1.0 if first.devices else 0.0, "workers": 1}
+        return first.model_copy(update=one_device)
+
+
+def run_joint_timing(
+    task: JointTiming, stop_flags: Sequence[str | Path] = ()
+) -> Literal["done", "failed", "stopped"]:
+    """Time the trials and write the answer: ``error``, or the fields of `_measure`.
+
+    Args:
+        stop_flags: files whose presence asks to stop, looked for between two turns.
+
+    Raises:
+        StoreError: the answer cannot be written.
+    """
+    should_stop = StopCheck(stop_flags, ())
+
+    def check_stop() -> None:
+        if should_stop():
+            raise Stopped("asked to stop")
+
+    try:
+        answer = _measure(task, check_stop)
+    except Stopped:
+        return "stopped"
+    except Exception as error:
+        answer = {"error": summarize_error(error)}
+    write_json(task.result_path, answer)
+    return "failed" if "error" in answer else "done"
+
+
+def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any]:
+    """Return ``started``, ``finished``, ``device``, ``threads``, ``disturbance`` and ``trials``."""
+    from kvlab.benchmark.benchmark_stage import time_together
+    from kvlab.benchmark.session import Variant
+    from kvlab.model import GPT
+    from kvlab.trial.stages import set_up_device
+
+    check_stop()
+    device, machine = set_up_device(task.resources, task.seed)
+    started, first = utc_now(), next(iter(task.experiments.values()))
+    variants = [
+        Variant(trial, GPT(one.model, seed=task.seed).to(device).eval(), one.serving)
+        for trial, one in task.experiments.items()
+    ]
+    timings = time_together(
+        variants, first.benchmark, on_turn=check_stop, tokens=_read_tokens(first)
+    )
+    trials = {
+        trial: {
+            "measurements": timings.measurements[trial],
+            "benchmark": [
+                {**line.model_dump(mode="json", exclude_defaults=True), "variant": experiment.name}
+                for line in timings.lines[trial]
+            ],
+        }
+        for trial, experiment in task.experiments.items()
+    }
+    return {
+        "started": started,
+        "finished": utc_now(),
+        "device": machine.device,
+        "threads": machine.threads,
+        "disturbance": timings.disturbance,
+        "trials": trials,
+    }
+
+
+def _read_tokens(experiment: Experiment) -> list[int]:
+    """Return the text that the measure ``task`` reads; nothing if it is not taken."""
+    if "task" not in experiment.benchmark.parts:
+        return []
+    from kvlab.data import prepare_dataset
+    from kvlab.trial.stages import BENCHMARK_TEXT_TOKENS
+
+    dataset = prepare_dataset(experiment.data)
+    tokens: list[int] = dataset.train[:BENCHMARK_TEXT_TOKENS].tolist()
+    return tokens

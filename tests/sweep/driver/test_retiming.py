@@ -1,0 +1,268 @@
+"""Timing trials again at the end of a sweep: when, which, what is kept, and what reads it."""
+
+from dataclasses import replace
+
+import pytest
+
+from kvlab.analysis.study import Study
+from kvlab.fs.atomic_files import write_json
+from kvlab.report.sections.serving_speed import report_speed
+from kvlab.store import Store
+from kvlab.store.object_storage import ObjectStorage
+from kvlab.store.provenance import DataProvenance, Machine, Origin, build_provenance
+from kvlab.store.result import TrialMeasurements, build_result
+from kvlab.store.sweep_backup import copy_sweep, restore_sweep
+from kvlab.store.timings import TIMINGS_FILE, read_timings
+from kvlab.store.verification import heal_damage, verify_record
+from kvlab.sweep.driver.retiming import RetimingRun, announce_retiming, plan_retiming
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.planning.planner import describe_sweep
+from tests.support.stub_trials import EXPERIMENT, SWEEP, identify, tiny_plan
+
+TIMES = {"ttft_ms": 9.0, "tpot_ms_p50": 8.0, "training_tokens_per_second": 70.0}
+LINES = [{"metric": "kv_storage", "value": 5}, {"metric": "tpot", "value": 0.008}]
+
+
+def make_plan(folder, store, mode="auto", sweep=SWEEP):
+    planned = tiny_plan(folder, store, sweep)
+    if mode == "auto":
+        return planned
+    trials = []
+    for one in planned.trials:
+        experiment = one.trial.experiment
+        benchmark = experiment.benchmark.model_copy(update={"retime": mode})
+        experiment = experiment.model_copy(update={"benchmark": benchmark})
+        trials.append(replace(one, trial=replace(one.trial, experiment=experiment)))
+    return replace(planned, trials=tuple(trials))
+
+
+def first_times(trial):
+    return {**TIMES, "tpot_ms_p50": 8.0 + int(trial.id[:2], 16) / 256}
+
+
+def write_record(folder, seconds: float | None = 0.5, minutes=10, timings="shared"):
+    """Write a sweep whose trials ran side by side for some minutes, each timed for ``seconds``."""
+    store = Store(folder / "runs")
+    planned = tiny_plan(folder, store)
+    for one in planned.trials:
+        write_trial(store, one.trial, seconds, minutes, timings)
+    store.write_sweep(describe_sweep(planned, yaml="y", experiment_yaml="e", command="c"))
+    return store
+
+
+def write_trial(store, trial, seconds=0.5, minutes=10, timings="shared", loss=2.0):
+    machine = Machine("stub", 1, timings, seconds)
+    data = DataProvenance("0" * 64, trial.data_identity, "none", "bytes")
+    facts = build_provenance(Origin(), started="", attempts=1, machine=machine, data=data)
+    facts |= {"started": "2026-01-01T10:00:00Z", "finished": f"2026-01-01T10:{minutes:02}:00Z"}
+    measured = TrialMeasurements(
+        {"loss": loss, **first_times(trial)}, {"train_loss": [], "validation_loss": []}, {"steps": 20}, machine,
+        data, benchmark=LINES,
+    )  # fmt: skip
+    store.write_result(build_result(trial, "done", facts, measured=measured))
+
+
+class StubSession:
+    """Answer as a worker; ``fail`` maps the number of a call to what goes wrong."""
+
+    def __init__(self, fail=None, value=1.0):
+        self.tasks, self.fail, self.value = [], fail or {}, value
+
+    def __call__(self, task):
+        self.tasks.append(task)
+        problem = self.fail.get(len(self.tasks), "")
+        if problem == "kill":
+            raise KeyboardInterrupt
+        answer = {
+            "started": "2026-01-01T11:00:00Z",
+            "finished": f"2026-01-01T11:00:{len(self.tasks):02}Z",
+            "device": "stub",
+            "threads": 1,
+            "disturbance": problem if problem.startswith("other") else "",
+            "trials": {
+                trial: {
+                    "measurements": {"ttft_ms": self.value, "tpot_ms_p50": self.value + number},
+                    "benchmark": [{"metric": "tpot", "value": self.value}],
+                }
+                for number, trial in enumerate(task.experiments)
+            },
+        }
+        write_json(task.result_path, {"error": problem} if problem == "out of memory" else answer)
+        return "done"
+
+
+def run_retiming(planned, store, session):
+    lines = []
+    flag = store.new_driver_stop_flag("s")
+    executor = InlineExecutor(session)
+    run = RetimingRun(planned, store, executor, Origin("c0ffee"), flag, lines.append)
+    return run.run(), lines
+
+
+def speed_text(study):
+    return " ".join(map(str, report_speed(study).contents[0].spans))
+
+
+def test_trials_of_a_seed_are_timed_together_and_the_new_times_are_read(tmp_path):
+    store = write_record(tmp_path)
+    planned, session = make_plan(tmp_path, store), StubSession()
+    before = Study.load(store, "s")
+    assert before.is_disturbed("tpot_ms_p50")
+    assert before.effects("tpot_ms_p50")[0].verdict_name == "disturbed"
+    over, lines = run_retiming(planned, store, session)
+    assert over
+    assert "timing 8 trials in 2 sessions again, alone and in turns, about 4s, 1% of" in lines[0]
+    assert [(task.seed, len(task.experiments)) for task in session.tasks] == [(0, 4), (1, 4)]
+    base = planned.trials[0].trial
+    assert base.id == planned.cells[0].trials[0]
+    first = {"loss": 2.0, **first_times(base)}
+    assert store.result(base.id)["measurements"] == first  # written once
+    again = store.result(base.id, store.timings("s"))
+    assert again["measurements"] == {**first, "ttft_ms": 1.0, "tpot_ms_p50": 1.0}
+    assert [line["metric"] for line in again["benchmark"]] == ["kv_storage", "tpot"]
+    assert again["timing"]["trials"] == 4
+    assert again["timing"]["commit"] == "c0ffee"
+    study = Study.load(store, "s")
+    assert not study.timing_obstacle
+    effect = study.effects("tpot_ms_p50")[0]
+    assert effect.verdict_name != "disturbed"
+    assert effect.value == 2.0
+    assert study.is_disturbed("training_tokens_per_second")  # a training is not repeated
+    assert "All trials were timed again at the end of the sweep" in speed_text(study)
+    assert not plan_retiming(planned, store).sessions
+    assert not list((store.path / "sweeps" / "s").glob(".timing*"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "minutes", "mode", "will_run", "text"),
+    [
+        (7.0, 10, "auto", True, "about 56s, 9% of the sweep's time"),
+        (8.0, 10, "auto", False, "would take about 1m04s, over a tenth of the sweep's 10m00s"),
+        (8.0, 10, "always", True, "(benchmark.retime: always)"),
+        (0.1, 10, "never", False, ""),
+        (None, 10, "auto", False, "do not say how long that took"),
+        (None, 10, "always", True, ""),
+    ],
+)
+def test_it_is_decided_by_its_cost(tmp_path, seconds, minutes, mode, will_run, text):
+    store = write_record(tmp_path, seconds, minutes)
+    decision = plan_retiming(make_plan(tmp_path, store, mode), store)
+    assert decision.will_run is will_run
+    assert text in decision.line
+
+
+def test_times_that_compare_are_left_alone(tmp_path):
+    store = write_record(tmp_path, timings="exclusive")
+    assert not plan_retiming(make_plan(tmp_path, store, "always"), store).line
+
+
+@pytest.mark.parametrize("problem", ["other processes used 40% of the cores", "out of memory"])
+def test_a_session_that_is_disturbed_or_fails_leaves_the_first_times(tmp_path, problem):
+    store = write_record(tmp_path)
+    tries = 1 if problem == "out of memory" else 2
+    session = StubSession(dict.fromkeys(range(1, tries + 1), problem))
+    planned = make_plan(tmp_path, store)
+    _, lines = run_retiming(planned, store, session)
+    assert [task.seed for task in session.tasks[: tries + 1]] == [0] * tries + [1]
+    assert f"not done, the first times stay: {problem}" in lines[1]
+    assert [one.seed for one in read_timings(store.sweep_directory("s"))] == [1]
+    if tries == 2:
+        assert "4 of 8 trials were timed while" in Study.load(store, "s").timing_obstacle
+        run_retiming(planned, store, again := StubSession())
+        assert [task.seed for task in again.tasks] == [0]
+        assert not Study.load(store, "s").timing_obstacle
+
+
+def test_after_a_kill_only_what_is_not_recorded_is_timed(tmp_path):
+    store = write_record(tmp_path)
+    planned = make_plan(tmp_path, store)
+    with pytest.raises(KeyboardInterrupt):
+        run_retiming(planned, store, StubSession({2: "kill"}))
+    _, lines = run_retiming(planned, store, session := StubSession())
+    assert [task.seed for task in session.tasks] == [1]
+    assert "timing 4 trials in 1 session" in lines[0]
+    assert not Study.load(store, "s").timing_obstacle
+
+
+def test_a_stop_ends_it_and_the_next_run_goes_on(tmp_path):
+    store = write_record(tmp_path)
+    planned = make_plan(tmp_path, store)
+
+    class Stopping(StubSession):
+        def __call__(self, task):  # noqa: ARG002 (an executor's)
+            store.stop_flag("s").touch()
+            return "stopped"
+
+    over, _ = run_retiming(planned, store, Stopping())
+    assert not over
+    assert not read_timings(store.sweep_directory("s"))
+    assert not store.stop_flag("s").exists()
+    assert run_retiming(planned, store, StubSession())[0]
+    assert len(read_timings(store.sweep_directory("s"))) == 2
+
+
+def test_times_of_a_result_that_was_made_again_do_not_count(tmp_path):
+    store = write_record(tmp_path)
+    planned = make_plan(tmp_path, store)
+    run_retiming(planned, store, StubSession())
+    trial = planned.trials[0].trial
+    (store.trial_directory(trial.id) / "result.json").unlink()
+    write_trial(store, trial, loss=3.0)
+    assert store.result(trial.id, store.timings("s"))["measurements"]["tpot_ms_p50"] >= 8.0
+    assert "1 of 8 trials" in Study.load(store, "s").timing_obstacle
+    run_retiming(planned, store, session := StubSession(value=2.0))
+    assert [task.seed for task in session.tasks] == [trial.seed]
+    assert len(read_timings(store.sweep_directory("s"))) == 2
+    assert not Study.load(store, "s").timing_obstacle
+
+
+def test_damage_is_found_and_leaves_the_first_times(tmp_path):
+    store = write_record(tmp_path)
+    planned = make_plan(tmp_path, store)
+    run_retiming(planned, store, StubSession())
+    path = store.sweep_directory("s") / TIMINGS_FILE
+    path.write_text(path.read_text().replace("1.0", "0.1"))
+    assert Study.load(store, "s").timing_obstacle
+    [damage] = verify_record(store).damaged
+    assert (damage.path, "timed again" in damage.remedy) == (f"sweeps/s/{TIMINGS_FILE}", True)
+    assert heal_damage(damage) is not None
+    run_retiming(planned, store, StubSession())
+    assert not verify_record(store).damaged
+    assert not Study.load(store, "s").timing_obstacle
+
+
+def test_copies_have_the_new_times(tmp_path):
+    store = write_record(tmp_path)
+    run_retiming(make_plan(tmp_path, store), store, StubSession())
+    storage = ObjectStorage(str(tmp_path / "copy"))
+    copy_sweep(store, storage, "s")
+    restored = Store(tmp_path / "restored")
+    restore_sweep(restored, storage, "s")
+    assert not Study.load(restored, "s").timing_obstacle
+
+
+def test_plan_says_beforehand_what_becomes_of_the_times(tmp_path):
+    store = Store(tmp_path / "runs")
+    assert "if that takes under a tenth" in announce_retiming(make_plan(tmp_path, store), 2)
+    assert "(benchmark.retime: never)" in announce_retiming(make_plan(tmp_path, store, "never"), 2)
+    assert not announce_retiming(make_plan(tmp_path, store), 1)
+
+
+def test_the_setting_changes_no_id_and_takes_booleans(tmp_path):
+    ids = [one.trial.id for one in tiny_plan(tmp_path).trials]
+    for written in ("always", "true", "false"):
+        text = EXPERIMENT.replace("new_tokens: 4}", f"new_tokens: 4, retime: {written}}}")
+        assert text != EXPERIMENT
+        planned = plan_of(tmp_path, text)
+        assert [one.trial.id for one in planned.trials] == ids
+        expected = {"true": "always", "false": "never"}.get(written, written)
+        assert planned.trials[0].trial.experiment.benchmark.retime == expected
+
+
+def plan_of(folder, experiment):
+    from kvlab.spec import load_sweep
+    from kvlab.sweep import plan
+
+    (folder / "s.yaml").write_text(SWEEP)
+    (folder / "e.yaml").write_text(experiment)
+    return plan(load_sweep(folder / "s.yaml"), identify=identify)
