@@ -277,11 +277,11 @@ def test_trials_that_are_timed_together_take_turns(tmp_path, monkeypatch):
     """Every round runs each variant once, forwards and backwards; memory is not taken again."""
     monkeypatch.setattr("kvlab.benchmark.interleaving.MAX_FOREIGN_SHARE", 2.0)
     turns = []
-    decode = TimedDecoder.decode
+    decode = TimedDecoder.decode_uncached  # one step of every turn
     monkeypatch.setattr(
         TimedDecoder,
-        "decode",
-        lambda self, *of: turns.append(self.model.config.n_kv_head) or decode(self, *of),
+        "decode_uncached",
+        lambda self, length: turns.append(self.model.config.n_kv_head) or decode(self, length),
     )
     trials = {}
     for heads in (4, 1):
