@@ -125,6 +125,7 @@ def build_provenance(
         "dirty": origin.dirty,
         "kvlab": kvlab.__version__,
         "python": platform.python_version(),
+        "platform": platform.platform(),
         "versions": dict(package_versions()),
         "device": machine.device if machine else None,
         "threads": machine.threads if machine else None,

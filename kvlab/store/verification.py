@@ -8,7 +8,14 @@ from typing import Any
 
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lock import Lock
-from kvlab.fs.sealed_files import check_file, read_sealed_json, set_aside, write_sealed_json
+from kvlab.fs.sealed_files import (
+    check_file,
+    read_seal,
+    read_sealed_json,
+    seal_file,
+    set_aside,
+    write_sealed_json,
+)
 from kvlab.store.store import DETAIL_FILES, SCHEMA, TRAINING_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
 
@@ -62,7 +69,8 @@ class Verification:
     """What a check of the record read.
 
     Attributes:
-        trials, trainings, files, bytes: what was read, in numbers.
+        trials, trainings, bytes: what was read, in numbers.
+        paths: the files that are what was written.
         datasets: digests of the datasets that trials were trained on.
         damaged: what is wrong.
         notes: what is not as it was, and is no damage.
@@ -70,11 +78,69 @@ class Verification:
 
     trials: int = 0
     trainings: int = 0
-    files: int = 0
     bytes: int = 0
+    paths: list[Path] = field(default_factory=list)
     datasets: set[str] = field(default_factory=set)
     damaged: list[Damage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True)
+class TrialFile:
+    """A sealed file that a trial rests on.
+
+    Attributes:
+        path: relative to the store.
+        sha256: of its contents; of sealed JSON the hash at its end; empty if it does not verify.
+        problem: what is wrong with it; empty if nothing is.
+    """
+
+    path: str
+    sha256: str
+    problem: str = ""
+
+
+def list_trial_files(store: Store, trial: str) -> tuple[list[TrialFile], list[str]]:
+    """Check the files of a trial and of its training.
+
+    Returns:
+        The files, and notes on what is not as it was and is no damage.
+
+    Raises:
+        StoreError: a file cannot be read.
+    """
+    verifier = _Verifier(store, lambda _: None)
+    verifier.verify_trial(trial)
+    training = store.read_training_id(trial) or _recorded_training(store, trial)
+    found = verifier.found
+    if training is not None:
+        verifier.verify_training(training)
+        directory = store.training_directory(training)
+        if (directory / "training.json").exists() and not (directory / "final").exists():
+            found.notes.append(f"the weights of training {training} were removed since")
+    whole = [
+        TrialFile(path.relative_to(store.path).as_posix(), _hash_of(path)) for path in found.paths
+    ]
+    return [*whole, *(TrialFile(d.path, "", d.reason) for d in found.damaged)], found.notes
+
+
+def _recorded_training(store: Store, trial: str) -> str | None:
+    try:
+        return str((store.result(trial) or {}).get("training") or "") or None
+    except RecordDamaged:
+        return None
+
+
+def _hash_of(path: Path) -> str:
+    """Return the hash at the end of sealed JSON, else the sha256 of the file."""
+    try:
+        return read_seal(path)
+    except RecordDamaged:
+        return seal_file(path)["sha256"]
 
 
 def verify_record(
@@ -238,7 +304,7 @@ class _Verifier:
             self.count(path)
 
     def count(self, path: Path) -> None:
-        self.found.files += 1
+        self.found.paths.append(path)
         self.found.bytes += os.path.getsize(path)
 
     def add(

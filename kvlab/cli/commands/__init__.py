@@ -16,6 +16,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "kvlab.cli.commands.compare",
         "compare two sweeps, or two records of one, cell by cell",
     ),
+    "explain": (
+        "kvlab.cli.commands.explain",
+        "follow a number of a report, a cell or a trial to where it comes from",
+    ),
     "ui": ("kvlab.cli.commands.ui", "browse the results in MLflow"),
     "sync": ("kvlab.cli.commands.sync", "bring MLflow up to date with the store"),
     "copy": ("kvlab.cli.commands.copy", "copy the record to object storage, or restore it"),

@@ -284,7 +284,7 @@ def _savings_cell(study: Study, effect: Effect) -> Cell:
 
 
 def _other_metrics_table(study: Study) -> Table | None:
-    effects = _judge_others(study)
+    effects = judge_other_metrics(study)
     rows = tuple(_other_row(study, effect) for effect in effects)
     confidence = 100 * (1 - study.decide.alpha)
     columns = (
@@ -303,7 +303,7 @@ def _other_metrics_table(study: Study) -> Table | None:
     return Table("effects-other", caption, columns, rows) if rows else None
 
 
-def _judge_others(study: Study) -> list[Effect]:
+def judge_other_metrics(study: Study) -> list[Effect]:
     """Return the effects on all other measurements that compare, judged together."""
     derived = [  # a paired loss is a one-shot loss once more, of the served text alone
         m for m, metric in METRICS.items() if metric.derive and not m.endswith("_paired")
