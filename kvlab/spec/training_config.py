@@ -158,11 +158,12 @@ class TrainingConfig(SpecModel):
         examples=[8192],
         json_schema_extra={"unit": "tokens"},
     )
-    checkpoint_every: PositiveInt = Field(
-        default=100,
-        description="Steps between checkpoints.",
+    checkpoint_every: PositiveInt | None = Field(
+        default=None,
+        description="Steps between checkpoints. Without it ten minutes, or twenty times as long as"
+        " writing one takes.",
         examples=[500],
-        json_schema_extra={"unit": "steps"},
+        json_schema_extra={"unit": "steps", "computed_default": "ten minutes"},
     )
     keep_last: PositiveInt = Field(
         default=2,

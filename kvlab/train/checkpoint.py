@@ -5,7 +5,8 @@
                               state.json              `TrainingState`, and the files' sha256
 
 A folder gets its name only after everything in it is on disk. If a disk loses bytes all the same,
-the hashes detect it, and the previous checkpoint is used.
+the hashes detect it, and the previous checkpoint is used. Beside a GPU a thread writes: the
+training goes on once the tensors are copied.
 
 Trainings of several token budgets under wsd share a `Trunk`: checkpoints of their stable phase.
 """
@@ -16,7 +17,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -54,7 +56,7 @@ class TrainingState:
         losses: of every step, in nats per token. The curve is made of them at the end, since the
             steps between its points depend on the token budget.
         lowest: argument of `kvlab.train.divergence.check_spike`.
-        validation_curve, resumed_from, branched_at: as in `TrainingRecord`.
+        validation_curve, resumed_from, branched_at, checkpoint_seconds: as in `TrainingRecord`.
     """
 
     step: int = 0
@@ -66,6 +68,7 @@ class TrainingState:
     validation_curve: Curve = field(default_factory=list)
     resumed_from: list[int] = field(default_factory=list)
     branched_at: int | None = None
+    checkpoint_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Checkpoints:
         keep_last: number of newest checkpoints to keep.
         keep_best: number of checkpoints with the lowest validation loss to keep as well.
         fence: of the lock on ``directory``, checked before each file is put in place.
+        is_background: write from a thread.
     """
 
     def __init__(
@@ -136,20 +140,60 @@ class Checkpoints:
         keep_last: int,
         keep_best: int,
         fence: Fence | None = None,
+        *,
+        is_background: bool = False,
     ):
-        self._fence = fence
+        self._fence, self._is_background = fence, is_background
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: Future[None] | None = None
         self._folder, self._identity = directory / "checkpoints", identity
         self._keep_last, self._keep_best = keep_last, keep_best
 
     def save(self, model: nn.Module, optimizer: Optimizer, state: TrainingState) -> None:
         """Write a checkpoint, then remove those that are not to be kept.
 
+        From a thread, the tensors are copied now and written later: `wait` for it. The checkpoint
+        before is waited for here.
+
         Raises:
             StoreError: the disk is full or gone; earlier checkpoints stay.
             LeaseLost: another process has taken this training over.
         """
-        with self._new_folder(self._folder / _folder_name(state.step)) as folder:
-            self._write_files(folder, model, optimizer, state)
+        self.wait()
+        parameters: dict[str, Tensor] = dict(model.named_parameters())
+        tensors = parameters, _optimizer_tensors(optimizer, parameters)
+        if not self._is_background:
+            self._write(tensors, asdict(state))
+            return
+        copies = tuple(_copy_to_host(part) for part in tensors)
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending = self._writer.submit(self._write, copies, asdict(state))
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on disk.
+
+        Raises:
+            StoreError, LeaseLost: it could not be written; see `save`.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def raise_errors(self) -> None:
+        """Raise what kept the last checkpoint from being written, if that is known by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def close(self) -> None:
+        """Let the thread finish what it writes, and end it. Its errors are dropped."""
+        if self._writer is not None:
+            self._writer.shutdown()
+        self._writer = self._pending = None
+
+    def _write(self, tensors: Sequence[Mapping[str, Tensor]], state: dict[str, Any]) -> None:
+        with self._new_folder(self._folder / _folder_name(state["step"])) as folder:
+            self._write_files(folder, tensors, state)
         self._remove_all_but(self._list_newest_first()[: self._keep_last])
 
     def share(self, step: int, trunk: Trunk) -> None:
@@ -227,13 +271,12 @@ class Checkpoints:
                 shutil.rmtree(temporary, ignore_errors=True)
 
     def _write_files(
-        self, folder: Path, model: nn.Module, optimizer: Optimizer, state: TrainingState
+        self, folder: Path, tensors: Sequence[Mapping[str, Tensor]], state: dict[str, Any]
     ) -> None:
-        parameters = dict(model.named_parameters())
-        write_tensors(folder / _FILES[0], parameters, self._fence)
-        write_tensors(folder / _FILES[1], _optimizer_tensors(optimizer, parameters), self._fence)
+        for name, part in zip(_FILES, tensors, strict=True):
+            write_tensors(folder / name, part, self._fence)
         files = {name: seal_file(folder / name) for name in _FILES}
-        content = {"schema": 1, "identity": self._identity, "files": files, "state": asdict(state)}
+        content = {"schema": 1, "identity": self._identity, "files": files, "state": state}
         write_sealed_json(folder / _STATE_FILE, content, fence=self._fence)
         fsync_path(folder)
 
@@ -329,9 +372,12 @@ def _link_or_copy(source: Path, target: Path) -> None:
         shutil.copy2(source, target)
 
 
-def _optimizer_tensors(
-    optimizer: Optimizer, parameters: dict[str, nn.Parameter]
-) -> dict[str, Tensor]:
+def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies in main memory, which no later step changes."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _optimizer_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         f"{key}.{name}": value
         for name, parameter in parameters.items()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,8 +33,13 @@ from kvlab.train.training_record import (
     write_training_record,
 )
 
-CHECKPOINT_SECONDS = 60.0
-"""The longest time between checkpoints, unless writing one takes over a twentieth of it."""
+CHECKPOINT_SECONDS = 600.0
+"""The time between checkpoints without ``checkpoint_every``, unless writing one takes over a
+twentieth of it."""
+
+BACKGROUND_DEVICES = frozenset({"cuda"})
+"""Devices beside which a thread writes checkpoints. The copy that it writes is as large as weights
+and optimizer state, which on CPU would come on top of the training's memory."""
 
 REPORT_SECONDS = 0.5
 
@@ -106,7 +112,7 @@ def train(
     if record is not None and (directory / FINAL_WEIGHTS).exists():
         load_final_weights(model, directory)
     else:
-        with keep_freed_memory(run.device.type):
+        with keep_freed_memory(run.device.type), closing(run.checkpoints):
             record = run.run(on_progress or (lambda _: None), should_stop or (lambda: False))
     if run.workers.is_rank_zero:
         run.checkpoints.remove_all_but_best()
@@ -137,7 +143,12 @@ class _Run:
         source = initial_weights and initial_weights.identity
         identity = resume_identity(experiment, seed, len(dataset.train), source)
         self.checkpoints = Checkpoints(
-            directory, identity, self.training.keep_last, self.training.keep_best, fence
+            directory,
+            identity,
+            self.training.keep_last,
+            self.training.keep_best,
+            fence,
+            is_background=self.device.type in BACKGROUND_DEVICES,
         )
         self.saved_step = 0
         self.save_seconds = 0.0
@@ -158,9 +169,11 @@ class _Run:
             is_last = state.step == self.training.steps
             if not is_last and self.workers.broadcast_decision(should_stop, self.device):
                 self.save(state)
+                self.checkpoints.wait()
                 raise Stopped(f"asked to stop after step {state.step} of {self.training.steps}")
             if self.is_save_due(state, is_last):
                 self.save(state)
+            self.checkpoints.raise_errors()
             now = time.monotonic()
             is_first = state.step == first_step + 1
             if is_last or is_first or now - reported_at >= REPORT_SECONDS:
@@ -234,6 +247,7 @@ class _Run:
         if loss is None:
             loss = self.validate(state)
         self.save(state)
+        self.checkpoints.wait()
         if self.workers.is_rank_zero:
             write_rung(self.directory, self.until, state.step, loss, self.fence)
         steps = f"{state.step} of {self.training.steps}"
@@ -244,9 +258,10 @@ class _Run:
             return self.is_among_best(state)
         if self.trunk is not None and state.step in self.trunk.steps:
             return True
+        if self.training.checkpoint_every is not None:
+            return state.step % self.training.checkpoint_every == 0
         interval = max(CHECKPOINT_SECONDS, 20 * self.save_seconds)
-        is_time = time.monotonic() - self.saved_at >= interval
-        return is_time or state.step % self.training.checkpoint_every == 0
+        return time.monotonic() - self.saved_at >= interval
 
     def is_among_best(self, state: TrainingState) -> bool:
         """Return whether a checkpoint of this step would be kept for its validation loss."""
@@ -261,21 +276,28 @@ class _Run:
         return curve[-1][2] if curve and curve[-1][0] == state.step else None
 
     def save(self, state: TrainingState) -> None:
+        """Write a checkpoint of this step, or begin to, and account for the time that steps wait.
+
+        That of this checkpoint itself is not known when it is written: the next one has it.
+        """
         if state.step > self.saved_step:
             start = time.monotonic()
             if self.workers.is_rank_zero:
                 self.checkpoints.save(self.stepper.model, self.stepper.optimizer, state)
             self.saved_step, self.saved_at = state.step, time.monotonic()
             self.save_seconds = self.saved_at - start
+            state.checkpoint_seconds += self.save_seconds
         self.share_if_due(state)
 
     def share_if_due(self, state: TrainingState) -> None:
         """Give the trunk the checkpoint of this step, if another token budget branches here."""
         if self.trunk is not None and state.step in self.trunk.steps and self.workers.is_rank_zero:
+            self.checkpoints.wait()
             self.checkpoints.share(state.step, self.trunk)
 
     def finish(self, state: TrainingState) -> TrainingRecord:
         """Write the weights, then the record. In this order a kill between them loses nothing."""
+        self.checkpoints.wait()
         rate = self.tokens_per_second(state)
         record = TrainingRecord(
             steps=state.step,
@@ -286,6 +308,7 @@ class _Run:
             validation_curve=state.validation_curve,
             resumed_from=state.resumed_from,
             branched_at=state.branched_at,
+            checkpoint_seconds=state.checkpoint_seconds,
             peak_bytes=self.memory.peak_bytes(),
             **self.mfu_meter.record_fields(rate),
         )

@@ -38,6 +38,7 @@ class TrainingRecord:
         branched_at: the step after which this training went on from the stable phase that another
             token budget had trained; None if it took all steps itself. Those steps and their
             seconds are part of this record all the same.
+        checkpoint_seconds: time in which steps waited for checkpoints, over all attempts.
         peak_bytes: the most memory that the training held in its last attempt: weights, gradients,
             optimizer state, activations and logits. On CUDA what PyTorch's allocator gave out, on
             CPU the growth of the process. With several workers that of rank zero.
@@ -61,6 +62,7 @@ class TrainingRecord:
     peak_flops_per_second: float
     peak_flops_origin: str
     branched_at: int | None = None
+    checkpoint_seconds: float = 0.0
 
 
 def mean_curve(losses: Sequence[float], steps: int, batch_tokens: int) -> Curve:
@@ -132,4 +134,5 @@ def load_training_record(directory: str | Path) -> TrainingRecord | None:
         content: dict[str, Any] = read_sealed_json(Path(directory) / "training.json")
     except FileNotFoundError:
         return None
-    return TrainingRecord(**{key: content[key] for key in TrainingRecord.__dataclass_fields__})
+    fields = TrainingRecord.__dataclass_fields__
+    return TrainingRecord(**{key: value for key, value in content.items() if key in fields})

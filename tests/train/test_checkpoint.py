@@ -5,15 +5,17 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvlab.errors import Paused, Stopped
+from kvlab.errors import Paused, Stopped, StoreError
 from kvlab.fs.sealed_files import read_sealed_json
-from kvlab.train import load_training_record, train
+from kvlab.train import checkpoint, load_training_record, loop, train
 from kvlab.train.checkpoint import Trunk
 from tests.support.tiny_training import dataset, experiment, model
 
@@ -130,8 +132,92 @@ def test_with_all_checkpoints_damaged_it_starts_again(tmp_path, whole):
     assert_same_training(record, tmp_path, *whole)
 
 
-def child(directory, started, fatal_sync):
+@pytest.fixture
+def _in_background(monkeypatch):
+    """Checkpoints are written from a thread, as beside a GPU."""
+    monkeypatch.setattr(loop, "BACKGROUND_DEVICES", {"cpu"})
+
+
+@pytest.mark.usefixtures("_in_background")
+def test_a_thread_writes_what_the_weights_were_while_they_change(tmp_path, whole, monkeypatch):
+    """The checkpoint of step 4 is held up until step 7, and resumed from: bitwise the same."""
+    may_write, steps, threads = threading.Event(), iter(range(1, 100)), set()
+    write = checkpoint.write_tensors
+
+    def write_late(*arguments):
+        assert may_write.wait(60)
+        threads.add(threading.current_thread().name)
+        write(*arguments)
+
+    def should_stop():
+        if next(steps) < 7:
+            assert not list(tmp_path.glob("checkpoints/step-*"))
+            return False
+        may_write.set()
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_tensors", write_late)
+        with pytest.raises(Stopped):
+            run(tmp_path, should_stop=should_stop)
+    assert not any(name == "MainThread" for name in threads)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000004", "step-00000007"], "the stop waited for both"
+    shutil.rmtree(tmp_path / "checkpoints" / names[1])
+    record = run(tmp_path)
+    assert record.resumed_from == [4]
+    assert_same_training(record, tmp_path, *whole)
+    assert record.checkpoint_seconds > 0
+
+
+@pytest.mark.usefixtures("_in_background")
+def test_what_keeps_a_thread_from_writing_ends_the_training(tmp_path, monkeypatch):
+    """At step 4 the disk is full. The next steps are free to see it, and the next save has to."""
+
+    def fail(path, *_):
+        raise StoreError(f"{path} cannot be written: no space")
+
+    monkeypatch.setattr(checkpoint, "write_tensors", fail)
+    steps = []
+    with pytest.raises(StoreError, match="step-00000004/model.safetensors|no space"):
+        run(tmp_path, should_stop=lambda: steps.append(1))
+    assert 4 <= len(steps) <= 8
+    assert not list(tmp_path.glob("checkpoints/*"))
+    assert not [t for t in threading.enumerate() if t.name.startswith("checkpoint")]
+
+
+@pytest.mark.usefixtures("_in_background")
+def test_a_rung_and_a_trunk_wait_for_their_checkpoint(tmp_path):
+    long = tmp_path / "store" / "long"
+    with pytest.raises(Paused):
+        run_budget(long, wsd(30), [8], until=9)
+    trunk = tmp_path / "store" / "trunk" / "step-00000008"
+    assert checkpoint.read_checkpoint(trunk)["state"]["step"] == 8
+    assert (long / "checkpoints" / "step-00000009").is_dir()
+
+
+def test_without_a_number_of_steps_ten_minutes_part_checkpoints(tmp_path, monkeypatch):
+    """A step takes three minutes here: they are due after 4 steps, and after 4 more."""
+    saved, now = [], [0.0]
+
+    def save(_self, _model, _optimizer, state):
+        saved.append(state.step)
+
+    def take_three_minutes():
+        now[0] += 180.0
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", save)
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(loop, "time", clock)
+    of = experiment(training={"checkpoint_every": None, "tokens": 64 * 11})
+    run(tmp_path, of, should_stop=take_three_minutes)
+    assert saved == [4, 8]
+
+
+def child(directory, started, fatal_sync, is_background):
     torch.set_num_threads(1)
+    if is_background:
+        loop.BACKGROUND_DEVICES = {"cpu"}
     if fatal_sync:
         die_before_sync(fatal_sync)
     run(directory, on_progress=lambda _: started.set())
@@ -152,7 +238,8 @@ def die_before_sync(number):
 
 
 @pytest.mark.faults
-def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
+@pytest.mark.parametrize("is_background", [False, True])
+def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole, is_background):
     """Real kills of real processes: half of them at any time, half while one writes a checkpoint
     or the weights, whose files are synced one by one."""
     processes = multiprocessing.get_context("forkserver")
@@ -163,7 +250,7 @@ def test_killed_at_random_moments_it_ends_bitwise_the_same(tmp_path, whole):
             assert_same_training(run(tmp_path), tmp_path, *whole)
             shutil.rmtree(tmp_path)
         started, aim = processes.Event(), aims.randint(1, 12) if kills % 2 else None
-        process = processes.Process(target=child, args=(tmp_path, started, aim))
+        process = processes.Process(target=child, args=(tmp_path, started, aim, is_background))
         process.start()
         if aim is None:
             assert started.wait(60), "the child failed"
