@@ -91,10 +91,13 @@ def _draw_config(rng: random.Random) -> ModelConfig:
 
 
 def _draw_serving(rng: random.Random) -> ServingConfig:
-    kv_dtype = rng.choice(["model"] * 4 + ["float32", "bfloat16", "float16", "int8", "fp8", "int4"])
+    coarse, blocks = ["int8", "fp8", "int4"], ["kivi4", "kivi2", "kivi2"]
+    kv_dtype = rng.choice(["model"] * 4 + ["float32", "bfloat16", "float16", *coarse, *blocks])
+    groups = [4, None] if kv_dtype in coarse else [4, 8] if kv_dtype in blocks else [None]
     return ServingConfig(
         kv_dtype=kv_dtype,
-        kv_group=4 if kv_dtype in ("int8", "fp8", "int4") and rng.random() < 0.5 else None,
+        kv_group=rng.choice(groups),
+        kv_residual=rng.choice([0, 1, 2, 5, 16]) if kv_dtype in blocks else None,
         tie=_draw_sharing(rng, 8) if rng.random() < 0.5 else "none",
         tie_rule=rng.choice(["overwrite", "owner"]),
     )
@@ -144,6 +147,7 @@ def run_case(case: Case) -> float:
             case.serving.tie_rule,
             case.serving.kv_dtype,
             case.serving.kv_group,
+            case.serving.kv_residual,
         )
         for _ in range(rows)
     ]

@@ -46,7 +46,9 @@ class CachedPass(AttentionPass):
 
     def _find_buffer(self, layer: int) -> tuple[int, KVBuffer]:
         owner = self._cache.layout.owners[layer]
-        return owner, self._cache.buffers[owner]
+        buffer = self._cache.buffers[owner]
+        assert isinstance(buffer, KVBuffer), "one format for all slots"
+        return owner, buffer
 
     @abstractmethod
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:

@@ -57,6 +57,10 @@ class Dense(KVFormat):
         return encoded[0].to(dtype)
 
 
+MIN_SCALE, MAX_SCALE = 2.0**-24, 65504.0
+"""The range of positive float16: a vector of zeros still has a usable scale."""
+
+
 class Quantized(KVFormat):
     """Codes (B, H, S, D) of int8 or float8, and float16 scales (B, H, S, D / group).
 
@@ -64,9 +68,6 @@ class Quantized(KVFormat):
     magnitude of a group maps to the largest code. Scales for each token follow KIVI
     (arXiv 2402.02750), which finds that values need them.
     """
-
-    MIN_SCALE, MAX_SCALE = 2.0**-24, 65504.0
-    """The range of positive float16: a vector of zeros still has a usable scale."""
 
     def __init__(self, dtype: torch.dtype, group: int | None = None):
         super().__init__(dtype, group)
@@ -85,9 +86,9 @@ class Quantized(KVFormat):
 
     def _quantize(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes (..., D), still as float32, and scales (..., D / group)."""
-        values = _split_groups(values.float(), self._group_size(values.shape[-1]))
+        values = split_groups(values.float(), self._group_size(values.shape[-1]))
         max_magnitude = values.abs().amax(-1, keepdim=True)
-        scales = (max_magnitude / self.max_code).clamp(self.MIN_SCALE, self.MAX_SCALE).half()
+        scales = (max_magnitude / self.max_code).clamp(MIN_SCALE, MAX_SCALE).half()
         codes = (values / scales.float()).clamp(-self.max_code, self.max_code)
         if not self.dtype.is_floating_point:
             codes = codes.round()
@@ -98,13 +99,30 @@ class Quantized(KVFormat):
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         codes, scales = encoded
-        groups = _split_groups(codes.to(dtype), codes.shape[-1] // scales.shape[-1])
+        groups = split_groups(codes.to(dtype), codes.shape[-1] // scales.shape[-1])
         return (groups * scales.to(dtype)[..., None]).flatten(-2)
 
 
-def _split_groups(values: Tensor, size: int) -> Tensor:
+def split_groups(values: Tensor, size: int) -> Tensor:
     """Return values (..., D) as groups (..., D / size, size)."""
     return values.view(*values.shape[:-1], values.shape[-1] // size, size)
+
+
+def pack_codes(codes: Tensor, per_byte: int) -> Tensor:
+    """Return codes (..., D) of uint8 as bytes (..., D / per_byte).
+
+    Byte i holds the codes i, i + D / per_byte, ..., from its lowest bits on.
+    """
+    packed, *others = codes.chunk(per_byte, -1)
+    for number, part in enumerate(others, 1):
+        packed = packed | (part << (number * (8 // per_byte)))
+    return packed
+
+
+def unpack_codes(packed: Tensor, per_byte: int) -> Tensor:
+    """Return the codes (..., D) of bytes (..., D / per_byte)."""
+    bits = 8 // per_byte
+    return torch.cat([(packed >> (n * bits)) & (2**bits - 1) for n in range(per_byte)], -1)
 
 
 class PackedInt4(Quantized):
@@ -125,12 +143,11 @@ class PackedInt4(Quantized):
 
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
         codes, scales = self._quantize(values)
-        low, high = (codes + 8).to(self.dtype).chunk(2, -1)
-        return low | (high << 4), scales
+        return pack_codes((codes + 8).to(self.dtype), 2), scales
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         packed, scales = encoded
-        codes = torch.cat([packed & 15, packed >> 4], -1).to(torch.int8) - 8
+        codes = unpack_codes(packed, 2).to(torch.int8) - 8
         return super().decode((codes, scales), dtype)
 
 

@@ -9,6 +9,7 @@ Parts are K and V, or one tensor that both are views of.
 Shapes: B rows, H heads of a part, S entries, D width of a part.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,32 @@ def concatenate_parts(past: tuple[Tensor, ...], current: tuple[Tensor, ...]) -> 
     return tuple(torch.cat(pair, 2) for pair in zip(past, current, strict=True))
 
 
-class KVBuffer:
+class SlotBuffer(ABC):
+    """What one slot stores, whatever its format."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that is stored, in the order of the parts."""
+
+    @abstractmethod
+    def find_crop_problem(self, length: int, longest: int) -> str | None:
+        """Return what the slot keeps, where that is too little to go on from ``length`` tokens.
+
+        Args:
+            longest: tokens of the longest row that it has stored.
+        """
+
+    @abstractmethod
+    def select_rows(self, index: Tensor) -> "SlotBuffer":
+        """Return a copy of the rows ``index``."""
+
+    @abstractmethod
+    def slice_rows(self, start: int, stop: int) -> "SlotBuffer":
+        """Return a buffer of rows that are stored in this one."""
+
+
+class KVBuffer(SlotBuffer):
     """The parts of one slot, each (B, H, S, D).
 
     Args:
@@ -81,7 +107,6 @@ class KVBuffer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that is stored, in the order of the parts."""
         return tuple(tensor for part in self.parts for tensor in part)
 
     def encode(self, parts: Sequence[Tensor]) -> EncodedKV:
@@ -142,18 +167,22 @@ class KVBuffer:
         positions = last - (last - entries) % self.size
         return positions.clamp_min(-1)
 
+    def find_crop_problem(self, length: int, longest: int) -> str | None:
+        first_seen = max(0, length - (self.window or 0) + 1)
+        if self.window is None or first_seen >= longest - self.size:
+            return None
+        return f"keeps the last {self.size} of {longest} tokens"
+
     def select_rows(self, index: Tensor) -> "KVBuffer":
-        """Return a copy of the rows ``index``."""
-        parts = tuple(tuple(_select_rows(t, index) for t in part) for part in self.parts)
+        parts = tuple(tuple(select_stored_rows(t, index) for t in part) for part in self.parts)
         return KVBuffer(parts, self.formats, self.dtype, self.window)
 
     def slice_rows(self, start: int, stop: int) -> "KVBuffer":
-        """Return a buffer of rows that are stored in this one."""
         parts = tuple(tuple(t[start:stop] for t in part) for part in self.parts)
         return KVBuffer(parts, self.formats, self.dtype, self.window)
 
 
-def _select_rows(stored: Tensor, index: Tensor) -> Tensor:
+def select_stored_rows(stored: Tensor, index: Tensor) -> Tensor:
     """Return a copy of rows. On CUDA torch cannot select rows of float8, but of its bytes."""
     if stored.dtype.is_floating_point and stored.itemsize == 1:
         return stored.view(torch.uint8).index_select(0, index).view(stored.dtype)

@@ -9,9 +9,12 @@ from torch import Tensor
 from kvlab.cache.attention_pass import AttentionPass
 from kvlab.cache.cached_passes import RaggedPass, StaticPass, UniformPass
 from kvlab.cache.formats import get_format
-from kvlab.cache.kv_buffer import KVBuffer
+from kvlab.cache.kivi import KIVIBuffer, KIVIPass
+from kvlab.cache.kv_buffer import KVBuffer, SlotBuffer
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
+from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.layer_config import LayerConfig
 
 
 class KVCache:
@@ -39,14 +42,20 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.length = 0
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
-        kv_format = get_format(
-            layout.storage_dtype(str(dtype).removeprefix("torch.")), layout.kv_group
-        )
-        self.buffers: dict[int, KVBuffer] = {}
-        for owner in layout.slots:
-            self.buffers[owner] = KVBuffer.allocate(
-                layout.layers[owner], batch_size, max_length, [kv_format] * 2, dtype, device
+        self.buffers = {owner: self._allocate(layout.layers[owner]) for owner in layout.slots}
+
+    def _allocate(self, layer: LayerConfig) -> SlotBuffer:
+        shape = (layer, self.batch_size, self.max_length)
+        name, group = self.layout.kv_dtype, self.layout.kv_group
+        if self.layout.blocks is not None:
+            per_byte = DTYPES[name].numbers_per_item
+            return KIVIBuffer.allocate(
+                *shape, self.layout.blocks, per_byte, self.dtype, self.device
             )
+        kv_format = get_format(
+            self.layout.storage_dtype(str(self.dtype).removeprefix("torch.")), group
+        )
+        return KVBuffer.allocate(*shape, [kv_format] * 2, self.dtype, self.device)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -81,12 +90,20 @@ class KVCache:
         if longest > self.max_length:
             text = f"{longest} tokens do not fit a cache of max_length = {self.max_length}"
             raise CacheError(f"{text}; make a longer cache, or crop this one")
+        if self.layout.blocks is not None:
+            return KIVIPass(self, count, added, longest)
         if self._ragged_lengths is None and all(new == count for new in added):
             return UniformPass(self, count)
         return RaggedPass(self, count, added, longest)
 
+    @property
+    def has_static_pass(self) -> bool:
+        """Whether a decode step has fixed shapes: not where blocks of tokens are quantized."""
+        return self.layout.blocks is None
+
     def begin_static_pass(self) -> StaticPass:
         """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
+        assert self.has_static_pass, "blocks of tokens have no fixed shapes"
         return StaticPass(self)
 
     def list_lengths(self) -> list[int]:
@@ -123,18 +140,18 @@ class KVCache:
         """Forget all but the first ``length`` tokens of every row, to reuse a prefix.
 
         Raises:
-            CacheError: a row is shorter, or a ring has dropped tokens that the next token
-                would see.
+            CacheError: a row is shorter, or a slot has dropped tokens that the next token would
+                see, or has quantized some that it would see in full precision.
         """
         shortest, longest = min(self.list_lengths()), max(self.list_lengths())
         if not 0 <= length <= shortest:
             text = f"length = {length}: rows hold {shortest} tokens"
             raise CacheError(f"{text}; use 0 to {shortest}")
         for owner, buffer in self.buffers.items():
-            first_seen = max(0, length - (buffer.window or 0) + 1)
-            if buffer.is_ring and first_seen < longest - buffer.size:
-                text = f"length = {length}: the ring of layer {owner} keeps the last {buffer.size}"
-                raise CacheError(f"{text} of {longest} tokens; run the prefix again instead")
+            problem = buffer.find_crop_problem(length, longest)
+            if problem is not None:
+                text = f"length = {length}: the slot of layer {owner} {problem}"
+                raise CacheError(f"{text}; run the prefix again instead")
         self.length, self._ragged_lengths = length, None
 
     def slice_rows(self, start: int, stop: int) -> "KVCache":

@@ -12,7 +12,7 @@ from functools import cached_property
 from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
-from kvlab.spec.dtypes import DTYPES
+from kvlab.spec.dtypes import DTYPES, BlockRule
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -28,6 +28,7 @@ class KVLayout:
             last one's values stay; under ``owner`` only the slot's first layer.
         layers: for every layer, its heads, window and what a token stores.
         kv_group: numbers of a head that share a scale; None for the default of ``kv_dtype``.
+        blocks: when tokens are quantized, where ``kv_dtype`` quantizes them in blocks; else None.
     """
 
     owners: tuple[int, ...]
@@ -35,6 +36,7 @@ class KVLayout:
     layers: tuple[LayerConfig, ...]
     kv_dtype: str = "model"
     kv_group: int | None = None
+    blocks: BlockRule | None = None
 
     @classmethod
     def of(cls, model: ModelConfig, serving: ServingConfig | None = None) -> "KVLayout":
@@ -57,6 +59,7 @@ class KVLayout:
             layers=model.layers,
             kv_dtype=serving.kv_dtype,
             kv_group=_resolve_group(model, serving),
+            blocks=serving.kv_dtype_blocks,
         )
 
     @cached_property
@@ -78,14 +81,42 @@ class KVLayout:
         return self.layers[layer].visible_tokens(context_length)
 
     def token_bytes(self, layer: int, dtype: str = "float32") -> int:
-        """Return the bytes of one token in a layer's slot: K and V of every head, with scales."""
+        """Return the bytes of one token in a layer's slot: K and V of every head, with scales.
+
+        Where tokens are quantized in blocks: the share of a quantized token in its block, rounded
+        up.
+        """
+        if self.blocks is not None:
+            if not self.blocks.quantizes(self.layers[layer].window):
+                return self._full_token_bytes(layer, dtype)
+            return -(-self._block_bytes(layer) // self.blocks.group)
         stored = DTYPES[self.storage_dtype(dtype)]
         vectors = self.layers[layer].stored
         return sum(one.count * stored.vector_bytes(one.size, self.kv_group) for one in vectors)
 
     def slot_bytes(self, layer: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes that a context takes in a layer's slot, and that the layer reads."""
+        if self.blocks is not None:
+            blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
+            return blocks * self._block_bytes(layer) + full * self._full_token_bytes(layer, dtype)
         return self.slot_length(layer, context_length) * self.token_bytes(layer, dtype)
+
+    def _full_token_bytes(self, layer: int, dtype: str) -> int:
+        """Return the bytes of one token in full precision, in a layer's slot."""
+        return sum(one.count * one.size for one in self.layers[layer].stored) * (
+            DTYPES[dtype].item_bytes
+        )
+
+    def _block_bytes(self, layer: int) -> int:
+        """Return the bytes of a block: keys with scales by channel, values with scales by token."""
+        assert self.blocks is not None
+        stored, tokens = DTYPES[self.kv_dtype], self.blocks.group
+        key, *others = self.layers[layer].stored
+        codes = tokens * (key.size // stored.numbers_per_item) * stored.item_bytes
+        keys = key.count * (codes + key.size * stored.scale_bytes)
+        return keys + tokens * sum(
+            one.count * stored.vector_bytes(one.size, self.kv_group) for one in others
+        )
 
     def stored_bytes(self, batch_size: int, context_length: int, dtype: str = "float32") -> int:
         """Return the bytes that ``batch_size`` sequences of ``context_length`` tokens take."""
@@ -102,8 +133,15 @@ class KVLayout:
 
     def written_bytes(self, batch_size: int, dtype: str = "float32") -> int:
         """Return the bytes of K/V written to decode one token of each sequence."""
-        written = (layer for layer, writes in enumerate(self.writers) if writes)
-        return batch_size * sum(self.token_bytes(layer, dtype) for layer in written)
+        written = [layer for layer, writes in enumerate(self.writers) if writes]
+        total = sum(self.token_bytes(layer, dtype) for layer in written)
+        if self.blocks is not None:  # each token once in full precision, and then in its block
+            total += sum(
+                self._full_token_bytes(layer, dtype)
+                for layer in written
+                if self.blocks.quantizes(self.layers[layer].window)
+            )
+        return batch_size * total
 
     def bytes_per_token(self, dtype: str = "float32") -> int:
         """Return the bytes of one token in all slots together, while it is in every window."""
@@ -125,12 +163,27 @@ class KVLayout:
             slots = [slot for slot in self.slots if self.layers[slot].kind == kind]
             length = self.slot_length(slots[0], context_length)
             name = f"{KIND_NAMES.get(kind, kind)} slot"
+            if self.blocks is not None:
+                terms[f"({self._blocks_formula(slots[0], context_length, dtype)})"] = [
+                    format_count(len(slots), name)
+                ]
+                continue
             text = f"{format_count(len(slots), name)} x {length} tokens"
             terms.setdefault(self._token_formula(slots[0], dtype), []).append(text)
         products = [f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()]
         total = self.stored_bytes(batch_size, context_length, dtype)
         whole = products[0] if len(products) == 1 else f"({' + '.join(products)})"
         return f"batch {batch_size} x {whole} = {total:,} bytes"
+
+    def _blocks_formula(self, layer: int, context_length: int, dtype: str) -> str:
+        """Return the arithmetic of `slot_bytes` as text, where tokens are quantized in blocks."""
+        assert self.blocks is not None
+        blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
+        newest = f"{full} tokens x {self._full_token_bytes(layer, dtype):,} bytes in full precision"
+        if not blocks:
+            return newest
+        count = format_count(blocks, "block")
+        return f"{count} of {self.blocks.group} tokens x {self._block_bytes(layer):,} + {newest}"
 
     def _token_formula(self, layer: int, dtype: str) -> str:
         """Return the arithmetic of `token_bytes` as text."""

@@ -276,7 +276,7 @@ def make_decoder(model: GPT, cache: KVCache) -> Decoder:
     At batch size 1 a decode step of a small model is bound by launching its kernels. On CUDA a
     captured graph launches them all at once.
     """
-    if model.device.type == "cuda":
+    if model.device.type == "cuda" and cache.has_static_pass:
         return GraphDecoder(model, cache)
     return EagerDecoder(model, cache)
 

@@ -235,14 +235,22 @@ def _describe_methods(facts: Facts) -> Iterator[str]:
         )
     dtypes = [name for name in facts.values("serving", "kv_dtype") if name != "model"]
     if dtypes:
-        scaled = [DTYPES[name] for name in dtypes if name in DTYPES and DTYPES[name].is_quantized]
-        groups = [n for n in facts.values("serving", "kv_group") if n]
+        known = {name: DTYPES[name] for name in dtypes if name in DTYPES}
+        blocks = [name for name, dtype in known.items() if dtype.default_residual is not None]
+        scaled = [d for name, d in known.items() if d.is_quantized and name not in blocks]
+        groups = [n for n in facts.values("serving", "kv_group") if n and scaled]
         groups += [dtype.default_group for dtype in scaled if dtype.default_group]
         source = cite("liu2024kivi") if scaled else ""
         sizes = join(map(str, sorted({*groups})))
         each = f", or for each group of {sizes} numbers" if groups else ""
         scales = f" with one scale a token and head{each}{source}" if scaled else ""
         yield f"The cache is also stored in {join(map(escape_latex, dtypes))}{scales}."
+        if blocks:
+            yield (
+                f"In {join(map(escape_latex, blocks))} keys have a scale and a minimum for each"
+                " channel and block of tokens, and values for each token and group of channels;"
+                f" the newest tokens stay in the model's precision{cite('liu2024kivi')}."
+            )
 
 
 def _describe_windows(facts: Facts) -> Iterator[str]:

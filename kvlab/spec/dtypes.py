@@ -12,6 +12,9 @@ SCALE_BYTES = 2
 DEFAULT_GROUP = 32
 """Numbers of a head that share a scale in a format of 4 bits."""
 
+DEFAULT_RESIDUAL = 128
+"""Newest tokens that KIVI stores in full precision, as its authors do."""
+
 MIN_GROUP = 4
 """A group of fewer numbers is little more than its scale: it saves nothing, and rounds nothing."""
 
@@ -28,10 +31,13 @@ class DType:
         torch_name: the attribute of ``torch``; an older torch may lack it.
         kv_format: the class that stores K and V in it, as ``module:class``. It is named, not
             imported: specs and plans do not import torch.
-        scale_bytes: of a scale. Each group of a head's numbers has one, in K and in V.
-        numbers_per_item: 2 where two codes are packed in a byte.
+        scale_bytes: of a scale, and of a zero point if there is one. Each group of a head's
+            numbers has one, in K and in V.
+        numbers_per_item: 2 or 4 where as many codes are packed in a byte.
         default_group: numbers of a group where `serving.kv_group` does not say; None for a
             head's whole vector.
+        default_residual: newest tokens in full precision where `serving.kv_residual` does not
+            say, in a format that quantizes tokens in blocks; else None.
     """
 
     item_bytes: int
@@ -40,6 +46,7 @@ class DType:
     scale_bytes: int = 0
     numbers_per_item: int = 1
     default_group: int | None = None
+    default_residual: int | None = None
 
     @property
     def is_quantized(self) -> bool:
@@ -70,16 +77,59 @@ class DType:
         """
         if not self.is_quantized or (group is None and self.default_group is None):
             return None
-        group = group or self.group_size(size)
+        if group is None or self.default_residual is not None:
+            group = self.group_size(size, group)
         if size % group == 0 and group >= MIN_GROUP and size % self.numbers_per_item == 0:
             return None
         usable = [n for n in range(MIN_GROUP, size + 1) if size % n == 0]
         if not usable or size % self.numbers_per_item:
-            return f"cannot store heads of {size} numbers; use an even head_dim from {MIN_GROUP} on"
+            multiple = max(MIN_GROUP, self.numbers_per_item)
+            text = f"cannot store heads of {size} numbers"
+            return f"{text}; use a head_dim that is a multiple of {multiple}"
         listed = ", ".join(map(str, usable[:-1]))
         listed = f"{listed} or {usable[-1]}" if listed else str(usable[-1])
         return f"needs groups that divide head_dim = {size}; use serving.kv_group: {listed}"
 
+
+@dataclass(frozen=True)
+class BlockRule:
+    """When KIVI (arXiv 2402.02750) quantizes tokens: in blocks, once enough newer ones follow.
+
+    The first ``quantized_tokens(n)`` of n tokens are quantized. So the newest ``residual`` to
+    ``residual + group - 1`` tokens are in full precision.
+
+    Attributes:
+        group: tokens of a block.
+        residual: newest tokens that are always in full precision.
+    """
+
+    group: int
+    residual: int
+
+    def quantized_tokens(self, tokens: int) -> int:
+        """Return how many of a row's ``tokens``, the first, are quantized."""
+        return max(0, tokens - self.residual) // self.group * self.group
+
+    def quantizes(self, window: int | None) -> bool:
+        """Return whether layers that see ``window`` tokens (None: all) see any quantized ones."""
+        return window is None or window > self.residual
+
+    def capacity(self, tokens: int, window: int | None) -> tuple[int, int]:
+        """Return the blocks, and the tokens in full precision, that a slot has place for.
+
+        Args:
+            tokens: the most that a row holds.
+            window: tokens that the slot's layers see; None for all.
+        """
+        if not self.quantizes(window):
+            return 0, min(tokens, window or tokens)
+        blocks = self.quantized_tokens(tokens) // self.group
+        if window is not None:
+            blocks = min(blocks, -(-(window - self.residual) // self.group))
+        return blocks, min(tokens, self.residual + self.group)
+
+
+_KIVI = "kvlab.cache.kivi:KIVIBuffer"
 
 DTYPES: dict[str, DType] = {
     "float64": DType(8, "float64"),
@@ -88,9 +138,9 @@ DTYPES: dict[str, DType] = {
     "bfloat16": DType(2, "bfloat16"),
     "int8": DType(1, "int8", "kvlab.cache.formats:Quantized", SCALE_BYTES),
     "fp8": DType(1, "float8_e4m3fn", "kvlab.cache.formats:Quantized", SCALE_BYTES),
-    "int4": DType(
-        1, "uint8", "kvlab.cache.formats:PackedInt4", SCALE_BYTES, 2, default_group=DEFAULT_GROUP
-    ),
+    "int4": DType(1, "uint8", "kvlab.cache.formats:PackedInt4", SCALE_BYTES, 2, DEFAULT_GROUP),
+    "kivi4": DType(1, "uint8", _KIVI, 2 * SCALE_BYTES, 2, DEFAULT_GROUP, DEFAULT_RESIDUAL),
+    "kivi2": DType(1, "uint8", _KIVI, 2 * SCALE_BYTES, 4, DEFAULT_GROUP, DEFAULT_RESIDUAL),
 }
 
 

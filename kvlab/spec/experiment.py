@@ -85,7 +85,7 @@ def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Iterat
         tied_slots(model.kv_owners, tie, serving.tie_rule)
     except SharingError as error:
         yield "serving.tie", str(error)
-    yield from serving.find_storage_problems(model.stored_sizes)
+    yield from serving.find_storage_problems(model)
 
 
 def _find_data_problems(experiment: Experiment) -> Iterator[FieldMessage]:

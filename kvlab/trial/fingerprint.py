@@ -158,8 +158,11 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     data = experiment.serving.identity()
     del data["tie"], data["tie_rule"]
     data.pop("kv_group", None)
+    data.pop("kv_residual", None)
     if layout.kv_group is not None:
         data["kv_group"] = layout.kv_group
+    if layout.blocks is not None:
+        data["kv_blocks"] = {"group": layout.blocks.group, "residual": layout.blocks.residual}
     if layout.storage_dtype(MODEL_DTYPE) != MODEL_DTYPE:
         data["compared_with"] = MODEL_DTYPE  # a dtype of its own is measured against this one
     return {**data, "slots": list(layout.owners), "writers": list(layout.writers)}

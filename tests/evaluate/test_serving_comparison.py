@@ -106,13 +106,14 @@ def test_a_tie_changes_nothing_at_the_first_token():
 
 
 def test_coarser_caches_diverge_more_and_the_plain_one_by_rounding_alone():
-    """In the order bfloat16, int8, fp8, int4, a tie, with intervals that are apart."""
+    """In the order bfloat16, int8, fp8, int4, kivi2, a tie, with intervals that are apart."""
     model, text = (
         random_model(ModelConfig(**SHAPE), dtype=torch.float32),
         spread_windows(TEXT, 368, 16),
     )
     dtypes = ("bfloat16", "int8", "fp8", "int4")
-    ways = ({}, *({"kv_dtype": dtype} for dtype in dtypes), TIE)
+    kivi = {"kv_dtype": "kivi2", "kv_group": 8, "kv_residual": 0}
+    ways = ({}, *({"kv_dtype": dtype} for dtype in dtypes), kivi, TIE)
     plain, *others = (
         compare_serving(model, text, ServingConfig(**way), lambda _: None).measurements()
         for way in ways

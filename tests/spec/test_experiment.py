@@ -97,7 +97,10 @@ def test_keys_beside_a_preset_win():
         ("data:", "serving: {tie: 'adjacent:2', kv_dtype: int3}\ndata:", "kv_dtype = int3 is not one of"),
         ("data:", "serving: {kv_dtype: int4, kv_group: 24}\ndata:", "serving.kv_group = 24 needs groups that divide head_dim = 16; use serving.kv_group: 4, 8 or 16"),
         ("data:", "serving: {kv_dtype: int4, kv_group: 1}\ndata:", "3:37: serving.kv_group = 1 is below 4; use 4 or more"),
-        ("data:", "serving: {kv_group: 16}\ndata:", "kv_group = 16 has no scales to group in kv_dtype model; leave it out, or use int8, fp8 or int4"),
+        ("data:", "serving: {kv_dtype: kivi2}\ndata:", "3:21: serving.kv_dtype = kivi2 quantizes none of the 128 tokens that a layer sees, as the newest 128 to 159 stay as they are; use serving.kv_residual: 96 or less"),
+        ("data:", "serving: {kv_dtype: kivi4, kv_residual: 8, kv_group: 12}\ndata:", "serving.kv_group = 12 needs groups that divide head_dim = 16; use serving.kv_group: 4, 8 or 16"),
+        ("data:", "serving: {kv_dtype: int4, kv_residual: 8}\ndata:", "serving.kv_residual = 8 has no effect in kv_dtype int4, which stores every token alike; leave it out, or use kivi4 or kivi2"),
+        ("data:", "serving: {kv_group: 16}\ndata:", "kv_group = 16 has no scales to group in kv_dtype model; leave it out, or use int8, fp8, int4, kivi4 or kivi2"),
         ("data:", "serving: {tie: zigzag}\ndata:", "3:16: serving.tie = zigzag is not a known pattern"),
     ],
 )  # fmt: skip

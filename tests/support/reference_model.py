@@ -30,6 +30,7 @@ class ReferenceModel:
     rule: str = "overwrite"
     kv_dtype: str = "model"
     kv_group: int | None = None
+    kv_residual: int | None = None
     past: dict[int, tuple[Array, Array]] = field(default_factory=dict)
     length: int = 0
 
@@ -73,10 +74,14 @@ class ReferenceModel:
         if slot in self.past:
             k = np.concatenate([self.past[slot][0], k])
             v = np.concatenate([self.past[slot][1], v])
+        all_k, all_v = k, v
+        blocks = self.round_blocks(k, v)
         out = np.zeros((len(x), c.n_head, c.head_dim))
         is_local = (c.attention_pattern * c.n_layer)[layer] == "L"
         for i, position in enumerate(positions):
             first = max(0, position - c.window + 1) if is_local else 0
+            if blocks is not None:
+                k, v = self.see_blocks(position, (all_k, all_v), blocks)
             for head in range(c.n_head):
                 group = head // (c.n_head // c.n_kv_head)
                 score = k[first : position + 1, group] @ q[i, head] / np.sqrt(c.head_dim)
@@ -84,6 +89,31 @@ class ReferenceModel:
                 out[i, head] = probabilities @ v[first : position + 1, group] / probabilities.sum()
         bias = self.weights.get(name + "proj.bias", 0.0)
         return out.reshape(len(x), width) @ self.weights[name + "proj.weight"].T + bias
+
+    def round_blocks(self, k: Array, v: Array) -> tuple[Array, Array] | None:
+        """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""
+        if self.kv_dtype not in ("kivi2", "kivi4"):
+            return None
+        tokens = self.kv_group or 32
+        size, levels = min(tokens, k.shape[-1]), 2 ** int(self.kv_dtype[-1]) - 1
+        keys, values = [], []
+        for start in range(0, len(k) - tokens + 1, tokens):
+            block = np.moveaxis(k[start : start + tokens], 0, -1)  # (heads, head_dim, tokens)
+            keys.append(np.moveaxis(_round_affine(block, levels), -1, 0))
+        for row in v:
+            parts = np.split(row, range(size, row.shape[-1], size), -1)
+            values.append(np.concatenate([_round_affine(part, levels) for part in parts], -1))
+        return np.concatenate([*keys, k[len(keys) * tokens :]]), np.stack(values)
+
+    def see_blocks(self, position: int, exact: tuple, rounded: tuple) -> list[Array]:
+        """Return K and V as the query at ``position`` sees them."""
+        tokens = self.kv_group or 32
+        residual = 128 if self.kv_residual is None else self.kv_residual
+        count = max(0, position + 1 - residual) // tokens * tokens
+        return [
+            np.concatenate([low[:count], full[count:]])
+            for full, low in zip(exact, rounded, strict=True)
+        ]
 
     def rotate(self, x: Array, positions: Array) -> Array:
         if self.config.position != "rope":
@@ -112,7 +142,7 @@ class ReferenceModel:
 
 def round_to_format(x: Array, kv_dtype: str, group: int | None = None) -> Array:
     """Return ``x`` (tokens, heads, head_dim) as the cache gives it back from ``kv_dtype``."""
-    if kv_dtype in ("model", "float64"):
+    if kv_dtype in ("model", "float64", "kivi2", "kivi4"):
         return x
     single = torch.from_numpy(x).float()
     if kv_dtype in ("float32", "float16", "bfloat16"):
@@ -130,6 +160,16 @@ def _round_group(single: torch.Tensor, kv_dtype: str) -> torch.Tensor:
     codes = (single / scale.float()).clamp(-max_code, max_code)
     codes = codes.to(torch.float8_e4m3fn).float() if kv_dtype == "fp8" else codes.round()
     return codes.double() * scale.double()
+
+
+def _round_affine(x: Array, levels: int) -> Array:
+    """Round groups (..., numbers) that have one scale and one minimum each."""
+    x = x.astype(np.float32)
+    low = x.min(-1, keepdims=True).astype(np.float16).astype(np.float32)
+    scale = (x.max(-1, keepdims=True) - low) / np.float32(levels)
+    scale = np.clip(scale, 2.0**-24, 65504.0).astype(np.float16).astype(np.float32)
+    codes = np.clip(np.rint((x - low) / scale), 0, levels)
+    return codes.astype(np.float64) * scale + low
 
 
 def read_weights(model: torch.nn.Module) -> dict[str, Array]:

@@ -167,8 +167,10 @@ def _kv_dtype_row(study: Study, levels: Levels) -> Row:
 
 
 def _describe_format(serving: Mapping[str, Any]) -> str:
-    group = serving.get("kv_group")
-    return f"{serving['kv_dtype']}, groups of {group}" if group else str(serving["kv_dtype"])
+    group, residual = serving.get("kv_group"), serving.get("kv_residual")
+    groups = f", groups of {group}" if group else ""
+    newest = "" if residual is None else f", newest {residual} in full"
+    return f"{serving['kv_dtype']}{groups}{newest}"
 
 
 def _format_small(values: list[float]) -> str:

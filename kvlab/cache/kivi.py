@@ -1,0 +1,378 @@
+"""KIVI's cache (arXiv 2402.02750): old tokens in blocks of 2 or 4 bits, the newest in full.
+
+Keys have a scale and a zero point for each channel and block of G tokens: a few channels of keys
+are much larger than the others, in all tokens. Values have them for each token and group of
+channels. A token is quantized together with its block, once R newer tokens follow the block's
+last one. So the newest R to R + G - 1 tokens are stored in the model's dtype (`BlockRule`).
+
+Every query reads each token as it was stored at the query's own time, also in a pass over many
+tokens. A text therefore gives the same codes and the same logits however it is split into passes.
+KIVI's own code attends to a whole prompt before it quantizes it.
+
+Shapes: B rows, H heads of a part, N blocks, G tokens of a block, D width of a part, S tokens in
+full precision, C tokens of this pass, R rows that differ: 1 if all hold the same number of tokens,
+else B.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvlab.cache.attention_pass import AttentionPass, KVContext
+from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, pack_codes, split_groups, unpack_codes
+from kvlab.cache.kv_buffer import EncodedKV, Index, SlotBuffer, concatenate_parts
+from kvlab.spec.dtypes import BlockRule
+from kvlab.spec.layer_config import LayerConfig
+
+if TYPE_CHECKING:
+    from kvlab.cache.kv_cache import KVCache
+
+
+class BlockFormat:
+    """Asymmetric codes of blocks (..., G, D), packed in bytes, with float16 scales and minima.
+
+    Args:
+        codes_per_byte: 4 for codes of 2 bits, 2 for 4 bits.
+        group: numbers of one token that share a scale; None where the numbers of one channel do,
+            over the tokens of the block.
+    """
+
+    def __init__(self, codes_per_byte: int, group: int | None):
+        self.codes_per_byte, self.group = codes_per_byte, group
+        self.max_code = 2.0 ** (8 // codes_per_byte) - 1
+
+    def allocate(self, shape: tuple[int, ...], device: torch.device) -> tuple[Tensor, ...]:
+        """Return the zero-filled tensors of blocks of ``shape`` (B, H, N, G, D)."""
+        codes = (*shape[:-1], shape[-1] // self.codes_per_byte)
+        scales = (*shape[:-1], shape[-1] // min(self.group, shape[-1])) if self.group else (
+            *shape[:-2], 1, shape[-1]
+        )  # fmt: skip
+        return (
+            torch.zeros(codes, dtype=torch.uint8, device=device),
+            torch.zeros(scales, dtype=torch.float16, device=device),
+            torch.zeros(scales, dtype=torch.float16, device=device),
+        )
+
+    def encode(self, values: Tensor) -> tuple[Tensor, ...]:
+        """Return codes, scales and minima of ``values`` (..., G, D)."""
+        split, dim = self._split(values.float())
+        low = split.amin(dim, keepdim=True).clamp(-MAX_SCALE, MAX_SCALE).half()
+        spread = split.amax(dim, keepdim=True) - low.float()
+        scale = (spread / self.max_code).clamp(MIN_SCALE, MAX_SCALE).half()
+        codes = ((split - low.float()) / scale.float()).round().clamp(0, self.max_code)
+        packed = pack_codes(codes.to(torch.uint8).view(values.shape), self.codes_per_byte)
+        return packed, self._join(scale), self._join(low)
+
+    def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        """Return values (..., G, D) of ``dtype``."""
+        packed, scale, low = encoded
+        codes = unpack_codes(packed, self.codes_per_byte).to(dtype)
+        if self.group is None:
+            return codes * scale.to(dtype) + low.to(dtype)
+        split, _ = self._split(codes)
+        return (split * scale.to(dtype)[..., None] + low.to(dtype)[..., None]).view(codes.shape)
+
+    def _split(self, values: Tensor) -> tuple[Tensor, int]:
+        """Return values so that those along one dimension share a scale, and that dimension."""
+        if self.group is None:
+            return values, -2
+        return split_groups(values, min(self.group, values.shape[-1])), -1
+
+    def _join(self, scales: Tensor) -> Tensor:
+        return scales if self.group is None else scales[..., 0]
+
+
+class KIVIBuffer(SlotBuffer):
+    """The parts of one slot: blocks of codes, and the newest tokens in full precision.
+
+    The token at position p is in entry ``p mod S`` while it is in full precision, and then in
+    entry ``p // G mod N`` of the blocks. A local slot keeps the blocks that reach into the window.
+
+    Args:
+        full: each part's newest tokens (B, H, S, D).
+        blocks: each part's codes, scales and minima.
+        formats: how each part is encoded.
+        rule: when tokens are quantized.
+        window: tokens that the slot's layers see; None for all.
+    """
+
+    def __init__(
+        self,
+        full: tuple[Tensor, ...],
+        blocks: EncodedKV,
+        formats: Sequence[BlockFormat],
+        rule: BlockRule,
+        window: int | None,
+    ):
+        self.full, self.blocks, self.formats = full, blocks, formats
+        self.rule, self.window = rule, window
+        self.size, self.block_count = full[0].shape[2], blocks[0][0].shape[2]
+
+    @classmethod
+    def allocate(
+        cls,
+        layer: LayerConfig,
+        batch_size: int,
+        max_length: int,
+        rule: BlockRule,
+        codes_per_byte: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "KIVIBuffer":
+        """Return an empty buffer for a layer's parts of up to ``max_length`` tokens."""
+        blocks, entries = rule.capacity(max_length, layer.window)
+        formats = [BlockFormat(codes_per_byte, rule.group if i else None)
+                   for i in range(len(layer.stored))]  # fmt: skip
+        full, encoded = [], []
+        for part, block_format in zip(layer.stored, formats, strict=True):
+            shape = (batch_size, part.count, entries, part.size)
+            full.append(torch.zeros(shape, dtype=dtype, device=device))
+            block_shape = (batch_size, part.count, blocks, rule.group, part.size)
+            encoded.append(block_format.allocate(block_shape, device))
+        return cls(tuple(full), tuple(encoded), formats, rule, layer.window)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.full, *(tensor for part in self.blocks for tensor in part))
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the slot's layers ever see a token that is quantized."""
+        return self.rule.quantizes(self.window)
+
+    def encode(self, parts: Sequence[Tensor]) -> EncodedKV:
+        """Encode the blocks (B, H, N, G, D) of each part."""
+        return tuple(f.encode(part) for f, part in zip(self.formats, parts, strict=True))
+
+    def decode(self, encoded: EncodedKV) -> tuple[Tensor, ...]:
+        """Return each part's blocks as tokens (B, H, N x G, D) of the model's dtype."""
+        dtype = self.full[0].dtype
+        decoded = (f.decode(part, dtype) for f, part in zip(self.formats, encoded, strict=True))
+        return tuple(blocks.flatten(2, 3) for blocks in decoded)
+
+    def find_crop_problem(self, length: int, longest: int) -> str | None:
+        kept, stored = (self._first_full(n) for n in (length, longest))
+        first_seen = 0 if self.window is None else max(0, length - self.window + 1)
+        first_full = max(kept, first_seen)
+        if first_full < min(length, longest - self.size):
+            return f"keeps the last {self.size} of {longest} tokens in full precision"
+        group = self.rule.group
+        if first_seen < kept and first_seen // group < stored // group - self.block_count:
+            return f"keeps the last {self.block_count} blocks of {group} tokens"
+        return None
+
+    def _first_full(self, length: int) -> int:
+        return self.rule.quantized_tokens(length) if self.quantizes else 0
+
+    def select_rows(self, index: Tensor) -> "KIVIBuffer":
+        return self._map(lambda tensor: tensor.index_select(0, index))
+
+    def slice_rows(self, start: int, stop: int) -> "KIVIBuffer":
+        return self._map(lambda tensor: tensor[start:stop])
+
+    def _map(self, select: Callable[[Tensor], Tensor]) -> "KIVIBuffer":
+        full = tuple(map(select, self.full))
+        blocks = tuple(tuple(map(select, part)) for part in self.blocks)
+        return KIVIBuffer(full, blocks, self.formats, self.rule, self.window)
+
+
+@dataclass(frozen=True)
+class _ReadPlan:
+    """What one pass reads of slots of one window, and what it adds.
+
+    Attributes:
+        blocks: (R, n) entries of the stored blocks that are read.
+        past: (R, n) entries of the stored tokens in full precision that are read.
+        completed: (R, n) numbers of the blocks that this pass completes.
+        completed_tokens: (R, n x G) where their tokens are, among ``past`` and this pass's.
+        is_completed: (R, n) whether the row completes as many.
+        mask: (R, 1, C, keys) of the tokens of ``blocks``, ``completed``, ``past``, and this pass.
+    """
+
+    blocks: Tensor
+    past: Tensor
+    completed: Tensor
+    completed_tokens: Tensor
+    is_completed: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class _PassKV:
+    """K and V of this pass: ``tokens`` of the past and of this pass, and the completed blocks."""
+
+    tokens: tuple[Tensor, ...]
+    completed: EncodedKV
+
+
+class KIVIPass(AttentionPass):
+    """A pass over C tokens of each row, of which ``added`` are real; see `RaggedPass`.
+
+    Args:
+        count: tokens C of this pass.
+        added: how many of them are real in each row.
+        end: tokens that the longest row holds after this pass.
+    """
+
+    def __init__(self, cache: "KVCache", count: int, added: list[int], end: int):
+        self._cache, self._count, self._added, self._end = cache, count, added, end
+        starts = cache.list_lengths()
+        self._is_uniform = len({*starts}) == 1 and {*added} == {count}
+        rows = slice(0, 1) if self._is_uniform else slice(None)
+        device = cache.device
+        self._starts = torch.tensor(starts[rows], device=device)[:, None]
+        self._ends = self._starts + torch.tensor(added[rows], device=device)[:, None]
+        self._queries = self._starts + torch.arange(count, device=device)
+        self._plans: dict[int | None, _ReadPlan] = {}
+        self._pending: dict[int, _PassKV] = {}
+
+    @property
+    def positions(self) -> Tensor:
+        return self._queries[0] if self._is_uniform else self._queries
+
+    @property
+    def end(self) -> int:
+        return self._end
+
+    @property
+    def position_limit(self) -> int:
+        return self._cache.length + self._count
+
+    def writes_kv(self, layer: int) -> bool:
+        return self._cache.layout.writers[layer]
+
+    def write_kv(self, layer: int, *parts: Tensor) -> None:
+        owner, buffer = self._find_buffer(layer)
+        plan, dtype = self._find_plan(buffer), buffer.full[0].dtype
+        past = tuple(_take(part, plan.past) for part in buffer.full)
+        tokens = concatenate_parts(past, tuple(part.to(dtype) for part in parts))
+        blocks = (plan.completed.shape[1], buffer.rule.group)
+        completed = [_take(part, plan.completed_tokens) for part in tokens]
+        completed = [part.reshape(*part.shape[:2], *blocks, part.shape[-1]) for part in completed]
+        self._pending[owner] = _PassKV(tokens, buffer.encode(completed))
+
+    def read_kv(self, layer: int) -> KVContext:
+        owner, buffer = self._find_buffer(layer)
+        plan, new = self._find_plan(buffer), self._pending[owner]
+        stored = tuple(tuple(_take(t, plan.blocks) for t in part) for part in buffer.blocks)
+        quantized = concatenate_parts(buffer.decode(stored), buffer.decode(new.completed))
+        return KVContext(concatenate_parts(quantized, new.tokens), plan.mask)
+
+    def end_layer(self, layer: int) -> None:
+        owner, buffer = self._find_buffer(layer)
+        if self._cache.layout.last_readers[owner] == layer:
+            self._store(buffer, self._pending.pop(owner))
+
+    def finish(self) -> None:
+        if self._is_uniform:
+            self._cache.advance(self._count)
+        else:
+            self._cache.advance_rows(self._added)
+
+    def _find_buffer(self, layer: int) -> tuple[int, KIVIBuffer]:
+        owner = self._cache.layout.owners[layer]
+        buffer = self._cache.buffers[owner]
+        assert isinstance(buffer, KIVIBuffer), "one format for all slots"
+        return owner, buffer
+
+    def _find_plan(self, buffer: KIVIBuffer) -> _ReadPlan:
+        if buffer.window not in self._plans:
+            self._plans[buffer.window] = self._make_plan(buffer)
+        return self._plans[buffer.window]
+
+    def _make_plan(self, buffer: KIVIBuffer) -> _ReadPlan:
+        group = buffer.rule.group
+        before, after = (self._first_full(buffer, ends) for ends in (self._starts, self._ends))
+        first = torch.zeros_like(before)
+        if buffer.window is not None:
+            first = ((self._starts + 1 - buffer.window).clamp_min(0) // group).minimum(
+                before // group
+            )
+        blocks, is_block = _ranges(first, before // group)
+        completed, is_completed = _ranges(before // group, after // group)
+        past, is_past = _ranges(before.maximum(self._starts - buffer.size), self._starts)
+        tokens = _tokens_of(completed, group)
+        offset = past[:, :1] if past.shape[1] else self._starts
+        # an index beyond a row's own tokens belongs to a block that the row does not complete
+        index = torch.where(tokens < self._starts, tokens - offset,
+                            tokens - self._starts + past.shape[1])  # fmt: skip
+        index = index.clamp(0, past.shape[1] + self._count - 1)
+        own = self._queries
+        quantized = torch.cat([_tokens_of(blocks, group), tokens], 1)
+        is_quantized = torch.cat([is_block, is_completed], 1).repeat_interleave(group, 1)
+        full = torch.cat([past, own], 1)
+        is_full = torch.cat([is_past, own < self._ends], 1)
+        limit = self._first_full(buffer, own + 1)[:, :, None]  # of each query
+        visible = torch.cat([
+            is_quantized[:, None] & (quantized[:, None] < limit),
+            is_full[:, None] & (full[:, None] >= limit),
+        ], 2)  # fmt: skip
+        distance = own[:, :, None] - torch.cat([quantized, full], 1)[:, None]
+        visible &= distance >= 0
+        if buffer.window is not None:
+            visible &= distance < buffer.window
+        # padding of a row that is still empty sees one key instead of none, which would be NaN
+        visible[..., 0] |= ~visible.any(-1)
+        return _ReadPlan(
+            blocks % max(1, buffer.block_count),
+            past % buffer.size,
+            completed,
+            index,
+            is_completed,
+            visible[:, None],
+        )
+
+    def _first_full(self, buffer: KIVIBuffer, lengths: Tensor) -> Tensor:
+        """Return the first position in full precision where rows hold ``lengths`` tokens."""
+        if not buffer.quantizes:
+            return torch.zeros_like(lengths)
+        group, residual = buffer.rule.group, buffer.rule.residual
+        return ((lengths - residual).clamp_min(0) // group) * group
+
+    def _store(self, buffer: KIVIBuffer, new: _PassKV) -> None:
+        plan, count = self._find_plan(buffer), self._count
+        index = torch.arange(count, device=self._cache.device)
+        added = self._ends - self._starts
+        is_kept = (index < added) & (index >= added - buffer.size)
+        past = new.tokens[0].shape[2] - count
+        target, source = self._store_indices(is_kept, self._queries % buffer.size, past)
+        for stored, tokens in zip(buffer.full, new.tokens, strict=True):
+            stored[target] = tokens[source]
+        if not plan.completed.shape[1]:
+            return
+        last = self._first_full(buffer, self._ends) // buffer.rule.group
+        is_kept = plan.is_completed & (plan.completed >= last - buffer.block_count)
+        entries = plan.completed % max(1, buffer.block_count)
+        target, source = self._store_indices(is_kept, entries, 0)
+        for stored_part, part in zip(buffer.blocks, new.completed, strict=True):
+            for stored, encoded in zip(stored_part, part, strict=True):
+                stored[target] = encoded[source]
+
+    def _store_indices(self, is_kept: Tensor, entries: Tensor, offset: int) -> tuple[Index, Index]:
+        """Return where in a buffer, and from where in this pass's K/V, kept columns are copied."""
+        rows, columns = is_kept.nonzero(as_tuple=True)
+        which = slice(None) if self._is_uniform else rows
+        return (which, slice(None), entries[rows, columns]), (which, slice(None), columns + offset)
+
+
+def _ranges(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """Return start, start + 1, ... of each row (R, n), and which of them are below its end."""
+    count = max(0, int((end - start).max()))
+    numbers = start + torch.arange(count, device=start.device)
+    return numbers, numbers < end
+
+
+def _tokens_of(blocks: Tensor, group: int) -> Tensor:
+    """Return the positions (R, n x G) of the tokens of blocks (R, n)."""
+    return (blocks[:, :, None] * group + torch.arange(group, device=blocks.device)).flatten(1)
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """Return values (B, H, S, ...) at ``index`` (R, n) along S: (B, H, n, ...)."""
+    if len(index) == 1:
+        return values.index_select(2, index[0])
+    rows = torch.arange(len(index), device=index.device)[:, None]
+    return values[rows, :, index].transpose(1, 2)
