@@ -84,10 +84,20 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         "window": rng.choice([1, 2, 3, 5, 8, 13, 47, 48, 60]) if local else None,
     }
     while True:
+        kv = _draw_kv(rng)
+        if isinstance(kv, dict):
+            shape["n_kv_head"] = heads
         try:
-            return ModelConfig(**shape, kv_sharing=_draw_sharing(rng, layers))
+            return ModelConfig(**shape, kv_sharing=_draw_sharing(rng, layers), kv=kv)
         except ValueError:
             continue
+
+
+def _draw_kv(rng: random.Random) -> object:
+    """Return what a token stores; the rules refuse some of it with some positions."""
+    latent = {"latent": rng.choice([1, 3, 8, 20]), "groups": rng.choice([1, 1, 2, 3])}
+    rotary = rng.choice([0, 2, 6])
+    return rng.choice(["separate", "separate", "tied", "grouped_tied", latent | {"rotary": rotary}])
 
 
 def _draw_serving(rng: random.Random) -> ServingConfig:

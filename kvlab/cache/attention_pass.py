@@ -79,6 +79,10 @@ class AttentionPass(ABC):
     def read_kv(self, layer: int) -> KVContext:
         """Return what the layer attends to."""
 
+    def key_positions(self, layer: int) -> Tensor:  # noqa: ARG002
+        """Return the positions of what `read_kv` returns: (P + C,), or (B, P + C)."""
+        return self.positions
+
     @abstractmethod
     def end_layer(self, layer: int) -> None:
         """Mark the layer's attention as done: the K/V of this pass may have no reader left."""

@@ -77,6 +77,14 @@ class UniformPass(CachedPass):
         parts = buffer.read(slice(0, min(self.end, buffer.size)))
         return KVContext(parts, is_causal=self._count > 1)
 
+    def key_positions(self, layer: int) -> Tensor:
+        owner, buffer = self._find_buffer(layer)
+        past = min(self._start, buffer.size) if owner in self._pending else self._start
+        if self.end > buffer.size and owner not in self._pending:
+            end = torch.tensor([self.end], device=self._cache.device)
+            return buffer.stored_positions(end)[0]
+        return torch.arange(self._start - past, self.end, device=self._cache.device)
+
     def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
         parts = buffer.decode(pending)
         past = min(self._start, buffer.size)
@@ -125,6 +133,10 @@ class StaticPass(CachedPass):
             visible = entries <= self._row_positions[:, None]
             self._visible[buffer.size] = visible[:, None, None]
         return KVContext(buffer.read(slice(None)), self._visible[buffer.size])
+
+    def key_positions(self, layer: int) -> Tensor:
+        _, buffer = self._find_buffer(layer)
+        return buffer.stored_positions(self._row_positions + 1)
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         index = (self._rows, slice(None), self._row_positions % buffer.size)
@@ -191,22 +203,26 @@ class RaggedPass(CachedPass):
     def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
-            return self._read_with_pending(buffer, self._pending[owner])
-        used = min(self._cache.length + self._count, buffer.size)
-        parts = buffer.read(slice(0, used))
-        lengths = self._past_lengths + self._is_real.sum(1)
-        mask = self._make_mask(buffer.stored_positions(lengths)[:, :used], None)
+            return self._read_with_pending(layer, buffer, self._pending[owner])
+        positions = self.key_positions(layer)
+        parts = buffer.read(slice(0, positions.shape[1]))
+        mask = self._make_mask(positions, None)
         # padding of a row that is still empty sees one key instead of none, which would be NaN
         mask[..., 0] |= ~mask.any(-1)
         return KVContext(parts, mask)
 
-    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
+    def _read_with_pending(self, layer: int, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
         past = min(self._cache.length, buffer.size)
         parts = concatenate_parts(buffer.read(slice(0, past)), buffer.decode(pending))
-        past_positions = buffer.stored_positions(self._past_lengths)[:, :past]
-        past_mask = self._make_mask(past_positions, buffer.size)
-        mask = torch.cat([past_mask, self._make_mask(self._positions, buffer.size)], -1)
-        return KVContext(parts, mask)
+        return KVContext(parts, self._make_mask(self.key_positions(layer), buffer.size))
+
+    def key_positions(self, layer: int) -> Tensor:
+        owner, buffer = self._find_buffer(layer)
+        if owner in self._pending:
+            past = buffer.stored_positions(self._past_lengths)
+            return torch.cat([past[:, : self._cache.length], self._positions], 1)
+        lengths = self._past_lengths + self._is_real.sum(1)
+        return buffer.stored_positions(lengths)[:, : self._cache.length + self._count]
 
     def _make_mask(self, key_positions: Tensor, window: int | None) -> Tensor:
         """Return (B, 1, C, keys) of bool: the keys at ``key_positions`` (B, keys) that each query

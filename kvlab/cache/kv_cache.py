@@ -55,7 +55,8 @@ class KVCache:
         kv_format = get_format(
             self.layout.storage_dtype(str(self.dtype).removeprefix("torch.")), group
         )
-        return KVBuffer.allocate(*shape, [kv_format] * 2, self.dtype, self.device)
+        formats = [kv_format] * len(layer.stored)
+        return KVBuffer.allocate(*shape, formats, self.dtype, self.device)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -6,6 +6,7 @@ of real times to it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -14,6 +15,7 @@ from kvlab.layout.roofline_model import Bound, DevicePeaks, StepCost, decode_ste
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.flops import parameter_count
+from kvlab.spec.layer_config import LatentKV
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.validation_errors import list_field_errors
@@ -32,8 +34,9 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
     """Return the model of a preset with the K/V reductions of ``served``.
 
     These are taken over: the number of query heads that share a K/V head (all of them for
-    multi-query), the pattern of local layers with its window in tokens, the sharing and the
-    serving.
+    multi-query), what a token stores with its latents in proportion to the heads, the pattern of
+    local layers with its window in tokens, the sharing and the serving. Where a key is shared for
+    its rotation, positions are rotary.
 
     Raises:
         RescaleError: groups or owners name layers by number, heads do not divide, or a sharing
@@ -55,6 +58,7 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
         "window": model.window,
         "attention_pattern": model.attention_pattern,
         "kv_sharing": model.kv_sharing,
+        **_rescale_kv(model, target),
     }
     data = {
         "name": preset,
@@ -66,6 +70,23 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
     except ValidationError as error:
         first, *_ = list_field_errors(error, ServedModel, data)
         raise RescaleError(first.message) from None
+
+
+def _rescale_kv(model: ModelConfig, target: ModelConfig) -> dict[str, Any]:
+    """Return the fields that say what a token of the target stores."""
+    if model.kv == "separate":
+        return {}
+    fields: dict[str, Any] = {"kv": model.kv}
+    if isinstance(model.kv, LatentKV):
+        sizes = {name: getattr(model.kv, name) * target.head_dim for name in ("latent", "rotary")}
+        if any(size % model.head_dim for size in sizes.values()):
+            heads = f"heads of {target.head_dim} instead of {model.head_dim}"
+            raise RescaleError(f"its latents do not scale to {heads}")
+        scaled = {name: size // model.head_dim for name, size in sizes.items()}
+        fields["kv"] = {**scaled, "groups": model.kv.groups}
+    if model.kv != "tied" and model.position_scheme.is_rotary:
+        fields["position"] = model.position
+    return fields
 
 
 @dataclass(frozen=True)

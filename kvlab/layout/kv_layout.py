@@ -12,7 +12,7 @@ from functools import cached_property
 from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
-from kvlab.spec.dtypes import DTYPES, BlockRule
+from kvlab.spec.dtypes import DTYPES, BlockRule, DType
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -188,13 +188,25 @@ class KVLayout:
     def _token_formula(self, layer: int, dtype: str) -> str:
         """Return the arithmetic of `token_bytes` as text."""
         stored, config = DTYPES[self.storage_dtype(dtype)], self.layers[layer]
-        packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
-        head = f"{config.head_dim}{packed} x {format_count(stored.item_bytes, 'byte')}"
-        if stored.is_quantized:
-            scales = config.head_dim // stored.group_size(config.head_dim, self.kv_group)
-            count = f"{scales} x " if scales > 1 else ""
-            head = f"({head} + {count}{stored.scale_bytes} for the scale{'s' if count else ''})"
-        return f"2 (K, V) x {config.n_kv_head} heads x {head}"
+        parts = [
+            f"{format_count(part.count, part.name)}"
+            f" x {_vector_formula(stored, part.size, self.kv_group)}"
+            for part in config.stored
+        ]
+        if config.kv == "separate":
+            return f"2 (K, V) x {parts[0]}"
+        return parts[0] if len(parts) == 1 else f"({' + '.join(parts)})"
+
+
+def _vector_formula(stored: DType, size: int, group: int | None) -> str:
+    """Return the arithmetic of `DType.vector_bytes` as text."""
+    packed = f" / {stored.numbers_per_item}" if stored.numbers_per_item > 1 else ""
+    numbers = f"{size}{packed} x {format_count(stored.item_bytes, 'byte')}"
+    if not stored.is_quantized:
+        return numbers
+    scales = size // stored.group_size(size, group)
+    count = f"{scales} x " if scales > 1 else ""
+    return f"({numbers} + {count}{stored.scale_bytes} for the scale{'s' if count else ''})"
 
 
 def _resolve_group(model: ModelConfig, serving: ServingConfig) -> int | None:

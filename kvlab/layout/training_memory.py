@@ -11,6 +11,7 @@ from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.flops import parameter_count
+from kvlab.spec.layer_config import LayerConfig
 
 CPU_MICROBATCH_TOKENS = 4096
 """The most tokens of one pass on CPU. Narrow models gain from longer passes, in which the cost of
@@ -48,8 +49,14 @@ def activation_bytes(experiment: Experiment) -> int:
     model = experiment.model
     hidden_values = 3 if model.mlp == "swiglu" else 2
     values = model.n_layer * (10 * model.n_embd + hidden_values * model.ffn_dim)
-    values += sum(4 * layer.q_width for layer in model.layers)
+    values += sum(_attention_values(layer) for layer in model.layers)
     return _MARGIN * DTYPES[experiment.training.precision].item_bytes * values
+
+
+def _attention_values(layer: LayerConfig) -> int:
+    """Return the numbers of q, k, v and the output of one token, and of what they are made from."""
+    made_from = 0 if layer.kv == "separate" else layer.store_width
+    return 2 * (layer.q_width + layer.out_width) + made_from
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:
@@ -114,7 +121,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
         saved_probability_bytes(
             rows,
             layer.n_head,
-            layer.head_dim,
+            layer.key_dim,
             model.block_size,
             layer.window,
             is_bfloat16=training.precision == "bfloat16",

@@ -1,12 +1,18 @@
 """Self-attention of one layer.
 
 Multi-head, grouped-query and multi-query attention are one class with ``n_kv_head``. Local and
-global layers differ in ``window``. Sharing across layers is whether the layer writes K/V.
+global layers differ in ``window``. Sharing across layers is whether the layer writes K/V. How K
+and V are views of what a token stores is a member of `VIEWS`.
 
-Shapes: B rows, C tokens of this pass, P past tokens, H heads, Hkv K/V heads, D head_dim,
-E n_embd.
+Shapes: B rows, C tokens of this pass, P past tokens, H heads, Hkv K/V heads or latents, D head_dim,
+Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
 """
 
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
 from torch import Tensor, nn
 
 from kvlab.cache import AttentionPass, KVContext
@@ -17,73 +23,260 @@ from kvlab.model.attention_backends import (
     select_backend,
 )
 from kvlab.model.kernels import Linear, linear
-from kvlab.model.rope import RopeTable, apply_rope
+from kvlab.model.rope import PassRotation, RopeTable, apply_rope
+from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
+
+Parts = tuple[Tensor, ...]
+"""What tokens store, or are about to: each (B, count, tokens, size) of `LayerConfig.stored`."""
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Takes q (B, H, C, Dk), k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D); returns (B, H, C, D)."""
 
 
 class Attention(nn.Module):
     """Causal self-attention. A consumer of another layer's K/V has no K/V projections.
 
-    ``qkv`` stacks the rows of the query, key and value projections in this order; those of K and
-    V exist only if the layer owns them.
+    ``qkv`` stacks the rows of the query and of what a token stores, in the order of
+    `LayerConfig.stored`; the latter exist only if the layer owns its K/V.
     """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer = layer
         self.config = config.layers[layer]
+        owns_kv = config.kv_owners[layer] == layer
         self.q_width = self.config.q_width
-        self.kv_width = self.config.kv_width if config.kv_owners[layer] == layer else 0
-        self.qkv = Linear(config.n_embd, self.q_width + 2 * self.kv_width, bias=config.bias)
-        self.proj = Linear(self.q_width, config.n_embd, bias=config.bias)
+        self.store_width = self.config.store_width if owns_kv else 0
+        self.qkv = Linear(config.n_embd, self.q_width + self.store_width, bias=config.bias)
+        self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
+        self.kv = VIEWS[self.config.kv](self.config, owns_kv, config.norm_eps)
 
-    def forward(self, x: Tensor, attention_pass: AttentionPass, rope: RopeTable | None) -> Tensor:
+    def forward(
+        self, x: Tensor, attention_pass: AttentionPass, rotation: PassRotation | None
+    ) -> Tensor:
         """Attend within x (B, C, E) and to the past tokens of ``attention_pass``.
 
         Returns:
             (B, C, E).
         """
         batch, length, _ = x.shape
-        head_dim, n_kv_head = self.config.head_dim, self.config.n_kv_head
+        rope = None if rotation is None else rotation.table
         if attention_pass.writes_kv(self.layer):
-            q, k, v = self.qkv(x).split([self.q_width, self.kv_width, self.kv_width], -1)
-            k = k.view(batch, length, n_kv_head, head_dim).transpose(1, 2)
-            v = v.view(batch, length, n_kv_head, head_dim).transpose(1, 2)
-            attention_pass.write_kv(self.layer, apply_rope(k, rope), v)
-        elif self.kv_width:  # tied at serving: the layer's own K/V are not used
+            stored = self.config.stored
+            widths = [part.count * part.size for part in stored]
+            q, *projected = self.qkv(x).split([self.q_width, *widths], -1)
+            parts = (
+                values.view(batch, length, part.count, part.size).transpose(1, 2)
+                for values, part in zip(projected, stored, strict=True)
+            )
+            attention_pass.write_kv(self.layer, *self.kv.store(tuple(parts), rope))
+        elif self.store_width:  # tied at serving: the layer's own K/V are not used
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_width]
             q = linear(x, self.qkv.weight[: self.q_width], bias)
         else:
             q = self.qkv(x)
-        q = apply_rope(q.view(batch, length, self.config.n_head, head_dim).transpose(1, 2), rope)
-        y = attend(q, attention_pass.read_kv(self.layer), self.config.window)
+        q = q.view(batch, length, self.config.n_head, self.config.key_dim).transpose(1, 2)
+        context = attention_pass.read_kv(self.layer)
+        if rotation is not None and self.kv.is_rotated_on_read:
+            key_rope = rotation.at(attention_pass.key_positions(self.layer))
+        else:
+            key_rope = None
+        y = self.kv.attend(
+            apply_rope(q, rope),
+            context.parts,
+            key_rope,
+            partial(attend, context=context, window=self.config.window),
+        )
         attention_pass.end_layer(self.layer)
-        out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, self.q_width))
+        out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, self.config.out_width))
         return out
 
 
-def attend(q: Tensor, context: KVContext, window: int | None) -> Tensor:
-    """Attend queries q (B, H, C, D) to ``context``.
+def attend(q: Tensor, k: Tensor, v: Tensor, *, context: KVContext, window: int | None) -> Tensor:
+    """Attend queries q (B, H, C, Dk) to k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D).
 
     Args:
-        context: K and V (B, Hkv, P + C, D), and which of them the queries see.
+        context: which of the keys the queries see.
         window: tokens that a causal query sees, itself included; None for all.
 
     Returns:
         (B, H, C, D).
     """
-    (k, v), mask = context.parts, context.mask
-    batch, n_head, length, head_dim = q.shape
+    mask = context.mask
+    batch, n_head, length, key_dim = q.shape
     n_kv_head = k.shape[1]
     if length == 1 and (mask is not None or not context.is_causal):
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.
-        q = q.reshape(batch, n_kv_head, n_head // n_kv_head, head_dim)
+        q = q.reshape(batch, n_kv_head, n_head // n_kv_head, key_dim)
         y = scaled_dot_product(q, k, v, mask)
-        return y.reshape(batch, n_head, 1, head_dim)
+        return y.reshape(batch, n_head, 1, v.shape[-1])
     if mask is not None:
         return scaled_dot_product(q, k, v, mask)
     name = select_backend(q, k, v, window, context.documents)
     if name not in ("sdpa", "windowed_blocks"):  # those name torch's kernels
         note_kernel(name)
     return BACKENDS[name].attend(q, k, v, window, context.documents)
+
+
+class SeparateKV(nn.Module):
+    """K and V are stored, K rotated.
+
+    Attributes:
+        is_rotated_on_read: keys are stored unrotated, so `attend` needs the rotations of all that
+            it reads.
+    """
+
+    is_rotated_on_read = False
+
+    def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):  # noqa: ARG002
+        super().__init__()
+
+    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
+        """Return what the tokens of a pass store, from what their projections give."""
+        k, v = parts
+        return apply_rope(k, rope), v
+
+    def attend(
+        self,
+        q: Tensor,
+        parts: Parts,
+        key_rope: RopeTable | None,  # noqa: ARG002
+        attend: Attend,
+    ) -> Tensor:
+        """Attend rotated queries q (B, H, C, Dk) to what tokens have stored.
+
+        Returns:
+            (B, H, C, D).
+        """
+        k, v = parts
+        return attend(q, k, v)
+
+
+class TiedKV(SeparateKV):
+    """One tensor is V, and rotated it is K.
+
+    It is stored unrotated. Without rotary positions K and V are the same memory.
+    """
+
+    is_rotated_on_read = True
+
+    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:  # noqa: ARG002
+        return parts
+
+    def attend(self, q: Tensor, parts: Parts, key_rope: RopeTable | None, attend: Attend) -> Tensor:
+        (kv,) = parts
+        return attend(q, apply_rope(kv, key_rope), kv)
+
+
+class GroupedTiedKV(SeparateKV):
+    """Grouped-tied attention (GTA, arXiv 2505.21487, section 3.3).
+
+    One tensor is V. K is a rotary key that all heads share, beside the first half of V.
+    """
+
+    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
+        kv, rotary_key = parts
+        return kv, apply_rope(rotary_key, rope)
+
+    def attend(
+        self,
+        q: Tensor,
+        parts: Parts,
+        key_rope: RopeTable | None,  # noqa: ARG002
+        attend: Attend,
+    ) -> Tensor:
+        kv, rotary_key = parts
+        return attend(q, _join_keys(rotary_key, kv[..., : kv.shape[-1] // 2]), kv)
+
+
+class LatentKV(SeparateKV):
+    """Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434, section 2.1).
+
+    Every head's K and V are linear maps of a latent vector, which is normalized (RMS norm) before
+    it is stored. Beside it K has a rotary key that all heads share. With several latents it is
+    grouped latent attention (GLA, arXiv 2505.21487).
+
+    ``up`` stacks for each latent the rows of K of its heads, then those of V. It has no bias.
+    """
+
+    def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):
+        super().__init__(layer, owns_kv, norm_eps)
+        self.layer = layer
+        self.norm = nn.RMSNorm(layer.latent_dim, eps=norm_eps) if owns_kv else None
+        self.up = Linear(layer.latent_dim, 2 * layer.out_width, bias=False)
+
+    def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
+        assert self.norm is not None, "a consumer stores nothing"
+        latent, *rotary_key = parts
+        return self.norm(latent), *(apply_rope(key, rope) for key in rotary_key)
+
+    def attend(
+        self,
+        q: Tensor,
+        parts: Parts,
+        key_rope: RopeTable | None,  # noqa: ARG002
+        attend: Attend,
+    ) -> Tensor:
+        is_absorbed = self.is_absorbed(q.shape[2], parts[0].shape[2])
+        return (self.attend_absorbed if is_absorbed else self.attend_expanded)(q, parts, attend)
+
+    def is_absorbed(self, queries: int, keys: int) -> bool:
+        """Return whether attending to the latents themselves takes fewer FLOPs.
+
+        Never where the queries are the whole text, as in training.
+        """
+        head_dim, latent_dim = self.layer.head_dim, self.layer.latent_dim
+        # for each head, without what both have in common
+        expanded = keys * 2 * head_dim * latent_dim + queries * keys * 2 * head_dim
+        absorbed = queries * 2 * head_dim * latent_dim + queries * keys * 2 * latent_dim
+        return queries < keys and absorbed < expanded
+
+    def attend_expanded(self, q: Tensor, parts: Parts, attend: Attend) -> Tensor:
+        """Attend to every head's own K and V, made from the latents."""
+        latents, *rotary_key = parts
+        batch, groups, count, _ = latents.shape
+        heads = (2, self.layer.n_head // groups, self.layer.head_dim)
+        expanded = [
+            linear(latent, weight, None).view(batch, count, *heads)
+            for latent, weight in zip(latents.unbind(1), self.up.weight.chunk(groups), strict=True)
+        ]
+        k, v = (
+            torch.cat([group[:, :, part] for group in expanded], 2).transpose(1, 2)
+            for part in range(2)
+        )
+        return attend(q, _join_keys(*rotary_key, k), v)
+
+    def attend_absorbed(self, q: Tensor, parts: Parts, attend: Attend) -> Tensor:
+        """Attend to the latents: queries go through the map to K, the result through that to V."""
+        latents, *rotary_key = parts
+        groups, latent_dim = latents.shape[1], latents.shape[3]
+        head_dim, rotary_dim = self.layer.head_dim, self.layer.rotary_dim
+        up = self.up.weight.view(groups, 2, -1, head_dim, latent_dim)
+        rotary_q, own_q = torch.split(q, [rotary_dim, head_dim], -1)
+        by_group = (q.shape[0], groups, -1, q.shape[2])
+        own_q = torch.einsum("bghcd,ghdl->bghcl", own_q.reshape(*by_group, head_dim), up[:, 0])
+        q = torch.cat([rotary_q, own_q.flatten(1, 2)], -1)
+        # attention divides by the root of the width of q, which is that of expanded heads
+        scale = math.sqrt((latent_dim + rotary_dim) / (head_dim + rotary_dim))
+        y = attend(scale * q, _join_keys(*rotary_key, latents), latents)
+        y = torch.einsum("bghcl,ghdl->bghcd", y.reshape(*by_group, latent_dim), up[:, 1])
+        return y.flatten(1, 2)
+
+
+def _join_keys(*keys: Tensor) -> Tensor:
+    """Return a rotary key (B, 1, T, R), if there is one, beside the rest (B, H, T, D) of each
+    head's key."""
+    *rotary_key, rest = keys
+    shared = [key.expand(-1, rest.shape[1], -1, -1) for key in rotary_key]
+    return torch.cat([*shared, rest], -1) if shared else rest
+
+
+VIEWS: dict[str, type[SeparateKV]] = {
+    "separate": SeparateKV,
+    "tied": TiedKV,
+    "grouped_tied": GroupedTiedKV,
+    "latent": LatentKV,
+}
+"""`LayerConfig.kv` -> how K and V are views of what is stored."""

@@ -4,7 +4,7 @@ A backend attends C queries to P + C consecutive keys that end with the last que
 itself and the ``window - 1`` tokens before it, or all of them if ``window`` is None, but no token
 of another document; with documents, P is 0. All backends agree within rounding.
 
-Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D head_dim.
+Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D width of Q and K, Dv of V.
 """
 
 import logging
@@ -32,8 +32,8 @@ class Backend:
     """One way to compute attention.
 
     Attributes:
-        attend: takes q (B, H, C, D), k and v (B, Hkv, P + C, D), window, documents; returns
-            (B, H, C, D).
+        attend: takes q (B, H, C, D), k (B, Hkv, P + C, D), v (B, Hkv, P + C, Dv), window,
+            documents; returns (B, H, C, Dv).
         is_best: takes the same; returns whether to use this backend if none before it in
             `BACKENDS` is used.
     """

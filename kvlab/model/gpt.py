@@ -19,7 +19,7 @@ from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.kernels import Linear, gelu
 from kvlab.model.pretrained import load_weights, read_config, save_pretrained
-from kvlab.model.rope import RopeTable, RotaryTables
+from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -69,7 +69,7 @@ class Block(nn.Module):
         self,
         x: Tensor,
         attention_pass: AttentionPass,
-        rope: RopeTable | None,
+        rotation: PassRotation | None,
         token_indices: Tensor | None = None,
     ) -> Tensor:
         """Apply the layer to x (B, C, E).
@@ -78,7 +78,7 @@ class Block(nn.Module):
             (B, C, E); with ``token_indices``, (N, E) of those tokens, for which alone the MLP is
             computed.
         """
-        x = x + self.attention(self.norm1(x), attention_pass, rope)
+        x = x + self.attention(self.norm1(x), attention_pass, rotation)
         if token_indices is not None:
             x = x.flatten(0, 1)[token_indices]
         out: Tensor = x + self.mlp(self.norm2(x))
@@ -191,14 +191,15 @@ class GPT(nn.Module):
             # only padding can be beyond the last position; its outputs are meaningless
             positions = attention_pass.positions.clamp_max(self.config.block_size - 1)
             x = x + self.position_embedding(positions)
-        ropes = {
-            rotation: tables.at(attention_pass.positions, attention_pass.position_limit, x.dtype)
+        positions, limit = attention_pass.positions, attention_pass.position_limit
+        rotations = {
+            rotation: PassRotation(tables, positions, limit, x.dtype)
             for rotation, tables in self.rotary_tables.items()
         }
         last = self.config.n_layer - 1
         for number, (block, layer) in enumerate(zip(self.blocks, self.config.layers, strict=True)):
-            rope = ropes.get(layer.rotation)
-            x = block(x, attention_pass, rope, token_indices if number == last else None)
+            rotation = rotations.get(layer.rotation)
+            x = block(x, attention_pass, rotation, token_indices if number == last else None)
         attention_pass.finish()
         out: Tensor = self.norm(x)
         return out
@@ -273,15 +274,22 @@ class GPT(nn.Module):
                 _init_normal(rows, std, seed, part_name)
 
     def _separately_drawn_rows(self, name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield q, k and v of a qkv by themselves, so that q starts equal for MHA and MQA."""
+        """Yield q, k and v of a qkv by themselves, so that q starts equal for MHA and MQA.
+
+        A tensor that is K and V at once starts as V would.
+        """
         if not name.endswith("qkv.weight"):
             yield name, parameter
             return
         attention = self.get_submodule(name.removesuffix(".qkv.weight"))
         assert isinstance(attention, Attention)
-        widths = [attention.q_width, attention.kv_width, attention.kv_width]
-        for part, rows in zip("qkv", torch.split(parameter, widths), strict=True):
-            yield f"{name}.{part}", rows
+        widths = [part.count * part.size for part in attention.config.stored]
+        parts = _PART_NAMES[attention.config.kv][: len(widths)]
+        if not attention.store_width:
+            widths, parts = [], ()
+        rows = torch.split(parameter, [attention.q_width, *widths])
+        for part, values in zip(("q", *parts), rows, strict=True):
+            yield f"{name}.{part}", values
 
     @classmethod
     def from_pretrained(cls, path_or_repo: str | Path, **model_changes: Any) -> "GPT":
@@ -314,6 +322,15 @@ class GPT(nn.Module):
     def extra_repr(self) -> str:
         owners = len(set(self.config.kv_owners))
         return f"{sum(p.numel() for p in self.parameters()):,} parameters, {owners} K/V owners"
+
+
+_PART_NAMES = {
+    "separate": ("k", "v"),
+    "tied": ("v",),
+    "grouped_tied": ("v", "rotary_key"),
+    "latent": ("latent", "rotary_key"),
+}
+"""`LayerConfig.kv` -> the names by which the parts that a token stores are drawn."""
 
 
 def _is_norm_weight(name: str) -> bool:

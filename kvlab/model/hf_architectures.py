@@ -129,6 +129,7 @@ class GPT2(Architecture):
             "tie_embeddings": True,
             "n_kv_head": config.n_head,
             "head_dim": config.n_embd // config.n_head,
+            "kv": "separate",
             "window": None,
             "kv_owners": tuple(range(config.n_layer)),
         }
@@ -203,6 +204,7 @@ class Llama(Architecture):
             "norm": "rmsnorm",
             "mlp": "swiglu",
             "bias": False,
+            "kv": "separate",
             "kv_owners": tuple(range(config.n_layer)),
         }
         return _list_differences(config, required) + self.window_incompatibilities(config)

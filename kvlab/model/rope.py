@@ -1,8 +1,8 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864), applied at absolute positions.
 
-Keys are rotated before they are cached. Pairs are (i, i + D/2) of a head, as in the Llama and
-Mistral checkpoints. The article pairs neighbours (2i, 2i + 1), which is the same up to a fixed
-permutation of a head's dimensions.
+Keys are rotated before they are cached, except where they are the values, too. Pairs are
+(i, i + D/2) of a head, as in the Llama and Mistral checkpoints. The article pairs neighbours
+(2i, 2i + 1), which is the same up to a fixed permutation of a head's dimensions.
 
 Shapes: B rows, H heads, C tokens, D head_dim.
 """
@@ -81,6 +81,28 @@ class RotaryTables:
             positions = torch.arange(size, device="cpu")
             table = make_rope_table(positions, self._rotary_dim, self._theta, dtype)
             return RopeTable(*(part.to(device) for part in table))
+
+
+class PassRotation:
+    """The rotations of one pass by one kind of layer.
+
+    Attributes:
+        table: of the tokens of this pass.
+    """
+
+    def __init__(self, tables: RotaryTables, positions: Tensor, limit: int, dtype: torch.dtype):
+        self._tables, self._positions = tables, positions
+        self._limit, self._dtype = limit, dtype
+        self.table = tables.at(positions, limit, dtype)
+
+    def at(self, positions: Tensor) -> RopeTable:
+        """Return the rotations at the positions of keys that are read, of any of their number.
+
+        A position below 0 stands for an empty entry, which no query sees.
+        """
+        if positions is self._positions:
+            return self.table
+        return self._tables.at(positions.clamp_min(0), self._limit, self._dtype)
 
 
 def apply_rope(x: Tensor, table: RopeTable | None) -> Tensor:

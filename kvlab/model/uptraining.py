@@ -2,7 +2,8 @@
 
 K/V heads are mean-pooled into fewer, which the grouped-query attention paper (arXiv 2305.13245,
 section 2.1) finds better than picking one or drawing new ones. An owner's projections are averaged
-over the layers that will share them. Everything else is copied where it fits.
+over the layers that will share them. Everything else is copied where it fits. Between models that
+store their tokens in different forms (``model.kv``) queries are copied, and K/V start fresh.
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlab.model.gpt import GPT
+from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -51,6 +53,8 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
             conversion.fresh[name] = "the source has none"
         elif ".attention.qkv." in name:
             _initialize_qkv(model.config, name, parameter, source, weights, conversion)
+        elif ".attention.kv." in name and not _has_equal_latents(model.config, name, source):
+            conversion.fresh[name] = "the source's latents differ"
         elif weights[name].shape == parameter.shape:
             parameter.copy_(weights[name])
             conversion.copied.append(name)
@@ -61,6 +65,12 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     used = {*conversion.copied, *conversion.pooled, *conversion.averaged}
     conversion.unused = sorted(name for name in weights if name not in used)
     return conversion
+
+
+def _has_equal_latents(target: ModelConfig, name: str, source: ModelConfig) -> bool:
+    layer = int(name.split(".")[1])
+    one, other = target.layers[layer], source.layers[layer]
+    return one.stored == other.stored and one.n_head == other.n_head
 
 
 def _copy_leading_rows(
@@ -85,31 +95,45 @@ def _initialize_qkv(
     conversion: Conversion,
 ) -> None:
     """Copy the query rows; pool and average the K/V rows into those of the layer's readers."""
-    dimensions = ("n_head", "head_dim", "n_embd")
-    if any(getattr(source, key) != getattr(target, key) for key in dimensions):
+    layer = int(name.split(".")[1])
+    config = target.layers[layer]
+    heads = ("n_head", "head_dim", "key_dim")
+    source_config = source.layers[layer]
+    if source.n_embd != target.n_embd or any(
+        getattr(source_config, key) != getattr(config, key) for key in heads
+    ):
         conversion.fresh[name] = "the source's heads differ"
         return
-    q_width = target.n_head * target.head_dim
+    q_width = config.q_width
     parameter[:q_width] = weights[name][:q_width]
     if len(parameter) == q_width:  # a consumer: its K/V are averaged into its owner's
         conversion.copied.append(name)
         return
-    if source.n_kv_head % target.n_kv_head:
-        reason = f"{source.n_kv_head} K/V heads do not pool into {target.n_kv_head}"
+    if reason := _find_pooling_problem(source_config, config):
         conversion.fresh[f"{name}[{q_width}:]"] = reason
         conversion.copied.append(name)
         return
-    layer = int(name.split(".")[1])
     readers = [i for i, owner in enumerate(target.kv_owners) if owner == layer]
     owners = list(dict.fromkeys(source.kv_owners[i] for i in readers if i < source.n_layer))
     kv_rows = [weights[_name_in_layer(name, owner)][q_width:] for owner in owners]
-    parameter[q_width:] = _pool_kv_heads(torch.stack(kv_rows).mean(0), source, target.n_kv_head)
+    parameter[q_width:] = _pool_kv_heads(torch.stack(kv_rows).mean(0), source_config, config)
     if len(owners) > 1:
         conversion.averaged.append(name)
-    elif source.n_kv_head != target.n_kv_head:
+    elif source_config.stored != config.stored:
         conversion.pooled.append(name)
     else:
         conversion.copied.append(name)
+
+
+def _find_pooling_problem(source: LayerConfig, target: LayerConfig) -> str:
+    """Return why a layer's stored vectors are no means of the source's; empty if they are."""
+    if source.kv != target.kv:
+        return f"the source stores its K/V as {source.kv}, not {target.kv}"
+    if source.n_kv_head % target.n_kv_head:
+        return f"{source.n_kv_head} K/V heads do not pool into {target.n_kv_head}"
+    if source.kv == "latent" and source.stored != target.stored:
+        return "the source's latents differ"
+    return ""
 
 
 def _name_in_layer(name: str, layer: int) -> str:
@@ -117,10 +141,14 @@ def _name_in_layer(name: str, layer: int) -> str:
     return f"blocks.{layer}.{rest}"
 
 
-def _pool_kv_heads(kv_rows: Tensor, source: ModelConfig, n_kv_head: int) -> Tensor:
-    """Return the means of consecutive heads of K, then of V."""
-    heads = (2, n_kv_head, source.n_kv_head // n_kv_head, source.head_dim)
-    return kv_rows.reshape(*heads, *kv_rows.shape[1:]).mean(2).flatten(0, 2)
+def _pool_kv_heads(kv_rows: Tensor, source: LayerConfig, target: LayerConfig) -> Tensor:
+    """Return the means of consecutive vectors of each part that a token stores."""
+    parts = torch.split(kv_rows, [part.count * part.size for part in source.stored])
+    pooled = [
+        rows.reshape(part.count, -1, part.size, *rows.shape[1:]).mean(1).flatten(0, 1)
+        for rows, part in zip(parts, target.stored, strict=True)
+    ]
+    return torch.cat(pooled)
 
 
 def _describe_shapes(weight: Tensor, parameter: Tensor) -> str:

@@ -192,13 +192,23 @@ def _is_multi_query(model: Mapping[str, Any]) -> bool:
 
 
 def _is_multi_head(model: Mapping[str, Any]) -> bool:
-    return bool("n_head" in model and model.get("n_kv_head") == model["n_head"])
+    is_latent = _count_latents(model) > 0
+    return bool("n_head" in model and model.get("n_kv_head") == model["n_head"] and not is_latent)
+
+
+def _count_latents(model: Mapping[str, Any]) -> int:
+    kv = model.get("kv")
+    return int(kv.get("groups", 1)) if isinstance(kv, Mapping) else 0
 
 
 _MODEL_METHODS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, tuple[str, ...]], ...] = (
     (_is_multi_head, "multi-head attention", ("vaswani2017attention",)),
     (_is_grouped, "grouped-query attention", ("ainslie2023gqa",)),
     (_is_multi_query, "multi-query attention", ("shazeer2019mqa",)),
+    (lambda m: m.get("kv") == "tied", "keys and values that are one stored tensor", ()),
+    (lambda m: m.get("kv") == "grouped_tied", "grouped-tied attention", ("zadouri2025gta",)),
+    (lambda m: _count_latents(m) == 1, "multi-head latent attention", ("deepseek2024v2",)),
+    (lambda m: _count_latents(m) > 1, "grouped latent attention", ("zadouri2025gta",)),
     (lambda m: m.get("position") == "learned", "learned position embeddings", ()),
     (lambda m: m.get("position") == "rope", "rotary position embeddings", ("su2024roformer",)),
     (lambda m: m.get("position") == "none", "no position embeddings", ()),

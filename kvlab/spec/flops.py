@@ -3,9 +3,15 @@
 Attention is counted by the full-square convention: a global layer over t tokens scores t x t
 pairs, a local one t x min(t, window), masked or not. Norms, softmax and activations are left
 out, as is usual. For GPT-2 XL this gives 3,109,942,400 t + 307,200 t^2.
+
+Rotations are left out, too, except of tied keys: they are stored unrotated, so a decode step
+rotates all that it reads. Latent attention is counted as it is computed: over a whole text every
+head's K and V are made from the latents; a decode step attends to the latents themselves, with
+the same maps applied to the query and to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 """
 
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -34,13 +40,28 @@ def non_embedding_parameters(model: ModelConfig) -> int:
 
 def forward_flops(model: ModelConfig, tokens: int) -> int:
     """Return the FLOPs of one forward pass over one sequence of ``tokens`` tokens."""
-    return tokens * decode_flops(model, tokens)
+    scored = sum(
+        layer.n_head * (layer.key_dim + layer.head_dim) * layer.visible_tokens(tokens)
+        for layer in model.layers
+    )
+    return tokens * 2 * (_matrix_weights(model) + scored)
 
 
 def decode_flops(model: ModelConfig, context_length: int) -> int:
     """Return the FLOPs to decode one token that sees ``context_length`` tokens, itself included."""
-    attention = sum(layer.q_width * layer.visible_tokens(context_length) for layer in model.layers)
-    return 2 * _matrix_weights(model) + 4 * attention
+    attention = sum(
+        _decoding_flops_per_key(layer) * layer.visible_tokens(context_length)
+        for layer in model.layers
+    )
+    return 2 * _matrix_weights(model) + attention
+
+
+def _decoding_flops_per_key(layer: LayerConfig) -> int:
+    """Return the FLOPs of one query of all heads with one stored token."""
+    if layer.kv == "latent":
+        return 2 * layer.n_head * (2 * layer.latent_dim + layer.rotary_dim)
+    rotation = 3 * layer.n_kv_head * layer.rotary_dim if layer.kv == "tied" else 0
+    return 4 * layer.out_width + rotation
 
 
 def training_flops(experiment: Experiment) -> int:
@@ -63,9 +84,10 @@ def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
 
 
 def _attention_parameters(model: ModelConfig, layer: int, owner: int) -> int:
-    outputs = _qkv_width(model, layer, owner)
+    config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
     bias = outputs + model.n_embd if model.bias else 0
-    return model.n_embd * (outputs + model.layers[layer].q_width) + bias
+    latent_norm = config.latent_dim if owner == layer else 0
+    return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + latent_norm
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
@@ -78,11 +100,13 @@ def _matrix_weights(model: ModelConfig) -> int:
     """Return the number of weights that multiply every token: projections, MLPs and the head."""
     total = model.vocab_size * model.n_embd
     for layer, owner in enumerate(model.kv_owners):
-        total += model.n_embd * (_qkv_width(model, layer, owner) + model.layers[layer].q_width)
+        config = model.layers[layer]
+        total += model.n_embd * (_qkv_width(model, layer, owner) + config.out_width)
+        total += config.up_weights
         total += model.n_embd * model.ffn_dim * (3 if model.mlp == "swiglu" else 2)
     return total
 
 
 def _qkv_width(model: ModelConfig, layer: int, owner: int) -> int:
     config = model.layers[layer]
-    return config.q_width + (2 * config.kv_width if owner == layer else 0)
+    return config.q_width + (config.store_width if owner == layer else 0)

@@ -5,14 +5,62 @@ the model read it, so that what differs between layers is decided in one place.
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+
+from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, SpecModel
+
+KVForm = Literal["separate", "tied", "grouped_tied", "latent"]
+"""How K and V come from what a token stores; see `LayerConfig.stored`."""
+
+
+class LatentKV(SpecModel):
+    """`model.kv` as a map: multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434).
+
+    A token stores one latent vector, after an RMS norm of its own, and one rotary key that all
+    heads share. Every head's K and V are linear maps of the latent. With ``groups`` above 1 it is
+    grouped latent attention (GLA, arXiv 2505.21487): each group of heads has a latent.
+    """
+
+    latent: PositiveInt = Field(
+        description="Numbers of a latent vector.",
+        examples=[64],
+        json_schema_extra={"unit": "numbers", "given": {"rotary": 16}},
+    )
+    rotary: NonNegativeInt = Field(
+        default=0,
+        description="Numbers of the rotary key that all heads share; above 0 if and only if"
+        " position is rope.",
+        examples=[16],
+        json_schema_extra={"unit": "numbers", "given": {"latent": 64}},
+    )
+    groups: PositiveInt = Field(
+        default=1,
+        description="Latent vectors a token, each for n_head / groups of the heads.",
+        examples=[2],
+        json_schema_extra={"unit": "vectors", "given": {"latent": 64, "rotary": 16}},
+    )
+
+
+def _validate_kv(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a mapping as latent attention: an error is about one of its keys."""
+    is_latent = isinstance(value, dict | LatentKV)
+    return LatentKV.model_validate(value) if is_latent else handler(value)
+
+
+KVField = Annotated[
+    Literal["separate", "tied", "grouped_tied"] | LatentKV, WrapValidator(_validate_kv)
+]
 
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """What one token stores of K, or of V, in one layer: ``count`` vectors of ``size`` numbers."""
+    """One part of what a token stores in a layer: ``count`` vectors of ``size`` numbers."""
 
     count: int
     size: int
+    name: str = "head"
 
 
 @dataclass(frozen=True)
@@ -22,11 +70,13 @@ class LayerConfig:
     Attributes:
         kind: its letter in ``attention_pattern``. Layers of one kind are equal.
         n_head: query heads.
-        n_kv_head: K/V heads.
-        head_dim: numbers of one head of Q, K and V.
+        n_kv_head: K/V heads; of latent attention its groups.
+        head_dim: numbers of one head of V, and of Q and K without what they have beside V.
         window: tokens that a token sees, itself included; None for all before it.
         rotary_dim: the leading dimensions of a head of Q and K that are rotated; 0 for none.
         rope_theta: base of their frequencies.
+        kv: how K and V come from what is stored; see `stored`.
+        latent_dim: numbers of a latent vector; 0 without latent attention.
     """
 
     kind: str
@@ -36,6 +86,8 @@ class LayerConfig:
     window: int | None
     rotary_dim: int
     rope_theta: float
+    kv: KVForm = "separate"
+    latent_dim: int = 0
 
     @property
     def rotation(self) -> tuple[int, float]:
@@ -44,19 +96,48 @@ class LayerConfig:
 
     @property
     def q_width(self) -> int:
-        """Numbers of all query heads of a token, and of what they attend to."""
+        """Numbers of all query heads of a token."""
+        return self.n_head * self.key_dim
+
+    @property
+    def out_width(self) -> int:
+        """Numbers that all query heads of a token take from what they attend to."""
         return self.n_head * self.head_dim
 
     @property
-    def kv_width(self) -> int:
-        """Numbers of K, and of V, that a token's projections give."""
-        return self.n_kv_head * self.head_dim
+    def key_dim(self) -> int:
+        """Numbers of one head of Q and K. Those of latent attention have the rotary key beside."""
+        return self.head_dim + (self.rotary_dim if self.kv == "latent" else 0)
 
     @property
-    def stored(self) -> tuple[StoredVectors, StoredVectors]:
-        """What one token stores in the layer's cache slot: of K, and of V."""
-        vectors = StoredVectors(self.n_kv_head, self.head_dim)
-        return vectors, vectors
+    def stored(self) -> tuple[StoredVectors, ...]:
+        """What one token stores in the layer's cache slot.
+
+        separate: K and V. tied: one tensor that is V, and rotated when it is read, K.
+        grouped_tied: one tensor that is V, whose first half is half of K, and a rotary key for
+        all heads, which is the other half (GTA, arXiv 2505.21487). latent: a latent vector for
+        each group, from which K and V are mapped, and a rotary key for all heads.
+        """
+        heads = StoredVectors(self.n_kv_head, self.head_dim)
+        if self.kv == "separate":
+            return heads, heads
+        if self.kv == "tied":
+            return (heads,)
+        if self.kv == "grouped_tied":
+            return heads, StoredVectors(1, self.rotary_dim, "rotary key")
+        latent = StoredVectors(self.n_kv_head, self.latent_dim, "latent")
+        rotary = StoredVectors(1, self.rotary_dim, "rotary key")
+        return (latent, rotary) if self.rotary_dim else (latent,)
+
+    @property
+    def store_width(self) -> int:
+        """Numbers that one token stores, as the layer's projections give them."""
+        return sum(part.count * part.size for part in self.stored)
+
+    @property
+    def up_weights(self) -> int:
+        """Weights that map the latents to every head's K and V."""
+        return 2 * self.out_width * self.latent_dim
 
     def visible_tokens(self, tokens: int) -> int:
         """Return how many of ``tokens`` the last one sees; its slot holds as many."""

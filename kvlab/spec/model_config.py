@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kvlab.sharing import PATTERNS, SharingError, owner_map
-from kvlab.spec.layer_config import LayerConfig
+from kvlab.spec.layer_config import KVField, LatentKV, LayerConfig
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
     FieldMessage,
@@ -189,6 +189,17 @@ class ModelConfig(SpecModel):
         examples=["adjacent:2"],
     )
 
+    kv: KVField = Field(
+        default="separate",
+        description="What a token stores: K and V (separate), one tensor that is both (tied),"
+        " one tensor that is V and half of K beside a shared rotary key (grouped_tied, GTA), or"
+        " latent vectors that K and V are mapped from (a map; MLA and GLA).",
+        examples=["tied"],
+        json_schema_extra={"given": {"position": "rope"}},
+    )
+
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {"kv": "separate"}
+
     @model_validator(mode="before")
     @classmethod
     def _fill_preset(cls, data: Any) -> Any:
@@ -207,6 +218,7 @@ class ModelConfig(SpecModel):
             *_find_head_problems(self),
             *_find_position_problems(self),
             *_find_window_problems(self),
+            *_find_kv_problems(self),
         ]
         try:
             owner_map(self.kv_sharing, self.layer_kinds)
@@ -243,14 +255,23 @@ class ModelConfig(SpecModel):
         return tuple(sorted({one.size for layer in self.layers for one in layer.stored}))
 
     def _resolve_layer(self, kind: str) -> LayerConfig:
+        kv = self.kv
+        latent = kv if isinstance(kv, LatentKV) else None
+        rotary_dim = self.head_dim if self.position_scheme.is_rotary else 0
+        if latent is not None:
+            rotary_dim = latent.rotary
+        elif kv == "grouped_tied":
+            rotary_dim = self.head_dim // 2
         return LayerConfig(
             kind=kind,
             n_head=self.n_head,
-            n_kv_head=self.n_kv_head,
+            n_kv_head=self.n_kv_head if latent is None else latent.groups,
             head_dim=self.head_dim,
             window=self.window if kind == "L" else None,
-            rotary_dim=self.head_dim if self.position_scheme.is_rotary else 0,
+            rotary_dim=rotary_dim,
             rope_theta=self.rope_theta,
+            kv="latent" if isinstance(kv, LatentKV) else kv,
+            latent_dim=0 if latent is None else latent.latent,
         )
 
     def model_copy(
@@ -305,6 +326,31 @@ def _find_position_problems(model: ModelConfig) -> Iterator[FieldMessage]:
         derived = "" if "head_dim" in model.model_fields_set else " (n_embd / n_head)"
         text = f"is odd{derived}: {model.head_dim}; {model.position} rotates pairs"
         yield "head_dim", f"{text}, so use an even head_dim"
+
+
+def _find_kv_problems(model: ModelConfig) -> Iterator[FieldMessage]:
+    is_rotary = model.position_scheme.is_rotary
+    if model.kv == "grouped_tied":
+        if not is_rotary:
+            text = f"needs position: rope, not {model.position}: half of its keys is rotary"
+            yield "kv", f"{text}; use tied instead"
+        elif model.head_dim % 4:
+            text = f"needs a head_dim that is a multiple of 4, not {model.head_dim}"
+            yield "kv", f"{text}: half of it is rotated in pairs"
+    if not isinstance(model.kv, LatentKV):
+        return
+    if model.n_kv_head != model.n_head:
+        text = f"has no meaning beside kv.latent, so it must be n_head = {model.n_head}"
+        yield "n_kv_head", f"{text}; use kv.groups, or leave it out"
+    if model.n_head % model.kv.groups:
+        text = f"does not divide n_head = {model.n_head}; use {_format_divisors(model.n_head)}"
+        yield "kv.groups", text
+    if is_rotary and (model.kv.rotary == 0 or model.kv.rotary % 2):
+        text = f"is not an even number above 0; {model.position} rotates pairs of this key alone"
+        yield "kv.rotary", f"{text}, so use one such as {2 * -(-model.head_dim // 4)}"
+    if not is_rotary and model.kv.rotary:
+        text = f"needs position: rope, not {model.position}"
+        yield "kv.rotary", f"{text}; leave it out"
 
 
 def _find_window_problems(model: ModelConfig) -> Iterator[FieldMessage]:

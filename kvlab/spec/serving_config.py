@@ -109,6 +109,10 @@ class ServingConfig(SpecModel):
             yield f"serving.{'kv_dtype' if self.kv_group is None else 'kv_group'}", problem
         if blocks is None:
             return
+        if model.kv != "separate":
+            text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
+            yield "serving.kv_dtype", f"{text}; use int4 or int8 for what both are views of"
+            return
         windows = [layer.window or model.block_size for layer in model.layers]
         longest = min(max(windows), model.block_size)
         if not blocks.quantizes(longest) or not blocks.quantized_tokens(model.block_size):

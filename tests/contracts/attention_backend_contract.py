@@ -61,12 +61,16 @@ class AttentionBackendContract:
     def attend(self):
         return BACKENDS[self.backend].attend
 
-    def inputs(self, queries, keys, kv_heads):
+    def inputs(self, queries, keys, kv_heads, v_width=HEAD_DIM):
         torch.manual_seed(0)
-        heads = ((N_HEAD, queries), (kv_heads, keys), (kv_heads, keys))
+        shapes = (
+            (N_HEAD, queries, HEAD_DIM),
+            (kv_heads, keys, HEAD_DIM),
+            (kv_heads, keys, v_width),
+        )
         return [
-            torch.randn(2, n, count, HEAD_DIM, dtype=self.dtype, requires_grad=self.has_gradient)
-            for n, count in heads
+            torch.randn(2, *shape, dtype=self.dtype, requires_grad=self.has_gradient)
+            for shape in shapes
         ]
 
     def agree(self, attend, reference, inputs):
@@ -99,6 +103,14 @@ class AttentionBackendContract:
                 lambda q, k, v, w=window: attend(q, k, v, w, None),
                 lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
                 self.inputs(queries, keys, kv_heads),
+            )
+
+    def test_values_may_be_wider_or_narrower_than_keys(self, attend):
+        for (length, window), v_width in zip(self.whole_pass[::6], (4, 24) * 2, strict=False):
+            self.agree(
+                lambda q, k, v, w=window: attend(q, k, v, w, None),
+                lambda q, k, v, w=window: attend_by_definition(q, k, v, w),
+                self.inputs(length, length, 2, v_width),
             )
 
     def test_each_document_attends_as_if_alone(self, attend):

@@ -88,7 +88,7 @@ def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
     groups = [[0, 1, 2], [3, 4, 5]]
     config = ModelConfig(**SMALL, kv_sharing=groups)
     shared, text = random_model(config), tokens(2, 20)
-    assert [b.attention.kv_width > 0 for b in shared.blocks] == [True, False, False] * 2
+    assert [b.attention.store_width > 0 for b in shared.blocks] == [True, False, False] * 2
     shared(text).square().mean().backward()
     total = shared.blocks[0].attention.qkv.weight.grad[shared.blocks[0].attention.q_width :]
     # each reader apart: a copy of the owner's K/V for it alone, whose gradients must add up

@@ -7,6 +7,9 @@ torch is used only to round to the dtypes that numpy lacks.
     overwrite  in a pass, a layer sees its trained owner's K/V for the tokens of this pass, and
                for older tokens what the slot's last writing layer left
     owner      a layer sees the K/V of its slot's first layer, for all tokens
+
+What a token stores is remembered as it is stored, in parts. K and V of each query head are made
+from the parts of all tokens, anew for every query, as the definitions in the papers have them.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +34,7 @@ class ReferenceModel:
     kv_dtype: str = "model"
     kv_group: int | None = None
     kv_residual: int | None = None
-    past: dict[int, tuple[Array, Array]] = field(default_factory=dict)
+    past: dict[int, tuple[Array, ...]] = field(default_factory=dict)
     length: int = 0
 
     def logits(self, tokens: list[int]) -> Array:
@@ -41,17 +44,14 @@ class ReferenceModel:
         x = w["token_embedding.weight"][tokens]
         if c.position == "learned":
             x = x + w["position_embedding.weight"][positions]
-        current: dict[int, tuple[Array, Array]] = {}
+        current: dict[int, tuple[Array, ...]] = {}
         for layer in range(c.n_layer):
             name = f"blocks.{layer}."
             normed = self.norm(x, name + "norm1")
             x = x + self.attention(layer, normed, positions, current)
             x = x + self.mlp(self.norm(x, name + "norm2"), name + "mlp.")
-        for slot, (k, v) in current.items():
-            if slot in self.past:
-                k = np.concatenate([self.past[slot][0], k])
-                v = np.concatenate([self.past[slot][1], v])
-            self.past[slot] = (k, v)
+        for slot, parts in current.items():
+            self.past[slot] = self.with_past(slot, parts)
         self.length += len(tokens)
         head = "token_embedding.weight" if c.tie_embeddings else "lm_head.weight"
         return self.norm(x, "norm") @ w[head].T
@@ -60,20 +60,17 @@ class ReferenceModel:
         c, slot, name = self.config, self.slots[layer], f"blocks.{layer}.attention."
         weight, bias = self.weights[name + "qkv.weight"], self.weights.get(name + "qkv.bias", 0.0)
         rows = x @ weight.T + bias
-        width, kv_width = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
-        q = self.rotate(rows[:, :width].reshape(len(x), c.n_head, c.head_dim), positions)
+        latent = c.kv if hasattr(c.kv, "latent") else None
+        key_dim = c.head_dim + (latent.rotary if latent else 0)
+        width = c.n_head * key_dim
+        q = self.rotate(rows[:, :width].reshape(len(x), c.n_head, key_dim), positions)
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
-            k = rows[:, width : width + kv_width].reshape(len(x), c.n_kv_head, c.head_dim)
-            v = rows[:, width + kv_width :].reshape(len(x), c.n_kv_head, c.head_dim)
-            current[slot] = (
-                round_to_format(self.rotate(k, positions), self.kv_dtype, self.kv_group),
-                round_to_format(v, self.kv_dtype, self.kv_group),
+            parts = self.stored_parts(name, rows[:, width:], positions)
+            current[slot] = tuple(
+                round_to_format(part, self.kv_dtype, self.kv_group) for part in parts
             )
-        k, v = current[slot]
-        if slot in self.past:
-            k = np.concatenate([self.past[slot][0], k])
-            v = np.concatenate([self.past[slot][1], v])
+        k, v = self.keys_values(name, self.with_past(slot, current[slot]))
         all_k, all_v = k, v
         blocks = self.round_blocks(k, v)
         out = np.zeros((len(x), c.n_head, c.head_dim))
@@ -83,12 +80,55 @@ class ReferenceModel:
             if blocks is not None:
                 k, v = self.see_blocks(position, (all_k, all_v), blocks)
             for head in range(c.n_head):
-                group = head // (c.n_head // c.n_kv_head)
-                score = k[first : position + 1, group] @ q[i, head] / np.sqrt(c.head_dim)
+                score = k[first : position + 1, head] @ q[i, head] / np.sqrt(key_dim)
                 probabilities = np.exp(score - score.max())
-                out[i, head] = probabilities @ v[first : position + 1, group] / probabilities.sum()
+                out[i, head] = probabilities @ v[first : position + 1, head] / probabilities.sum()
         bias = self.weights.get(name + "proj.bias", 0.0)
-        return out.reshape(len(x), width) @ self.weights[name + "proj.weight"].T + bias
+        return out.reshape(len(x), -1) @ self.weights[name + "proj.weight"].T + bias
+
+    def with_past(self, slot: int, parts: tuple[Array, ...]) -> tuple[Array, ...]:
+        past = self.past.get(slot)
+        return parts if past is None else tuple(map(np.concatenate, zip(past, parts, strict=True)))
+
+    def stored_parts(self, name: str, rows: Array, positions: Array) -> tuple[Array, ...]:
+        """Return what tokens store, each (tokens, vectors, numbers)."""
+        c = self.config
+        heads, count = c.n_kv_head * c.head_dim, len(rows)
+        if c.kv == "separate":
+            k = self.rotate(rows[:, :heads].reshape(count, c.n_kv_head, -1), positions)
+            return k, rows[:, heads:].reshape(count, c.n_kv_head, -1)
+        if c.kv == "tied":
+            return (rows.reshape(count, c.n_kv_head, -1),)
+        if c.kv == "grouped_tied":
+            rotary_key = self.rotate(rows[:, None, heads:], positions)
+            return rows[:, :heads].reshape(count, c.n_kv_head, -1), rotary_key
+        latents = rows[:, : c.kv.groups * c.kv.latent].reshape(count, c.kv.groups, -1)
+        root = np.sqrt((latents**2).mean(-1, keepdims=True) + c.norm_eps)
+        latents = latents / root * self.weights[name + "kv.norm.weight"]
+        rotary_key = rows[:, None, c.kv.groups * c.kv.latent :]
+        return (latents, self.rotate(rotary_key, positions)) if c.kv.rotary else (latents,)
+
+    def keys_values(self, name: str, parts: tuple[Array, ...]) -> tuple[Array, Array]:
+        """Return K and V of every query head, (tokens, heads, numbers), from what is stored."""
+        c, count = self.config, len(parts[0])
+        if c.kv in ("separate", "tied", "grouped_tied"):
+            parts = tuple(np.repeat(part, c.n_head // part.shape[1], axis=1) for part in parts)
+        if c.kv == "separate":
+            return parts
+        if c.kv == "tied":
+            return self.rotate(parts[0], np.arange(count)), parts[0]
+        if c.kv == "grouped_tied":
+            return np.concatenate([parts[1], parts[0][..., : c.head_dim // 2]], -1), parts[0]
+        group = c.n_head // c.kv.groups  # heads of one latent
+        up = self.weights[name + "kv.up.weight"].reshape(c.kv.groups, 2, group, c.head_dim, -1)
+        k, v = np.zeros((2, count, c.n_head, c.head_dim))
+        for head in range(c.n_head):
+            latent = parts[0][:, head // group]
+            k[:, head] = latent @ up[head // group, 0, head % group].T
+            v[:, head] = latent @ up[head // group, 1, head % group].T
+        if c.kv.rotary:
+            k = np.concatenate([np.repeat(parts[1], c.n_head, axis=1), k], -1)
+        return k, v
 
     def round_blocks(self, k: Array, v: Array) -> tuple[Array, Array] | None:
         """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""
@@ -116,13 +156,18 @@ class ReferenceModel:
         ]
 
     def rotate(self, x: Array, positions: Array) -> Array:
-        if self.config.position != "rope":
+        """Rotate the leading dimensions that are rotary."""
+        c = self.config
+        if c.position != "rope":
             return x
-        half = self.config.head_dim // 2
-        theta = self.config.rope_theta ** (-np.arange(half) * 2.0 / self.config.head_dim)
+        width = {"separate": c.head_dim, "tied": c.head_dim, "grouped_tied": c.head_dim // 2}.get(
+            c.kv if isinstance(c.kv, str) else "latent", getattr(c.kv, "rotary", 0)
+        )
+        half = width // 2
+        theta = c.rope_theta ** (-np.arange(half) * 2.0 / width)
         angle = np.exp(1j * positions[:, None, None] * theta)
-        rotated = (x[..., :half] + 1j * x[..., half:]) * angle
-        return np.concatenate([rotated.real, rotated.imag], -1)
+        rotated = (x[..., :half] + 1j * x[..., half:width]) * angle
+        return np.concatenate([rotated.real, rotated.imag, x[..., width:]], -1)
 
     def norm(self, x: Array, name: str) -> Array:
         if self.config.norm == "layernorm":

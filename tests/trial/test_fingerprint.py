@@ -51,6 +51,7 @@ OTHER = {
     "model.window": 4,
     "model.attention_pattern": "LG",
     "model.kv_sharing": "adjacent:2",
+    "model.kv": "tied",
     "data.source": "docstrings",
     "data.tokenizer": "gpt2:260",
     "data.paths": ["b.txt"],

@@ -8,7 +8,7 @@ does faster than its fused kernel in bfloat16.
 
 `kvlab.layout.cpu_attention_memory` has the shapes that this kernel serves and the bytes it saves.
 
-Shapes: B rows, H heads, T tokens, D head_dim; N = B H.
+Shapes: B rows, H heads, T tokens, D width of Q and K, Dv of V; N = B H.
 """
 
 import math
@@ -37,12 +37,13 @@ def attend_plain(
 
     Args:
         q: (B, H, T, D).
-        k, v: (B, Hkv, T, D).
+        k: (B, Hkv, T, D).
+        v: (B, Hkv, T, Dv).
         window: tokens that each query sees, itself included; None for all before it.
         documents: no query sees a token of another document.
 
     Returns:
-        (B, H, T, D).
+        (B, H, T, Dv).
     """
     length, repeats = q.shape[2], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
@@ -112,8 +113,8 @@ class _TiledAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.window, ctx.shape = window, q.shape
         ctx.scale = 1 / math.sqrt(q.shape[-1])
-        out = _empty_token_major(q)
-        q, k, v = (x.reshape(-1, *q.shape[2:]) for x in (q * ctx.scale, k, v))
+        out = _empty_token_major(q, v.shape[-1])
+        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q * ctx.scale, k, v))
         probabilities = []
         for start, end, low in query_tiles(q.shape[1], window):
             scores = torch.bmm(q[:, start:end], k[:, low:end].transpose(1, 2))
@@ -131,8 +132,9 @@ class _TiledAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         q, k, v, *probabilities = ctx.saved_tensors
-        dq, dk, dv = _empty_token_major(grad_output), _zero_gradient(k), _zero_gradient(v)
-        grad_output = grad_output.reshape(q.shape)
+        dq = _empty_token_major(grad_output, q.shape[-1])
+        dk, dv = _zero_gradient(k), _zero_gradient(v)
+        grad_output = grad_output.reshape(v.shape)
         tiles = query_tiles(q.shape[1], ctx.window)
         for (start, end, low), p in zip(tiles, probabilities, strict=True):
             grad_tile = grad_output[:, start:end]
@@ -142,13 +144,15 @@ class _TiledAttention(torch.autograd.Function):
             tile = torch.bmm(ds, k[:, low:end]).mul_(ctx.scale)
             dq[:, :, start:end] = tile.view(*ctx.shape[:2], *tile.shape[1:])
             _accumulate_product(dk[:, low:end], ds, q[:, start:end])
-        return dq, dk.view(ctx.shape), dv.view(ctx.shape), None, None
+        heads = ctx.shape[:2]
+        return dq, dk.view(*heads, *dk.shape[1:]), dv.view(*heads, *dv.shape[1:]), None, None
 
 
-def _empty_token_major(like: Tensor) -> Tensor:
-    """Return (B, H, T, D) with the heads of a token side by side, as the projections have them."""
-    rows, heads, length, head_dim = like.shape
-    return like.new_empty(rows, length, heads, head_dim).transpose(1, 2)
+def _empty_token_major(like: Tensor, width: int) -> Tensor:
+    """Return (B, H, T, width) for ``like`` (B, H, T, D), with the heads of a token side by side, as
+    the projections have them."""
+    rows, heads, length, _ = like.shape
+    return like.new_empty(rows, length, heads, width).transpose(1, 2)
 
 
 def _zero_gradient(like: Tensor) -> Tensor:

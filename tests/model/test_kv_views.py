@@ -1,0 +1,206 @@
+"""K and V as views of what a token stores: tied, grouped-tied and latent attention."""
+
+import pytest
+import torch
+
+from kvlab.errors import SpecError
+from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
+from kvlab.layout.extrapolation import RescaleError, rescale
+from kvlab.model import GPT
+from kvlab.model.attention import VIEWS, attend
+from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
+from kvlab.model.kernels import use_plain_code
+from kvlab.model.uptraining import initialize_from
+from kvlab.spec import ModelConfig, load_served_model
+from tests.support.random_model import random_model
+
+SHAPE = {"vocab_size": 41, "block_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 32,
+         "position": "rope", "attention_pattern": "GLL", "window": 7}  # fmt: skip
+FORMS = {
+    "separate": {"n_kv_head": 2},
+    "tied": {"kv": "tied", "n_kv_head": 2},
+    "grouped_tied": {"kv": "grouped_tied", "n_kv_head": 2},
+    "latent": {"kv": {"latent": 24, "rotary": 4}},
+    "grouped latent": {"kv": {"latent": 10, "rotary": 4, "groups": 2}},
+    "latent without rotation": {"kv": {"latent": 24}, "position": "learned"},
+    "tied without rotation": {"kv": "tied", "position": "none"},
+    "shared latent": {"kv": {"latent": 24, "rotary": 4}, "kv_sharing": [0, 1, 1]},
+}
+NUMBERS = {  # a token stores in a layer: h d, h d + d / 2, d_c + d_r, g d_c + d_r
+    "separate": 2 * 2 * 8, "tied": 2 * 8, "grouped_tied": 2 * 8 + 4, "latent": 24 + 4,
+    "grouped latent": 2 * 10 + 4,
+}  # fmt: skip
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8], [9, 7, 9, 3, 2]]
+
+
+def config(form, **more):
+    return ModelConfig(**{**SHAPE, **FORMS[form], **more})
+
+
+def test_every_view_is_among_the_forms():
+    assert {config(form).layers[0].kv for form in FORMS} == set(VIEWS)
+
+
+@pytest.mark.parametrize("form", NUMBERS)
+def test_a_token_stores_as_many_numbers_as_the_papers_say(form):
+    layout = KVLayout.of(config(form))
+    assert layout.token_bytes(0, "float32") == 4 * NUMBERS[form]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_decoding_of_any_kind_gives_the_tokens_of_whole_passes(form):
+    model = random_model(config(form), std=0.3)
+    cached = generate(model, PROMPTS, 25)
+    assert cached == generate(model, PROMPTS, 25, cached=False)
+    tokens = torch.randint(0, 41, (2, 30), generator=torch.Generator().manual_seed(1))
+    caches = [model.new_cache(2, 30) for _ in range(2)]
+    with torch.inference_mode():
+        for cache in caches:
+            model(tokens[:, :4], cache=cache)
+        decoders = [EagerDecoder(model, caches[0]), StaticDecoder(model, caches[1])]
+        for step in tokens[:, 4:].T:
+            eager, static = (decoder(step) for decoder in decoders)
+            assert (eager - static).abs().max() < 1e-10
+        caches[0].crop(29)  # the last token again, after other reads
+        assert (model(tokens[:, 29:], cache=caches[0])[:, -1] - eager).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_tied_is_the_untied_model_of_equal_projections(position):
+    """Multi-head, with the weights of K those of V; one-shot, stepwise, and the gradients."""
+    tied = random_model(config("tied", position=position, n_kv_head=4))
+    untied = GPT(config("separate", position=position, n_kv_head=4), dtype=torch.float64)
+    weights = dict(tied.state_dict())
+    for name, value in weights.items():
+        if ".qkv." in name:
+            weights[name] = torch.cat([value, value[32:]])
+    untied.load_state_dict(weights)
+    text = torch.randint(0, 41, (2, 20), generator=torch.Generator().manual_seed(2))
+    expected = untied(text)
+    assert (tied(text) - expected).abs().max() < 1e-12
+    with torch.no_grad():
+        cache = tied.new_cache(2, 20)
+        steps = torch.cat([tied(text[:, i : i + 1], cache=cache) for i in range(20)], 1)
+    assert (steps - expected).abs().max() < 1e-10
+    assert 2 * cache.nbytes == untied.new_cache(2, 20).nbytes
+    for model in (tied, untied):
+        model(text).square().mean().backward()
+    theirs = untied.blocks[0].attention.qkv.weight.grad.split(32)
+    ours = tied.blocks[0].attention.qkv.weight.grad.split(32)
+    assert (ours[0] - theirs[0]).abs().max() < 1e-12
+    assert (ours[1] - (theirs[1] + theirs[2])).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("form", ["latent", "grouped latent", "latent without rotation"])
+def test_absorbed_latent_attention_is_the_expanded_one(form):
+    model = random_model(config(form))
+    view, layer = model.blocks[0].attention.kv, model.config.layers[0]
+    cache = model.new_cache(2, 9)
+    with torch.no_grad():
+        model(torch.arange(18).view(2, 9), cache=cache)
+        attention_pass = cache.begin_pass(0)
+        context = attention_pass.read_kv(0)
+        q = torch.randn(2, layer.n_head, 1, layer.key_dim, dtype=torch.float64)
+
+        def look(q, k, v):
+            return attend(q, k, v, context=context, window=None)
+
+        expanded = view.attend_expanded(q, context.parts, look)
+        absorbed = view.attend_absorbed(q, context.parts, look)
+    assert (absorbed - expanded).abs().max() < 1e-10
+    assert absorbed.abs().max() > 0.01
+    assert view.is_absorbed(1, 9)
+    assert not view.is_absorbed(9, 9), "training is expanded"
+
+
+@pytest.mark.parametrize("form", ["tied", "grouped_tied", "grouped latent"])
+def test_gradients_by_the_kernels_are_those_of_the_plain_code(form):
+    shape = {"n_layer": 2, "n_embd": 64, "block_size": 256, "attention_pattern": "GL", "window": 40}
+    text = torch.randint(0, 41, (1, 256), generator=torch.Generator().manual_seed(3))
+    model = random_model(config(form, **shape), dtype=torch.float32, std=0.05)
+    gradients = []
+    for plain in (False, True):
+        model.zero_grad()
+        if plain:
+            with use_plain_code():
+                model(text).square().mean().backward()
+        else:
+            model(text).square().mean().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_queries_start_equal_and_one_tensor_for_k_and_v_starts_as_v():
+    separate, tied = (GPT(config(form), seed=4) for form in ("separate", "tied"))
+    ours, theirs = (m.blocks[1].attention.qkv.weight for m in (tied, separate))
+    assert torch.equal(ours[:32], theirs[:32])
+    assert torch.equal(ours[32:], theirs[48:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_flops_count_every_weight_and_every_pair(form):
+    shape = config(form, tie_embeddings=True, n_layer=2, attention_pattern="G", window=None,
+                   kv_sharing=[0, 0] if "shared" in form else "none")  # fmt: skip
+    model = GPT(shape)
+    assert parameter_count(shape) == sum(p.numel() for p in model.parameters())
+    weights = sum(p.numel() for name, p in model.named_parameters()
+                  if p.dim() == 2 and "position" not in name)  # fmt: skip
+    layer, tokens = shape.layers[0], 50
+    latent, rotary = layer.latent_dim, layer.rotary_dim if layer.latent_dim else 0
+    pairs = 2 * 4 * 2 * (8 + rotary + 8) * tokens
+    assert forward_flops(shape, tokens) == tokens * (2 * weights + pairs)
+    if latent:  # scores with latent and rotary key, then the sum of latents
+        pairs = 2 * 4 * 2 * (2 * latent + rotary) * tokens
+    if form == "tied":  # three operations for each number of a key that is rotated
+        pairs += 2 * 2 * 8 * 3 * tokens
+    assert decode_flops(shape, tokens) == 2 * weights + pairs
+
+
+def test_uptraining_copies_between_equal_forms_and_starts_others_fresh():
+    source, tied = config("separate", n_kv_head=4), config("tied", n_kv_head=2)
+    weights = dict(random_model(source).named_parameters())
+    name = "blocks.1.attention.qkv.weight"
+    target = GPT(tied, dtype=torch.float64)
+    report = initialize_from(target, source, weights)
+    assert report.fresh[f"{name}[32:]"] == "the source stores its K/V as separate, not tied"
+    assert torch.equal(target.state_dict()[name][:32], weights[name][:32])
+    pooled = initialize_from(target, config("tied", n_kv_head=4),
+                             dict(random_model(config("tied", n_kv_head=4)).named_parameters()))  # fmt: skip
+    assert name in pooled.pooled
+    latent, other = config("latent"), config("latent", kv={"latent": 12, "rotary": 4})
+    weights = dict(random_model(latent).named_parameters())
+    same = initialize_from(GPT(latent, dtype=torch.float64), latent, weights)
+    assert not same.fresh
+    report = initialize_from(GPT(other, dtype=torch.float64), latent, weights)
+    assert report.fresh["blocks.0.attention.kv.up.weight"] == "the source's latents differ"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kv": "twice"}, "model.kv = twice is not one of separate, tied, grouped_tied"),
+        ({"kv": {"latent": 8, "rotray": 2}}, "model.kv.rotray is not a known key; did you mean rotary?"),
+        ({"kv": {"rotary": 2}}, "model.kv.latent is missing"),
+        ({"kv": {"latent": 8}, "position": "rope"}, r"model.kv.rotary.* is not an even number above 0"),
+        ({"kv": {"latent": 8, "rotary": 3}, "position": "rope"}, "model.kv.rotary = 3 is not an even"),
+        ({"kv": {"latent": 8, "rotary": 4}}, "kv.rotary = 4 needs position: rope, not learned"),
+        ({"kv": {"latent": 8, "groups": 5}}, "model.kv.groups = 5 does not divide n_head = 12"),
+        ({"kv": {"latent": 8}, "n_kv_head": 1}, "n_kv_head = 1 has no meaning beside kv.latent"),
+        ({"kv": "grouped_tied"}, "kv = grouped_tied needs position: rope, not learned"),
+        ({"kv": "grouped_tied", "position": "rope", "head_dim": 6}, "that is a multiple of 4, not 6"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_a_way_out(changes, message):
+    with pytest.raises(SpecError, match=message):
+        load_served_model("gpt2", {f"model.{key}": value for key, value in changes.items()})
+
+
+def test_the_reductions_rescale_to_other_sizes():
+    changes = {"model.position": "rope", "model.kv": {"latent": 256, "rotary": 32}}
+    served = load_served_model("gpt2", changes)  # heads of 64
+    large = rescale(served, "llama-7b").model  # heads of 128
+    assert large.kv.model_dump() == {"latent": 512, "rotary": 64, "groups": 1}
+    assert rescale(load_served_model("gpt2", {"model.kv": "tied"}), "llama-7b").model.kv == "tied"
+    with pytest.raises(RescaleError, match="do not scale to heads of 128 instead of 96"):
+        rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")
