@@ -20,6 +20,7 @@ from kvlab.data.shards import (
     open_dataset,
     read_dataset_facts,
     read_manifest,
+    verify_dataset,
 )
 from kvlab.data.sources import get_source
 from kvlab.data.token_pieces import (
@@ -97,7 +98,9 @@ def prepare_dataset(
             if not isinstance(dataset, Dataset):
                 processes = workers or _count_processes(data)
                 _build_dataset(data, identity, folder, progress, processes, fence)
-        dataset = open_dataset(folder)
+        dataset = _try_open(folder, identity)
+        if not isinstance(dataset, Dataset):
+            raise dataset or DatasetDamaged(f"{folder} is gone")
     if data.licence is not None and data.licence != dataset.licence:
         dataset = _update_licence(folder, data.licence, progress)
     return dataset
@@ -131,16 +134,18 @@ def list_prepared_datasets() -> list[Path]:
     return sorted(path.parent for path in _datasets_dir().glob("[!.]*/manifest.json"))
 
 
-def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress) -> Path:
+def set_aside_dataset(folder: Path, progress: ProgressCallback = ignore_progress) -> Path | None:
     """Move a damaged dataset into ``damaged/`` beside it, so that it is prepared again.
 
     Returns:
-        Where it is now.
+        Where it is now; None if it is not damaged, as another process has prepared it again.
 
     Raises:
         DataError: It cannot be moved.
     """
     with hold_lock(_lock_path(folder), progress, "changes this text"):
+        if not verify_dataset(folder):
+            return None
         try:
             return set_aside(folder.parent, [folder.name]) / folder.name
         except StoreError as error:

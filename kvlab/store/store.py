@@ -270,10 +270,10 @@ class Store:
         return self._read_trial_key(trial_id, "trunk")
 
     def _read_trial_key(self, trial_id: str, key: str) -> str | None:
-        try:
-            return str(read_sealed_json(self.trial_directory(trial_id) / "trial.json")[key])
-        except (FileNotFoundError, StoreError, KeyError):
-            return None
+        for name in ("trial.json", "result.json"):  # the first may be damaged or gone
+            with contextlib.suppress(FileNotFoundError, StoreError, KeyError):
+                return str(read_sealed_json(self.trial_directory(trial_id) / name)[key])
+        return None
 
     def write_details(
         self,

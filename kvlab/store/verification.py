@@ -194,8 +194,9 @@ class _Verifier:
             self.verify_training(training)
         if sweep is None:
             for trunk in _list_names(self.store.path / "trunks"):
-                directory = self.store.path / "trunks" / trunk
-                self.verify_checkpoints(directory, directory)
+                self.verify_trunk(trunk)
+        # a process that works meanwhile replaces files one after the other: look again
+        self.found.damaged = [damage for damage in self.found.damaged if _is_damaged_still(damage)]
         return self.found
 
     def list_trials(self, sweep: str | None) -> list[str]:
@@ -256,6 +257,10 @@ class _Verifier:
         self.check_json(directory, "diverged.json", "the training runs again")
         self.check_json(directory, "rungs.json", "measured again when a search needs them")
         self.verify_checkpoints(directory / "checkpoints", directory)
+
+    def verify_trunk(self, trunk: str) -> None:
+        directory = self.store.trunk_directory(trunk)
+        self.verify_checkpoints(directory, directory)
 
     def verify_checkpoints(self, folder: Path, directory: Path) -> None:
         remedy = "the training resumes from the checkpoint before"
@@ -318,21 +323,44 @@ class _Verifier:
 def heal_damage(damage: Damage) -> Path | None:
     """Move a damaged part of the record aside, and write again what can be written from the rest.
 
+    Nothing is moved that has been made again since it was found.
+
     Returns:
-        Where it is now; None if a process uses the directory.
+        Where it is now; None if a process uses the directory, or drives the sweep.
 
     Raises:
         StoreError: the store cannot be written.
     """
     with Lock(damage.lock).hold(timeout=0.0) as fence:
-        if fence is None:
+        if fence is None or _is_driven(damage.directory):
             return None
+        if not _is_damaged_still(damage):
+            return damage.directory / "damaged"
         if not any((damage.directory / name).exists() for name in damage.names):
             return damage.directory / "damaged"  # moved with another file
         target = set_aside(damage.directory, damage.names, fence)
         if damage.names == ("trial.json",):
             _rebuild_trial(damage.directory)
         return target
+
+
+def _is_damaged_still(damage: Damage) -> bool:
+    """Return whether a part of the record is damaged now, by another look at its directory."""
+    kind, name = damage.directory.parent.name, damage.directory.name
+    again = _Verifier(Store(damage.directory.parent.parent), lambda _: None)
+    {
+        "sweeps": again.verify_sweep,
+        "trials": again.verify_trial,
+        "trainings": again.verify_training,
+        "trunks": again.verify_trunk,
+    }[kind](name)
+    return any(found.path == damage.path for found in again.found.damaged)
+
+
+def _is_driven(directory: Path) -> bool:
+    return directory.parent.name == "sweeps" and Store(directory.parent.parent).is_driven(
+        directory.name
+    )
 
 
 def _reason(error: RecordDamaged, path: Path) -> str:

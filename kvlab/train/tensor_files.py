@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from kvlab.errors import StoreError
+from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import check_file, read_sealed_json
@@ -100,17 +100,19 @@ def read_final_weights(directory: str | Path) -> dict[str, Tensor]:
     """Return the final weights of the training in ``directory`` by parameter name.
 
     Raises:
-        RecordDamaged: they are not those that the training's record lists.
-        StoreError: there are none.
+        RecordDamaged: there are none, or they are not those that the training's record lists.
     """
     directory = Path(directory)
     try:
         record = read_sealed_json(directory / "training.json", "files")
     except FileNotFoundError:
         text = f"{directory} holds no finished training"
-        raise StoreError(f"{text}; submit its sweep again") from None
+        raise RecordDamaged(f"{text}; submit its sweep again") from None
     check_file(directory / FINAL_WEIGHTS, record["files"][FINAL_WEIGHTS.as_posix()])
-    return read_tensors(directory / FINAL_WEIGHTS)
+    try:
+        return read_tensors(directory / FINAL_WEIGHTS)
+    except StoreError as error:  # moved aside since, as another trial has found it damaged
+        raise RecordDamaged(str(error)) from None
 
 
 def load_final_weights(model: nn.Module, directory: str | Path) -> None:

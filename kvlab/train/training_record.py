@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlab.errors import RecordDamaged
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import read_sealed_json, seal_file, write_sealed_json
+from kvlab.fs.sealed_files import read_sealed_json, seal_file, set_aside, write_sealed_json
 
 CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the
@@ -117,8 +118,11 @@ def write_rung(
     """
     path = directory / "rungs.json"
     try:
-        rungs = read_sealed_json(path)["rungs"]
+        rungs = read_sealed_json(path, "rungs")["rungs"]
     except FileNotFoundError:
+        rungs = {}
+    except RecordDamaged:  # what it said is measured again when a search needs it
+        set_aside(directory, [path.name], fence)
         rungs = {}
     rungs = {**rungs, str(rung): {"step": step, "loss": loss}}
     write_sealed_json(path, {"schema": 1, "rungs": rungs}, fence=fence)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
-from kvlab.data import dataset_folder, set_aside_dataset, verify_dataset
+from kvlab.data import dataset_folder, set_aside_dataset
 from kvlab.errors import (
     CopyError,
     DatasetDamaged,
@@ -250,26 +250,21 @@ class _TrialRun:
         return "done"
 
     def run_stages(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
-        """Run both stages; again if the tokens, or the weights to start from, prove damaged."""
-        repairs, is_source_damaged = 0, False
-        while True:
+        """Run both stages; again when tokens or weights prove damaged, which are made again."""
+        damage: Exception | None = None
+        for _ in range(MAX_REPAIRS):
             try:
-                if is_source_damaged:
-                    self.repair_source(attempt, report)
-                return self.run_stages_once(attempt, report)
-            except (DatasetDamaged, SourceDamaged) as error:
-                repairs += 1
-                if repairs > MAX_REPAIRS:
-                    raise
-                is_source_damaged |= isinstance(error, SourceDamaged)
-                if isinstance(error, DatasetDamaged):
-                    self.set_aside_dataset(error, attempt)
+                return self.run_stages_once(attempt, report, damage)
+            except (DatasetDamaged, SourceDamaged, RecordDamaged) as error:
+                self.check_fences()
+                attempt.log(str(error))
+                damage = error
+        return self.run_stages_once(attempt, report, damage)
 
-    def set_aside_dataset(self, error: DatasetDamaged, attempt: Attempt) -> None:
-        attempt.log(f"{error}; the text is prepared again")
-        folder = dataset_folder(self.trial.experiment.data)
-        if verify_dataset(folder):  # else another trial has prepared it again meanwhile
-            attempt.log_repair(f"{error}; moved to {set_aside_dataset(folder)}, prepared again")
+    def set_aside_dataset(self, attempt: Attempt) -> None:
+        aside = set_aside_dataset(dataset_folder(self.trial.experiment.data))
+        if aside is not None:  # else another trial has prepared it again meanwhile
+            attempt.log_repair(f"tokens are damaged; moved to {aside}, the text is prepared again")
 
     def repair_source(self, attempt: Attempt, report: ProgressReporter) -> None:
         """Make the weights again that the training starts from, if they are damaged or gone.
@@ -292,16 +287,23 @@ class _TrialRun:
         except Diverged:
             raise SourceMissing(explain_missing_source(self.trial, self.store)) from None
 
-    def run_stages_once(self, attempt: Attempt, report: ProgressReporter) -> TrialMeasurements:
+    def run_stages_once(
+        self, attempt: Attempt, report: ProgressReporter, damage: Exception | None
+    ) -> TrialMeasurements:
+        """Run both stages.
+
+        Args:
+            damage: what an earlier try found damaged, which is made again first.
+        """
+        if isinstance(damage, DatasetDamaged):
+            self.set_aside_dataset(attempt)
+        elif isinstance(damage, SourceDamaged):
+            self.repair_source(attempt, report)
         stages = self.make_stages(self.trial, self.stop_between_updates(report))
         directory = self.store.training_directory(self.trial.training_id)
-        self.train(stages, directory, attempt, report)
+        is_damaged = isinstance(damage, RecordDamaged)
+        self.train(stages, directory, attempt, report, check_contents=is_damaged)
         self.check_stop()
-        try:
-            return stages.measure(directory)
-        except RecordDamaged as error:
-            attempt.log(str(error))
-        self.train(stages, directory, attempt, report, check_contents=True)
         return stages.measure(directory)
 
     def train(

@@ -14,7 +14,7 @@ import torch
 from kvlab.benchmark.benchmark_stage import BenchmarkResult, benchmark
 from kvlab.benchmark.device_peaks import processor_name
 from kvlab.data import prepare_dataset, score_tables
-from kvlab.errors import DataError, ResourceError
+from kvlab.errors import DataError, RecordDamaged, ResourceError
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import select_scored_text
 from kvlab.fs.lease import Fence
@@ -91,7 +91,8 @@ class TorchStages:
 
     def measure(self, directory: Path) -> TrialMeasurements:
         training = load_training_record(directory)
-        assert training is not None, "measured only after training"
+        if training is None:  # moved aside since, as another trial has found it damaged
+            raise RecordDamaged(f"{directory / 'training.json'} is missing")
         model = self._make_model()
         load_final_weights(model, directory)
         model.eval()

@@ -84,7 +84,8 @@ def _verify_datasets(found: Verification) -> Iterator[DamagedDataset]:
 def _heal(item: Damage | DamagedDataset) -> str:
     """Move an item aside and return where it is now, in words."""
     if isinstance(item, DamagedDataset):
-        return f"moved to {set_aside_dataset(item.folder)}"
+        aside = set_aside_dataset(item.folder)
+        return "prepared again meanwhile" if aside is None else f"moved to {aside}"
     target = heal_damage(item)
     return IN_USE if target is None else f"moved to {target}"
 

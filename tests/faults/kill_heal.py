@@ -1,0 +1,369 @@
+"""Kill drivers, workers and healers of one record at random, while files of it are damaged.
+
+    python -m tests.faults.kill_heal --kills 100 --seed 0
+
+A driver runs a sweep of real trainings with two workers, each in a process of its own. Beside it
+`kvlab verify --heal` runs again and again. Meanwhile a finished file of the record or of the tokens
+is damaged now and then: a bit flips, the end is cut off, or the file is deleted. Drivers, workers
+and healers get SIGKILL at random moments; the workers of a killed driver live on beside the next
+driver. Once the kills are used up, everything that runs ends, `kvlab verify --heal` and one more
+submit follow, and then the record must verify, every number and weight must be bitwise that of an
+undisturbed sweep, and what was damaged must lie in a folder ``damaged/``.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import psutil
+import torch
+
+from kvlab.cli.main import main as kvlab
+from kvlab.errors import KvlabError
+from kvlab.spec import ResourcesConfig, load_sweep
+from kvlab.store import Store
+from kvlab.store.verification import verify_record
+from kvlab.sweep import Driver, plan
+from kvlab.sweep.driver.events import Event
+from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
+from kvlab.sweep.executors.inline import InlineExecutor
+from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.trial.run import run_trial
+from kvlab.trial.task import Task
+from tests.faults.chaos_checks import numbers
+from tests.faults.chaos_processes import adopt_orphans
+from tests.support.tiny_sweep import write_tiny_sweep
+
+EXPERIMENT = """\
+name: tiny
+model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 8}
+data: {source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}
+training: {tokens: 1920, batch_tokens: 64, evaluate_every: 10, evaluate_tokens: 64,
+  checkpoint_every: 4}
+evaluation: {loss_tokens: 64}
+benchmark: {prompt_tokens: 4, new_tokens: 2, repeats: 1}
+resources: {cpus: 1}
+"""
+
+SWEEP = """\
+question: Does anything get lost?
+experiment: e.yaml
+factors:
+  heads:
+    mha: {}
+    mqa: {model.n_kv_head: 1, training.init_from: {heads: mha}}
+  serving:
+    plain: {}
+    tied: {serving.tie: "adjacent:2"}
+seeds: [0, 1]
+failures: {killed_retries: 50, backoff_seconds: 0.01}
+"""
+
+FINISHED = (
+    "trials/*/*.json", "trials/*/*.gz", "trainings/*/*.json", "trainings/*/final/*.safetensors",
+    "trainings/*/checkpoints/step-*/*", "sweeps/*/sweep.json",
+)  # fmt: skip
+SEALED = ("result.json", "items.jsonl.gz", "texts.json.gz", "training.json", "model.safetensors")
+"""Files that nobody may remove once they are damaged, unless a whole training replaces them."""
+
+WORKERS = 2
+LONGEST_PAUSE = 1.2
+"""Most seconds between two kills."""
+
+DAMAGE = 0.5
+"""Probability that a file is damaged before a kill."""
+
+ROUND_SECONDS = 600.0
+
+_fork = multiprocessing.get_context("fork")
+
+
+class ForkingExecutor(InlineExecutor):
+    """Run each task in a process of its own, `WORKERS` at once."""
+
+    def __init__(self, run: RunTask):
+        super().__init__(run)
+        self._running: dict[Connection, tuple[str, BaseProcess]] = {}
+
+    def has_room(self, resources: ResourcesConfig) -> bool:  # noqa: ARG002 (the contract's)
+        return len(self._running) < WORKERS
+
+    def start(self, task: Task) -> None:
+        receiver, sender = _fork.Pipe(duplex=False)
+        process = _fork.Process(target=_run_task, args=(self._run, task, sender))
+        process.start()
+        sender.close()
+        self._running[receiver] = task.id, process
+
+    def wait(self, seconds: float) -> list[EndedTask]:
+        return [self._end(one) for one in wait(list(self._running), seconds)]
+
+    def _end(self, receiver: Connection) -> EndedTask:
+        task_id, process = self._running.pop(receiver)
+        try:
+            outcome, error = receiver.recv()
+        except EOFError:
+            outcome, error = None, WorkerKilled("the worker was killed")
+        process.join()
+        return EndedTask(task_id, outcome=outcome, error=error)
+
+
+def _run_task(run: RunTask, task: Task, sender: Connection) -> None:
+    _name_process("worker")
+    try:
+        sender.send((run(task), None))
+    except Exception as error:
+        sender.send((None, error))
+
+
+def _name_process(kind: str) -> None:
+    Path("/proc/self/comm").write_text(f"kvlab-{kind}")
+
+
+def drive(folder: Path) -> int:
+    """Submit the sweep; return the exit code of its summary, 3 after an error."""
+    _name_process("driver")
+    store = Store(folder / "runs")
+    try:
+        planned = plan(load_sweep(folder / "s.yaml"), store)
+        description = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
+        run = partial(run_trial, store=store.path, wait=False)
+        driver = Driver(
+            planned, store, ForkingExecutor(run), description=description, on_event=print_event
+        )
+        return driver.run().exit_code
+    except KvlabError as error:
+        print(f"{type(error).__name__}: {error}")
+        return 3
+
+
+def print_event(event: Event) -> None:
+    label = f"{event.planned.trial.id[:8]} {event.planned.label}"
+    print(f"{event.kind} {label} {event.status} {event.message}", flush=True)
+
+
+def heal(folder: Path) -> int:
+    """Run `kvlab verify --heal`."""
+    _name_process("healer")
+    return kvlab(["verify", "--heal", "--store", str(folder / "runs")])
+
+
+class Round:
+    """One record, from its first submit to its check, and the kills in between."""
+
+    def __init__(self, folder: Path, kills: int, chance: random.Random):
+        self.folder, self.left, self.chance = folder, kills, chance
+        self.store = Store(folder / "runs")
+        self.killed: Counter[str] = Counter()
+        self.damaged: Counter[str] = Counter()
+        self.aside: dict[str, str] = {}  # sha256 of damaged contents -> path
+        self.processes: dict[str, BaseProcess] = {}
+        self.deadline = time.monotonic() + ROUND_SECONDS
+
+    def run(self, expected: dict[str, object]) -> None:
+        """Disturb the sweep until all kills are used, let it end, and check what it left.
+
+        Raises:
+            AssertionError: Something was lost, changed or deleted, or does not end.
+        """
+        while self.left:
+            self.keep_running()
+            end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
+            while time.monotonic() < end:
+                time.sleep(0.01)
+                self.keep_running()
+            if self.chance.random() < DAMAGE:
+                self.damage_a_file()
+            self.kill_one()
+        for kind in ("driver", "healer"):
+            self.join(kind)
+        self.wait_until(lambda: not _living())
+        for kind in ("healer", "driver", "healer"):
+            self.start(kind)
+            code = self.join(kind)
+            assert code == 0, f"the last {kind} ended with {code}:\n{self.read_log(kind)}"
+        self.check(expected)
+
+    def keep_running(self) -> None:
+        for kind in ("driver", "healer"):
+            process = self.processes.get(kind)
+            if process is None or not process.is_alive():
+                code = None if process is None else process.exitcode
+                fine = (None, 0, -signal.SIGKILL) if kind == "driver" else (None, 0, 1, -9)
+                assert code in fine, f"a {kind} ended with {code}:\n{self.read_log(kind)}"
+                self.start(kind)
+        assert time.monotonic() < self.deadline, f"it does not end:\n{self.read_log('driver')}"
+
+    def start(self, kind: str) -> None:
+        run = drive if kind == "driver" else heal
+        process = _fork.Process(target=_run_logged, args=(run, self.folder, self.log(kind)))
+        process.start()
+        self.processes[kind] = process
+
+    def log(self, kind: str) -> Path:
+        return self.folder / f"{kind}.txt"
+
+    def read_log(self, kind: str) -> str:
+        return self.log(kind).read_text()[-4000:]
+
+    def join(self, kind: str) -> int | None:
+        process = self.processes[kind]
+        process.join(max(0.0, self.deadline - time.monotonic()))
+        assert not process.is_alive(), f"the {kind} does not end:\n{self.read_log(kind)}"
+        return process.exitcode
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            assert time.monotonic() < self.deadline, f"{_living()} do not end"
+            time.sleep(0.05)
+
+    def kill_one(self) -> None:
+        found = _living()
+        kinds = sorted({kind for kind, _ in found})
+        if kinds:
+            kind = self.chance.choice(kinds)
+            victim = self.chance.choice([one for name, one in found if name == kind])
+            with contextlib.suppress(psutil.Error):
+                victim.kill()
+                self.killed[kind] += 1
+                self.left -= 1
+
+    def damage_a_file(self) -> None:
+        """Replace a file by a damaged one, or delete it. Who has it open still reads what it was."""
+        files = [path for pattern in FINISHED for path in self.store.path.glob(pattern)]
+        files += (self.folder / "data").glob("datasets/[!.d]*/*")
+        if not files:
+            return
+        path = self.chance.choice(sorted(files))
+        how = self.chance.choice(["flip", "flip", "cut", "gone"])
+        with contextlib.suppress(FileNotFoundError):
+            data = path.read_bytes()
+            if how == "gone":
+                path.unlink()
+                self.forget(path)
+            elif data:
+                self.write_damaged(path, _damage(data, how, self.chance))
+            self.damaged[f"{path.name} {how}"] += 1
+
+    def write_damaged(self, path: Path, data: bytes) -> None:
+        temporary = self.folder / "damaged"
+        temporary.write_bytes(data)
+        self.forget(path)
+        os.replace(temporary, path)
+        if path.name in SEALED and "checkpoints" not in path.parts:
+            self.aside[hashlib.sha256(data).hexdigest()] = str(path)
+
+    def forget(self, path: Path) -> None:
+        """Expect no more of what lies in this directory: it has been damaged twice."""
+        parts = path.relative_to(self.folder).parts[:3]
+        for digest, other in list(self.aside.items()):
+            if Path(other).relative_to(self.folder).parts[:3] == parts:
+                del self.aside[digest]
+
+    def check(self, expected: dict[str, object]) -> None:
+        found = verify_record(self.store)
+        assert not found.damaged, found.damaged
+        assert not list(self.store.path.rglob("attempts/*/traceback.txt")), "a trial failed"
+        now = numbers(self.store, self.folder)
+        wrong = [key for key in expected if now.get(key) != expected[key]]
+        assert not wrong, f"differ from the undisturbed sweep: {wrong}"
+        assert now.keys() == expected.keys()
+        kept = {_digest(path) for path in _list_files(self.store.path.glob("*/*/damaged"))}
+        lost = [path for digest, path in self.aside.items() if digest not in kept]
+        assert not lost, f"damaged files that are gone: {lost}"
+
+
+def _run_logged(run: Callable[[Path], int], folder: Path, log: Path) -> None:
+    with open(log, "w") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    sys.exit(run(folder))
+
+
+def _living() -> list[tuple[str, psutil.Process]]:
+    """Return the drivers, workers and healers that run, and what each is."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("kvlab-"):
+                found.append((process.name().removeprefix("kvlab-"), process))
+    return found
+
+
+def _damage(data: bytes, how: str, chance: random.Random) -> bytes:
+    place = chance.randrange(len(data))
+    if how == "cut":
+        return data[:place]
+    return data[:place] + bytes([data[place] ^ 1 << chance.randrange(8)]) + data[place + 1 :]
+
+
+def _list_files(folders: Iterable[Path]) -> list[Path]:
+    return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _prepare(folder: Path) -> dict[str, object]:
+    """Write the sweep, run it undisturbed, and return its numbers."""
+    write_tiny_sweep(folder, SWEEP, EXPERIMENT)
+    os.chdir(folder)
+    os.environ["KVLAB_DATA"] = str(folder / "data")
+    calm = _fork.Process(target=_run_logged, args=(drive, folder, folder / "calm.txt"))
+    calm.start()
+    calm.join()
+    assert calm.exitcode == 0, (folder / "calm.txt").read_text()
+    expected = numbers(Store(folder / "runs"), folder)
+    shutil.rmtree(folder / "runs")
+    return expected
+
+
+def main() -> int:
+    """Return 0 if all is as undisturbed, 1 after printing what is not."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help="leave the files")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    folder, began = Path(tempfile.mkdtemp(prefix="kill-heal-")), time.monotonic()
+    try:
+        one = Round(folder, options.kills, random.Random(options.seed))
+        expected = _prepare(folder)
+        print(f"{time.monotonic() - began:4.0f} s  undisturbed: {len(expected)} facts", flush=True)
+        try:
+            one.run(expected)
+        except AssertionError as error:
+            print(f"in {folder}, after {dict(one.killed)}: {error}", file=sys.stderr)
+            options.keep = True
+            return 1
+        damaged = f"{one.damaged.total()} files damaged, {len(one.aside)} of them looked for"
+        kills = f"{one.killed.total()} kills {dict(one.killed)}"
+        print(f"{time.monotonic() - began:4.0f} s  {kills}, {damaged}: all as undisturbed")
+        return 0
+    finally:
+        for _, process in _living():
+            process.kill()
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
