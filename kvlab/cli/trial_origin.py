@@ -135,6 +135,7 @@ def _describe_machine(made: Mapping[str, Any]) -> str:
         f"threads {NOT_RECORDED}" if threads is None else format_count(int(threads), "thread"),
         str(made.get("platform") or f"platform {NOT_RECORDED}"),
     ]
+    parts += ["no CPU kernels (KVLAB_PLAIN)"] if made.get("kernels") is False else []
     timings = made.get("timings")
     return ", ".join(parts) + (f"; timings {timings}" if timings else "")
 

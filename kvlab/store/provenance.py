@@ -130,6 +130,7 @@ def build_provenance(
         "device": machine.device if machine else None,
         "threads": machine.threads if machine else None,
         "timings": machine.timings if machine else None,
+        "kernels": os.environ.get("KVLAB_PLAIN", "") in ("", "0"),  # as in kvlab.model.kernels
         **({} if seconds is None else {"timing_seconds": round(seconds, 3)}),
         "data": asdict(data) if data else None,
         "command": origin.command,

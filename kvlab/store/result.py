@@ -1,7 +1,7 @@
 """Build `result.json` and `trial.json`, which reports and MLflow runs are made from."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -135,6 +135,15 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
     if isinstance(init_from, str):
         facts["training"]["init_from"] = _drop_absolute_folder(init_from)
     return facts
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested data as dotted keys with their values."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def describe_kv(experiment: Experiment) -> dict[str, Any]:

@@ -1,29 +1,59 @@
-"""`kvlab compare`: compare two sweeps, or one sweep in two stores, cell by cell."""
+"""`kvlab compare`: compare two sweeps cell by cell, or two records of one trial."""
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
+from kvlab.humanize import sanitize_line, sanitize_text
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
 from kvlab.report.sweep_comparison import Comparison, Conclusion, compare_sweeps
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
+from kvlab.store.record_comparison import (
+    NOT_RECORDED,
+    ComparedMetric,
+    Field,
+    RecordComparison,
+    TrialRecord,
+    compare_records,
+)
+
+EPILOG = """\
+With --trials, A and B are two records of one trial, such as from two machines: ids or their first
+digits, in --store and --store-b; STORE:ID; or folders of trials. Counts must be equal, losses agree
+within the tolerances of kvlab/store/metrics.py, times are shown. Exit code 1: they do not agree.
+
+examples:
+  kvlab compare quickstart quickstart --store-b old-runs
+  kvlab compare --trials 3f2a 3f2a --store-b other/runs
+  kvlab compare --trials runs:3f2a other/runs:3f2a
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("before", metavar="A", help="name or file of a submitted sweep")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("before", metavar="A", help="name or file of a submitted sweep, or a trial")
     parser.add_argument(
         "after", metavar="B", help="name or file of another one, or of the same in --store-b"
     )
+    parser.add_argument("--trials", action="store_true", help="A and B are trials")
     add_store(parser)
     parser.add_argument("--store-b", metavar="DIR", help="store of B (default: that of A)")
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    return _compare_trials(options) if options.trials else _compare_sweeps(options)
+
+
+def _compare_sweeps(options: argparse.Namespace) -> int:
     before = Study.load(Store(options.store), sweep_name(options.before))
     after = Study.load(Store(options.store_b or options.store), sweep_name(options.after))
     for study in (before, after):
@@ -101,3 +131,119 @@ def _format_mark(one: Conclusion) -> str:
     if one.is_ranking:
         return "moved, within noise" if one.moved and one.compared else ""
     return one.verdict
+
+
+# Two records of a trial
+
+
+def _compare_trials(options: argparse.Namespace) -> int:
+    one = _read_trial(options.before, options.store)
+    other = _read_trial(options.after, options.store_b or options.store)
+    if one.store.trial_directory(one.trial).samefile(other.store.trial_directory(other.trial)):
+        text = f"A and B are one record, {one.store.trial_directory(one.trial)}"
+        raise UsageError(f"{text}; name the store of the other with --store-b or STORE:ID")
+    found = compare_records(one, other)
+    if options.json:
+        print(json.dumps(found.as_dict(), indent=1))
+    else:
+        print(sanitize_text("\n".join(_format_records(one, other, found))))
+    return int(not found.agrees)
+
+
+def _read_trial(text: str, store: str) -> TrialRecord:
+    """Read a trial that is given by its folder, as STORE:ID, or by its id in ``store``.
+
+    Raises:
+        UsageError: There is none.
+    """
+    folder = Path(text).resolve()
+    if (folder / "result.json").is_file() and folder.parent.name == "trials":
+        return TrialRecord.read(Store(folder.parent.parent), folder.name)
+    place, colon, trial = text.rpartition(":")
+    found = Store(place if colon else store)
+    return TrialRecord.read(found, found.find_trial(trial))
+
+
+def _format_records(one: TrialRecord, other: TrialRecord, found: RecordComparison) -> Iterator[str]:
+    if found.is_one_trial:
+        yield f"trial {one.trial}: A in {one.store.path}, B in {other.store.path}"
+    else:
+        yield f"A: trial {one.trial} in {one.store.path}"
+        yield f"B: trial {other.trial} in {other.store.path}"
+    tables = {"configuration": found.configuration, "code, machine and time": found.environment}
+    if found.is_one_trial:
+        tables["sizes and counts, which must agree"] = found.exact
+    for title, fields in tables.items():
+        yield ""
+        yield _format_fields(title, fields)
+    yield ""
+    if found.is_one_trial:
+        yield from _format_results(found)
+    yield _state_verdict(found)
+
+
+def _format_fields(title: str, fields: Sequence[Field]) -> str:
+    if not fields:
+        return f"{title}: no field differs"
+    rows = [[title, "A", "B"]]
+    rows += [[one.name, _format_value(one.before), _format_value(one.after)] for one in fields]
+    return format_table(rows)
+
+
+def _format_value(value: Any) -> str:
+    return NOT_RECORDED if value is None else sanitize_line(str(value))
+
+
+def _format_results(found: RecordComparison) -> Iterator[str]:
+    compared = [one for one in found.metrics if one.verdict not in ("equal", "not compared")]
+    order = ("only in A", "only in B", "beyond", "within")
+    compared.sort(key=lambda one: order.index(one.verdict))
+    if compared:
+        rows = [["measurement", "A", "B", "B - A", "accepted", ""]]
+        rows += [_metric_row(one) for one in compared]
+        yield format_table(rows, "lrrrr")
+    yield f"{found.count('equal')} of {len(found.metrics)} measurements are equal"
+    shown = [one for one in found.metrics if one.verdict == "not compared"]
+    if shown:
+        yield ""
+        rows = [["of the machine, not compared", "A", "B", "B / A"]]
+        yield format_table([*rows, *(_machine_row(one) for one in shown)], "lrrr")
+    for words, is_same in (("the same", True), ("other", False)):
+        names = [name for name, one in found.files.items() if one == is_same]
+        if names:
+            yield f"files with {words} bytes: {', '.join(names)}"
+    yield ""
+
+
+def _metric_row(one: ComparedMetric) -> list[str]:
+    values = ["" if value is None else f"{value:.8g}" for value in (one.before, one.after)]
+    difference = ""
+    if one.before is not None and one.after is not None:
+        difference = f"{one.after - one.before:+.2g}"
+    accepted = "" if one.tolerance is None else f"{one.tolerance:.3g}"
+    return [one.name, *values, difference, accepted, one.verdict]
+
+
+def _machine_row(one: ComparedMetric) -> list[str]:
+    assert one.before is not None, "both records have what is not compared"
+    assert one.after is not None, "both records have what is not compared"
+    ratio = f"{one.after / one.before:.3g}" if one.before else ""
+    return [one.name, f"{one.before:.4g}", f"{one.after:.4g}", ratio]
+
+
+def _state_verdict(found: RecordComparison) -> str:
+    if not found.is_one_trial:
+        names = ", ".join(one.name for one in found.configuration[:8])
+        more = len(found.configuration) - 8
+        rest = f" and {more} more" if more > 0 else ""
+        if not names:
+            return "verdict: two trials, of one configuration but of other versions of kvlab"
+        return f"verdict: two trials, which differ in {names}{rest}"
+    counts = (
+        f"{found.count('equal')} measurements equal, {found.count('within')} within the tolerance,"
+        f" {len(found.beyond) or 'none'} beyond it"
+    )
+    if found.agrees:
+        return f"verdict: one trial, and the records agree: {counts}"
+    names = ", ".join([one.name for one in (*found.exact, *found.beyond)][:8])
+    return f"verdict: one trial, and the records DISAGREE in {names}: {counts}"

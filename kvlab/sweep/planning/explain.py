@@ -1,7 +1,7 @@
 """Explain a plan: why two cells compute the same, and why a trial has no result yet."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
-from kvlab.store.result import describe_experiment
+from kvlab.store.result import describe_experiment, flatten
 from kvlab.store.store import list_cells
 from kvlab.sweep.planning.planner import Plan
 from kvlab.trial.fingerprint import training_identity, trial_identity
@@ -45,15 +45,6 @@ def explain_equality(one: Experiment, other: Experiment) -> str:
         return "the same values"
     reason = next((text for key, text in _REASONS.items() if key in differing), _OTHER_REASON)
     return f"{', '.join(differing)}: {reason}"
-
-
-def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested data as dotted keys with their values."""
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 Difference = tuple[str, Any, Any]

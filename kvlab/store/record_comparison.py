@@ -1,0 +1,193 @@
+"""Compare two records of one trial, made on different machines: what differs, and within what."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from kvlab.errors import StoreError, UsageError
+from kvlab.fs.sealed_files import read_sealed_json
+from kvlab.store.metrics import METRICS, find_tolerance
+from kvlab.store.result import flatten
+from kvlab.store.store import Store
+
+Verdict = Literal["equal", "within", "beyond", "only in A", "only in B", "not compared"]
+
+NOT_RECORDED = "not recorded"
+
+_ENVIRONMENT = (
+    "commit", "dirty", "kvlab", "python", "platform", "versions", "device", "threads",
+    "kernels", "timings", "command", "started", "finished", "attempts",
+)  # fmt: skip
+
+_COUNTS = ("steps", "tokens", "workers")
+"""What is exact in the record of a training."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial in one store.
+
+    Attributes:
+        training: The record of its training; empty if that is gone.
+    """
+
+    store: Store
+    trial: str
+    result: Mapping[str, Any]
+    training: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, store: Store, trial: str) -> "TrialRecord":
+        """Read a trial, and check its files.
+
+        Raises:
+            UsageError: The trial has not ended.
+            StoreError: A file is not what was written.
+        """
+        result = store.result(trial)
+        if result is None:
+            text = f"trial {trial} in {store.path} has no result"
+            raise UsageError(f"{text}; compare trials that have ended")
+        store.check_details(trial, result)
+        try:
+            path = store.training_directory(result["training"]) / "training.json"
+            training = read_sealed_json(path, "files")
+        except (FileNotFoundError, StoreError):
+            training = {}
+        return cls(store, trial, result, training)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field that differs; None where it is not recorded."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class ComparedMetric:
+    """One measurement of both records.
+
+    Attributes:
+        tolerance: Largest accepted difference; None for what is not compared.
+    """
+
+    name: str
+    before: float | None
+    after: float | None
+    tolerance: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class RecordComparison:
+    """Two records, field by field.
+
+    Attributes:
+        trials: The ids of A and of B.
+        configuration: Fields of the experiment, the seed and the text that differ.
+        environment: Fields of code, machine and time that differ.
+        exact: Other fields that must agree and do not: status, layout of the cache, sizes, counts.
+        metrics: Every measurement of either.
+        files: Name of each sealed file of the training and the trial: whether both are the same,
+            byte for byte.
+    """
+
+    trials: tuple[str, str]
+    configuration: tuple[Field, ...]
+    environment: tuple[Field, ...]
+    exact: tuple[Field, ...]
+    metrics: tuple[ComparedMetric, ...]
+    files: Mapping[str, bool]
+
+    @property
+    def is_one_trial(self) -> bool:
+        return self.trials[0] == self.trials[1]
+
+    @property
+    def beyond(self) -> tuple[ComparedMetric, ...]:
+        """The measurements that differ by more than is accepted, or that one record lacks."""
+        accepted = ("equal", "within", "not compared")
+        return tuple(one for one in self.metrics if one.verdict not in accepted)
+
+    @property
+    def agrees(self) -> bool:
+        return self.is_one_trial and not self.exact and not self.beyond
+
+    def count(self, verdict: Verdict) -> int:
+        return sum(one.verdict == verdict for one in self.metrics)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**asdict(self), "agrees": self.agrees}
+
+
+def compare_records(one: TrialRecord, other: TrialRecord) -> RecordComparison:
+    """Compare two records; they are of one trial if their ids are equal."""
+    results = one.result, other.result
+    made = [dict(result.get("provenance") or {}) for result in results]
+    environments = [{key: part[key] for key in _ENVIRONMENT if key in part} for part in made]
+    return RecordComparison(
+        (one.trial, other.trial),
+        tuple(_differ(*(_configure(result) for result in results))),
+        tuple(_differ(*environments)),
+        tuple(_differ(*(_collect_exact(result) for result in results))),
+        tuple(_compare_metrics(*(result.get("measurements") or {} for result in results))),
+        _compare_files(one, other),
+    )
+
+
+def _configure(result: Mapping[str, Any]) -> dict[str, Any]:
+    text = (result.get("provenance") or {}).get("data") or {}
+    digest = {"digest of the text": text["digest"]} if "digest" in text else {}
+    return {"seed": result.get("seed"), **(result.get("experiment") or {}), **digest}
+
+
+def _collect_exact(result: Mapping[str, Any]) -> dict[str, Any]:
+    training = result.get("training_record") or {}
+    error = result.get("error") or {}
+    return {
+        "status": result["status"],
+        "kv": result.get("kv"),
+        "model": result.get("model"),
+        "training": {key: training[key] for key in _COUNTS if key in training},
+        **({"error": error.get("message")} if error else {}),
+    }
+
+
+def _differ(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[Field]:
+    before, after = dict(flatten(one)), dict(flatten(other))
+    for name in dict.fromkeys((*before, *after)):
+        if before.get(name) != after.get(name):
+            yield Field(name, before.get(name), after.get(name))
+
+
+def _compare_metrics(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> Iterator[ComparedMetric]:
+    for name in METRICS.sort((*before, *after)):
+        a, b = before.get(name), after.get(name)
+        tolerance = find_tolerance(name, a if a is not None else b or 0.0)
+        yield ComparedMetric(name, a, b, tolerance, _judge(a, b, tolerance))
+
+
+def _judge(a: float | None, b: float | None, tolerance: float | None) -> Verdict:
+    if a is None or b is None:
+        return "only in B" if a is None else "only in A"
+    if tolerance is None:
+        return "not compared"
+    if a == b:
+        return "equal"
+    return "within" if math.isfinite(a - b) and abs(a - b) <= tolerance else "beyond"
+
+
+def _compare_files(one: TrialRecord, other: TrialRecord) -> dict[str, bool]:
+    """Return for every sealed file of both whether its bytes are the same."""
+    before, after = (
+        {**(trial.training.get("files") or {}), **trial.result.get("files", {})}
+        for trial in (one, other)
+    )
+    return {name: before[name] == after[name] for name in before if name in after}
