@@ -50,6 +50,7 @@ from kvlab.report.table_columns import (
     verdict_words,
 )
 from kvlab.store.metrics import METRICS
+from kvlab.store.provenance import describe_device
 
 MAX_ROWS = 12
 """Rows of the compact table; the section of cells has all of them."""
@@ -171,7 +172,7 @@ def _list_facts(study: Study) -> list[Content]:
         if one.get("experiment", {}).get("training", {}).get("tokens")
     ]
     provenance = [one["provenance"] for one in recorded]
-    devices = list(dict.fromkeys(str(one["device"]) for one in provenance if one.get("device")))
+    devices = list(dict.fromkeys(describe_device(one) for one in provenance if one.get("device")))
     dates = sorted(str(one["finished"])[:10] for one in provenance if one.get("finished"))
     facts = [
         _range(sizes, "parameters"),

@@ -503,6 +503,8 @@ def _describe_machines(study: Study) -> Iterator[str]:
             f" ({', '.join(threads)} thread{'s' if threads != ['1'] else ''})" if threads else ""
         )
         yield f"Trials ran on {join(map(escape_latex, devices))}{cores}."
+    if weights := values("weights"):
+        yield f"Weights were evaluated and benchmarked in {join(map(escape_latex, weights))}."
     software = []
     if versions := values("kvlab"):
         commits = [commit[:12] for commit in values("commit")]

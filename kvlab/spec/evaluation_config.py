@@ -67,6 +67,7 @@ class EvaluationConfig(SpecModel):
         "needle": None,
         "loss_bytes": None,
         "lm_eval": [],
+        "precision": "training",
     }
 
     loss_tokens: PositiveInt = Field(
@@ -113,6 +114,12 @@ class EvaluationConfig(SpecModel):
         description="The needle probe.",
         examples=[{"lengths": [64, 128]}],
         json_schema_extra={"computed_default": "none"},
+    )
+    precision: Literal["training", "float32"] = Field(
+        default="training",
+        description="Of the weights that are evaluated and benchmarked on a GPU: that of the"
+        " training, or float32. On CPU they are always float32.",
+        examples=["float32"],
     )
     lm_eval: TupleOf[LmEvalTaskField] = Field(
         default=(),

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from kvlab.sharing import SharingError, owner_map, tied_slots
 from kvlab.spec.benchmark_config import TASK_TOKENS, BenchmarkConfig
 from kvlab.spec.data_config import DataConfig
+from kvlab.spec.dtypes import MODEL_DTYPE
 from kvlab.spec.evaluation_config import EvaluationConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.resources_config import ResourcesConfig
@@ -64,6 +65,12 @@ class Experiment(SpecModel):
     resources: ResourcesConfig = Field(
         default=ResourcesConfig(), description="Where a trial runs.", examples=[{"cpus": 2.0}]
     )
+
+    def weight_dtype(self, device_type: str) -> str:
+        """Return the dtype of the weights that are evaluated and benchmarked on a device."""
+        if device_type != "cuda" or self.evaluation.precision == "float32":
+            return MODEL_DTYPE
+        return self.training.precision
 
     @model_validator(mode="after")
     def _check(self) -> "Experiment":

@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import kvlab
+from kvlab.spec.dtypes import MODEL_DTYPE
 
 PACKAGES = ("torch", "numpy", "ray", "tiktoken", "safetensors", "pydantic")
 
@@ -92,13 +93,14 @@ class Machine:
 
     ``timings`` is ``shared`` if something else used the device, or the cores beside it, while
     speed was measured, otherwise ``exclusive``. ``timing_seconds`` is how long that took; None if
-    it is not known.
+    it is not known. ``weights`` is the dtype of the weights that were evaluated and benchmarked.
     """
 
     device: str
     threads: int
     timings: Literal["exclusive", "shared"] = "exclusive"
     timing_seconds: float | None = None
+    weights: str = MODEL_DTYPE
 
 
 def build_provenance(
@@ -131,6 +133,7 @@ def build_provenance(
         "threads": machine.threads if machine else None,
         "timings": machine.timings if machine else None,
         "kernels": os.environ.get("KVLAB_PLAIN", "") in ("", "0"),  # as in kvlab.model.kernels
+        **({"weights": machine.weights} if machine and machine.weights != MODEL_DTYPE else {}),
         **({} if seconds is None else {"timing_seconds": round(seconds, 3)}),
         "data": asdict(data) if data else None,
         "command": origin.command,
@@ -139,6 +142,12 @@ def build_provenance(
         "attempts": attempts,
         **({"pauses": pauses} if pauses else {}),
     }
+
+
+def describe_device(provenance: Mapping[str, Any]) -> str:
+    """Return the device of a result, with the dtype of its weights unless that is float32."""
+    weights = provenance.get("weights")
+    return f"{provenance.get('device')}{f', weights in {weights}' if weights else ''}"
 
 
 @cache

@@ -99,7 +99,7 @@ def build_result(
         "status": status,
         "seed": trial.seed,
         "experiment": describe_experiment(trial.experiment),
-        "kv": describe_kv(trial.experiment),
+        "kv": describe_kv(trial.experiment, provenance.get("weights", MODEL_DTYPE)),
         "model": {
             "parameters": parameter_count(trial.experiment.model),
             "training_flops": training_flops(trial.experiment),
@@ -146,15 +146,19 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def describe_kv(experiment: Experiment) -> dict[str, Any]:
-    """Return which layers cache K/V, and the bytes of it for one sequence."""
+def describe_kv(experiment: Experiment, dtype: str = MODEL_DTYPE) -> dict[str, Any]:
+    """Return which layers cache K/V, and the bytes of it for one sequence.
+
+    Args:
+        dtype: of the weights that were measured.
+    """
     layout = KVLayout.of(experiment.model, experiment.serving)
     block = experiment.model.block_size
     return {
         "owners": list(layout.owners),
         "kinds": experiment.model.layer_kinds,
-        "bytes_per_token": layout.bytes_per_token(MODEL_DTYPE),
-        "bytes_at_block_size": layout.stored_bytes(1, block, MODEL_DTYPE),
+        "bytes_per_token": layout.bytes_per_token(dtype),
+        "bytes_at_block_size": layout.stored_bytes(1, block, dtype),
     }
 
 

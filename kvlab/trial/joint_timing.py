@@ -73,6 +73,8 @@ def run_joint_timing(
 
 def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any]:
     """Return ``started``, ``finished``, ``device``, ``threads``, ``disturbance`` and ``trials``."""
+    import torch
+
     from kvlab.benchmark.benchmark_stage import time_together
     from kvlab.benchmark.session import Variant
     from kvlab.model import GPT
@@ -81,10 +83,11 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
     check_stop()
     device, machine = set_up_device(task.resources, task.seed)
     started, first = utc_now(), next(iter(task.experiments.values()))
-    variants = [
-        Variant(trial, GPT(one.model, seed=task.seed).to(device).eval(), one.serving)
-        for trial, one in task.experiments.items()
-    ]
+    variants = []
+    for trial, one in task.experiments.items():
+        dtype = getattr(torch, one.weight_dtype(device))
+        model = GPT(one.model, seed=task.seed).to(device, dtype).eval()
+        variants.append(Variant(trial, model, one.serving))
     timings = time_together(
         variants, first.benchmark, on_turn=check_stop, tokens=_read_tokens(first)
     )

@@ -129,12 +129,15 @@ def _measure(test: SmokeTest) -> SmokeResult:
 
 
 def _train_and_score(test: SmokeTest, device: "torch.device", rows: int) -> None:
+    import torch
+
     from kvlab.model import GPT
 
     model = GPT(test.experiment.model, seed=test.seed).to(device)
     if test.experiment.training.steps:
         _train(model, _shorten(test.experiment, rows), test.seed)
-    _score(model.eval(), test.experiment)
+    dtype = getattr(torch, test.experiment.weight_dtype(device.type))
+    _score(model.to(dtype).eval(), test.experiment)
 
 
 def _shorten(experiment: Experiment, rows: int) -> Experiment:

@@ -54,7 +54,8 @@ class TorchStages:
     def __init__(self, trial: Trial, report: Callable[[ProgressUpdate], None]):
         self._trial, self._report = trial, report
         self._experiment = trial.experiment
-        self._device, self._machine = set_up_device(trial.resources, trial.seed)
+        self._device, machine = set_up_device(trial.resources, trial.seed)
+        self._machine = replace(machine, weights=self._experiment.weight_dtype(self._device))
         self._timing_lock = _open_timing_lock(trial.resources)
         if self._timing_lock is not None:
             note = "for another trial on this device, until it has measured its speed"
@@ -95,7 +96,7 @@ class TorchStages:
             raise RecordDamaged(f"{directory / 'training.json'} is missing")
         model = self._make_model()
         load_final_weights(model, directory)
-        model.eval()
+        model.to(getattr(torch, self._machine.weights)).eval()
         evaluation = evaluate(
             model,
             self._dataset,

@@ -94,6 +94,7 @@ OTHER = {
     "evaluation.positions": True,
     "evaluation.needle": {"lengths": [32]},
     "evaluation.lm_eval": ["piqa"],
+    "evaluation.precision": "float32",
     "benchmark.prompt_tokens": 8,
     "benchmark.new_tokens": 8,
     "benchmark.batch_sizes": [1, 2],

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,8 @@ from kvlab.data import prepare_dataset
 from kvlab.errors import ResourceError
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec import Experiment
+from kvlab.store.provenance import Origin, build_provenance, describe_device
+from kvlab.store.result import describe_kv
 from kvlab.trial import Trial
 from kvlab.trial.gpu_timing_lock import TimingLock
 from kvlab.trial.stages import TorchStages, set_up_device
@@ -57,6 +60,30 @@ def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus)
 def test_a_device_of_its_own_has_no_limit(limits, gpus):
     set_up_device(experiment(gpus=gpus).resources, 0)
     assert limits == []
+
+
+@pytest.mark.usefixtures("limits")
+@pytest.mark.parametrize(
+    ("gpus", "training", "asked", "expected"),
+    [
+        (1.0, "bfloat16", "training", "bfloat16"),
+        (1.0, "bfloat16", "float32", "float32"),
+        (1.0, "float32", "training", "float32"),
+        (0.0, "bfloat16", "training", "float32"),
+    ],
+)
+def test_on_a_gpu_weights_are_measured_in_the_trainings_precision(gpus, training, asked, expected):
+    facts = experiment(gpus=gpus).model_dump(mode="json")
+    facts["training"]["precision"], facts["evaluation"]["precision"] = training, asked
+    one = Experiment.model_validate(facts)
+    device, machine = set_up_device(one.resources, 0)
+    assert one.weight_dtype(device) == expected
+    machine = replace(machine, weights=one.weight_dtype(device))
+    provenance = build_provenance(Origin(), started="", attempts=1, machine=machine)
+    assert provenance.get("weights", "float32") == expected
+    named = expected != "float32"
+    assert ("weights in bfloat16" in describe_device(provenance)) == named
+    assert describe_kv(one, expected)["bytes_per_token"] == (16 if named else 32)
 
 
 def test_a_part_that_no_process_fits_is_refused(limits):

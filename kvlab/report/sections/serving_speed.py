@@ -21,6 +21,7 @@ from kvlab.report.document import (
 from kvlab.report.figures.plot import Axis, Plot, Point, Points
 from kvlab.report.formatting import PLUS_MINUS, display_unit, format_binary_size, format_metric
 from kvlab.report.table_columns import mean_cell, mean_column
+from kvlab.store.provenance import describe_device
 
 _TITLES = {
     "ttft_ms": "first token (ms)",
@@ -37,7 +38,7 @@ def report_speed(study: Study) -> Section | None:
     metrics = [metric for metric in _TITLES if metric in study.measured_metrics]
     if not metrics:
         return None
-    devices = sorted({str(row.record["provenance"].get("device")) for row in study.done_rows})
+    devices = sorted({describe_device(row.record["provenance"]) for row in study.done_rows})
     device_note = (
         " They differ, so times of different cells do not compare." if len(devices) > 1 else ""
     )
