@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.errors import PretrainedError
+from kvlab.spec.layer_config import LatentKV
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -22,12 +23,14 @@ class WeightMapping:
         hf_names: of the checkpoint's tensors, stacked along the output dimension in this order.
         rows: how many of the parameter's rows each of them holds; empty if there is only one.
         transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
+        order: for each row of the parameter its row in the stacked tensors; empty if equal.
     """
 
     name: str
     hf_names: tuple[str, ...]
     rows: tuple[int, ...] = ()
     transposed: bool = False
+    order: tuple[int, ...] = ()
 
 
 class Architecture(ABC):
@@ -289,4 +292,92 @@ class Mistral(Llama):
         }
 
 
-ARCHITECTURES: dict[str, Architecture] = {"gpt2": GPT2(), "llama": Llama(), "mistral": Mistral()}
+class DeepSeekV2(Llama):
+    """DeepSeek-V2 (arXiv 2405.04434) with dense layers alone: Llama with latent attention.
+
+    Its rotary dimensions are pairs of neighbours after the others of a head. Here they come first,
+    each pair half of them apart. K and V of a head are neighbours in its map from the latent.
+    """
+
+    LATENT_NORM_EPS = 1e-6
+    """Of the latents' norm in `transformers`, whatever ``rms_norm_eps`` is."""
+
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        head_dim, layers = hf_config["qk_nope_head_dim"], hf_config["num_hidden_layers"]
+        require_values(
+            hf_config,
+            {
+                "q_lora_rank": (None,),
+                "v_head_dim": (head_dim,),
+                "num_key_value_heads": (hf_config["num_attention_heads"],),
+                "rms_norm_eps": (self.LATENT_NORM_EPS,),
+            },
+        )
+        if hf_config.get("first_k_dense_replace", 0) < layers:
+            text = f"first_k_dense_replace = {hf_config.get('first_k_dense_replace', 0)} makes"
+            text = f"{text} layers with mixtures of experts, which are not supported"
+            raise PretrainedError(
+                f"config.json: {text}; only {layers}, the layers of the model, is"
+            )
+        kv = {"latent": hf_config["kv_lora_rank"], "rotary": hf_config["qk_rope_head_dim"]}
+        return {**super().read_config(hf_config), "head_dim": head_dim, "kv": kv}
+
+    def incompatibilities(self, config: ModelConfig) -> list[str]:
+        problems = super().incompatibilities(config)
+        if isinstance(config.kv, LatentKV) and config.kv.groups == 1:
+            problems.remove("kv is not separate")
+            return problems + _list_differences(config, {"norm_eps": self.LATENT_NORM_EPS})
+        return [*problems, "kv is not one latent"]
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        assert isinstance(config.kv, LatentKV)
+        return {
+            **super().write_config(config),
+            "model_type": "deepseek_v2",
+            "architectures": ["DeepseekV2ForCausalLM"],
+            "num_key_value_heads": config.n_head,
+            "q_lora_rank": None,
+            "kv_lora_rank": config.kv.latent,
+            "qk_nope_head_dim": config.head_dim,
+            "qk_rope_head_dim": config.kv.rotary,
+            "v_head_dim": config.head_dim,
+            "head_dim": config.kv.rotary,  # of the rotary frequencies
+            "first_k_dense_replace": config.n_layer,
+        }
+
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
+        assert isinstance(config.kv, LatentKV)
+        latent, rotary, head_dim = config.kv.latent, config.kv.rotary, config.head_dim
+        pairs = [*range(0, rotary, 2), *range(1, rotary, 2)]
+        q = [*(head_dim + row for row in pairs), *range(head_dim)]
+        q_width, key_dim = config.n_head * (head_dim + rotary), head_dim + rotary
+        qkv_order = [head * key_dim + row for head in range(config.n_head) for row in q]
+        qkv_order += [q_width + row for row in range(latent)]
+        qkv_order += [q_width + latent + row for row in pairs]
+        up_order = [
+            (2 * head + part) * head_dim + row
+            for part in range(2)
+            for head in range(config.n_head)
+            for row in range(head_dim)
+        ]
+        for mapping in super().iter_weights(config):
+            if not mapping.name.endswith("attention.qkv.weight"):
+                yield mapping
+                continue
+            block = mapping.name.removesuffix("qkv.weight")
+            q_name, *_ = mapping.hf_names
+            hf_block = q_name.removesuffix("q_proj.weight")
+            names = (q_name, f"{hf_block}kv_a_proj_with_mqa.weight")
+            rows = (q_width, latent + rotary)
+            yield WeightMapping(mapping.name, names, rows, order=tuple(qkv_order))
+            yield WeightMapping(f"{block}kv.norm.weight", (f"{hf_block}kv_a_layernorm.weight",))
+            up = (f"{hf_block}kv_b_proj.weight",)
+            yield WeightMapping(f"{block}kv.up.weight", up, order=tuple(up_order))
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "gpt2": GPT2(),
+    "llama": Llama(),
+    "mistral": Mistral(),
+    "deepseek_v2": DeepSeekV2(),
+}

@@ -112,7 +112,7 @@ def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMappin
         yield f"{' + '.join(mapping.hf_names)} is {shapes}"
         return
     with torch.no_grad():
-        parameter.copy_(value)
+        parameter.copy_(value[list(mapping.order)] if mapping.order else value)
 
 
 def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None = None) -> str:
@@ -146,6 +146,8 @@ def _write_checkpoint(
     parameters, tensors = dict(model.named_parameters()), {}
     for mapping in architecture.iter_weights(model.config):
         value = parameters[mapping.name].detach().cpu()
+        if mapping.order:
+            value = value[torch.tensor(mapping.order).argsort()]
         parts = torch.split(value, list(mapping.rows)) if mapping.rows else (value,)
         for hf_name, part in zip(mapping.hf_names, parts, strict=True):
             tensors[hf_name] = (part.T if mapping.transposed else part).contiguous().clone()
