@@ -1,19 +1,22 @@
-"""Fuzzing of the record: damaged files through every command that reads them.
+"""Fuzzing of the record: damaged files through everything that reads them.
 
-    python -m tests.fuzz_record --cases 10000 --first 0
+    python -m tests.fuzz_record --cases 10000 --first 0 --processes 1
 
-A case damages one file of a small store: a bit flipped, cut, emptied, zeroed, replaced by a file
-of another kind, by deep or long JSON, by a value of another type, or by a pipe. Half of the JSON
+A case damages one file of a store: a bit flipped, cut, emptied, zeroed, replaced by a file of
+another kind, by deep or long JSON, by a value of another type, or by a pipe. Half of the JSON
 records get a new, valid seal afterwards, as somebody would write who means harm. Then commands
-read the store. Each must end within seconds, with an exit code of 0, 1 or 2 and without a
-traceback. Afterwards `kvlab verify --heal` must leave a record that verifies, unless the damage is
-sealed. A case follows from its number alone.
+read the store, reports are made of it, trainings resume from it. Each must end within seconds, with
+an exit code of 0, 1 or 2, without a traceback, and without a control character of the record on the
+terminal. A damage that is not sealed must be found by `kvlab verify`, and no number may differ: a
+trial is as it was, or damaged. Afterwards `kvlab verify --heal` must leave a record that verifies.
+A case follows from its number alone.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -21,42 +24,227 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvlab.cli.main import main as kvlab
-from kvlab.fs.sealed_files import write_sealed_json
-from kvlab.store import Store
-from kvlab.sweep.planning.planner import describe_sweep
-from tests.support.stub_trials import StubRun, drive, tiny_plan
+import torch
 
-SECONDS = 20
-"""Time within which a command has to end."""
+from kvlab.analysis.study import Study
+from kvlab.analysis.trial_rows import read_rows
+from kvlab.cli.live_server import LiveServer
+from kvlab.cli.main import main as kvlab
+from kvlab.data import open_dataset, prepare_dataset, verify_dataset
+from kvlab.errors import KvlabError, Paused
+from kvlab.fs.lease import process_identity
+from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.report.document import Document, Figure, Section
+from kvlab.report.html_page import render_html
+from kvlab.report.markdown import render_markdown
+from kvlab.report.report_files import make_document, results_csv, results_jsonl
+from kvlab.report.table_export import table_to_csv, table_to_latex
+from kvlab.spec import DataConfig
+from kvlab.store import Store
+from kvlab.sweep.ops.detached_driver import create_driver_folder, record_driver
+from kvlab.sweep.planning.planner import describe_sweep
+from kvlab.train import train
+from kvlab.train.checkpoint import Trunk
+from tests.report.full_record import FullRecord
+from tests.support.record_factory import LmEvalRecord, SizedRecord, TunedRecord
+from tests.support.search_record import EVERY_OUTCOME
+from tests.support.stub_looks import drive_looks, load_looks
+from tests.support.stub_search import searching
+from tests.support.stub_trials import StubRun, drive, tiny_plan
+from tests.support.tiny_training import dataset, experiment, model
+
+SECONDS = 10
+"""Time within which a reader has to end."""
+
+HOSTILE = "\x1b[31m\u202e=1+1<script>alert(1)</script>"
 
 _VALUES: tuple[Any, ...] = (
-    None, True, -1, 0, 1e308, 10**40, "", "x", "\x1b[31m\u202e", "../../x", [], {}, [[]], {"a": {}},
+    None, True, -1, 0, 1e308, 10**40, 10**400, "", "x", HOSTILE, "../../x", [], {}, [[]], {"a": {}},
+    [None], 0.5, "1", "9" * 5000,
 )  # fmt: skip
 
+_KINDS = ("flip", "cut", "empty", "zeros", "other", "text", "deep", "long", "pipe", "digits")
 
-def make_store(folder: Path) -> Store:
-    """Write a store with eight finished trials, one of them as if it ran still."""
-    store = Store(folder / "runs")
+UNSEALED = ("progress.json", "driver.json", "driver.log", "log.txt", "traceback.txt", "stop")
+"""Files of the record that nothing is computed from, so that they have no seal."""
+
+_TRAINED = experiment(training={"tokens": 64 * 8, "evaluate_every": 2, "checkpoint_every": 2})
+_TRAINING_DATA = dataset(2000)
+_TRAINING = "f" * 16
+
+
+class Readable:
+    """A store with finished, failed and unfinished trials, and what it says while it is whole.
+
+    Args:
+        folder: Where it is made; empty.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / "runs"
+        folder.mkdir(exist_ok=True)
+        store = Store(self.path)
+        _make_stub_sweeps(folder, store)
+        _make_written_sweeps(self.path)
+        _make_running(store)
+        _make_training(store)
+        _make_driver(store)
+        self.dataset = _make_dataset(folder)
+        (self.path / "tracking.id").write_text("0" * 32 + "\n")
+        self.sweeps = store.sweep_names()
+        self.rows = {name: self.read_rows(name) for name in self.sweeps}
+        self._contents = {p: p.read_bytes() for p in _list_files(folder)}
+        self._stamps = {path: _stamp(path) for path in self._contents}
+        self.by_trial = {trial: name for name in self.sweeps for trial in store.sweep_trials(name)}
+        self.live = LiveServer(store, "127.0.0.1", 0, folder / "live")
+
+    def read_rows(self, name: str) -> dict[tuple[Any, ...], str]:
+        """Return what each trial of a sweep says, as text."""
+        store = Store(self.path)
+        rows = read_rows(store, store.sweep(name))
+        return {(row.levels, row.seed): repr(row) for row in rows}
+
+    def list_files(self) -> list[Path]:
+        """Return the files that a case may damage."""
+        return [
+            path
+            for path in sorted(self._contents)
+            if path.is_relative_to(self.path) or path.is_relative_to(self.dataset)
+        ]
+
+    def restore(self) -> None:
+        """Undo what a case has done."""
+        for path in _list_files(self.folder):
+            if path not in self._contents:
+                path.unlink()
+        for path, content in self._contents.items():
+            if _stamp(path) != self._stamps[path]:
+                path.unlink(missing_ok=True)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+                self._stamps[path] = _stamp(path)
+        for folder in sorted((p for p in self.folder.rglob("*") if p.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # where it is empty
+        self.live._facts.clear()
+        self.live._ended.clear()
+
+    def owner(self, path: Path) -> str:
+        """Return the sweep that a file of the store belongs to."""
+        kind, name = path.relative_to(self.path).parts[:2] if path.parts[-2] != "runs" else ("", "")
+        if kind == "sweeps":
+            return name
+        trials = self.by_trial if kind == "trials" else {}
+        return trials.get(name, "s")
+
+
+def _list_files(folder: Path) -> list[Path]:
+    return [
+        Path(root, name) for root, _, names in os.walk(folder) for name in names if name[0] != "."
+    ]
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        facts = path.lstat()
+    except OSError:
+        return None
+    return facts.st_mode, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _make_stub_sweeps(folder: Path, store: Store) -> None:
+    """Run stub trials through real drivers: a sweep with failures, one of looks, a search."""
     planned = tiny_plan(folder, store)
-    drive(planned, store, StubRun(store.path))
+    first, second = (planned.trials[index].trial.id for index in (1, 3))
+    script = {(first, "measure", 0): "bug", (second, "train", 2): "diverge"}
     store.write_sweep(describe_sweep(planned, yaml="y", experiment_yaml="e", command="c"))
+    drive(planned, store, StubRun(store.path, script=script))
     store.note_report("s", [0, 1])
-    first = store.trial_ids()[0]
-    state = {"stage": "training", "step": 1, "steps": 20, "loss": 1.0}
-    (store.trial_directory(first) / "progress.json").write_text(json.dumps(state))
-    return store
+    for name in ("looks", "search"):
+        other = folder / name
+        other.mkdir()
+        if name == "looks":
+            drive_looks(load_looks(other), Store(other / "runs"))
+        else:
+            searching(other)[2].run()
+        _rename_sweep(other / "runs", name, store.path)
+        shutil.rmtree(other)
+
+
+def _rename_sweep(source: Path, name: str, target: Path) -> None:
+    """Move the sweep ``s`` of one store into another store, under another name."""
+    for kind in ("trials", "trainings"):
+        shutil.copytree(source / kind, target / kind, dirs_exist_ok=True)
+    moved = target / "sweeps" / name
+    shutil.copytree(source / "sweeps" / "s", moved)
+    description = Store(source).sweep("s")
+    write_sealed_json(moved / "sweep.json", {**description, "name": name})
+
+
+def _make_written_sweeps(path: Path) -> None:
+    small = {"factors": {"heads": ("mha", "mqa")}, "seeds": (0, 1), "items": 4, "points": 3}
+    FullRecord(name="full", seeds=(0, 2, 3)).write(path)
+    TunedRecord(name="tuned", seeds=(0, 1), points=3).write(path)
+    SizedRecord(name="sized", seeds=(0, 1), points=3, predict=(10**8,)).write(path)
+    LmEvalRecord(name="tasks", **small).write(path)
+    EVERY_OUTCOME.name = "found"
+    EVERY_OUTCOME.write(path)
+
+
+def _make_running(store: Store) -> None:
+    """Let one trial look as if it ran on another machine."""
+    directory = store.trial_directory(store.sweep_trials("full")[0])
+    (directory / "result.json").unlink()
+    state = {"stage": "training", "step": 1, "steps": 20, "loss": 1.0, "seconds_left": 3.0}
+    state |= {"curves": {"train_loss": [[1, 16, 1.0]], "validation_loss": [[1, 16, 1.0]]}}
+    (directory / "progress.json").write_text(json.dumps(state))
+    holder = {"token": "t", "seconds": 60.0, "since": "now", **process_identity(), "boot": "other"}
+    (directory / "lock.1").write_text(f"held {0:012d} {json.dumps(holder)}\n")
+
+
+def _make_training(store: Store) -> None:
+    """Leave a real training that was stopped: checkpoints, a rung, and a trunk."""
+    torch.manual_seed(0)
+    with contextlib.suppress(Paused):
+        train(
+            model(_TRAINED), _TRAINING_DATA, _TRAINED, seed=0, until=4,
+            directory=store.training_directory(_TRAINING),
+        )  # fmt: skip
+    newest = max((store.training_directory(_TRAINING) / "checkpoints").glob("step-*"))
+    shutil.copytree(newest, store.trunk_directory("e" * 16) / newest.name)
+
+
+def _make_driver(store: Store) -> None:
+    number = create_driver_folder(store, "s")
+    with record_driver(store, "s", number, None) as codes:
+        codes.append(1)
+    (store.sweep_directory("s") / "drivers" / str(number) / "driver.log").write_text("a\nb\n")
+
+
+def _make_dataset(folder: Path) -> Path:
+    chance = random.Random(0)
+    texts = folder / "texts"
+    texts.mkdir()
+    for number in range(20):
+        text = " ".join(chance.choices("abcdefg", k=200))
+        (texts / f"{number}.txt").write_text(text)
+    os.environ["KVLAB_DATA"] = str(folder / "data")
+    data = DataConfig(
+        source="files", tokenizer="bytes", paths=(str(texts),), validation_fraction=0.2
+    )
+    return prepare_dataset(data, workers=1).folder
 
 
 def damage_file(path: Path, chance: random.Random, others: list[Path]) -> str:
     """Damage a file and return how."""
     data = path.read_bytes()
-    kinds = ["flip", "cut", "empty", "zeros", "other", "text", "deep", "long", "pipe"]
-    kind = chance.choice(kinds + ["value"] * 6 * path.name.endswith(".json"))
+    kind = chance.choice([*_KINDS, *["value"] * 10 * path.name.endswith(".json")])
     if kind == "flip" and data:
         place = chance.randrange(len(data))
         path.write_bytes(
@@ -74,6 +262,8 @@ def damage_file(path: Path, chance: random.Random, others: list[Path]) -> str:
         path.write_text("[" * 200_000)
     elif kind == "long":
         path.write_text('{"a": "' + "x" * 5_000_000 + '"}')
+    elif kind == "digits":
+        path.write_text('{"schema": ' + "9" * 1_000_000 + "}")
     elif kind == "pipe":
         path.unlink()
         os.mkfifo(path)
@@ -89,87 +279,233 @@ def _change_value(path: Path, chance: random.Random) -> str:
     content = json.loads(path.read_bytes())
     seal = content.pop("sha256", None)
     places = list(_find_places(content))
-    container, key = chance.choice(places)
-    container[key] = chance.choice(_VALUES)
-    if seal is not None and chance.random() < 0.5:
+    # each part as often, however many numbers a curve has
+    parts = sorted({place[0] for place in places}, key=str)
+    part = chance.choice(parts)
+    keys, container, key = chance.choice([place for place in places if place[0] == part])
+    value = chance.choice((*_VALUES, float("nan"), float("inf"), "drop"))
+    if value == "drop":
+        del container[key]
+    else:
+        container[key] = value
+    how = f"{'.'.join(map(str, keys))} = {str(value)[:40]!a}"
+    if seal is not None and content and chance.random() < 0.5:
+        if value != value or value == float("inf"):
+            container[key] = "nan"
         write_sealed_json(path, content)
-        return "sealed value"
+        return f"sealed {how}"
     path.write_text(json.dumps(content if seal is None else {**content, "sha256": seal}))
-    return "value"
+    return how
 
 
-def _find_places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _find_places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the path of a value without the indices of lists, its container and its key there."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in list(items):
-        yield value, key
+        path = (*above, key) if isinstance(value, dict) else (*above, "[]")
+        yield path, value, key
         if isinstance(item, dict | list):
-            yield from _find_places(item)
+            yield from _find_places(item, path)
 
 
-def run_command(command: list[str]) -> str | None:
-    """Run a command in this process; return what is wrong with how it ended, None if nothing."""
+class TooSlow(BaseException):
+    """A reader has not ended; nothing catches it."""
+
+
+def run_reader(read: Callable[[], Any], *, is_log: bool = False) -> str | None:
+    """Call a reader; return what is wrong with how it ended, None if nothing."""
 
     def give_up(*_: object) -> None:
-        raise TimeoutError(f"not done after {SECONDS} s")
+        raise TooSlow(f"not done after {SECONDS} s")
 
     out, err = io.StringIO(), io.StringIO()
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(SECONDS)
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = kvlab(command)
+            code = read()
+    except KvlabError as error:
+        code = f"{error}"
     except BaseException:
         return traceback.format_exc()
     finally:
         signal.alarm(0)
-    text = out.getvalue() + err.getvalue()
-    if code not in (0, 1, 2) or "Traceback" in text or "\x1b[31m" in text or "\u202e" in text:
-        return f"exit code {code}: {text[-2000:]}"
+    text = out.getvalue() + err.getvalue() + (code if isinstance(code, str) else "")
+    is_wrong = not isinstance(code, str | None) and code not in (0, 1, 2)
+    hidden = {character for character in "\x1b\u202e\x07\x9b" if character in text}
+    if is_wrong or ("Traceback" in text and not is_log) or hidden:
+        return f"exit code {code}, hidden characters {hidden}: {text[-1500:]!a}"
     return None
 
 
-def check_case(number: int, template: Path, folder: Path) -> str | None:
+def make_report(store: Path, name: str, *, has_figures: bool = False) -> None:
+    """Make everything of a report, the figures only if asked for: they take seconds."""
+    study = Study.load(Store(store), name)
+    document = make_document(study)
+    if not has_figures:
+        document = Document(document.title, drop_figures(document.sections))
+    texts = [render_markdown(document), results_jsonl(study)]
+    page = render_html(document)
+    tables = [results_csv(study), *(table_to_csv(table) for table in document.tables)]
+    latex = [table_to_latex(table) for table in document.tables]
+    assert "<script>alert" not in page
+    assert "\x1b" not in "".join((*texts, page, *tables, *latex))
+    cells = [cell for table in tables for line in table.splitlines() for cell in line.split(",")]
+    assert not [cell for cell in cells if cell.lstrip('"')[:2] in ("=1", "\x1b[")]
+
+
+def drop_figures(sections: Mapping[str, Section]) -> dict[str, Section]:
+    return {
+        name: replace(
+            section, contents=tuple(c for c in section.contents if not isinstance(c, Figure))
+        )
+        for name, section in sections.items()
+    }
+
+
+def resume_training(path: Path) -> None:
+    """Go on with the training that was stopped."""
+    torch.manual_seed(0)
+    train(
+        model(_TRAINED), _TRAINING_DATA, _TRAINED, seed=0, until=None,
+        directory=Store(path).training_directory(_TRAINING),
+        trunk=Trunk(Store(path).trunk_directory("e" * 16)),
+    )  # fmt: skip
+
+
+def read_dataset(folder: Path) -> None:
+    """Read all tokens of a dataset in the way of a training, and verify it."""
+    verify_dataset(folder)
+    opened = open_dataset(folder)
+    for split in (opened.train, opened.validation):
+        assert len(split[:]) == len(split)
+
+
+def list_readers(record: Readable, path: Path, chance: random.Random) -> list[Any]:
+    """Return the name and the function of everything that reads a file."""
+    store = ["--store", str(record.path)]
+
+    def command(*words: str) -> tuple[str, Callable[[], Any]]:
+        return "kvlab " + " ".join(words), partial(kvlab, [*words, *store])
+
+    if path.is_relative_to(record.dataset):
+        return [("dataset", partial(read_dataset, record.dataset))]
+    name, readers, has_figures = record.owner(path), [], chance.random() < 0.02
+    trial = next(one for one in path.parts[::-1] if len(one) == 16 or one == "runs")
+    known = trial if trial in record.by_trial else next(iter(record.by_trial))
+    if "trainings" in path.parts or "trunks" in path.parts:
+        readers = (
+            [("resume", partial(resume_training, record.path))] if _TRAINING in path.parts else []
+        )
+    readers += [command("status", name), command("logs", known), command("logs", name)]
+    if chance.random() < 0.3:
+        readers += [command("gc", "--weights", "--unused", "--pruned"), command("status")]
+    if "trials" in path.parts or "sweeps" in path.parts:
+        readers += [
+            ("report", partial(make_report, record.path, name, has_figures=has_figures)),
+            ("live page", lambda: record.live.describe_sweep(name) and None),
+        ]
+        readers += [command("compare", name, "s")] * (chance.random() < 0.3)
+    if name == "s":
+        readers.append(("submit", partial(_submit, record)))
+    copied = str(record.folder / "copied")
+    if chance.random() < 0.05:
+        readers += [command("copy", name, "--to", copied), command("copy", name, "--from", copied)]
+    return readers
+
+
+def _submit(record: Readable) -> None:
+    store = Store(record.path)
+    drive(tiny_plan(record.folder, store), store, StubRun(store.path))
+
+
+def check_case(number: int, record: Readable) -> str | None:
     """Run one case; return what is wrong, None if nothing."""
     chance = random.Random(number)
-    shutil.copytree(template, folder)
-    store = Store(folder / "runs")
-    files = sorted(
-        path for path in store.path.rglob("*") if path.is_file() and ".safetensors" not in path.name
-    )
-    path = chance.choice(files)
-    kind = damage_file(path, chance, files)
-    where = f"case {number}: {kind} in {path.relative_to(store.path)}"
-    trial = chance.choice(store.trial_ids())
-    reports = ["--reports", str(folder / "reports")]
-    commands = [
-        ["status"], ["status", "s"], ["logs", trial], ["verify"], ["verify", "s", "--json"], ["gc"],
-        *([["report", "s", *reports]] if "value" in kind or number % 10 == 0 else []),
-        ["verify", "--heal"], ["verify"],
-    ]  # fmt: skip
-    for command in commands:
-        problem = run_command([*command, "--store", str(store.path)])
-        if problem is not None:
-            return f"{where}, kvlab {' '.join(command)}: {problem}"
+    files = record.list_files()
+    kinds = sorted({_kind_of(path) for path in files})
+    kind = chance.choice(kinds)  # each kind of file as often, however many there are
+    path = chance.choice([one for one in files if _kind_of(one) == kind])
+    before = path.read_bytes()
+    how = damage_file(path, chance, files)
+    where = f"case {number}: {how} in {path.relative_to(record.folder)}"
+    is_changed = not path.is_file() or path.read_bytes() != before
+    try:
+        is_checked = path.is_relative_to(record.path) and path.name not in UNSEALED
+        is_checked &= ".json" in path.name or ".safetensors" in path.name
+        if is_checked and is_changed and not how.startswith("sealed"):
+            problem = run_reader(partial(_check_numbers, record, path))
+            if problem:
+                return f"{where}, numbers: {problem}"
+        for name, reader in [
+            *list_readers(record, path, chance),
+            ("heal", partial(_verify, record, "--heal")),
+            *[("verify", partial(_verify, record))] * (chance.random() < 0.2),
+        ]:
+            problem = run_reader(reader, is_log=name.startswith("kvlab logs"))
+            if problem is not None:
+                return f"{where}, {name}: {problem}"
+    finally:
+        signal.alarm(SECONDS)
+        record.restore()
+        signal.alarm(0)
     return None
+
+
+def _kind_of(path: Path) -> str:
+    """Return the name of a file without the ids and numbers in it."""
+    return path.name.split(".")[0] + path.suffix.strip("0123456789")
+
+
+def _verify(record: Readable, *words: str) -> int:
+    return kvlab(["verify", *words, "--store", str(record.path)])
+
+
+def _check_numbers(record: Readable, path: Path) -> None:
+    """Check that verification names the file, and that no trial says something else."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = _verify(record)
+    if code == 0 and path.exists():
+        raise AssertionError("kvlab verify finds nothing")
+    for name, rows in record.rows.items():
+        if path.is_relative_to(record.path / "sweeps" / name):
+            continue
+        for key, row in record.read_rows(name).items() if name == record.owner(path) else ():
+            if row != rows[key] and "status='damaged'" not in row:
+                raise AssertionError(f"{key} of {name} says {row[:500]}")
+
+
+def run_cases(first: int, count: int) -> list[str]:
+    """Run cases in this process; print and return what is wrong."""
+    problems = []
+    with tempfile.TemporaryDirectory() as name:
+        record = Readable(Path(name) / "record")
+        for number in range(first, first + count):
+            problem = check_case(number, record)
+            if problem is not None:
+                problems.append(problem)
+                print(problem, flush=True)
+        record.live.server_close()
+    return problems
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    failed = 0
-    with tempfile.TemporaryDirectory() as name:
-        template = Path(name) / "template"
-        template.mkdir()
-        make_store(template)
-        for number in range(options.first, options.first + options.cases):
-            folder = Path(name) / "case"
-            problem = check_case(number, template, folder)
-            shutil.rmtree(folder)
-            if problem is not None:
-                failed += 1
-                print(problem, flush=True)
+    share = -(-options.cases // options.processes)
+    parts = [
+        (start, min(share, options.cases - start + options.first))
+        for start in range(options.first, options.first + options.cases, share)
+    ]
+    if len(parts) == 1:
+        failed = len(run_cases(*parts[0]))
+    else:
+        with multiprocessing.get_context("spawn").Pool(len(parts)) as pool:
+            failed = sum(map(len, pool.starmap(run_cases, parts)))
     print(f"{options.cases} cases, {failed} failed")
     return int(failed > 0)
 

@@ -1,11 +1,14 @@
 """Lines redrawn in place on a terminal. Only this module imports rich, which is slow to import."""
 
 import threading
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from kvlab.cli.terminal import ControlText
+from kvlab.humanize import sanitize_text
 
 
 class LiveScreen:
@@ -19,7 +22,8 @@ class LiveScreen:
     """
 
     def __init__(self, stream: TextIO):
-        self._console = _CursorKeepingConsole(file=stream, force_terminal=True, color_system=None)
+        terminal = cast(TextIO, _ControllingStream(stream))
+        self._console = _CursorKeepingConsole(file=terminal, force_terminal=True, color_system=None)
         self._live = Live(
             console=self._console,
             auto_refresh=False,
@@ -32,7 +36,7 @@ class LiveScreen:
     def print_line(self, line: str) -> None:
         """Print ``line`` above the block; the terminal wraps it if it is long."""
         with self._lock:
-            self._console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(sanitize_text(line)), soft_wrap=True)
 
     def redraw(self, lines: list[str], summary: str) -> None:
         """Replace the block by ``lines`` and ``summary``, each cut to the width of the terminal.
@@ -54,9 +58,22 @@ class LiveScreen:
             self._live.stop()
 
     def _cut(self, line: str) -> Text:
-        text = Text(line, no_wrap=True)
+        text = Text(sanitize_text(line), no_wrap=True)
         text.truncate(self._console.width - 1)  # some terminals wrap after the last column
         return text
+
+
+class _ControllingStream:
+    """A terminal that gets rich's control sequences, whatever is done to other text."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(ControlText(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _CursorKeepingConsole(Console):

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from kvlab import __version__
 from kvlab.cli.commands import COMMANDS
-from kvlab.cli.terminal import discard_output
+from kvlab.cli.terminal import discard_output, sanitize_output
 from kvlab.errors import KvlabError
 
 
@@ -21,7 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    words = sys.argv[1:] if argv is None else argv
+    with sanitize_output():
+        return _run(sys.argv[1:] if argv is None else argv)
+
+
+def _run(words: list[str]) -> int:
     try:
         options = build_parser(words).parse_args(words)
         options.words = words  # as typed, to start a detached driver with

@@ -1,10 +1,13 @@
 """Text output of the commands: aligned tables, exact sizes, streams that may break."""
 
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO
+
+from kvlab.humanize import sanitize_line, sanitize_text
 
 
 def format_table(rows: Sequence[Sequence[str]], right: str = "") -> str:
@@ -37,6 +40,47 @@ def format_exact_bytes(count: int) -> str:
 def format_decimal(value: float) -> str:
     """Return one decimal, or three below 10: 1,048,576 bytes are 1.049 MB, not 1.0 MB."""
     return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
+
+
+class ControlText(str):
+    """Text of kvlab's own that moves the cursor, which `sanitize_output` leaves as it is."""
+
+    __slots__ = ()
+
+
+@contextmanager
+def sanitize_output() -> Iterator[None]:
+    """Replace control characters and direction marks in all output of the block by escapes.
+
+    Names, messages and logs of a record come from others. A terminal would obey what is in them.
+    """
+    with redirect_stdout(_CleanStream(sys.stdout)), redirect_stderr(_CleanStream(sys.stderr)):
+        yield
+
+
+class _CleanStream:
+    """A stream that writes `kvlab.humanize.sanitize_text` of what it gets."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text if isinstance(text, ControlText) else sanitize_text(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def show_status_line(line: str) -> None:
+    """Replace the line of the terminal at standard error by ``line``, as far as it fits."""
+    width = max(20, shutil.get_terminal_size().columns - 1)
+    sys.stderr.write(ControlText(f"\r\x1b[K{sanitize_line(line)[:width]}\r"))
+    sys.stderr.flush()
 
 
 @contextmanager

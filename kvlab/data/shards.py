@@ -1,6 +1,7 @@
 """Open prepared datasets: two files of token ids, and a manifest that describes them."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvlab.errors import DataError, DatasetDamaged, StoreError
-from kvlab.fs.atomic_files import file_sha256
+from kvlab.fs.atomic_files import file_sha256, read_regular
 from kvlab.fs.sealed_files import read_sealed_json
 
 DATASET_SCHEMA = 2
@@ -28,8 +29,8 @@ HASH_BYTES = 32
 class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
     """Token ids, mapped from disk, whose blocks are compared with their sha256 when first read.
 
-    Indexing by slices or arrays of indices checks, and returns plain arrays. Other ways of reading
-    do not.
+    Indexing and iteration check, whatever the index, and return plain arrays. Functions of numpy
+    that get the whole array do not.
 
     Args:
         path: The token file.
@@ -46,7 +47,9 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
     def __new__(cls, path: Path, dtype: "np.dtype[Any]", hashes: bytes) -> "CheckedTokens":
         self = cast(CheckedTokens, super().__new__(cls, path, dtype, mode="r"))
         self._path, self._hashes = path, hashes
-        self._left = len(hashes) // HASH_BYTES
+        self._left = -(-self.nbytes // BLOCK_BYTES)
+        if len(hashes) != self._left * HASH_BYTES:
+            raise DatasetDamaged(f"{path} does not have one sha256 for each of its blocks")
         self._is_checked = np.zeros(self._left, np.bool_)
         self._block_tokens = BLOCK_BYTES // self.dtype.itemsize
         return self
@@ -56,6 +59,9 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
         if self._left:
             self._check(key)
         return plain[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self[:])
 
     def _check(self, key: Any) -> None:
         """Check the blocks that ``key`` selects from.
@@ -67,9 +73,14 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
             span = range(*key.indices(len(self)))
             ends = sorted((span[0], span[-1])) if span else (0, -1)
             blocks = np.arange(ends[0] // self._block_tokens, ends[1] // self._block_tokens + 1)
+        elif isinstance(key, tuple) or key is None or key is Ellipsis:
+            blocks = np.arange(len(self._is_checked))
         else:
             indices = np.asarray(key)
+            if indices.dtype == np.bool_:
+                indices = np.flatnonzero(indices)
             blocks = np.where(indices < 0, indices + len(self), indices) // self._block_tokens
+            blocks = blocks[(blocks >= 0) & (blocks < len(self._is_checked))]  # numpy refuses
         for block in np.unique(blocks[~self._is_checked[blocks]]):
             start = int(block) * self._block_tokens
             data = self.view(np.ndarray)[start : start + self._block_tokens].tobytes()
@@ -214,7 +225,7 @@ def _read_hashes(path: Path, sha256: str) -> bytes:
     """Return the hashes of the blocks of the token file at ``path``."""
     hashes_path = path.with_suffix(".sha256")
     try:
-        hashes = hashes_path.read_bytes()
+        hashes = read_regular(hashes_path)
     except OSError as error:
         raise DatasetDamaged(f"{hashes_path} cannot be read: {error.strerror}") from None
     if hashlib.sha256(hashes).hexdigest() != sha256:

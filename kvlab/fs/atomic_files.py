@@ -9,11 +9,12 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from kvlab.errors import StoreError
 from kvlab.fs.lease import Fence
@@ -117,6 +118,56 @@ def write_json(
     write_atomic(path, text, fence=fence, once=once)
 
 
+MAX_JSON_BYTES = 1 << 28
+"""Size of the largest JSON file that is read. kvlab writes none that is nearly as large."""
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open a file for reading, but no pipe or device, which might never answer or never end.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file.
+    """
+    # not blocking: opening a pipe would wait for somebody who writes to it
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
+def read_regular(path: str | Path, max_bytes: int = -1) -> bytes:
+    """Return the contents of a regular file, or its first ``max_bytes``; see `open_regular`."""
+    with open_regular(path) as file:
+        return file.read(max_bytes)
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: It is not JSON, nested too deeply, has a key twice or a number that is not
+            finite, or is larger than `MAX_JSON_BYTES`.
+    """
+    if len(data) > MAX_JSON_BYTES:
+        raise ValueError(f"it is larger than {MAX_JSON_BYTES:,} bytes")
+    try:
+        return json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("it has a key twice")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it has the number {name}")
+
+
 def read_json(path: str | Path) -> Any:
     """Read a JSON file.
 
@@ -125,7 +176,7 @@ def read_json(path: str | Path) -> Any:
         FileNotFoundError: There is none.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        return parse_json(read_regular(path, MAX_JSON_BYTES + 1))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
@@ -138,5 +189,5 @@ def file_sha256(path: str | Path) -> str:
     Raises:
         OSError: The file cannot be read.
     """
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,6 +11,7 @@ hand. It is no signature: whoever changes a file on purpose can write a new hash
 """
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -21,7 +22,13 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.atomic_files import file_sha256, write_atomic
+from kvlab.fs.atomic_files import (
+    MAX_JSON_BYTES,
+    file_sha256,
+    parse_json,
+    read_regular,
+    write_atomic,
+)
 from kvlab.fs.lease import Fence
 
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n\}\n\Z')
@@ -88,8 +95,12 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
         RecordDamaged: The file is not what was written, or lacks a key.
         StoreError, FileNotFoundError: See `read_sealed_bytes`.
     """
-    value = cast(dict[str, Any], json.loads(read_sealed_bytes(path)))
-    del value["sha256"]
+    try:
+        value = cast(dict[str, Any], parse_json(read_sealed_bytes(path)))
+    except ValueError as error:
+        raise RecordDamaged(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict) or not value.pop("sha256", None):
+        raise RecordDamaged(f"{path} is damaged: it is no object that ends with its sha256")
     missing = next((key for key in keys if key not in value), None)
     if missing is not None:
         raise RecordDamaged(f"{path} is damaged: it is another file, without {missing!r}")
@@ -151,16 +162,17 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
 def _read_regular_file(path: Path) -> bytes:
     """Read a file, but no pipe or device, which would not end."""
     try:
-        # a pipe that nobody writes to would block
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not path.is_file():
-                raise RecordDamaged(f"{path} is damaged: it is no regular file")
-            return file.read()
+        data = read_regular(path, MAX_JSON_BYTES + 1)
     except FileNotFoundError:
         raise
     except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENXIO, errno.EISDIR):
+            raise RecordDamaged(f"{path} is damaged: it is no regular file") from None
         text = f"{path} cannot be read: {error.strerror}"
         raise StoreError(f"{text}; check its permissions") from None
+    if len(data) > MAX_JSON_BYTES:
+        raise RecordDamaged(f"{path} is damaged: it is larger than {MAX_JSON_BYTES:,} bytes")
+    return data
 
 
 def set_aside(directory: Path, names: Sequence[str], fence: Fence | None = None) -> Path:

@@ -18,7 +18,7 @@ from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
 from kvlab.model.kernels import Linear, gelu
-from kvlab.model.pretrained import load_weights, read_config, save_pretrained
+from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
 from kvlab.spec.model_config import ModelConfig
@@ -307,6 +307,7 @@ class GPT(nn.Module):
         """
         folder = resolve_checkpoint_folder(path_or_repo)
         architecture, config = read_config(folder)
+        check_sizes(folder, config)
         if model_changes:
             config = ModelConfig(**{**config.model_dump(), **model_changes})
         model = cls(config, device="meta").to_empty(device="cpu")

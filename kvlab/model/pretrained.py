@@ -3,21 +3,27 @@
 Weights are read from safetensors alone, never from pickles, which can run code.
 """
 
-import json
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
+from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from kvlab.errors import PretrainedError
 from kvlab.fs.atomic_files import write_json
-from kvlab.hf_checkpoints import list_checkpoint_files
+from kvlab.hf_checkpoints import (
+    check_tensor_file,
+    list_checkpoint_files,
+    read_checkpoint_config,
+)
 from kvlab.model.hf_architectures import ARCHITECTURES, Architecture, WeightMapping
+from kvlab.spec.flops import parameter_count
 from kvlab.spec.model_config import ModelConfig
 
 if TYPE_CHECKING:
@@ -31,15 +37,9 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
         PretrainedError: ``config.json`` is missing or unreadable, or describes a model that `GPT`
             cannot compute.
     """
-    try:
-        hf_config = json.loads((folder / "config.json").read_text())
-        model_type = hf_config["model_type"]
-    except FileNotFoundError:
-        text = f"{folder} is no checkpoint: it has no config.json"
-        raise PretrainedError(f"{text}; name a folder in Hugging Face's form") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise PretrainedError(f"{folder}/config.json cannot be read: {error}") from None
-    if model_type not in ARCHITECTURES:
+    hf_config = read_checkpoint_config(folder)
+    model_type = hf_config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         supported = ", ".join(ARCHITECTURES)
         text = f"{folder}/config.json: model_type = {model_type} is not one of {supported}"
         raise PretrainedError(text)
@@ -48,6 +48,36 @@ def read_config(folder: Path) -> tuple[Architecture, ModelConfig]:
         return architecture, ModelConfig(**architecture.read_config(hf_config))
     except KeyError as error:
         raise PretrainedError(f"{folder}/config.json: {error} is missing") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        value = f"{'.'.join(map(str, first['loc']))} = {str(first['input'])[:80]}"
+        raise PretrainedError(f"{folder}/config.json: {value}: {first['msg']}") from None
+    except (TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, PretrainedError):
+            raise
+        text = f"{folder}/config.json: a setting has a value of another kind ({error})"
+        raise PretrainedError(text) from None
+
+
+def check_sizes(folder: Path, config: ModelConfig) -> None:
+    """Check that a checkpoint's files hold the model that its ``config.json`` describes.
+
+    No memory is taken before: a few bytes of JSON can describe a model of any size.
+
+    Raises:
+        PretrainedError: The files have less than half of the model, or memory is too small.
+    """
+    held = sum(map(check_tensor_file, list_checkpoint_files(folder)[1:]))
+    parameters = parameter_count(config)
+    needed = 4 * parameters
+    size = f"a model of {parameters:,} parameters, {needed:,} bytes in float32"
+    if 2 * held < parameters:  # where less is missing, `load_weights` names it
+        text = f"{folder}/config.json describes {size}, and the files hold {held:,} numbers"
+        raise PretrainedError(f"{text}; get the whole checkpoint, or repair config.json")
+    free = psutil.virtual_memory().available
+    if needed > free:
+        text = f"{folder} is {size}, and {free:,} bytes of memory are free"
+        raise PretrainedError(f"{text}; use a larger machine, or a smaller model")
 
 
 def load_weights(model: "GPT", folder: Path, architecture: Architecture) -> None:
@@ -87,7 +117,10 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for path in list_checkpoint_files(folder)[1:]:
         try:
+            check_tensor_file(path)
             file = stack.enter_context(safe_open(path, framework="pt"))
+        except PretrainedError:
+            raise
         except Exception as error:
             raise PretrainedError(f"{path} cannot be read: {error}") from None
         files |= dict.fromkeys(file.keys(), file)
@@ -105,11 +138,14 @@ def _map_full_names(names: Collection[str], prefix: str) -> dict[str, str]:
 
 
 def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMapping) -> Iterator[str]:
-    """Copy tensors into a parameter; yield a problem if their shape differs."""
+    """Copy tensors into a parameter; yield a problem if shape or values are wrong."""
     value = torch.cat([tensor.T if mapping.transposed else tensor for tensor in tensors])
     if value.shape != parameter.shape:
         shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
         yield f"{' + '.join(mapping.hf_names)} is {shapes}"
+        return
+    if not torch.isfinite(value).all():
+        yield f"{' + '.join(mapping.hf_names)} has numbers that are not finite"
         return
     with torch.no_grad():
         parameter.copy_(value[list(mapping.order)] if mapping.order else value)

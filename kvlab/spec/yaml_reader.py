@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from kvlab.errors import Problem, SpecError
+from kvlab.fs.atomic_files import read_regular
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -89,8 +90,7 @@ def read_yaml(path: str | Path) -> YamlDocument:
     """
     file = str(path)
     try:
-        with open(path, "rb") as handle:
-            raw = handle.read(MAX_BYTES + 1)
+        raw = read_regular(path, MAX_BYTES + 1)
     except OSError as error:
         raise SpecError(
             [Problem(file, 1, 1, f"cannot be read: {error.strerror}; check the path")]

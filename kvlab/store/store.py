@@ -16,17 +16,25 @@ kvlab's and files that a killed process left unfinished.
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
-from kvlab.fs.atomic_files import read_json, write_atomic
+from kvlab.fs.atomic_files import (
+    MAX_JSON_BYTES,
+    parse_json,
+    read_json,
+    read_regular,
+    write_atomic,
+)
 from kvlab.fs.lease import Fence
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.fs.sealed_files import (
@@ -313,7 +321,9 @@ class Store:
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        yield from map(json.loads, self.items_text(trial_id).splitlines())
+        path = self.trial_directory(trial_id) / "items.jsonl.gz"
+        for line in self.items_text(trial_id).splitlines():
+            yield _parse_detail(path, line)
 
     def items_text(self, trial_id: str) -> bytes:
         """Return the lines that `items` reads; empty if the trial has none.
@@ -337,8 +347,9 @@ class Store:
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        texts = json.loads(self._read_detail(trial_id, "texts.json.gz") or b"{}")
-        return cast(dict[str, dict[str, list[float]]], texts)
+        return cast(
+            dict[str, dict[str, list[float]]], self._read_mapping(trial_id, "texts.json.gz")
+        )
 
     def tasks(self, trial_id: str) -> dict[str, Any]:
         """Return a trial's outcomes on lm-eval tasks; empty if it has none.
@@ -350,8 +361,12 @@ class Store:
         Raises:
             RecordDamaged: the file is not the one that the result lists.
         """
-        tasks = json.loads(self._read_detail(trial_id, "tasks.json.gz") or b"{}")
-        return cast(dict[str, Any], tasks)
+        return self._read_mapping(trial_id, "tasks.json.gz")
+
+    def _read_mapping(self, trial_id: str, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file that the result lists; empty if it does not."""
+        text = self._read_detail(trial_id, name) or b"{}"
+        return _parse_detail(self.trial_directory(trial_id) / name, text)
 
     def _read_detail(self, trial_id: str, name: str) -> bytes:
         """Return the decompressed contents of a file that the result lists; empty if it does not.
@@ -364,7 +379,7 @@ class Store:
             return b""
         path = self.trial_directory(trial_id) / name
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError:
             data = b""
         if seal_bytes(data) != seal:
@@ -374,8 +389,8 @@ class Store:
             if seal is None:
                 return b""
             check_file(path, seal)
-            data = path.read_bytes()
-        return gzip.decompress(data)
+            data = read_regular(path)
+        return _decompress(path, data)
 
     def _detail_seals(self, trial_id: str) -> Mapping[str, FileSeal]:
         if trial_id not in self._seals and self.result(trial_id) is None:
@@ -605,6 +620,28 @@ def list_cells(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         For each cell its levels and its trials by seed. A tuned setting is one more level.
     """
     return [*(sweep.get("tuning") or {}).get("cells", ()), *sweep["cells"]]
+
+
+def _decompress(path: Path, data: bytes) -> bytes:
+    """Return the contents of a gzip file, which may be `MAX_JSON_BYTES` at most."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(MAX_JSON_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordDamaged(f"{path} is damaged: {error}") from None
+    if len(text) > MAX_JSON_BYTES:
+        raise RecordDamaged(f"{path} is damaged: it unpacks to more than {MAX_JSON_BYTES:,} bytes")
+    return text
+
+
+def _parse_detail(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        value = parse_json(text)
+    except ValueError as error:
+        raise RecordDamaged(f"{path} is damaged: {error}") from None
+    if not isinstance(value, dict):
+        raise RecordDamaged(f"{path} is damaged: it has no object")
+    return value
 
 
 def _parse_detail_seals(data: bytes) -> Mapping[str, FileSeal]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError, UsageError
-from kvlab.fs.atomic_files import write_atomic
+from kvlab.fs.atomic_files import read_regular, write_atomic
 from kvlab.fs.lock import Lock
 from kvlab.track.start_page import APP_NAME, START_VARIABLE
 
@@ -195,7 +195,7 @@ def read_store_id(store: Path) -> str:
             with hold_mlflow_lock(store):
                 if not path.exists():
                     write_atomic(path, uuid.uuid4().hex + "\n")
-        store_id = path.read_bytes().decode(errors="replace").strip()
+        store_id = read_regular(path, 100).decode(errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", store_id):
             text = f"{path} does not hold an id of 32 hex digits"
             hint = (

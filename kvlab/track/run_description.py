@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import file_sha256
+from kvlab.fs.atomic_files import file_sha256, read_regular
 from kvlab.humanize import sanitize_text
 from kvlab.spec.sweep import SEARCH_FACTOR
 from kvlab.store import DETAIL_FILES, Store
@@ -177,8 +177,8 @@ def _first_attempt_ms(store: Store, trial: str) -> int | None:
     for number in store.attempts(trial):
         with contextlib.suppress(OSError, ValueError):
             path = store.attempt_directory(trial, number) / "log.txt"
-            with open(path, encoding="utf-8") as file:
-                return to_milliseconds(file.readline().partition(" ")[0])
+            head = read_regular(path, 100).decode(errors="replace")
+            return to_milliseconds(head.partition(" ")[0])
     return None
 
 

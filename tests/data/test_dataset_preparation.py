@@ -423,9 +423,12 @@ def test_blocks_are_checked_when_they_are_first_read(tmp_path, monkeypatch):
     damaged = 200 // block
     chance = np.random.default_rng(0)
     tokens = shards.CheckedTokens(path, values.dtype, hashes)
-    for _ in range(200):
+    for _ in range(100):
         start, stop = sorted(chance.integers(0, 1001, 2))
-        for key in (slice(start, stop), chance.integers(-1000, 1000, (3, 4)), int(start) % 1000):
+        keys = (slice(start, stop), chance.integers(-1000, 1000, (3, 4)), int(start) % 1000)
+        mask = np.zeros(1000, np.bool_)
+        mask[chance.integers(0, 1000, 3)] = True
+        for key in (*keys, mask, list(mask)):
             read = np.atleast_1d(np.arange(1000)[key]) // block
             if damaged in read:
                 with pytest.raises(DatasetDamaged):
@@ -433,6 +436,11 @@ def test_blocks_are_checked_when_they_are_first_read(tmp_path, monkeypatch):
             else:
                 assert np.array_equal(tokens[key], values[key])
                 assert type(tokens[key]) is not shards.CheckedTokens
+    for read in (lambda: tokens[...], lambda: tokens[None, 1], lambda: list(tokens)):
+        with pytest.raises(DatasetDamaged):
+            read()
+    with pytest.raises(DatasetDamaged, match="one sha256 for each"):
+        shards.CheckedTokens(path, values.dtype, hashes[32:])
 
 
 def test_a_manifest_of_another_schema_is_refused(tmp_path):

@@ -40,7 +40,7 @@ class FullRecord(Record):
 
     def __init__(self, **changes):
         made = {"factors": FACTORS, "seeds": SEEDS, "items": ITEMS, "status": status}
-        super().__init__(**made, **changes)
+        super().__init__(**{**made, **changes})
 
     def description(self, cells):
         return {**super().description(cells), "reported_seeds": [[0, 1, 2]]}

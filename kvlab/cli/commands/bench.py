@@ -20,6 +20,7 @@ from kvlab.cli.shared_arguments import (
     resolve_device,
     set_threads,
 )
+from kvlab.cli.terminal import show_status_line
 from kvlab.errors import UsageError
 from kvlab.humanize import format_count
 from kvlab.spec.benchmark_config import MEASURES
@@ -227,7 +228,7 @@ def stop_rule(options: argparse.Namespace) -> StopRule:
 def _make_progress_printer(options: argparse.Namespace) -> Callable[[str], None]:
     if options.json or not sys.stderr.isatty():
         return lambda _note: None
-    return lambda note: print(f"\r\033[K{note}\r", end="", file=sys.stderr, flush=True)
+    return show_status_line
 
 
 def _write_plots(folder: Path, lines: list[Measurement]) -> None:

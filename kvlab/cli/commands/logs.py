@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvlab.cli.progress_display import ID_DIGITS
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store
-from kvlab.errors import UsageError
+from kvlab.errors import StoreError, UsageError
+from kvlab.fs.atomic_files import open_regular
 from kvlab.store import Store
 from kvlab.sweep.ops.detached_driver import (
     driver_log,
@@ -129,9 +130,7 @@ def _print_lines(positions: dict[Path, int]) -> None:
     for path, position in positions.items():
         if not path.exists():
             continue
-        with open(path, "rb") as file:
-            file.seek(position)
-            data = file.read()
+        data = _read_from(path, position)
         end = data.rfind(b"\n") + 1
         positions[path] = position + end
         trial = path.parts[-4][:ID_DIGITS]
@@ -199,16 +198,29 @@ def _select_number(numbers: list[int], number: int | None, what: str) -> int:
 
 
 def _read_log(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+    return _read_from(path, 0).decode("utf-8", "replace") if path.exists() else None
+
+
+def _read_from(path: Path, position: int) -> bytes:
+    """Return the bytes of a log from an offset on.
+
+    Raises:
+        StoreError: It cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            file.seek(position)
+            return file.read()
+    except OSError as error:
+        text = f"{path} cannot be read: {error.strerror}"
+        raise StoreError(f"{text}; remove it, or repair its permissions") from None
 
 
 def _print_from(path: Path, position: int) -> int:
     """Print a file from a byte offset on; return the offset of its end."""
     if not path.exists():
         return position
-    with open(path, "rb") as file:
-        file.seek(position)
-        data = file.read()
+    data = _read_from(path, position)
     sys.stdout.write(data.decode("utf-8", errors="replace"))
     sys.stdout.flush()
     return position + len(data)

@@ -1,6 +1,7 @@
 """`kvlab status`: show how far sweeps are, from the record alone, whoever drives them."""
 
 import argparse
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from kvlab.cli.progress_display import ID_DIGITS, format_outcome
 from kvlab.cli.search_summary import format_search
 from kvlab.cli.shared_arguments import add_cluster, add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
+from kvlab.fs.atomic_files import read_regular
 from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.progress import format_progress
@@ -86,7 +88,9 @@ def _collect_driver_facts(store: Store, name: str) -> dict[str, Any] | None:
     facts: dict[str, Any] = {**asdict(driver), "state": state, "place": driver.location}
     if state == "killed" or driver.exit_code:
         log = driver_log(store, name, driver.number)
-        lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+        lines: list[str] = []
+        with contextlib.suppress(OSError):
+            lines = read_regular(log).decode("utf-8", "replace").splitlines()
         facts["last_line"] = next((line for line in reversed(lines) if line.strip()), "")
     return facts
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
+from kvlab.cli.terminal import show_status_line
 from kvlab.data import list_prepared_datasets, set_aside_dataset, verify_dataset
 from kvlab.data.shards import read_manifest
 from kvlab.errors import DataError
@@ -45,7 +46,7 @@ class DamagedDataset:
 def run(options: argparse.Namespace) -> int:
     name = None if options.sweep is None else sweep_name(options.sweep)
     store = Store(options.store)
-    found = verify_record(store, name, _show_progress if sys.stderr.isatty() else None)
+    found = verify_record(store, name, show_status_line if sys.stderr.isatty() else None)
     damaged: list[Damage | DamagedDataset] = [*found.damaged, *_verify_datasets(found)]
     outcomes = {item.path: _heal(item) if options.heal else None for item in damaged}
     left = [item for item in damaged if not options.heal or outcomes[item.path] == IN_USE]
@@ -88,10 +89,6 @@ def _heal(item: Damage | DamagedDataset) -> str:
         return "prepared again meanwhile" if aside is None else f"moved to {aside}"
     target = heal_damage(item)
     return IN_USE if target is None else f"moved to {target}"
-
-
-def _show_progress(line: str) -> None:
-    print(f"\r\x1b[K{line}", end="\r", file=sys.stderr, flush=True)
 
 
 def _collect_facts(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlab.errors import ResourceError, StoreError, UsageError
+from kvlab.fs.atomic_files import read_regular
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
@@ -23,6 +24,9 @@ MAX_BACKOFF_SECONDS = 300.0
 FORGET_TIMEOUT_SECONDS = 1.0
 
 _FRAME = re.compile(r'^ *File ".*", line \d+, in .*$', re.MULTILINE)
+_MAX_TRACEBACK = 1_000_000
+"""Bytes of a traceback that are read."""
+
 _STAGES = ("waiting", "data", "training", "evaluation", "benchmark")
 
 
@@ -159,7 +163,7 @@ class RetryPolicy:
         if error.get("traceback"):
             path = self._store.trial_directory(planned.trial.id) / error["traceback"]
             with contextlib.suppress(OSError):
-                frames = _FRAME.findall(path.read_text(encoding="utf-8"))
+                frames = _FRAME.findall(read_regular(path, _MAX_TRACEBACK).decode(errors="replace"))
                 if frames:
                     return (*kind, *frames)
         return (*kind, str(error["message"]))
