@@ -1,4 +1,4 @@
-"""Measure how fast this machine trains: ``python -m kvlab.trial.speed_test THREADS`` prints it.
+"""Measure how fast this machine trains a model: ``python -m kvlab.trial.speed_test``.
 
 A plan starts it in a process of its own, because it needs torch; see
 `kvlab.sweep.planning.machine_speed`.
@@ -7,67 +7,67 @@ A plan starts it in a process of its own, because it needs torch; see
 import json
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
+from kvlab.benchmark.interleaving import NoiseWatch
 from kvlab.layout import training_flops
 from kvlab.model import GPT
 from kvlab.spec.experiment import Experiment
 from kvlab.train.train_step import TrainStepper
 
-WIDTHS = (64, 256, 768)
-"""Of the models that are trained. Narrow ones reach fewer FLOPs per second."""
+STEPS = 3
+"""Measured steps, after one that warms up."""
 
-STEPS = 4
-"""Of each model; the first warms up. The processor time of a thread counts, as other processes may
-want the same cores."""
+WATCH_SECONDS = 0.3
+"""For which it is seen whether other processes use this machine."""
 
 
 class _RandomTokens:
     """Random token ids in place of a dataset."""
 
     def __init__(self, vocab_size: int):
-        self.train = np.random.default_rng(0).integers(vocab_size, size=5000)
+        self.train = np.random.default_rng(0).integers(vocab_size, size=20_000)
         self.validation = self.train
 
 
-def measure_training_rates(widths: tuple[int, ...] = WIDTHS) -> dict[int, float]:
-    """Return the FLOPs per second of the fastest training step at each width."""
-    return {width: _measure_rate(_make_experiment(width)) for width in widths}
+def measure_training_rate(experiment: Experiment, threads: int) -> dict[str, Any]:
+    """Return ``flops_per_second`` of a training, and whether it ``is_scaled`` from one thread.
+
+    Where other processes use the machine, threads that wait for each other say nothing about it
+    alone. Then the processor time of one thread is measured, which waits for nobody, and the rate
+    is multiplied by the number of threads.
+    """
+    watch = NoiseWatch()
+    time.sleep(WATCH_SECONDS)
+    is_scaled = threads > 1 and bool(watch.read_noise().note)
+    torch.set_num_threads(1 if is_scaled else threads)
+    clock = time.perf_counter if threads > 1 and not is_scaled else time.thread_time
+    rate = _measure_rate(experiment, clock) * (threads if is_scaled else 1)
+    return {"flops_per_second": rate, "is_scaled": is_scaled}
 
 
-def _measure_rate(experiment: Experiment) -> float:
+def _measure_rate(experiment: Experiment, clock: Callable[[], float]) -> float:
+    """Return the FLOPs per second of the fastest step."""
     tokens = _RandomTokens(experiment.model.vocab_size)
     stepper = TrainStepper(GPT(experiment.model, seed=0), tokens, experiment, seed=0)
     stepper.connect_workers()
     seconds = []
-    for step in range(STEPS):
-        start = time.thread_time()
+    for step in range(1 + STEPS):
+        start = clock()
         stepper.step(step)
-        seconds.append(time.thread_time() - start)
+        seconds.append(clock() - start)
     return training_flops(experiment) / experiment.training.steps / min(seconds[1:])
 
 
-def _make_experiment(width: int) -> Experiment:
-    return Experiment.model_validate(
-        {
-            "name": "speed",
-            "model": {
-                "vocab_size": 257, "block_size": 128, "n_layer": 2, "n_head": width // 16,
-                "n_embd": width,
-            },
-            "data": {"tokenizer": "bytes"},
-            "training": {"tokens": 512 * STEPS, "batch_tokens": 512, "evaluate_tokens": 128},
-            "benchmark": {"prompt_tokens": 4, "new_tokens": 4},
-        }
-    )  # fmt: skip
-
-
 def main() -> int:
-    """Print the rates with the given number of threads as JSON."""
-    torch.set_num_threads(int(sys.argv[1]))
-    print(json.dumps(measure_training_rates()))
+    """Read ``{"experiment": ..., "threads": ...}`` and print the rate, both as JSON."""
+    asked = json.load(sys.stdin)
+    experiment = Experiment.model_validate_json(json.dumps(asked["experiment"]))
+    print(json.dumps(measure_training_rate(experiment, asked["threads"])))
     return 0
 
 

@@ -458,6 +458,7 @@ _SOURCES = {
     "stated": "as stated",
     "measured": "the median",
     "machine": "by a short training on this machine",
+    "one core": "by a short training on one core, as others use this machine",
 }
 
 

@@ -7,13 +7,13 @@ from statistics import median
 from typing import Any, Literal
 
 from kvlab.errors import StoreError, UsageError
-from kvlab.layout import forward_flops, training_peak_bytes
+from kvlab.layout import forward_flops, training_flops, training_peak_bytes
 from kvlab.layout.training_memory import process_bytes
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.store import Store
 from kvlab.sweep.executors.capacity import cpu_count
-from kvlab.sweep.planning.machine_speed import UNCERTAINTY, interpolate_rate, load_training_rates
+from kvlab.sweep.planning.machine_speed import UNCERTAINTY, load_training_rate
 from kvlab.sweep.planning.planner import Plan, PlannedTrial
 
 MAX_RESULTS_READ = 64
@@ -28,6 +28,9 @@ to say something: small models reach fewer FLOPs per second than large ones."""
 MEASURED_UNCERTAINTY = 1.3
 """Factor within which trials take what finished ones did: others may use the machine, too."""
 
+_HELLASWAG_ITEM_TOKENS = 500
+"""Of the four endings with their context, on average."""
+
 _BENCHMARK_SECONDS = 2.0
 """Assumed for start and benchmark of a trial while no trial has shown it."""
 
@@ -39,14 +42,14 @@ class TrainingRate:
     Attributes:
         flops_per_second: Of its training.
         source: Whether a person stated it, results gave it, or it follows from a short training
-            of other models on this machine.
+            of a smaller model on this machine, or on one core of it, as the others were in use.
         results: Number of results that it was measured from.
         measure_seconds: Duration of the measurement stage; None if unknown.
         uncertainty: The factor, above 1, within which times are; None if unknown.
     """
 
     flops_per_second: float
-    source: Literal["stated", "measured", "machine"]
+    source: Literal["stated", "measured", "machine", "one core"]
     results: int = 0
     measure_seconds: float | None = None
     uncertainty: float | None = None
@@ -192,26 +195,33 @@ def _machine_rate(
     resources = {planned.trial.resources for planned in missing}
     if len(resources) != 1 or next(iter(resources)).devices:
         return None
-    rates = load_training_rates(
-        max(1, min(int(next(iter(resources)).cpus), cpu_count())),
+    experiments = [planned.trial.experiment for planned in missing]
+    typical = sorted(experiments, key=training_flops)[len(experiments) // 2]
+    rate = load_training_rate(
+        typical,
+        max(1, min(int(typical.resources.cpus), cpu_count())),
         measure=on_calibration is not None,
         on_measure=on_calibration or (lambda: None),
     )
-    if rates is None:
+    if rate is None:
         return None
-    experiments = [planned.trial.experiment for planned in missing]
-    rate = median(interpolate_rate(rates, one.model.n_embd) for one in experiments)
-    seconds = median(_scoring_flops(one) / rate for one in experiments) + _BENCHMARK_SECONDS
-    return TrainingRate(rate, "machine", 0, seconds, UNCERTAINTY)
+    speed = rate.flops_per_second
+    seconds = median(_scoring_flops(one) / speed for one in experiments) + _BENCHMARK_SECONDS
+    source: Literal["machine", "one core"] = "one core" if rate.is_scaled else "machine"
+    return TrainingRate(speed, source, 0, seconds, UNCERTAINTY)
 
 
 def _scoring_flops(experiment: Experiment) -> float:
-    """Return the FLOPs of the losses, in one pass and through the cache."""
+    """Return the FLOPs of the losses and of HellaSwag, in one pass and through the cache."""
     model, evaluation = experiment.model, experiment.evaluation
-    passes = 2 if evaluation.served else 1
-    return (
-        passes * evaluation.loss_tokens / model.block_size * forward_flops(model, model.block_size)
-    )
+    items = evaluation.hellaswag_items
+    if items is None:
+        from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS as items
+    of_items = items * _HELLASWAG_ITEM_TOKENS
+    tokens = evaluation.loss_tokens + of_items
+    if evaluation.served:
+        tokens += (evaluation.served_tokens or evaluation.loss_tokens) + of_items
+    return tokens / model.block_size * forward_flops(model, model.block_size)
 
 
 def _measure_rate(

@@ -1,85 +1,132 @@
-"""How fast this machine trains, measured once and remembered in the user's cache folder.
+"""How fast this machine trains a model, measured once and remembered in the user's cache folder.
 
-A plan needs it before the first trial has ended; later the results of trials say more.
+A plan needs it before the first trial has ended; later the results of trials say more. What is
+trained is a model of few layers and otherwise the shape of the one that is planned, in its
+precision: the rate depends on these more than on anything else.
 """
 
 import contextlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kvlab.data.data_dir import get_data_dir
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import read_json, write_json
+from kvlab.spec.experiment import Experiment
+from kvlab.trial.fingerprint import ID_LENGTH, fingerprint
 
 UNCERTAINTY = 2.0
 """Trainings take between a half and twice the time that the rates here give."""
 
+LAYERS = 2
+"""Most layers of the model that is trained."""
+
+STEP_TOKENS = 1024
+"""Of a step at most, if a block is not longer."""
+
+_SHAPE = (
+    "vocab_size", "block_size", "n_head", "n_embd", "mlp", "ffn_dim", "position", "norm", "bias",
+    "tie_embeddings",
+)  # fmt: skip
 _MODULE = "kvlab.trial.speed_test"
 _TIMEOUT_SECONDS = 120.0
 
 
-def load_training_rates(
-    threads: int, *, measure: bool = False, on_measure: Callable[[], None] = lambda: None
-) -> dict[int, float] | None:
-    """Return the FLOPs per second of training on CPU by the width of the model.
+@dataclass(frozen=True)
+class MachineRate:
+    """The speed of a training on CPU.
+
+    Attributes:
+        flops_per_second: Of it.
+        is_scaled: Whether it is that of one thread times their number, as the machine was busy.
+    """
+
+    flops_per_second: float
+    is_scaled: bool = False
+
+
+def load_training_rate(
+    experiment: Experiment,
+    threads: int,
+    *,
+    measure: bool = False,
+    on_measure: Callable[[], None] = lambda: None,
+) -> MachineRate | None:
+    """Return the speed of a training like that of an experiment on CPU.
 
     Args:
         threads: Of one training.
-        measure: Measure them, in a process with torch, if they are not remembered.
+        measure: Measure it, in a process with torch, if it is not remembered.
         on_measure: Called before that, which takes some seconds.
 
     Returns:
-        None if they are not known and cannot be measured.
+        None if it is not known and cannot be measured.
     """
-    path = _rates_path(threads)
+    facts = make_short_training(experiment)
+    path = _rates_path()
+    key = fingerprint({"training": facts, "threads": threads})[:ID_LENGTH]
     try:
-        return {int(width): float(rate) for width, rate in read_json(path).items()}
-    except (FileNotFoundError, StoreError, ValueError, TypeError, AttributeError):
-        pass  # not measured yet, or the file is damaged
+        remembered: dict[str, Any] = dict(read_json(path))
+    except (FileNotFoundError, StoreError, ValueError, TypeError):
+        remembered = {}  # not measured yet, or the file is damaged
+    with contextlib.suppress(KeyError, TypeError):
+        return MachineRate(**remembered[key])
     if not measure:
         return None
     on_measure()
-    rates = _measure(threads)
-    if rates is not None:
+    rate = _measure(facts, threads)
+    if rate is not None:
         with contextlib.suppress(StoreError):  # not writable: the next plan measures again
-            write_json(path, rates)
-    return rates
+            write_json(path, {**remembered, key: asdict(rate)})
+    return rate
 
 
-def interpolate_rate(rates: Mapping[int, float], width: int) -> float:
-    """Return the rate at a width, linear in the logarithms; beyond the ends that of the end."""
-    known = sorted(rates)
-    width = min(max(width, known[0]), known[-1])
-    below = max(one for one in known if one <= width)
-    above = min(one for one in known if one >= width)
-    if below == above:
-        return rates[below]
-    share = math.log(width / below) / math.log(above / below)
-    return float(rates[below] ** (1 - share) * rates[above] ** share)
+def make_short_training(experiment: Experiment) -> dict[str, Any]:
+    """Return, as plain data, an experiment of few layers and short steps for the measurement."""
+    model, training = (
+        part.model_dump(mode="json") for part in (experiment.model, experiment.training)
+    )
+    block = model["block_size"]
+    tokens = max(block, STEP_TOKENS // block * block)
+    return {
+        "name": "speed",
+        "model": {**{key: model[key] for key in _SHAPE}, "n_layer": min(model["n_layer"], LAYERS)},
+        "data": {"tokenizer": "bytes"},
+        "training": {
+            "tokens": 8 * tokens, "batch_tokens": tokens, "evaluate_tokens": block,
+            "precision": training["precision"],
+        },
+        "benchmark": {"prompt_tokens": 1, "new_tokens": 1},
+    }  # fmt: skip
 
 
-def _measure(threads: int) -> dict[int, float] | None:
+def _measure(facts: dict[str, Any], threads: int) -> MachineRate | None:
     import subprocess  # takes a hundredth of a second, which most plans save
 
-    command = [sys.executable, "-m", _MODULE, str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     try:
         answer = subprocess.run(
-            command, capture_output=True, timeout=_TIMEOUT_SECONDS, env=environment, check=True
+            [sys.executable, "-P", "-m", _MODULE],  # not what the working folder has
+            input=json.dumps({"experiment": facts, "threads": threads}).encode(),
+            capture_output=True,
+            timeout=_TIMEOUT_SECONDS,
+            env=environment,
+            check=True,
         )
-        return {int(width): float(rate) for width, rate in json.loads(answer.stdout).items()}
-    except (OSError, subprocess.SubprocessError, ValueError):
+        return MachineRate(**json.loads(answer.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return None
 
 
-def _rates_path(threads: int) -> Path:
+def _rates_path() -> Path:
     """Return the file of this machine: a cache folder may serve several."""
     name = f"{platform.node()}-{os.cpu_count()}-torch-{importlib.metadata.version('torch')}"
     safe = "".join(c if c.isalnum() or c in "-." else "_" for c in name)
-    return get_data_dir() / "training-rates" / f"{safe}-{threads}.json"
+    return get_data_dir() / "training-rates" / f"{safe}.json"

@@ -1,17 +1,22 @@
 """Estimates of memory, hours and money for the trials that are still to run."""
 
 import json
+from time import thread_time
 
 import pytest
+import torch
 
+from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.cli.main import main
 from kvlab.errors import UsageError
 from kvlab.fs.atomic_files import write_json
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
+from kvlab.spec import Experiment
 from kvlab.store import Store
 from kvlab.sweep.planning import machine_speed
 from kvlab.sweep.planning.budget import estimate_budget
-from kvlab.sweep.planning.machine_speed import interpolate_rate
+from kvlab.sweep.planning.machine_speed import MachineRate
+from kvlab.trial import speed_test
 from tests.support.stub_trials import SWEEP, StubRun, drive, tiny_plan
 
 
@@ -82,21 +87,57 @@ def test_trials_at_once_divide_the_time_but_not_the_hours(tmp_path):
 
 
 def test_a_new_user_gets_a_time_from_the_machine(tmp_path, monkeypatch):
-    planned, remembered, announced = tiny_plan(tmp_path), {}, []
+    planned, announced, asked = tiny_plan(tmp_path), [], []
     monkeypatch.setattr(machine_speed, "get_data_dir", lambda: tmp_path / "cache")
     monkeypatch.setattr(machine_speed, "write_json", write_json)
-    monkeypatch.setattr(machine_speed, "_measure", lambda threads: {8: 1e6 * threads, 32: 4e6})
+    monkeypatch.setattr(machine_speed, "_measure", lambda *of: asked.append(of) or MachineRate(1e6))
     assert estimate_budget(planned, None).rate is None, "nothing is measured unless allowed"
     costs = estimate_budget(planned, None, on_calibration=lambda: announced.append(1))
     assert (costs.rate.source, costs.rate.flops_per_second) == ("machine", 1e6)
     assert costs.rate.measure_seconds > 0
-    monkeypatch.setattr(machine_speed, "_measure", lambda _: remembered["not"])
     again = estimate_budget(planned, None, on_calibration=lambda: announced.append(2))
-    assert (again.wall_seconds, announced) == (costs.wall_seconds, [1])
-    rates = {64: 1e9, 256: 4e9}
-    assert [interpolate_rate(rates, width) for width in (8, 128, 1024)] == pytest.approx(
-        [1e9, 2e9, 4e9]
+    assert (again.wall_seconds, announced, len(asked)) == (costs.wall_seconds, [1], 1)
+    [(_, threads)] = asked
+    assert threads == 1
+    wide = SWEEP.replace("plain: {}", "plain: {model.n_embd: 64, training.precision: bfloat16}")
+    wide = wide.replace("tied: {", "tied: {model.n_embd: 64, training.precision: bfloat16, ")
+    estimate_budget(tiny_plan(tmp_path, None, wide), None, on_calibration=lambda: None)
+    assert asked[1][0]["model"]["n_embd"] == 64, "a rate is that of the planned shape"
+    assert asked[1][0]["training"]["precision"] == "bfloat16"
+
+
+def test_on_a_busy_machine_the_rate_is_that_of_one_thread(tmp_path, monkeypatch):
+    """Threads that wait for each other while others use the cores would give a tenth of it."""
+    facts = machine_speed.make_short_training(tiny_plan(tmp_path).trials[0].trial.experiment)
+    short_training = Experiment.model_validate_json(json.dumps(facts))
+    set_threads = []
+    monkeypatch.setattr(torch, "set_num_threads", set_threads.append)
+    monkeypatch.setattr(speed_test, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(speed_test, "_measure_rate", lambda _, clock: {thread_time: 5.0}[clock])
+    monkeypatch.setattr(NoiseWatch, "read_noise", lambda _: Noise(0.9))
+    found = speed_test.measure_training_rate(short_training, 4)
+    assert (found, set_threads) == ({"flops_per_second": 20.0, "is_scaled": True}, [1])
+
+
+def test_the_rate_of_a_short_training_is_measured(tmp_path):
+    facts = machine_speed.make_short_training(tiny_plan(tmp_path).trials[0].trial.experiment)
+    rate = speed_test.measure_training_rate(
+        Experiment.model_validate_json(json.dumps(facts)), torch.get_num_threads()
     )
+    assert rate["flops_per_second"] > 1e5
+
+
+def test_measuring_counts_the_items_of_hellaswag(tmp_path):
+    planned = tiny_plan(tmp_path)
+    with_items = tiny_plan(
+        tmp_path, None, SWEEP.replace("{}", "{evaluation.hellaswag: 1000}").replace(
+            '"adjacent:2"}', '"adjacent:2", evaluation.hellaswag: 1000}'
+        ),
+    )  # fmt: skip
+    costs, more = (
+        estimate_budget(one, None, on_calibration=lambda: None) for one in (planned, with_items)
+    )
+    assert more.rate.measure_seconds > 0.5 + costs.rate.measure_seconds
 
 
 def test_finished_trials_of_another_size_say_nothing_about_the_rate(tmp_path):
