@@ -68,7 +68,7 @@ def load_device_peaks(
             return DevicePeaks(**read_json(path))
         except (FileNotFoundError, StoreError, TypeError):
             pass  # not measured yet, or the file is damaged
-    watch = NoiseWatch(nvml)
+    watch = NoiseWatch(nvml, needed_cores(device))
     peaks = DevicePeaks(
         name,
         dtype,
@@ -81,6 +81,11 @@ def load_device_peaks(
     if not peaks.disturbance:
         write_json(path, asdict(peaks))
     return peaks
+
+
+def needed_cores(device: torch.device) -> int | None:
+    """Return the cores that work on a GPU needs free beside it; None for work on CPU."""
+    return torch.get_num_threads() if device.type == "cuda" else None
 
 
 def device_name(device: torch.device) -> str:

@@ -37,16 +37,18 @@ class Noise:
     Attributes:
         cpu_share: share of the time of all cores that other processes used.
         gpu_processes: number of other processes that computed on the GPU.
+        spare_share: share of the cores that the measured work leaves to others.
     """
 
     cpu_share: float
     gpu_processes: int = 0
+    spare_share: float = 0.0
 
     @property
     def note(self) -> str:
         """What disturbed the measurement; empty if nothing did."""
         notes = []
-        if self.cpu_share > MAX_FOREIGN_SHARE:
+        if self.cpu_share > max(MAX_FOREIGN_SHARE, self.spare_share):
             notes.append(f"other processes used {self.cpu_share:.0%} of this machine's cores")
         if self.gpu_processes:
             several = f"{self.gpu_processes} other processes"
@@ -60,10 +62,13 @@ class NoiseWatch:
 
     Args:
         nvml: the GPU that is measured; None on CPU, or where NVML is not available.
+        needed_cores: work on a GPU is not disturbed as long as so many cores are free. None: work
+            on CPU, which shares memory and caches with all that runs.
     """
 
-    def __init__(self, nvml: Nvml | None = None) -> None:
+    def __init__(self, nvml: Nvml | None = None, needed_cores: int | None = None) -> None:
         self._process, self._nvml = psutil.Process(), nvml
+        self._needed_cores = needed_cores
         self._start = self._read_times()
         self._gpu_start = max((use.time for use in self._read_utilization()), default=0)
 
@@ -72,9 +77,11 @@ class NoiseWatch:
         elapsed, busy, own = (
             now - then for now, then in zip(self._read_times(), self._start, strict=True)
         )
-        capacity = elapsed * (psutil.cpu_count() or 1)
+        cores = psutil.cpu_count() or 1
+        capacity = elapsed * cores
         share = (busy - own) / capacity if capacity > 0 else 0.0
-        return Noise(min(1.0, max(0.0, share)), self._count_gpu_processes())
+        spare = 0.0 if self._needed_cores is None else max(0.0, 1 - self._needed_cores / cores)
+        return Noise(min(1.0, max(0.0, share)), self._count_gpu_processes(), spare)
 
     def _count_gpu_processes(self) -> int:
         """Count the other processes on the GPU.
@@ -121,7 +128,7 @@ def run_interleaved(
     rule: StopRule,
     on_turn: Callable[[], None] = lambda: None,
     compared: Collection[str] | None = None,
-    nvml: Nvml | None = None,
+    make_watch: Callable[[], NoiseWatch] = NoiseWatch,
 ) -> InterleavedTimings[Key]:
     """Run every work once to warm up, then all of them in turns until ``rule`` is met.
 
@@ -130,13 +137,13 @@ def run_interleaved(
         rule: when to stop.
         on_turn: called after every turn. An exception that it raises ends the measurement.
         compared: the series whose comparisons must be settled. None: all.
-        nvml: the GPU in use, to detect other processes on it.
+        make_watch: makes what watches for other load, once the works are warm.
     """
     for work in works.values():
         work()
         on_turn()
     rounds: _Rounds[Key] = {}
-    watch, start = NoiseWatch(nvml), time.monotonic()
+    watch, start = make_watch(), time.monotonic()
     count, next_check = 0, rule.min_rounds
     while count < rule.max_rounds:
         for variant in list(works)[:: -1 if count % 2 else 1]:

@@ -11,8 +11,13 @@ import psutil
 import torch
 
 from kvlab.benchmark.decode_timing import DecodeRun, TimedDecoder
-from kvlab.benchmark.device_peaks import device_name, load_device_peaks
-from kvlab.benchmark.interleaving import InterleavedTimings, Work, run_interleaved
+from kvlab.benchmark.device_peaks import device_name, load_device_peaks, needed_cores
+from kvlab.benchmark.interleaving import (
+    InterleavedTimings,
+    NoiseWatch,
+    Work,
+    run_interleaved,
+)
 from kvlab.benchmark.measurement import Measurement, StopRule
 from kvlab.benchmark.nvml import Nvml
 from kvlab.benchmark.timing_statistics import TimingSamples, compare_timings
@@ -136,6 +141,10 @@ class Session:
             return None
         return Nvml.open(f"GPU-{torch.cuda.get_device_properties(self.device).uuid}")
 
+    def watch_noise(self) -> NoiseWatch:
+        """Return a new watch for other load on what this session measures."""
+        return NoiseWatch(self.nvml, needed_cores(self.device))
+
     def peaks(self, dtype: str) -> DevicePeaks:
         """Return the device's peaks, measured at the first call if they are not known yet."""
         if dtype not in self.device_peaks:
@@ -216,7 +225,9 @@ class Session:
         kernels: dict[str, set[str]] = {}
         works = {name: _record_first_turn(name, work, kernels) for name, work in works.items()}
         compared = compared if self.settings.settles_comparisons else ()
-        timings = run_interleaved(works, self.settings.stop_rule, on_turn, compared, self.nvml)
+        timings = run_interleaved(
+            works, self.settings.stop_rule, on_turn, compared, self.watch_noise
+        )
         ran = {name: "; ".join(sorted(names)) for name, names in kernels.items()}
         timings = replace(timings, kernels=ran)
         self._timings.append(timings)

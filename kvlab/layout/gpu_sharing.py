@@ -2,7 +2,16 @@
 
 The allocator's peak is not everything: every process also holds a CUDA context and the workspace
 of libraries, which no allocator counts and no fraction limits.
+
+Kernels of several processes run at the same time only under NVIDIA's Multi-Process Service (MPS).
+Without it the processes take turns.
 """
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 from kvlab.errors import ResourceError
 from kvlab.humanize import format_bytes
@@ -21,6 +30,61 @@ def trials_per_device(peak_bytes: int, device_bytes: int) -> int:
     """Return how many trials of ``peak_bytes`` each run side by side in ``device_bytes``."""
     each = peak_bytes * PEAK_MARGIN + CONTEXT_BYTES
     return max(1, min(MAX_TRIALS_PER_DEVICE, int(device_bytes / each)))
+
+
+MPS_CONTROL = "nvidia-cuda-mps-control"
+"""The program that starts the service's daemon. It comes with the driver."""
+
+MPS_START_SECONDS = 20.0
+
+MPS_PROBE = """
+import ctypes
+cuda, device, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+codes = [cuda.cuInit(0), cuda.cuDeviceGet(ctypes.byref(device), 0),
+         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)]
+raise SystemExit(int(any(codes)))
+"""
+"""A process that uses CUDA. In some containers the daemon starts and serves nobody: then every
+process that uses CUDA would fail, so it is ended again."""
+
+
+def is_mps_running() -> bool:
+    """Return whether MPS serves the processes of this machine."""
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
+    return (folder / "control").exists()
+
+
+def start_mps() -> bool:
+    """Start MPS unless it runs; return whether it does.
+
+    To be called before a process uses CUDA. The daemon stays: ``echo quit |
+    nvidia-cuda-mps-control`` ends it.
+    """
+    program = shutil.which(MPS_CONTROL)
+    if is_mps_running() or program is None:
+        return is_mps_running()
+    try:
+        _run([program, "-d"])
+        if is_mps_running() and _run([sys.executable, "-c", MPS_PROBE]):
+            return True
+        _run([program], "quit\n")
+    except (OSError, subprocess.TimeoutExpired):
+        pass
+    return False
+
+
+def _run(command: list[str], text: str = "") -> bool:
+    done = subprocess.run(
+        command, input=text.encode(), capture_output=True, check=False, timeout=MPS_START_SECONDS
+    )
+    return done.returncode == 0
+
+
+def describe_sharing() -> str:
+    """Return how trials share a GPU of this machine, a clause."""
+    if is_mps_running() or shutil.which(MPS_CONTROL) is not None:
+        return "trials on one GPU compute at the same time, by NVIDIA's MPS"
+    return f"trials on one GPU take turns: {MPS_CONTROL} is not here"
 
 
 def device_share(count: int) -> float:

@@ -18,7 +18,7 @@ from kvlab.errors import DataError, RecordDamaged, ResourceError
 from kvlab.evaluate import evaluate
 from kvlab.evaluate.evaluation import select_scored_text
 from kvlab.fs.lease import Fence
-from kvlab.layout.gpu_sharing import allocator_share
+from kvlab.layout.gpu_sharing import allocator_share, start_mps
 from kvlab.model import GPT
 from kvlab.spec import ResourcesConfig
 from kvlab.store.progress import ProgressUpdate
@@ -234,6 +234,8 @@ def set_up_device(resources: ResourcesConfig, seed: int) -> tuple[str, Machine]:
     torch.set_num_threads(threads)
     if resources.devices == 0:
         return "cpu", Machine(processor_name(), threads)
+    if resources.shares_gpu:
+        start_mps()  # before CUDA is used; without it trials on one device take turns
     if not torch.cuda.is_available():
         text = f"resources.gpus = {resources.devices:g}, and no CUDA device is visible here"
         raise ResourceError(f"{text}; set it to 0 or run where there is one")

@@ -32,6 +32,19 @@ def test_noise_counts_what_others_use():
     assert seconds > 0.5, "what the child used, whatever else ran"
 
 
+def test_beside_a_gpu_only_the_cores_that_the_work_needs_have_to_be_free(monkeypatch):
+    """Of 16 cores others use 8, then 15.5: the last is too much, and on CPU half is."""
+    times = SimpleNamespace(user=0.0, system=0.0)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 16)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: times)
+    monkeypatch.setattr("kvlab.benchmark.interleaving.time.monotonic", lambda: times.user / used)
+    for used, needed, is_noisy in ((8.0, 1, False), (15.5, 1, True), (8.0, None, True)):
+        times.user = 0.0
+        watch = NoiseWatch(None, needed)
+        times.user += 10 * used
+        assert bool(watch.read_noise().note) == is_noisy
+
+
 class FakeDriver:
     """NVML's functions, with a counter that grows by ``step`` millijoules per reading, and
     processes that use the GPU: (pid, time, percent)."""

@@ -1,9 +1,13 @@
 """`kvlab gc`, `doctor` and `init`, as a person calls them."""
 
+import importlib.util
 import json
 import os
+from types import SimpleNamespace
 
+import pynvml
 import pytest
+import torch
 
 from kvlab.cli.main import main
 from kvlab.spec import load_experiment, load_sweep
@@ -159,3 +163,63 @@ def test_doctor_finds_a_store_that_cannot_be_used(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "WRONG" in text
     assert "--store or KVLAB_STORE" in text
+
+
+GPU = {
+    "is_available": True, "device_count": 2, "mem_get_info": (70, 80),
+    "get_device_properties": SimpleNamespace(name="toy"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "name", "state", "words"),
+    [
+        ({}, "GPU 1", "note", "nvidia-smi"),
+        ({"mem_get_info": (79, 80)}, "GPU 0", "ok", "79 B of 80 B"),
+        ({"driver": 12040}, "driver", "note", "serves CUDA 12.4, and torch is for 12.8"),
+        ({"driver": 11080}, "driver", "wrong", "pip install a torch for CUDA 11.8"),
+        ({"driver": 13000}, "driver", "ok", "serves CUDA 13.0"),
+        ({"CC": "no-such-compiler"}, "compiler", "wrong", "install gcc"),
+        ({"CC": "sh"}, "compiler", "ok", "Triton, with sh"),
+        ({"triton": None}, "compiler", "wrong", "pip install triton"),
+        ({"nccl": False}, "NCCL", "wrong", "several GPUs"),
+        ({}, "NCCL", "ok", "2.27.5"),
+        ({}, "sharing", "ok", "trials on one GPU"),
+        ({"is_available": False}, "GPU", "wrong", "torch for CUDA 12.8 sees no GPU"),
+        ({"is_available": False, "built": None}, "GPU", "wrong", "is for CPU"),
+        ({"is_available": False, "driver": None}, "GPU", "note", "none visible"),
+    ],
+)
+def test_doctor_looks_at_what_a_gpu_needs(facts, name, state, words, monkeypatch, capsys):
+    facts = {
+        **GPU,
+        "driver": 12080,
+        "CC": "sh",
+        "nccl": True,
+        "triton": "",
+        "built": "12.8",
+        **facts,
+    }
+
+    def driver_version():
+        if facts["driver"] is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return facts["driver"]
+
+    for key in GPU:
+        monkeypatch.setattr(torch.cuda, key, lambda *_, k=key: facts[k])
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    monkeypatch.setattr(torch.version, "cuda", facts["built"])
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: facts["nccl"])
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion_v2", driver_version)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: facts["triton"] if n == "triton" else find_spec(n)
+    )
+    monkeypatch.setenv("CC", facts["CC"])
+    code = main(["doctor", "--json"])
+    check = {check["name"]: check for check in json.loads(capsys.readouterr().out)}[name]
+    assert check["state"] == state
+    assert words in f"{check['found']} {check['way_out']}"
+    assert code == 1 or state != "wrong"

@@ -1,8 +1,11 @@
 """How many trials share a device."""
 
+import os
+
 import pytest
 
 from kvlab.errors import ResourceError
+from kvlab.layout import gpu_sharing
 from kvlab.layout.gpu_sharing import (
     CONTEXT_BYTES,
     MAX_TRIALS_PER_DEVICE,
@@ -42,3 +45,27 @@ def test_a_known_case():
 def test_a_share_that_is_less_than_a_process_is_refused():
     with pytest.raises(ResourceError, match=r"resources\.gpus = 0\.05 of 16 GB is less than"):
         allocator_share(0.05, 16 * GB)
+
+
+MPS = """#!/bin/sh
+[ "$1" = -d ] && { echo on >"$CUDA_MPS_PIPE_DIRECTORY/control"; exit 0; }
+read command && [ "$command" = quit ] && rm "$CUDA_MPS_PIPE_DIRECTORY/control"
+"""
+
+
+@pytest.mark.parametrize("is_serving", [True, False])
+def test_mps_is_started_once_and_ended_if_no_process_can_use_it(tmp_path, monkeypatch, is_serving):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("PATH", os.environ["PATH"] + os.pathsep + str(tmp_path / "bin"))
+    monkeypatch.setattr(gpu_sharing, "MPS_CONTROL", "toy-mps-control")
+    monkeypatch.setattr(gpu_sharing, "MPS_PROBE", f"raise SystemExit({int(not is_serving)})")
+    assert gpu_sharing.start_mps() is False, "there is no such program"
+    assert "take turns: toy-mps-control is not here" in gpu_sharing.describe_sharing()
+    program = tmp_path / "bin" / "toy-mps-control"
+    program.parent.mkdir()
+    program.write_text(MPS)
+    program.chmod(0o755)
+    assert "at the same time" in gpu_sharing.describe_sharing()
+    assert gpu_sharing.start_mps() is gpu_sharing.is_mps_running() is is_serving
+    program.unlink()
+    assert gpu_sharing.start_mps() is is_serving, "it runs on"

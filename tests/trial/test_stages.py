@@ -46,6 +46,7 @@ def limits(monkeypatch):
         "set_per_process_memory_fraction": recorded_calls.append,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr("kvlab.trial.stages.start_mps", lambda: recorded_calls.append("mps"))
     return recorded_calls
 
 
@@ -53,7 +54,7 @@ def limits(monkeypatch):
 def test_a_trial_may_allocate_its_part_less_what_its_process_takes(limits, gpus):
     device, machine = set_up_device(experiment(gpus=gpus).resources, 0)
     assert (device, machine.device) == ("cuda", "a device")
-    assert limits == [pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
+    assert limits == ["mps", pytest.approx(gpus - CONTEXT_BYTES / MEMORY)]
 
 
 @pytest.mark.parametrize("gpus", [0.0, 1.0])
@@ -89,7 +90,7 @@ def test_on_a_gpu_weights_are_measured_in_the_trainings_precision(gpus, training
 def test_a_part_that_no_process_fits_is_refused(limits):
     with pytest.raises(ResourceError, match=r"resources.gpus = 0.005 of 80 GB is less than"):
         set_up_device(experiment(gpus=0.005).resources, 0)
-    assert limits == []
+    assert limits == ["mps"]
 
 
 ENFORCED = """

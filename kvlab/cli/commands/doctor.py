@@ -20,6 +20,7 @@ from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lock import Lock
 from kvlab.humanize import format_bytes
+from kvlab.layout.gpu_sharing import describe_sharing
 
 _MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 
@@ -45,6 +46,9 @@ def run(options: argparse.Namespace) -> int:
 CheckState = Literal["ok", "note", "wrong"]
 
 MIN_FREE_BYTES = 2 * 10**9
+
+MIN_FREE_GPU_SHARE = 0.9
+"""With less of a GPU's memory free something else is at work there."""
 
 PACKAGES = {
     "torch": "trains and measures",
@@ -128,13 +132,83 @@ def _check_gpus() -> Iterator[Check]:
     except ImportError:
         return
     if not torch.cuda.is_available():
-        yield Check("GPU", "note", "none visible; experiments with resources.gpus need one")
+        yield _explain_missing_gpu(torch.__version__, torch.version.cuda, _driver_cuda())
         return
     for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
-        memory = f"{format_bytes(free)} of {format_bytes(total)} memory free"
-        yield Check(f"GPU {index}", "ok", f"{facts.name}, {memory}")
+        name = torch.cuda.get_device_properties(index).name
+        yield _check_gpu_memory(index, name, *torch.cuda.mem_get_info(index))
+    yield _check_driver(torch.version.cuda or "", _driver_cuda())
+    yield _check_kernel_compiler()
+    yield _check_nccl(torch.cuda.device_count())
+    yield Check("sharing", "ok", describe_sharing())
+
+
+def _driver_cuda() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the driver serves; None without a driver."""
+    import pynvml  # type: ignore[import-untyped]
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+    except pynvml.NVMLError:
+        return None
+    return version // 1000, version % 1000 // 10
+
+
+def _explain_missing_gpu(
+    torch_version: str, torch_cuda: str | None, driver: tuple[int, int] | None
+) -> Check:
+    if driver is None:
+        return Check("GPU", "note", "none visible; experiments with resources.gpus need one")
+    served = ".".join(map(str, driver))
+    if torch_cuda is None:
+        text = f"an NVIDIA driver is here (CUDA {served}), and torch {torch_version} is for CPU"
+        return Check("GPU", "wrong", text, f"pip install a torch for CUDA {driver[0]}")
+    text = f"torch for CUDA {torch_cuda} sees no GPU, and the driver serves CUDA {served}"
+    hint = "update the driver, or pip install a torch for its CUDA; or unset CUDA_VISIBLE_DEVICES"
+    return Check("GPU", "wrong", text, hint)
+
+
+def _check_gpu_memory(index: int, name: str, free: int, total: int) -> Check:
+    finding = f"{name}, {format_bytes(free)} of {format_bytes(total)} memory free"
+    if free >= MIN_FREE_GPU_SHARE * total:
+        return Check(f"GPU {index}", "ok", finding)
+    hint = "another process holds the rest: nvidia-smi lists it. Times beside it do not count"
+    return Check(f"GPU {index}", "note", finding, hint)
+
+
+def _check_driver(torch_cuda: str, driver: tuple[int, int] | None) -> Check:
+    if driver is None:
+        return Check("driver", "note", "NVML does not answer: no energy, no other processes seen")
+    built = tuple(map(int, torch_cuda.split(".")[:2]))
+    finding = f"serves CUDA {'.'.join(map(str, driver))}, and torch is for {torch_cuda}"
+    if driver >= built:
+        return Check("driver", "ok", finding)
+    # within a major version newer programs run on older drivers, without what is new
+    hint = f"update the driver, or pip install a torch for CUDA {driver[0]}.{driver[1]}"
+    return Check("driver", "note" if driver[0] == built[0] else "wrong", finding, hint)
+
+
+def _check_kernel_compiler() -> Check:
+    """Check what Triton needs for training.compile and for windows while training."""
+    if importlib.util.find_spec("triton") is None:
+        text = "Triton is not installed: no training.compile, and windows train slowly"
+        return Check("compiler", "wrong", text, "pip install triton")
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("gcc", "clang", "cc")), None)
+    if compiler is None or shutil.which(compiler) is None:
+        text = "no C compiler, which Triton needs for training.compile and for windows"
+        return Check("compiler", "wrong", text, "install gcc, or name one with CC")
+    return Check("compiler", "ok", f"Triton, with {compiler}")
+
+
+def _check_nccl(gpus: int) -> Check:
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        return Check("NCCL", "ok", version)
+    state: CheckState = "wrong" if gpus > 1 else "note"
+    return Check("NCCL", state, "not in this torch: no training on several GPUs")
 
 
 def _check_writable(name: str, folder: Path, setting: str) -> Check:

@@ -14,6 +14,7 @@ from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positiv
 from kvlab.cli.terminal import format_table
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
+from kvlab.layout.gpu_sharing import describe_sharing
 from kvlab.spec import Sweep
 from kvlab.spec.size_config import MAX_EXTRAPOLATION, count_size_parameters
 from kvlab.spec.size_matching import describe_matching
@@ -193,6 +194,9 @@ def _format_plan(planned: Plan) -> list[str]:
     lines += [f"Aliasing: {note}." for note in selection.notes]
     counts = ", ".join(f"{number} {state}" for state, number in planned.count_states().items())
     lines += [*_format_sizes(planned), *_format_split_phases(planned)]
+    resources = [one.trial.experiment.resources for one in planned.trials]
+    if any(one.shares_gpu or one.gpus == "auto" for one in resources):
+        lines.append(f"GPUs: {describe_sharing()}.")
     lines.append(planned.format_totals() + ".")
     lines.append(f"State: {counts}.")
     lines += [f"Note: {note}." for note in planned.notes]
