@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from kvlab.errors import CopyError, StoreError, TrackingError
+from kvlab.errors import CopyError, RecordDamaged, StoreError, TrackingError
 from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.sweep_backup import check_outside_store, copy_description, copy_sweep, copy_trial
@@ -123,7 +123,9 @@ class BackupCallback:
             self._queue.put(None)
             self._thread.join()
         try:
-            copy_sweep(self._store, self._storage, self._sweep, skip=self._copied)
+            summary = copy_sweep(self._store, self._storage, self._sweep, skip=self._copied)
+            for line in summary.damaged:
+                self._warn(f"note: {line}")
         except (CopyError, StoreError) as error:
             self._handle_outage(error)
             return {"url": self._storage.url, "error": self._error}
@@ -137,6 +139,8 @@ class BackupCallback:
                 copy_trial(self._store, storage, trial_id)
                 copy_description(self._store, storage, self._sweep)
                 self._copied.add(trial_id)
+            except RecordDamaged:
+                continue  # `finish` says so
             except (CopyError, StoreError) as error:
                 self._handle_outage(error)
 

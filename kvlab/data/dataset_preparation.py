@@ -271,7 +271,7 @@ class _TokenizingRun:
         max_pending = 1 if self._pool.processes == 1 else 2 * self._pool.processes
         while True:
             while len(pending) < max_pending and (job := next(jobs, None)) is not None:
-                is_new = not job.table_path.exists()
+                is_new = not job.is_written
                 pending.append((job, is_new, self._pool.submit(job)))
             if not pending:
                 return done

@@ -85,6 +85,11 @@ class PieceJob:
     def table_path(self) -> Path:
         return Path(self.folder) / f"{self.name}.npy"
 
+    @property
+    def is_written(self) -> bool:
+        """Whether all of the piece is there; a kill may have left a part of it."""
+        return self.table_path.exists() and (self.is_survey or self.tokens_path.exists())
+
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     """Return the smallest of uint16 and uint32 that holds every token id."""
@@ -102,7 +107,7 @@ def write_piece(job: PieceJob, fence: Fence | None = None) -> None:
         StoreError: The folder cannot be written.
         LeaseLost: Another process has taken over the preparation.
     """
-    if job.table_path.exists():
+    if job.is_written:
         return
     tokenizer = load_tokenizer(job.tokenizer)
     dtype = token_dtype(tokenizer.vocab_size)

@@ -1,7 +1,7 @@
 """Copy directories of a store to any URL that fsspec opens (``s3://``, ``gs://``, a folder).
 
-    <url>/trials/<id>/ trainings/<id>/ sweeps/<name>/   the same files as in the store,
-                                       copied.json      the manifest: size and sha256 of each
+    <url>/trials/<id>/ trainings/<id>/ trunks/<id>/ sweeps/<name>/   the files of the store,
+                                       copied.json   the manifest: size and sha256 of each
 
 A directory's manifest is written after its files, and only files that it lists are read back. So
 an interrupted copy is never mistaken for a whole one, and a whole one is not made again.
@@ -9,17 +9,19 @@ an interrupted copy is never mistaken for a whole one, and a whole one is not ma
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvlab.errors import CopyDamaged, CopyError, KvlabError, UsageError
+from kvlab.errors import CopyDamaged, CopyError, KvlabError, RecordDamaged, UsageError
 from kvlab.fs.atomic_files import atomic_file, file_sha256
 from kvlab.fs.lease import Fence
+from kvlab.fs.sealed_files import FileSeal
 
 MANIFEST = "copied.json"
+_REPLACED = "checkpoints/"
 
 _RELATIVE_PATH = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*\Z")
 
@@ -68,32 +70,49 @@ class ObjectStorage:
                 return []
             return sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
 
-    def upload(self, local: Path, remote: str, names: Sequence[str]) -> int:
+    def upload(
+        self,
+        local: Path,
+        remote: str,
+        names: Sequence[str],
+        seals: Mapping[str, FileSeal] | None = None,
+    ) -> int:
         """Copy what is new in a directory and return how many files that were.
+
+        What was copied before and is gone here stays there, apart from checkpoints that newer ones
+        have replaced: it may have been damaged or collected here.
 
         Args:
             remote: path under the URL, such as ``trials/<id>``.
             names: files and folders in it; the one that completes it comes last.
+            seals: of files that must not be copied with other contents.
 
         Raises:
             CopyError: the storage cannot be reached or refuses.
+            RecordDamaged: a file does not have its seal.
         """
         with self._translate_errors():
             previous = self._read_manifest(remote) or {}
             manifest: dict[str, Any] = {}
             uploaded = 0
             for relative, path in _list_files(local, names):
+                seal = (seals or {}).get(relative)
                 try:
                     entry, is_new = self._upload_file(
-                        path, f"{remote}/{relative}", previous.get(relative)
+                        path, f"{remote}/{relative}", previous.get(relative), seal
                     )
                 except FileNotFoundError:  # a checkpoint that a newer one has replaced
                     continue
                 manifest[relative] = entry
                 uploaded += is_new
+            replaced = {
+                name for name in previous.keys() - manifest.keys() if name.startswith(_REPLACED)
+            }
+            kept = {name: entry for name, entry in previous.items() if name not in replaced}
+            manifest = {**kept, **manifest}
             if manifest != previous:
                 self._write_manifest(remote, manifest)
-                for relative in previous.keys() - manifest.keys():
+                for relative in replaced:
                     if self._fs.exists(f"{self._root}/{remote}/{relative}"):
                         self._fs.rm_file(f"{self._root}/{remote}/{relative}")
             return uploaded
@@ -130,7 +149,9 @@ class ObjectStorage:
                     fetched += 1
             return fetched
 
-    def _upload_file(self, path: Path, remote: str, previous: Any) -> tuple[dict[str, Any], bool]:
+    def _upload_file(
+        self, path: Path, remote: str, previous: Any, seal: FileSeal | None
+    ) -> tuple[dict[str, Any], bool]:
         """Return the file's manifest entry, and whether it had to be copied."""
         state = path.stat()
         stamp = (state.st_size, state.st_mtime_ns)
@@ -141,6 +162,8 @@ class ObjectStorage:
             "sha256": file_sha256(path),
             "mtime_ns": state.st_mtime_ns,  # so that a large file is not read again to compare
         }
+        if seal is not None and entry["sha256"] != seal["sha256"]:
+            raise RecordDamaged(f"{path} is damaged, so it is not copied")
         if previous and previous["sha256"] == entry["sha256"]:
             return entry, False
         target = f"{self._root}/{remote}"

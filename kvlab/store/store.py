@@ -115,6 +115,9 @@ class Store:
     def training_lock(self, training_id: str) -> Lock:
         return Lock(self.training_directory(training_id) / "lock")
 
+    def trunk_lock(self, trunk_id: str) -> Lock:
+        return Lock(self.trunk_directory(trunk_id) / "lock")
+
     def report_lock(self, name: str) -> Lock:
         return Lock(self.sweep_directory(name) / "report")
 
@@ -496,6 +499,18 @@ class Store:
                 return read_sealed_bytes(folder / "training.json")
         return None
 
+    def training_seals(self, training_id: str) -> dict[str, FileSeal]:
+        """Return the seals of a finished training's files; empty if it has no record.
+
+        Raises:
+            RecordDamaged: the record is not what was written.
+        """
+        try:
+            path = self.training_directory(training_id) / "training.json"
+            return cast(dict[str, FileSeal], read_sealed_json(path, "files")["files"])
+        except FileNotFoundError:
+            return {}
+
     def training_seal(self, training_id: str) -> str | None:
         """Return the sha256 of a finished training's record; None if it has none."""
         try:
@@ -526,6 +541,20 @@ class Store:
         except (FileNotFoundError, RecordDamaged):  # damaged ones are measured again
             return {}
         return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
+
+    def check_checkpoint(self, folder: Path) -> dict[str, FileSeal]:
+        """Check a checkpoint and return the seals of its files, ``state.json`` aside.
+
+        Raises:
+            RecordDamaged: a file is not what was written, or is missing.
+        """
+        try:
+            files = read_sealed_json(folder / "state.json", "files", "state")["files"]
+        except FileNotFoundError:
+            raise RecordDamaged(f"{folder / 'state.json'} is missing") from None
+        for name, seal in files.items():
+            check_file(folder / name, seal)
+        return cast(dict[str, FileSeal], files)
 
     def trunk_steps(self, trunk_id: str) -> list[int]:
         """Return the steps after which a trunk has a checkpoint, sorted; see `kvlab.train`."""

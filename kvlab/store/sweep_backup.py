@@ -1,9 +1,11 @@
 """Copy sweeps to object storage and back: which directories, which files, in which order."""
 
 import re
+import shutil
 from dataclasses import dataclass, field
 
 from kvlab.errors import CopyDamaged, RecordDamaged, UsageError
+from kvlab.fs.atomic_files import replace_file
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
@@ -68,7 +70,11 @@ def copy_sweep(
         elif store.status(trial) in (None, "damaged"):
             summary.missing += 1
         else:
-            files = copy_trial(store, storage, trial)
+            try:
+                files = copy_trial(store, storage, trial)
+            except RecordDamaged as error:
+                summary.damaged.append(str(error))
+                continue
             summary.files += files
             summary.trials += bool(files)
             summary.unchanged += not files
@@ -77,13 +83,35 @@ def copy_sweep(
 
 
 def copy_trial(store: Store, storage: ObjectStorage, trial: str) -> int:
-    """Copy one trial that has ended, after its training; return how many files were new."""
-    training = store.read_training_id(trial)
+    """Copy one trial that has ended, after its training and the stable phase that it shares.
+
+    Returns:
+        How many files were new.
+
+    Raises:
+        RecordDamaged: the training is not what was written; nothing of it is copied.
+        CopyError: the storage cannot be reached or refuses.
+    """
+    training, trunk = store.read_training_id(trial), store.read_trunk_id(trial)
     files = 0
     if training:
-        directory = store.training_directory(training)
-        files += storage.upload(directory, f"trainings/{training}", TRAINING_FILES)
+        directory, seals = store.training_directory(training), store.training_seals(training)
+        files += storage.upload(directory, f"trainings/{training}", TRAINING_FILES, seals)
+    if trunk:
+        files += _copy_trunk(store, storage, trunk)
     return files + storage.upload(store.trial_directory(trial), f"trials/{trial}", TRIAL_FILES)
+
+
+def _copy_trunk(store: Store, storage: ObjectStorage, trunk: str) -> int:
+    """Copy the whole checkpoints of a stable phase; return how many files were new."""
+    directory, names = store.trunk_directory(trunk), list[str]()
+    for folder in sorted(directory.glob("step-*")):
+        try:
+            seals = store.check_checkpoint(folder)
+        except RecordDamaged:
+            continue  # `kvlab verify` names it; a training takes these steps itself
+        names += [f"{folder.name}/{name}" for name in (*seals, "state.json")]
+    return storage.upload(directory, f"trunks/{trunk}", names) if names else 0
 
 
 def copy_description(store: Store, storage: ObjectStorage, name: str) -> int:
@@ -126,7 +154,31 @@ def restore_sweep(store: Store, storage: ObjectStorage, name: str) -> BackupSumm
                 _restore_trial(store, storage, trial, summary)
             except CopyDamaged as error:
                 summary.damaged.append(str(error))
+        if summary.missing or summary.damaged:
+            trunks = {store.read_trunk_id(trial) for trial in store.sweep_trials(name)}
+            for trunk in sorted(filter(None, trunks)):
+                _restore_trunk(store, storage, trunk, summary)
     return summary
+
+
+def _restore_trunk(
+    store: Store, storage: ObjectStorage, trunk: str, summary: BackupSummary
+) -> None:
+    """Fetch the checkpoints of a stable phase that the store lacks, each put in place whole."""
+    directory = store.trunk_directory(trunk)
+    fetched = directory / ".fetched"
+    with store.trunk_lock(trunk).hold(timeout=0.0) as fence:
+        if fence is None:
+            return
+        try:
+            summary.files += storage.download(f"trunks/{trunk}", fetched, fence) or 0
+            for folder in sorted(fetched.glob("step-*")):
+                store.check_checkpoint(folder)
+                if not (directory / folder.name).exists():
+                    replace_file(folder, directory / folder.name, fence)
+        except (CopyDamaged, RecordDamaged) as error:
+            summary.damaged.append(str(error))
+        shutil.rmtree(fetched, ignore_errors=True)
 
 
 def _restore_trial(

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import multiprocessing
+import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -273,6 +275,22 @@ def test_pieces_made_before_a_kill_are_reused(tmp_path, data_home):
     there = np.concatenate([dataset.train, dataset.validation])
     assert abs((there == 1234).sum() - len(marks)) < len(marks) / 100
     assert not list(data_home.glob("datasets/.*.work"))
+
+
+def test_pieces_that_a_kill_has_left_in_part_are_written_again(tmp_path, data_home, monkeypatch):
+    """The kill came while they were removed, and the dataset was damaged later."""
+    data = config(write_jsonl(tmp_path / "a.jsonl", stories(40)))
+
+    def remove_in_part(folder, **_):
+        for path in Path(folder).glob("pieces/*.tokens"):
+            path.unlink()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", remove_in_part)
+        whole = prepare_dataset(data, workers=1)
+    assert list_pieces(data_home)
+    (whole.folder / "train.bin").write_bytes(b"damaged")
+    assert prepare_dataset(data, workers=1).digest == whole.digest
 
 
 def test_processes_that_prepare_concurrently_get_one_dataset(tmp_path, data_home):

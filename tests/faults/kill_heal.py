@@ -245,7 +245,7 @@ class Round:
     def damage_a_file(self) -> None:
         """Replace a file by a damaged one, or delete it. Who has it open still reads what it was."""
         files = [path for pattern in FINISHED for path in self.store.path.glob(pattern)]
-        files += (self.folder / "data").glob("datasets/[!.d]*/*")
+        files += (self.folder / "data").glob("datasets/[!.]*/*.*")
         if not files:
             return
         path = self.chance.choice(sorted(files))

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kvlab.errors import CopyError, UsageError
-from kvlab.fs.sealed_files import write_sealed_json
+from kvlab.fs.sealed_files import read_sealed_json, seal_file, write_sealed_json
 from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage, redact_url
 from kvlab.store.sweep_backup import (
@@ -20,6 +20,7 @@ from kvlab.store.sweep_backup import (
     list_copied_sweeps,
     restore_sweep,
 )
+from kvlab.store.verification import verify_record
 from kvlab.sweep import Driver
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
@@ -222,6 +223,58 @@ def test_checkpoints_of_an_unfinished_training_come_and_go(store, flaky, tmp_pat
     copy_sweep(store, storage, "s")
     assert not [path for path in flaky.store if "checkpoints" in path]
     assert restore_sweep(Store(tmp_path / "back"), storage, "s").trials == 8
+
+
+def write_trunk(store, trial, steps):
+    """Write checkpoints of a stable phase that a trial shares, as a training leaves them."""
+    path = store.trial_directory(trial) / "trial.json"
+    content = {**read_sealed_json(path), "trunk": "f" * 16}
+    write_sealed_json(path, content)
+    for step in steps:
+        folder = store.trunk_directory("f" * 16) / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_text(f"weights after {step} steps")
+        files = {"model.safetensors": seal_file(folder / "model.safetensors")}
+        write_sealed_json(folder / "state.json", {"files": files, "state": {"step": step}})
+
+
+def test_a_stable_phase_comes_back_whole_for_trials_that_are_missing(store, tmp_path):
+    """A machine that dies takes the phase that its token budgets were to branch from."""
+    storage = ObjectStorage(str(tmp_path / "copy"))
+    trials = store.trial_ids()
+    write_trunk(store, trials[0], (4, 8, 12))
+    trunk = store.trunk_directory("f" * 16)
+    (trunk / "step-00000008" / "model.safetensors").write_text("weights after 9 steps")
+    shutil.rmtree(store.trial_directory(trials[-1]))
+    copy_sweep(store, storage, "s")
+    back = Store(tmp_path / "back")
+    restore_sweep(back, storage, "s")
+    assert back.trunk_steps("f" * 16) == [4, 12], "a damaged checkpoint is not copied"
+    assert not verify_record(back).damaged
+    assert sorted(os.listdir(back.trunk_directory("f" * 16)))[1:] == [
+        "step-00000004", "step-00000012"
+    ]  # fmt: skip
+    (tmp_path / "copy/trunks" / ("f" * 16) / "step-00000012/model.safetensors").write_text("w")
+    again = Store(tmp_path / "again")
+    assert "is not what was copied there" in restore_sweep(again, storage, "s").damaged[0]
+    assert again.trunk_steps("f" * 16) == []
+
+
+def test_damage_here_does_not_reach_the_copy(store, tmp_path):
+    storage = ObjectStorage(str(tmp_path / "copy"))
+    copy_sweep(store, storage, "s")
+    training, collected = sorted({store.result(t)["training"] for t in store.trial_ids()})[:2]
+    weights = [store.training_directory(t) / "final" / "model.safetensors"
+               for t in (training, collected)]  # fmt: skip
+    whole = [path.read_bytes() for path in weights]
+    weights[0].write_bytes(b"x" + whole[0][1:])
+    shutil.rmtree(weights[1].parent)
+    summary = copy_sweep(store, storage, "s")
+    assert set(summary.damaged) == {f"{weights[0]} is damaged, so it is not copied"}
+    copies = [tmp_path / "copy" / path.relative_to(store.path) for path in weights]
+    assert [path.read_bytes() for path in copies] == whole
+    assert restore_sweep(store, storage, "s").damaged == []
+    assert [path.read_bytes() for path in weights] == whole
 
 
 def test_wrong_places_are_refused_before_anything(store):
