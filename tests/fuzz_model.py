@@ -96,8 +96,8 @@ def _draw_config(rng: random.Random) -> ModelConfig:
 def _draw_kv(rng: random.Random) -> object:
     """Return what a token stores; the rules refuse some of it with some positions."""
     latent = {"latent": rng.choice([1, 3, 8, 20]), "groups": rng.choice([1, 1, 2, 3])}
-    rotary = rng.choice([0, 2, 6])
-    return rng.choice(["separate", "separate", "tied", "grouped_tied", latent | {"rotary": rotary}])
+    latent |= {"rotary": rng.choice([0, 2, 6]), "query": rng.choice([None, None, 7])}
+    return rng.choice(["separate", "separate", "tied", "grouped_tied", latent])
 
 
 def _draw_serving(rng: random.Random) -> ServingConfig:

@@ -78,12 +78,13 @@ def _rescale_kv(model: ModelConfig, target: ModelConfig) -> dict[str, Any]:
         return {}
     fields: dict[str, Any] = {"kv": model.kv}
     if isinstance(model.kv, LatentKV):
-        sizes = {name: getattr(model.kv, name) * target.head_dim for name in ("latent", "rotary")}
-        if any(size % model.head_dim for size in sizes.values()):
+        sizes = {name: size for name, size in model.kv.model_dump().items() if size}
+        groups = sizes.pop("groups")
+        if any(size * target.head_dim % model.head_dim for size in sizes.values()):
             heads = f"heads of {target.head_dim} instead of {model.head_dim}"
             raise RescaleError(f"its latents do not scale to {heads}")
-        scaled = {name: size // model.head_dim for name, size in sizes.items()}
-        fields["kv"] = {**scaled, "groups": model.kv.groups}
+        scaled = {name: n * target.head_dim // model.head_dim for name, n in sizes.items()}
+        fields["kv"] = {**scaled, "groups": groups}
     if model.kv != "tied" and model.position_scheme.is_rotary:
         fields["position"] = model.position
     return fields

@@ -6,13 +6,15 @@ from kvlab.layout.kv_layout import KVLayout
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.flops import decode_flops, forward_flops, parameter_count
+from kvlab.spec.presets import PRESET_NOTES
 
 
 @dataclass(frozen=True)
 class ServingEstimate:
     """Exact sizes of a model's KV cache and weights at one batch size and context length.
 
-    ``dtype`` is the model's, ``kv_dtype`` the one that K and V are stored in.
+    ``dtype`` is the model's, ``kv_dtype`` the one that K and V are stored in. ``note`` says what a
+    preset leaves out of the published model.
     """
 
     name: str
@@ -33,6 +35,7 @@ class ServingEstimate:
     forward_flops: int
     decode_flops: int
     largest_batch: int | None
+    note: str = ""
 
 
 def estimate_serving(
@@ -75,4 +78,5 @@ def estimate_serving(
         forward_flops=forward_flops(model, context),
         decode_flops=decode_flops(model, context),
         largest_batch=batch,
+        note=PRESET_NOTES.get(served.name.partition(" ")[0], ""),
     )

@@ -55,7 +55,7 @@ def activation_bytes(experiment: Experiment) -> int:
 
 def _attention_values(layer: LayerConfig) -> int:
     """Return the numbers of q, k, v and the output of one token, and of what they are made from."""
-    made_from = 0 if layer.kv == "separate" else layer.store_width
+    made_from = layer.query_dim + (0 if layer.kv == "separate" else layer.store_width)
     return 2 * (layer.q_width + layer.out_width) + made_from
 
 

@@ -38,7 +38,8 @@ class Attention(nn.Module):
     """Causal self-attention. A consumer of another layer's K/V has no K/V projections.
 
     ``qkv`` stacks the rows of the query and of what a token stores, in the order of
-    `LayerConfig.stored`; the latter exist only if the layer owns its K/V.
+    `LayerConfig.stored`; the latter exist only if the layer owns its K/V. With
+    `LayerConfig.query_dim` the rows of the query are those of a vector that it is mapped from.
     """
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -46,9 +47,12 @@ class Attention(nn.Module):
         self.layer = layer
         self.config = config.layers[layer]
         owns_kv = config.kv_owners[layer] == layer
-        self.q_width = self.config.q_width
+        self.q_rows, query_dim = self.config.q_rows, self.config.query_dim
         self.store_width = self.config.store_width if owns_kv else 0
-        self.qkv = Linear(config.n_embd, self.q_width + self.store_width, bias=config.bias)
+        self.qkv = Linear(config.n_embd, self.q_rows + self.store_width, bias=config.bias)
+        if query_dim:
+            self.q_norm = nn.RMSNorm(query_dim, eps=config.norm_eps)
+            self.q_up = Linear(query_dim, self.config.q_width, bias=False)
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
         self.kv = VIEWS[self.config.kv](self.config, owns_kv, config.norm_eps)
 
@@ -65,17 +69,19 @@ class Attention(nn.Module):
         if attention_pass.writes_kv(self.layer):
             stored = self.config.stored
             widths = [part.count * part.size for part in stored]
-            q, *projected = self.qkv(x).split([self.q_width, *widths], -1)
+            q, *projected = self.qkv(x).split([self.q_rows, *widths], -1)
             parts = (
                 values.view(batch, length, part.count, part.size).transpose(1, 2)
                 for values, part in zip(projected, stored, strict=True)
             )
             attention_pass.write_kv(self.layer, *self.kv.store(tuple(parts), rope))
         elif self.store_width:  # tied at serving: the layer's own K/V are not used
-            bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_width]
-            q = linear(x, self.qkv.weight[: self.q_width], bias)
+            bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_rows]
+            q = linear(x, self.qkv.weight[: self.q_rows], bias)
         else:
             q = self.qkv(x)
+        if self.config.query_dim:
+            q = self.q_up(self.q_norm(q))
         q = q.view(batch, length, self.config.n_head, self.config.key_dim).transpose(1, 2)
         context = attention_pass.read_kv(self.layer)
         if rotation is not None and self.kv.is_rotated_on_read:

@@ -287,7 +287,7 @@ class GPT(nn.Module):
         parts = _PART_NAMES[attention.config.kv][: len(widths)]
         if not attention.store_width:
             widths, parts = [], ()
-        rows = torch.split(parameter, [attention.q_width, *widths])
+        rows = torch.split(parameter, [attention.q_rows, *widths])
         for part, values in zip(("q", *parts), rows, strict=True):
             yield f"{name}.{part}", values
 

@@ -307,7 +307,6 @@ class DeepSeekV2(Llama):
         require_values(
             hf_config,
             {
-                "q_lora_rank": (None,),
                 "v_head_dim": (head_dim,),
                 "num_key_value_heads": (hf_config["num_attention_heads"],),
                 "rms_norm_eps": (self.LATENT_NORM_EPS,),
@@ -319,7 +318,11 @@ class DeepSeekV2(Llama):
             raise PretrainedError(
                 f"config.json: {text}; only {layers}, the layers of the model, is"
             )
-        kv = {"latent": hf_config["kv_lora_rank"], "rotary": hf_config["qk_rope_head_dim"]}
+        kv = {
+            "latent": hf_config["kv_lora_rank"],
+            "rotary": hf_config["qk_rope_head_dim"],
+            "query": hf_config["q_lora_rank"],
+        }
         return {**super().read_config(hf_config), "head_dim": head_dim, "kv": kv}
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
@@ -336,7 +339,7 @@ class DeepSeekV2(Llama):
             "model_type": "deepseek_v2",
             "architectures": ["DeepseekV2ForCausalLM"],
             "num_key_value_heads": config.n_head,
-            "q_lora_rank": None,
+            "q_lora_rank": config.kv.query,
             "kv_lora_rank": config.kv.latent,
             "qk_nope_head_dim": config.head_dim,
             "qk_rope_head_dim": config.kv.rotary,
@@ -351,9 +354,11 @@ class DeepSeekV2(Llama):
         pairs = [*range(0, rotary, 2), *range(1, rotary, 2)]
         q = [*(head_dim + row for row in pairs), *range(head_dim)]
         q_width, key_dim = config.n_head * (head_dim + rotary), head_dim + rotary
-        qkv_order = [head * key_dim + row for head in range(config.n_head) for row in q]
-        qkv_order += [q_width + row for row in range(latent)]
-        qkv_order += [q_width + latent + row for row in pairs]
+        q_order = [head * key_dim + row for head in range(config.n_head) for row in q]
+        q_rows = config.kv.query or q_width
+        qkv_order = [*range(q_rows)] if config.kv.query else q_order
+        qkv_order += [q_rows + row for row in range(latent)]
+        qkv_order += [q_rows + latent + row for row in pairs]
         up_order = [
             (2 * head + part) * head_dim + row
             for part in range(2)
@@ -367,8 +372,13 @@ class DeepSeekV2(Llama):
             block = mapping.name.removesuffix("qkv.weight")
             q_name, *_ = mapping.hf_names
             hf_block = q_name.removesuffix("q_proj.weight")
+            if config.kv.query:
+                q_up = (f"{hf_block}q_b_proj.weight",)
+                yield WeightMapping(f"{block}q_up.weight", q_up, order=tuple(q_order))
+                yield WeightMapping(f"{block}q_norm.weight", (f"{hf_block}q_a_layernorm.weight",))
+                q_name = f"{hf_block}q_a_proj.weight"
             names = (q_name, f"{hf_block}kv_a_proj_with_mqa.weight")
-            rows = (q_width, latent + rotary)
+            rows = (q_rows, latent + rotary)
             yield WeightMapping(mapping.name, names, rows, order=tuple(qkv_order))
             yield WeightMapping(f"{block}kv.norm.weight", (f"{hf_block}kv_a_layernorm.weight",))
             up = (f"{hf_block}kv_b_proj.weight",)

@@ -53,7 +53,7 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
             conversion.fresh[name] = "the source has none"
         elif ".attention.qkv." in name:
             _initialize_qkv(model.config, name, parameter, source, weights, conversion)
-        elif ".attention.kv." in name and not _has_equal_latents(model.config, name, source):
+        elif _is_of_latents(name) and not _has_equal_latents(model.config, name, source):
             conversion.fresh[name] = "the source's latents differ"
         elif weights[name].shape == parameter.shape:
             parameter.copy_(weights[name])
@@ -67,10 +67,14 @@ def initialize_from(model: GPT, source: ModelConfig, weights: Mapping[str, Tenso
     return conversion
 
 
+def _is_of_latents(name: str) -> bool:
+    return any(part in name for part in (".attention.kv.", ".attention.q_norm.", ".q_up."))
+
+
 def _has_equal_latents(target: ModelConfig, name: str, source: ModelConfig) -> bool:
     layer = int(name.split(".")[1])
     one, other = target.layers[layer], source.layers[layer]
-    return one.stored == other.stored and one.n_head == other.n_head
+    return (one.stored, one.q_width, one.n_head) == (other.stored, other.q_width, other.n_head)
 
 
 def _copy_leading_rows(
@@ -97,14 +101,14 @@ def _initialize_qkv(
     """Copy the query rows; pool and average the K/V rows into those of the layer's readers."""
     layer = int(name.split(".")[1])
     config = target.layers[layer]
-    heads = ("n_head", "head_dim", "key_dim")
+    heads = ("n_head", "head_dim", "key_dim", "query_dim")
     source_config = source.layers[layer]
     if source.n_embd != target.n_embd or any(
         getattr(source_config, key) != getattr(config, key) for key in heads
     ):
         conversion.fresh[name] = "the source's heads differ"
         return
-    q_width = config.q_width
+    q_width = config.q_rows
     parameter[:q_width] = weights[name][:q_width]
     if len(parameter) == q_width:  # a consumer: its K/V are averaged into its owner's
         conversion.copied.append(name)

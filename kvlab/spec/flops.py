@@ -86,8 +86,8 @@ def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
 def _attention_parameters(model: ModelConfig, layer: int, owner: int) -> int:
     config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
     bias = outputs + model.n_embd if model.bias else 0
-    latent_norm = config.latent_dim if owner == layer else 0
-    return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + latent_norm
+    norms = config.query_dim + (config.latent_dim if owner == layer else 0)
+    return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + norms
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
@@ -109,4 +109,4 @@ def _matrix_weights(model: ModelConfig) -> int:
 
 def _qkv_width(model: ModelConfig, layer: int, owner: int) -> int:
     config = model.layers[layer]
-    return config.q_width + (config.store_width if owner == layer else 0)
+    return config.q_rows + (config.store_width if owner == layer else 0)

@@ -41,6 +41,17 @@ class LatentKV(SpecModel):
         examples=[2],
         json_schema_extra={"unit": "vectors", "given": {"latent": 64, "rotary": 16}},
     )
+    query: PositiveInt | None = Field(
+        default=None,
+        description="Numbers of the vector that a token's queries are mapped from, after an RMS"
+        " norm of its own. It is not stored; it saves weights.",
+        examples=[96],
+        json_schema_extra={
+            "unit": "numbers",
+            "computed_default": "queries are projected directly",
+            "given": {"latent": 64, "rotary": 16},
+        },
+    )
 
 
 def _validate_kv(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -77,6 +88,8 @@ class LayerConfig:
         rope_theta: base of their frequencies.
         kv: how K and V come from what is stored; see `stored`.
         latent_dim: numbers of a latent vector; 0 without latent attention.
+        query_dim: numbers of the vector that queries are mapped from; 0 if they are projected
+            directly.
     """
 
     kind: str
@@ -88,6 +101,7 @@ class LayerConfig:
     rope_theta: float
     kv: KVForm = "separate"
     latent_dim: int = 0
+    query_dim: int = 0
 
     @property
     def rotation(self) -> tuple[int, float]:
@@ -98,6 +112,11 @@ class LayerConfig:
     def q_width(self) -> int:
         """Numbers of all query heads of a token."""
         return self.n_head * self.key_dim
+
+    @property
+    def q_rows(self) -> int:
+        """Rows of the layer's first projection that queries come from."""
+        return self.query_dim or self.q_width
 
     @property
     def out_width(self) -> int:
@@ -136,8 +155,8 @@ class LayerConfig:
 
     @property
     def up_weights(self) -> int:
-        """Weights that map the latents to every head's K and V."""
-        return 2 * self.out_width * self.latent_dim
+        """Weights that map latents to every head's K and V, and to queries."""
+        return 2 * self.out_width * self.latent_dim + self.query_dim * self.q_width
 
     def visible_tokens(self, tokens: int) -> int:
         """Return how many of ``tokens`` the last one sees; its slot holds as many."""

@@ -272,6 +272,7 @@ class ModelConfig(SpecModel):
             rope_theta=self.rope_theta,
             kv="latent" if isinstance(kv, LatentKV) else kv,
             latent_dim=0 if latent is None else latent.latent,
+            query_dim=0 if latent is None else latent.query or 0,
         )
 
     def model_copy(

@@ -1,4 +1,6 @@
-"""Model shapes by name. Sources: the GPT-2 and GPT-3 papers, Llama (arXiv 2302.13971).
+"""Model shapes by name. Sources: the GPT-2 and GPT-3 papers, Llama (arXiv 2302.13971), and the
+published configurations of Llama 3 (arXiv 2407.21783), Qwen3 (arXiv 2505.09388), DeepSeek-V2 (arXiv
+2405.04434) and DeepSeek-V3 (arXiv 2412.19437).
 
 `video-30b` is the 30B-parameter example of the KV-cache video (48 layers, width 7168).
 """
@@ -17,6 +19,15 @@ _LLAMA: dict[str, Any] = {
     "tie_embeddings": False,
 }
 
+_LLAMA_3 = {
+    **_LLAMA, "vocab_size": 128_256, "block_size": 8192, "n_kv_head": 8, "norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+}  # fmt: skip
+_QWEN3 = {
+    **_LLAMA, "vocab_size": 151_936, "block_size": 32_768, "n_kv_head": 8, "head_dim": 128,
+    "rope_theta": 1_000_000.0,
+}  # fmt: skip
+
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2": {**_GPT2, "n_layer": 12, "n_head": 12, "n_embd": 768},
     "gpt2-medium": {**_GPT2, "n_layer": 24, "n_head": 16, "n_embd": 1024},
@@ -30,4 +41,55 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "llama-7b": {**_LLAMA, "n_layer": 32, "n_head": 32, "n_embd": 4096, "ffn_dim": 11008},
     "llama-13b": {**_LLAMA, "n_layer": 40, "n_head": 40, "n_embd": 5120, "ffn_dim": 13824},
+    "llama-3-8b": {**_LLAMA_3, "n_layer": 32, "n_head": 32, "n_embd": 4096, "ffn_dim": 14336},
+    "llama-3-70b": {**_LLAMA_3, "n_layer": 80, "n_head": 64, "n_embd": 8192, "ffn_dim": 28672},
+    "llama-3-405b": {
+        **_LLAMA_3, "block_size": 131_072, "n_layer": 126, "n_head": 128, "n_embd": 16384,
+        "ffn_dim": 53248,
+    },
+    "llama-3.2-1b": {
+        **_LLAMA_3, "block_size": 131_072, "n_layer": 16, "n_head": 32, "n_embd": 2048,
+        "ffn_dim": 8192, "tie_embeddings": True,
+    },
+    "llama-3.2-3b": {
+        **_LLAMA_3, "block_size": 131_072, "n_layer": 28, "n_head": 24, "n_embd": 3072,
+        "ffn_dim": 8192, "tie_embeddings": True,
+    },
+    "qwen3-0.6b": {
+        **_QWEN3, "n_layer": 28, "n_head": 16, "n_embd": 1024, "ffn_dim": 3072,
+        "tie_embeddings": True,
+    },
+    "qwen3-1.7b": {
+        **_QWEN3, "n_layer": 28, "n_head": 16, "n_embd": 2048, "ffn_dim": 6144,
+        "tie_embeddings": True,
+    },
+    "qwen3-4b": {
+        **_QWEN3, "n_layer": 36, "n_head": 32, "n_embd": 2560, "ffn_dim": 9728,
+        "tie_embeddings": True,
+    },
+    "qwen3-8b": {**_QWEN3, "n_layer": 36, "n_head": 32, "n_embd": 4096, "ffn_dim": 12288},
+    "qwen3-14b": {**_QWEN3, "n_layer": 40, "n_head": 40, "n_embd": 5120, "ffn_dim": 17408},
+    "qwen3-32b": {**_QWEN3, "n_layer": 64, "n_head": 64, "n_embd": 5120, "ffn_dim": 25600},
+    "deepseek-v2-lite": {
+        **_LLAMA, "vocab_size": 102_400, "block_size": 32_768, "n_layer": 27, "n_head": 16,
+        "n_embd": 2048, "head_dim": 128, "ffn_dim": 8 * 1408, "kv": {"latent": 512, "rotary": 64},
+    },
+    "deepseek-v3": {
+        **_LLAMA, "vocab_size": 129_280, "block_size": 131_072, "n_layer": 61, "n_head": 128,
+        "n_embd": 7168, "head_dim": 128, "ffn_dim": 9 * 2048,
+        "kv": {"latent": 512, "rotary": 64, "query": 1536},
+    },
 }  # fmt: skip
+
+_ACTIVE = (
+    "its experts count as one dense MLP as wide as those that a token passes through, so"
+    " parameters, weights and FLOPs are those that are active"
+)
+
+PRESET_NOTES: dict[str, str] = {
+    "deepseek-v2-lite": _ACTIVE,
+    "deepseek-v3": _ACTIVE,
+    **{name: "the norms of its queries and keys are left out"
+       for name in PRESETS if name.startswith("qwen3-")},
+}  # fmt: skip
+"""What a preset leaves out of the published model; it changes no byte of K/V."""

@@ -34,6 +34,41 @@ def test_kv_bytes(expected, batch, context, dtype, serving, model):
     assert stored(batch, context, dtype, serving, **model) == expected
 
 
+@pytest.mark.parametrize(
+    ("preset", "parameters", "token_bytes"),
+    [  # of parameters, those of the published checkpoints; of bytes, see `kvlab/layout/README.md`
+        ("llama-3-8b", 8_030_261_248, 131_072),
+        ("llama-3-70b", 70_553_706_496, 327_680),
+        ("llama-3-405b", 405_853_388_800, 516_096),
+        ("llama-3.2-1b", 1_235_814_400, 32_768),
+        ("llama-3.2-3b", 3_212_749_824, 114_688),
+        ("qwen3-0.6b", 596_049_920, 114_688),
+        ("qwen3-1.7b", 1_720_574_976, 114_688),
+        ("qwen3-4b", 4_022_468_096, 147_456),
+        ("qwen3-8b", 8_190_735_360, 147_456),
+        ("qwen3-14b", 14_768_307_200, 163_840),
+        ("qwen3-32b", 32_762_123_264, 262_144),
+        ("deepseek-v2-lite", None, 31_104),
+        ("deepseek-v3", None, 70_272),
+    ],
+)
+def test_presets_have_the_published_parameters_and_bytes_of_a_token(
+    preset, parameters, token_bytes
+):
+    model = ModelConfig(preset=preset)
+    norms = 2 * model.head_dim * model.n_layer if preset.startswith("qwen3") else 0  # of q and k
+    if parameters is not None:
+        assert parameter_count(model) + norms == parameters
+    assert KVLayout.of(model).bytes_per_token("bfloat16") == token_bytes
+
+
+def test_active_parameters_of_deepseek_are_the_published_ones():
+    v3, lite = ModelConfig(preset="deepseek-v3"), ModelConfig(preset="deepseek-v2-lite")
+    assert round(parameter_count(v3) / 1e9) == 37
+    embedding = lite.vocab_size * lite.n_embd
+    assert round((parameter_count(lite) - embedding) / 1e9, 1) == 2.4
+
+
 KEEP_ENDS = [[2 * i + 1, 2 * i + 2] for i in range(9)]
 
 

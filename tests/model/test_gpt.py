@@ -90,7 +90,7 @@ def test_consumers_have_no_kv_parameters_and_owners_get_their_gradient():
     shared, text = random_model(config), tokens(2, 20)
     assert [b.attention.store_width > 0 for b in shared.blocks] == [True, False, False] * 2
     shared(text).square().mean().backward()
-    total = shared.blocks[0].attention.qkv.weight.grad[shared.blocks[0].attention.q_width :]
+    total = shared.blocks[0].attention.qkv.weight.grad[shared.blocks[0].attention.q_rows :]
     # each reader apart: a copy of the owner's K/V for it alone, whose gradients must add up
     parts = torch.zeros_like(total)
     for reader in groups[0]:
@@ -117,14 +117,14 @@ def _gradient_through(model, reader, text):
     finally:
         OneShotPass.read_kv = original
     attention = model.blocks[0].attention
-    return attention.qkv.weight.grad[attention.q_width :]
+    return attention.qkv.weight.grad[attention.q_rows :]
 
 
 def test_cells_of_one_seed_start_equal_where_shapes_allow():
     base = GPT(ModelConfig(**SMALL), seed=7)
     mqa = GPT(ModelConfig(**SMALL, n_kv_head=1, position="rope"), seed=7)
     other = GPT(ModelConfig(**SMALL), seed=8)
-    width = base.blocks[0].attention.q_width
+    width = base.blocks[0].attention.q_rows
     for left, right in zip(base.blocks, mqa.blocks, strict=True):
         assert torch.equal(left.mlp.up.weight, right.mlp.up.weight)
         assert torch.equal(left.attention.qkv.weight[:width], right.attention.qkv.weight[:width])

@@ -24,7 +24,7 @@ FORMS = {
     "grouped latent": {"kv": {"latent": 10, "rotary": 4, "groups": 2}},
     "latent without rotation": {"kv": {"latent": 24}, "position": "learned"},
     "tied without rotation": {"kv": "tied", "position": "none"},
-    "shared latent": {"kv": {"latent": 24, "rotary": 4}, "kv_sharing": [0, 1, 1]},
+    "shared latent": {"kv": {"latent": 24, "rotary": 4, "query": 12}, "kv_sharing": [0, 1, 1]},
 }
 NUMBERS = {  # a token stores in a layer: h d, h d + d / 2, d_c + d_r, g d_c + d_r
     "separate": 2 * 2 * 8, "tied": 2 * 8, "grouped_tied": 2 * 8 + 4, "latent": 24 + 4,
@@ -200,7 +200,7 @@ def test_the_reductions_rescale_to_other_sizes():
     changes = {"model.position": "rope", "model.kv": {"latent": 256, "rotary": 32}}
     served = load_served_model("gpt2", changes)  # heads of 64
     large = rescale(served, "llama-7b").model  # heads of 128
-    assert large.kv.model_dump() == {"latent": 512, "rotary": 64, "groups": 1}
+    assert large.kv.model_dump() == {"latent": 512, "rotary": 64, "groups": 1, "query": None}
     assert rescale(load_served_model("gpt2", {"model.kv": "tied"}), "llama-7b").model.kv == "tied"
     with pytest.raises(RescaleError, match="do not scale to heads of 128 instead of 96"):
         rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")

@@ -62,8 +62,12 @@ class ReferenceModel:
         rows = x @ weight.T + bias
         latent = c.kv if hasattr(c.kv, "latent") else None
         key_dim = c.head_dim + (latent.rotary if latent else 0)
-        width = c.n_head * key_dim
-        q = self.rotate(rows[:, :width].reshape(len(x), c.n_head, key_dim), positions)
+        width = (latent.query if latent else None) or c.n_head * key_dim
+        q = rows[:, :width]
+        if latent and latent.query:
+            q = q / np.sqrt((q**2).mean(-1, keepdims=True) + c.norm_eps)
+            q = (q * self.weights[name + "q_norm.weight"]) @ self.weights[name + "q_up.weight"].T
+        q = self.rotate(q.reshape(len(x), c.n_head, key_dim), positions)
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
             parts = self.stored_parts(name, rows[:, width:], positions)

@@ -138,6 +138,8 @@ def _format_one(item: ServingEstimate) -> str:
         f"forward pass over the context: {item.forward_flops:.4g} FLOPs;"
         f" a decoded token: {item.decode_flops:.4g}",
     ]
+    if item.note:
+        lines.append(f"note: {item.note}")
     if item.largest_batch is not None:
         lines.append(f"largest batch beside the weights: {item.largest_batch:,}")
     return "\n".join(lines)
@@ -161,4 +163,5 @@ def _format_side_by_side(items: list[ServingEstimate]) -> str:
     contexts = sorted({item.context_length for item in items})
     context = f"context {contexts[0]:,}" if len(contexts) == 1 else "each at its block size"
     head_line = f"batch {items[0].batch_size}, {context}, model in {items[0].dtype}"
-    return f"{head_line}\n{format_table(rows, 'r' * (len(rows[0]) - 1))}"
+    notes = {f"{item.name.partition(' ')[0]}: {item.note}" for item in items if item.note}
+    return "\n".join([head_line, format_table(rows, "r" * (len(rows[0]) - 1)), *sorted(notes)])
