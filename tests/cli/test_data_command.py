@@ -111,7 +111,7 @@ def test_the_json_of_an_empty_folder(capsys, data_home):
         (["prepare", "files", "--paths", "x", "--licence", ""], 2, "licence"),
         (["prepare", "docstrings", "--workers", "0"], 2, "0 is not"),
         (["prepare", "missing.yaml"], 2, "missing.yaml"),
-        (["prepare", "files", "--paths", "/no/such/text"], 1, "/no/such/text does not exist"),
+        (["prepare", "files", "--paths", "/no/such/text"], 2, "--paths: data.paths.0 = /no/such"),
         (["get", "hellaswag", "--file", "/no/such/file"], 1, "/no/such/file"),
         (["get", "piqa"], 2, "piqa"),
         ([], 2, "ACTION"),
@@ -123,6 +123,18 @@ def test_refusals(capsys, data_home, words, code, message):
     assert message in err
     assert "Traceback" not in err
     assert not list(data_home.glob("**/*.bin"))
+
+
+def test_a_wrong_path_in_a_file_is_shown_with_its_place_as_in_a_plan(capsys, experiment):
+    lines = experiment.read_text().splitlines()
+    number = next(i for i, line in enumerate(lines) if "paths: [" in line)
+    lines[number] = lines[number].replace("paths: [", "paths: [gone.txt, ")
+    experiment.write_text("\n".join(lines))
+    code, out, err = run(capsys, "prepare", str(experiment))
+    column = lines[number].index("gone.txt") + 1
+    assert (code, out) == (2, "")
+    assert err.startswith(f"{experiment}:{number + 1}:{column}: data.paths.0 = ")
+    assert "does not exist; name a file or a folder" in err
 
 
 @pytest.mark.parametrize(

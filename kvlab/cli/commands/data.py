@@ -26,11 +26,12 @@ from kvlab.data.hellaswag_dataset import (
     find_hellaswag_file,
 )
 from kvlab.data.shards import read_dataset_facts, read_manifest
-from kvlab.errors import DataError, UsageError
+from kvlab.errors import DataError, Problem, SpecError, UsageError
 from kvlab.humanize import format_bytes, format_number
 from kvlab.spec import DataConfig, load_experiment, parse_override
 from kvlab.spec.data_config import SOURCES
 from kvlab.spec.validation_errors import list_field_errors
+from kvlab.spec.yaml_reader import read_yaml
 
 EPILOG = """\
 examples:
@@ -101,12 +102,30 @@ def _run_get(options: argparse.Namespace) -> int:
 
 
 def _run_prepare(options: argparse.Namespace) -> int:
-    dataset = prepare_dataset(_make_data_config(options), _print_progress, workers=options.workers)
+    data = _make_data_config(options)
+    try:
+        dataset = prepare_dataset(data, _print_progress, workers=options.workers)
+    except DataError as error:
+        if error.field is None:
+            raise
+        raise SpecError([_locate(error.field, str(error), options)]) from None
     for line in read_dataset_facts(dataset.folder).warnings:
         _print_progress(f"warning: {line}")
     facts = _collect_dataset_facts(dataset.folder)
     _print_result(options, facts, _format_dataset(dataset))
     return 0
+
+
+def _locate(key: str, message: str, options: argparse.Namespace) -> Problem:
+    """Return where a key of `data` was written: in the experiment's file, or as an option."""
+    option = key.split(".")[1]
+    target: str = options.target
+    if getattr(options, option, None) is not None:
+        return Problem(f"--{option.replace('_', '-')}", 0, 0, message)
+    if not target.endswith((".yaml", ".yml")):
+        return Problem(target, 0, 0, message)
+    path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    return read_yaml(target).problem(path, message)
 
 
 def _run_list(options: argparse.Namespace) -> int:

@@ -32,8 +32,8 @@ def run(options: argparse.Namespace) -> int:
         return remote_stop(options.address, name, force=options.force, as_json=options.json)
     if options.force:
         return _force_stop(store, name, as_json=options.json)
-    store.sweep(name)
-    if not store.is_driven(name):
+    if not store.is_driven(name):  # a driver that prepares the text has written nothing yet
+        store.sweep(name)
         raise UsageError(f"sweep = {name} is not running; see `kvlab status {name}`")
     write_atomic(store.stop_flag(name), "")
     if options.json:

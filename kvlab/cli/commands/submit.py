@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from kvlab.analysis.search_results import SearchResults
 from kvlab.cli.detach import submit_detached
@@ -28,18 +28,19 @@ from kvlab.cli.shared_arguments import (
 )
 from kvlab.cli.sweep_callbacks import COPY_TO_VARIABLE, BackupCallback, MLflowCallback
 from kvlab.cli.terminal import tolerate_broken_output
-from kvlab.errors import StoreError, UsageError
+from kvlab.errors import Stopped, StoreError, UsageError
 from kvlab.humanize import format_duration
-from kvlab.spec import Sweep
+from kvlab.spec import DataConfig, Sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin, capture_origin, redact_command
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
+from kvlab.sweep.driver.driver_registry import join_sweep
 from kvlab.sweep.driver.events import PrepareTrials
 from kvlab.sweep.driver.preparation import SmokeTests, prefetch_evaluation_sets
 from kvlab.sweep.driver.retiming import RetimingRun, plan_retiming
 from kvlab.sweep.driver.retry_policy import reopen_tuning
-from kvlab.sweep.driver.shutdown import stop_on_signal
+from kvlab.sweep.driver.shutdown import interrupt_on_stop, stop_on_signal
 from kvlab.sweep.executors import DEFAULT_EXECUTOR, EXECUTORS, IDLE_EXECUTOR, make_executor
 from kvlab.sweep.executors.executor import Executor, RunTask
 from kvlab.sweep.ops.shared_store import check_store_is_shared
@@ -47,10 +48,13 @@ from kvlab.sweep.planning.budget import estimate_budget
 from kvlab.sweep.planning.memory_check import MachineMemory, check_memory, measure_machine_memory
 from kvlab.sweep.planning.planner import ended_status, trials_to_run, uses_pruning
 from kvlab.sweep.planning.stages import describe_stage
-from kvlab.sweep.planning.texts import prepare_text
+from kvlab.sweep.planning.texts import find_text, prepare_text
 from kvlab.sweep.search.search_history import count_remaining_suggestions
 from kvlab.sweep.search.searcher import Searcher
 from kvlab.trial.task import run_task
+
+if TYPE_CHECKING:
+    from kvlab.data import DatasetFacts
 
 PREPARATION_SECONDS = 10.0
 """Time between two lines about the preparation of text."""
@@ -133,9 +137,13 @@ def _submit(options: argparse.Namespace) -> int:
     if options.retry_failed:
         reopen_tuning(store, sweep.name)
     stream = sys.stderr if options.json else sys.stdout
-    stage = plan_stage(
-        sweep, store, identify=partial(prepare_text, on_progress=_PrintSlowly(stream))
-    )
+    try:
+        stage = plan_stage(sweep, store, identify=_PrepareText(store, sweep.name, stream))
+    except Stopped:
+        print("stopped while the text is prepared; submit again to go on from there", file=stream)
+        if options.json:
+            print(json.dumps({"sweep": sweep.name, "states": {}}, indent=1))
+        return 130
     display = ProgressDisplay(stage.plan, store, stream, retry_failed=options.retry_failed)
     warn = display.print_line
     for note in stage.plan.notes:
@@ -162,6 +170,28 @@ def _submit(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts, indent=1))
     return summary.exit_code
+
+
+class _PrepareText:
+    """Prepare the texts of a sweep, as a driver of it that `kvlab stop` can stop meanwhile."""
+
+    def __init__(self, store: Store, sweep: str, stream: TextIO):
+        self._store, self._sweep, self._print = store, sweep, _PrintSlowly(stream)
+
+    def __call__(self, data: DataConfig) -> "DatasetFacts":
+        """Return the facts of a text.
+
+        Raises:
+            Stopped: The sweep was asked to stop. What is tokenized stays.
+            DataError: The text is unavailable.
+        """
+        if find_text(data) is not None:
+            return prepare_text(data, self._print)
+        with (
+            join_sweep(self._store, self._sweep, None, exclusive=False),
+            interrupt_on_stop(self._store.stop_flag(self._sweep)),
+        ):
+            return prepare_text(data, self._print)
 
 
 class _PrintSlowly:

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from kvlab.errors import Stopped
 from kvlab.store import Store
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+POLL_SECONDS = 0.2
 
 
 class StopRequest:
@@ -50,6 +53,42 @@ class StopRequest:
         """Remove this driver's own file, once none of its trials runs."""
         if self._own_flag != self._flags[0]:  # the shared one is removed by the last driver
             self._own_flag.unlink(missing_ok=True)
+
+
+@contextmanager
+def interrupt_on_stop(flag: Path) -> Iterator[None]:
+    """Interrupt the block as Ctrl-C does, once a file asks to stop.
+
+    For work that looks for no request itself, such as a download. Only for the main thread, where
+    Python handles signals; in another one the block runs to its end.
+
+    Raises:
+        Stopped: The file was there.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
+        yield
+        return
+    is_over, is_asked = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(POLL_SECONDS):
+            if flag.exists():
+                is_asked.set()
+                signal.pthread_kill(main.ident or 0, signal.SIGINT)
+                return
+
+    watcher = threading.Thread(target=watch, name="kvlab-stop", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_asked.is_set():
+            raise
+        raise Stopped("asked to stop") from None
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 @contextmanager
