@@ -15,6 +15,9 @@ from kvlab.store.verification import TrialFile, list_trial_files
 
 NOT_RECORDED = "not recorded"
 
+MAX_LISTED = 40
+"""Trials that are listed, damaged ones before others."""
+
 
 @dataclass(frozen=True)
 class TrialOrigin:
@@ -183,12 +186,15 @@ def format_facts(
 
 def _format_trials(trials: Sequence[TrialOrigin], names: Mapping[str, str]) -> str:
     rows = [["trial", "cell", "status", "files", "started (UTC)", "finished"]]
-    for one in trials:
+    damaged = [one for one in trials if one.is_damaged]
+    listed = list(dict.fromkeys(one.trial for one in (*damaged, *trials)))[:MAX_LISTED]
+    for one in (one for one in trials if one.trial in listed):
         bad = sum(bool(file.problem) for file in one.files)
         files = f"{bad} DAMAGED" if bad else f"{len(one.files)} verify"
         ended = [_format_time(one.started), _format_time(one.finished)]
         rows.append([one.trial[:ID_DIGITS], names.get(one.trial, ""), one.status, files, *ended])
-    return format_table(rows)
+    more = len(trials) - len(listed)
+    return format_table(rows) + (f"\nand {more:,} trials more; --json has all" if more else "")
 
 
 def _format_time(text: str) -> str:

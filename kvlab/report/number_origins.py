@@ -41,7 +41,7 @@ from kvlab.report.formatting import (
 from kvlab.report.printed_numbers import PrintedNumber, byte_texts, read_unit
 from kvlab.report.report_files import make_document
 from kvlab.report.sections.main_effects import judge_other_metrics
-from kvlab.report.table_columns import mean_and_spread
+from kvlab.report.table_columns import MAX_LISTED_SEEDS, mean_and_spread
 from kvlab.store.metrics import METRICS
 
 CSV_DIGITS = 6
@@ -225,8 +225,9 @@ class _OriginSearch:
         self.offer(shown, shown_unit, make)
 
     def name_rows(self, levels: Levels, rows: Sequence[TrialRow]) -> str:
-        seeds = ", ".join(str(row.seed) for row in rows)
-        return f"{self.study.label(levels)} at seed{'s' if len(rows) > 1 else ''} {seeds}"
+        seeds = f"seed{'s' if len(rows) > 1 else ''} {', '.join(str(row.seed) for row in rows)}"
+        seeds = seeds if len(rows) <= MAX_LISTED_SEEDS else f"{len(rows)} seeds"
+        return f"{self.study.label(levels)} at {seeds}"
 
     def key(self, *cells: Levels) -> frozenset[str]:
         return frozenset(self.study.cell_key(levels) for levels in cells)

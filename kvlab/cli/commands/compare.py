@@ -245,5 +245,6 @@ def _state_verdict(found: RecordComparison) -> str:
     )
     if found.agrees:
         return f"verdict: one trial, and the records agree: {counts}"
-    names = ", ".join([one.name for one in (*found.exact, *found.beyond)][:8])
+    wrong = [*(one.name for one in found.exact), *(one.name for one in found.beyond)]
+    names = ", ".join(wrong[:8])
     return f"verdict: one trial, and the records DISAGREE in {names}: {counts}"

@@ -23,6 +23,9 @@ from kvlab.store import Store
 MAX_LISTED = 20
 """Quantities that are listed; --json has all of them."""
 
+MAX_TERMS = 60
+"""Rows of values that are listed."""
+
 EPILOG = """\
 A number is given as it is printed, with or without its unit. Every value of the record and every
 number of the report that prints so is listed; the first one, or --pick, is computed again from its
@@ -193,7 +196,10 @@ def _format_derivation(shown: Candidate, pick: int | None) -> Iterator[str]:
         return
     yield ""
     pairs = _pair_terms(origin.terms)
-    yield _format_pairs(shown, pairs) if pairs else _format_terms(shown)
+    count = len(pairs) or len(origin.terms)
+    yield _format_pairs(shown, pairs[:MAX_TERMS]) if pairs else _format_terms(shown)
+    if count > MAX_TERMS:
+        yield f"and {count - MAX_TERMS:,} rows more; --json has all"
     if origin.is_weighted:
         yield from _format_sums(origin, show_seeds=len(origin.terms) > _count_seeds(origin) * 2)
 
@@ -234,7 +240,7 @@ def _format_terms(shown: Candidate) -> str:
     terms = shown.origin.terms
     weights = {term.weight for term in terms}
     rows = [["seed", "cell", "trial", "value", "weight"]]
-    for term in terms:
+    for term in terms[:MAX_TERMS]:
         weight = "" if term.weight is None else f"{term.weight:+.4g}"
         value = "" if term.value is None else f"{term.value:.8g}"
         names = [str(term.row.seed), _label(shown, term), term.row.trial[:ID_DIGITS]]
