@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvlab.layout import KVLayout
 from kvlab.model import GPT
+from kvlab.model.generate import make_decoder
 from kvlab.spec import ServingConfig
 
 OnCount = Callable[[int], None]
@@ -67,12 +68,22 @@ def hidden_states(
         return model.hidden_states(x, document_start=document_start)
     if document_start is not None:
         return _decode_by_document(model, x, serving, on_progress, document_start)
+    return _decode_rows(model, x, serving, on_progress)
+
+
+def _decode_rows(model: GPT, x: Tensor, serving: ServingConfig, on_progress: OnCount) -> Tensor:
+    """Return the residual stream (B, T, E) of tokens (B, T), by the step that generates text.
+
+    Nothing in the loop waits for the device: on CUDA the steps of one captured graph follow each
+    other.
+    """
     cache = model.new_cache(len(x), x.shape[1], serving)
-    states = []
+    step = make_decoder(model, cache, head=False)
+    states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
     for position in range(x.shape[1]):
-        states.append(model.hidden_states(x[:, position : position + 1], cache=cache))
+        states[:, position] = step(x[:, position])
         on_progress(0)
-    return torch.cat(states, 1)
+    return states
 
 
 def iter_states_at(
@@ -126,21 +137,16 @@ def _decode_documents(
     on_progress: OnCount,
     out: Tensor,
 ) -> None:
-    """Fill in ``out`` (B, T, E) at ``spans``, which are sorted with the longest first."""
-    lengths = torch.tensor([end - start for _, start, end in spans], device=x.device)
-    longest = int(lengths[0])
+    """Fill in ``out`` (B, T, E) at ``spans``, which are sorted with the longest first.
+
+    Rows whose document has ended go on with padding, which no other row sees. So all have one
+    length, and nothing has to be asked of the device.
+    """
+    longest = spans[0][2] - spans[0][1]
     tokens = torch.zeros(len(spans), longest, dtype=x.dtype, device=x.device)
     for i, (row, start, end) in enumerate(spans):
         tokens[i, : end - start] = x[row, start:end]
-    cache = model.new_cache(len(spans), longest, serving)
-    is_ragged = int(lengths[-1]) < longest
-    states = []
-    for position in range(longest):
-        counts = (lengths - position).clamp(0, 1) if is_ragged else None
-        token = tokens[:, position : position + 1]
-        states.append(model.hidden_states(token, cache=cache, lengths=counts))
-        on_progress(0)
-    decoded = torch.cat(states, 1)
+    decoded = _decode_rows(model, tokens, serving, on_progress)
     for i, (row, start, end) in enumerate(spans):
         out[row, start:end] = decoded[i, : end - start]
 

@@ -23,7 +23,7 @@ from kvlab.evaluate.continuations import (
 from kvlab.evaluate.forward_passes import OnCount, decode_rows, pass_rows
 from kvlab.evaluate.packed_scoring import score_packed
 from kvlab.model import GPT
-from kvlab.model.generate import last_token_indices
+from kvlab.model.generate import GraphDecoder, StaticDecoder, last_token_indices
 from kvlab.model.kernels import keep_freed_memory
 from kvlab.spec import ServingConfig
 
@@ -164,14 +164,36 @@ def _decode_endings(
         last_hidden: (R, E), the residual stream that predicts their first tokens.
     """
     targets, lengths = _pad_rows(model, endings)
-    states = [last_hidden[:, None]]
-    for position in range(targets.shape[1] - 1):
-        counts = (lengths - 1 - position).clamp(0, 1)
-        token = targets[:, position : position + 1]
-        states.append(model.hidden_states(token, cache=cache, lengths=counts))
-        on_progress(0)
-    is_real = torch.arange(targets.shape[1], device=model.device) < lengths[:, None]
-    return sum_scores(model, torch.cat(states, 1)[is_real], endings)
+    count = targets.shape[1]
+    states = [last_hidden]
+    if count > 1:
+        decode = _decode_static if cache.has_static_pass else _decode_ragged
+        for state in decode(model, cache, targets[:, :-1], lengths - 1):
+            states.append(state.clone())
+            on_progress(0)
+    is_real = torch.arange(count, device=model.device) < lengths[:, None]
+    return sum_scores(model, torch.stack(states, 1)[is_real], endings)
+
+
+def _decode_static(
+    model: GPT, cache: KVCache, tokens: Tensor, _lengths: Tensor
+) -> Iterator[Tensor]:
+    """Yield the residual streams (R, E) after successive tokens (R, T), by the step of graphs.
+
+    It takes rows of any lengths, and asks the device nothing. Rows that have ended go on with
+    padding, which no other row sees.
+    """
+    decoder = GraphDecoder if model.device.type == "cuda" else StaticDecoder
+    step = decoder(model, cache, head=False)
+    for column in tokens.unbind(1):
+        yield step(column)
+
+
+def _decode_ragged(model: GPT, cache: KVCache, tokens: Tensor, lengths: Tensor) -> Iterator[Tensor]:
+    """Yield the same through a cache without that step. Rows end after ``lengths`` tokens."""
+    for position in range(tokens.shape[1]):
+        counts = (lengths - position).clamp(0, 1)
+        yield model.hidden_states(tokens[:, position : position + 1], cache, counts)[:, -1]
 
 
 def _pad_rows(model: GPT, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -72,11 +72,6 @@ def last_token_indices(tokens: Tensor, lengths: Tensor | Sequence[int] | None = 
     return torch.arange(rows, device=tokens.device) * count + ends - 1
 
 
-def decode_step(model: GPT, tokens: Tensor, cache: KVCache) -> Tensor:
-    """Run one token of each row, (B,), through the cache; return the next logits (B, V)."""
-    return model.compute_logits(model.hidden_states(tokens[:, None], cache)[:, -1])
-
-
 @dataclass(frozen=True)
 class Sampling:
     """How to choose the next token.
@@ -270,25 +265,29 @@ PrepareDecoder = Callable[[GPT, KVCache], Decoder]
 """Makes the decoder of a cache into which the prompts have been run."""
 
 
-def make_decoder(model: GPT, cache: KVCache) -> Decoder:
+def make_decoder(model: GPT, cache: KVCache, *, head: bool = True) -> Decoder:
     """Return a decoder that continues from ``cache``, after the prompts have been run into it.
 
     At batch size 1 a decode step of a small model is bound by launching its kernels. On CUDA a
     captured graph launches them all at once.
+
+    Args:
+        head: if false, the decoder returns the residual stream (B, E) in place of logits.
     """
     if model.device.type == "cuda" and cache.has_static_pass:
-        return GraphDecoder(model, cache)
-    return EagerDecoder(model, cache)
+        return GraphDecoder(model, cache, head=head)
+    return EagerDecoder(model, cache, head=head)
 
 
 class EagerDecoder:
     """Run the model's own forward pass. On CPU it reads only the entries in use, unmasked."""
 
-    def __init__(self, model: GPT, cache: KVCache):
-        self._model, self._cache = model, cache
+    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
+        self._model, self._cache, self._head = model, cache, head
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        return decode_step(self._model, tokens, self._cache)
+        states = self._model.hidden_states(tokens[:, None], self._cache)[:, -1]
+        return self._model.compute_logits(states) if self._head else states
 
 
 class GraphDecoder:
@@ -300,8 +299,8 @@ class GraphDecoder:
 
     WARM_UPS = 3
 
-    def __init__(self, model: GPT, cache: KVCache):
-        self._static_decoder = StaticDecoder(model, cache)
+    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
+        self._static_decoder = StaticDecoder(model, cache, head=head)
         self._graph = torch.cuda.CUDAGraph()
         stream = capture_stream(cache.device)
         stream.wait_stream(torch.cuda.current_stream())
@@ -310,14 +309,14 @@ class GraphDecoder:
                 self._static_decoder.compute()
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(self._graph, stream=stream):
-            self._logits = self._static_decoder.compute()
+            self._out = self._static_decoder.compute()
         self._graph.replay()  # writes what the first step writes again
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
         self._graph.replay()
         self._static_decoder.advance()
-        return self._logits
+        return self._out
 
 
 @lru_cache
@@ -337,17 +336,17 @@ class StaticDecoder:
     `reset`, `crop` or a further pass it goes on from the tokens that the cache then holds.
     """
 
-    def __init__(self, model: GPT, cache: KVCache):
-        self._model = model
+    def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
+        self._model, self._head = model, head
         self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
         self._pass = cache.begin_static_pass()
         self._rotations = model.prepare_positions(self._pass.position_limit)  # kept for a graph
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.prepare(tokens)
-        logits = self.compute()
+        out = self.compute()
         self.advance()
-        return logits
+        return out
 
     def prepare(self, tokens: Tensor) -> None:
         """Take the tokens (B,) of the next step."""
@@ -355,8 +354,9 @@ class StaticDecoder:
         self._tokens.copy_(tokens[:, None])
 
     def compute(self) -> Tensor:
-        """Return the logits (B, V) of the step."""
-        return self._model.compute_logits(self._model.run_pass(self._tokens, self._pass)[:, -1])
+        """Return the logits (B, V) of the step, or without a head its residual stream (B, E)."""
+        states = self._model.run_pass(self._tokens, self._pass)[:, -1]
+        return self._model.compute_logits(states) if self._head else states
 
     def advance(self) -> None:
         """Advance the cache by the step's tokens."""

@@ -22,7 +22,7 @@ from kvlab.errors import DataError, UsageError
 from kvlab.evaluate.evaluation import OnProgress, ProgressReporter
 from kvlab.evaluate.forward_passes import OnCount
 from kvlab.evaluate.scoring import Pair, score_pairs
-from kvlab.model.generate import decode_step, prefill
+from kvlab.model.generate import make_decoder, prefill
 from kvlab.spec.lm_eval_tasks import LmEvalTask, find_task_file
 from kvlab.trial.model_targets import OpenedModel
 
@@ -225,6 +225,7 @@ class TextScorer:
         ids = (tokenizer.encode(context) or [tokenizer.end_of_text])[-(block - max_tokens) :]
         cache = model.new_cache(1, block, self._serving)
         logits = prefill(model, torch.tensor([ids], device=model.device), cache)
+        step = make_decoder(model, cache)
         generated: list[int] = []
         while len(generated) < max_tokens:
             token = int(logits[0, : tokenizer.vocab_size].argmax())
@@ -235,7 +236,7 @@ class TextScorer:
             ends = [text.index(stop) for stop in stops if stop in text]
             if ends:
                 return text[: min(ends)]
-            logits = decode_step(model, torch.tensor([token], device=model.device), cache)
+            logits = step(torch.tensor([token], device=model.device))
         return tokenizer.decode(generated)
 
     def _read_options(self, options: dict[str, Any]) -> tuple[list[str], int]:
