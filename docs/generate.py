@@ -86,10 +86,10 @@ def describe_patterns() -> str:
     parts = [
         "# Sharing patterns",
         "`model.kv_sharing` and `serving.tie` say which layers share one K/V. The lowest layer of"
-        " a group owns it; the others read it. A group is all global or all local: a local layer"
-        " keeps only its window. In the pictures a box is a layer, G global and L local; a line"
-        " leads from a layer to the owner that it reads, and boxes with a thick border own their"
-        " K/V.",
+        " a group owns it; the others read it. The layers of a group are of one kind: a local"
+        " layer keeps only its window. In the pictures a box is a layer, G global and L local; a"
+        " line leads from a layer to the owner that it reads, and boxes with a thick border own"
+        " their K/V.",
         "Explicit groups, `[[0, 6], [1, 2]]`, and explicit owners, `[0, 0, 2, 2]`, are written as"
         " lists. [Tie rules](../tie-rules.md) say who writes a slot that was not trained as one.",
     ]

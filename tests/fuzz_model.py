@@ -24,6 +24,7 @@ from tests.support.reference_model import ReferenceModel, read_weights
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
 LONGEST = 48
+WINDOWS = [1, 2, 3, 5, 8, 13, 47, 48, 60]
 
 
 @dataclass
@@ -64,7 +65,7 @@ def draw_case(number: int) -> Case:
 def _draw_config(rng: random.Random) -> ModelConfig:
     heads = rng.choice([1, 2, 4, 6])
     layers = rng.randint(1, 8)
-    pattern = rng.choice(["G", "L", "GL", "LG", "LLG", "GLLLLL", "GGL"])
+    pattern = rng.choice(["G", "L", "GL", "LG", "LLG", "GLLLLL", "GGL", "GGGN", "LWN", "WWG"])
     local = "L" in (pattern * layers)[:layers]
     shape = {
         "vocab_size": rng.randint(3, 40),
@@ -73,7 +74,7 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         "n_head": heads,
         "n_kv_head": rng.choice([n for n in (1, 2, 3, 6) if heads % n == 0]),
         "n_embd": 4 * heads,
-        "head_dim": rng.choice([2, 4, 8]),
+        "head_dim": rng.choice([4, 8]),
         "ffn_dim": rng.choice([4, 16]),
         "position": rng.choice(["learned", "rope", "none"]),
         "norm": rng.choice(["layernorm", "rmsnorm"]),
@@ -81,14 +82,18 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         "bias": rng.random() < 0.5,
         "tie_embeddings": rng.random() < 0.5,
         "attention_pattern": pattern,
-        "window": rng.choice([1, 2, 3, 5, 8, 13, 47, 48, 60]) if local else None,
+        "window": rng.choice(WINDOWS) if local else None,
     }
     while True:
         kv = _draw_kv(rng)
+        shape |= {"kv": kv, "rotary_share": rng.choice([0.0, 0.5, 1.0])}
+        if kv not in ("separate", "tied"):
+            shape["rotary_share"] = 1.0
         if isinstance(kv, dict):
             shape["n_kv_head"] = heads
+        by_kind = _draw_kinds(rng, shape)
         try:
-            return ModelConfig(**shape, kv_sharing=_draw_sharing(rng, layers), kv=kv)
+            return ModelConfig(**shape, **by_kind, kv_sharing=_draw_sharing(rng, layers))
         except ValueError:
             continue
 
@@ -98,6 +103,31 @@ def _draw_kv(rng: random.Random) -> object:
     latent = {"latent": rng.choice([1, 3, 8, 20]), "groups": rng.choice([1, 1, 2, 3])}
     latent |= {"rotary": rng.choice([0, 2, 6]), "query": rng.choice([None, None, 7])}
     return rng.choice(["separate", "separate", "tied", "grouped_tied", latent])
+
+
+def _draw_kinds(rng: random.Random, shape: dict) -> dict:
+    """Return settings by kind of layer: all that N and W need, and some of G's and L's."""
+    settings = {}
+    for letter, key in (("G", "global"), ("L", "local"), ("N", "N"), ("W", "W")):
+        if letter not in shape["attention_pattern"] or (letter in "GL" and rng.random() < 0.5):
+            continue
+        own = {
+            "n_kv_head": rng.choice([n for n in (1, 2, 3, 6) if shape["n_head"] % n == 0]),
+            "head_dim": rng.choice([4, 8]),
+            "position": rng.choice(["rope", "none"]),
+            "rope_theta": rng.choice([100.0, 1e6]),
+            "rotary_share": rng.choice([0.0, 0.5, 1.0]),
+            "window": rng.choice(WINDOWS),
+        }
+        left_out = {name for name in own if rng.random() < 0.5}
+        left_out |= {"position"} if shape["position"] == "learned" else set()
+        left_out |= {"window"} if letter in "GN" else set()
+        if shape["kv"] not in ("separate", "tied"):
+            left_out |= {"n_kv_head", "position", "rotary_share"}
+        left_out -= {"window"} if letter == "W" else set()
+        settings[key] = {name: value for name, value in own.items() if name not in left_out}
+    kinds = {letter: settings.pop(letter) for letter in "NW" if letter in settings}
+    return {**settings, "kinds": kinds}
 
 
 def _draw_serving(rng: random.Random) -> ServingConfig:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from kvlab.layout.kv_layout import KVLayout
 from kvlab.layout.roofline_model import Bound, DevicePeaks, StepCost, decode_step_cost
+from kvlab.sharing import KIND_NAMES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import ServedModel
 from kvlab.spec.flops import parameter_count
@@ -35,31 +36,36 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
 
     These are taken over: the number of query heads that share a K/V head (all of them for
     multi-query), what a token stores with its latents in proportion to the heads, the pattern of
-    local layers with its window in tokens, the sharing and the serving. Where a key is shared for
-    its rotation, positions are rotary.
+    local layers with its windows in tokens, what kinds of layers have of windows and K/V heads,
+    the sharing and the serving. Where a key is shared for its rotation, positions are rotary.
 
     Raises:
-        RescaleError: groups or owners name layers by number, heads do not divide, or a sharing
-            is impossible on that many layers.
+        RescaleError: groups or owners name layers by number, heads do not divide or are wider in
+            some layers, or a sharing is impossible on that many layers.
     """
     model = served.model
     if not all(isinstance(sharing, str) for sharing in (model.kv_sharing, served.serving.tie)):
         raise RescaleError("its groups name layers by number")
     target = ModelConfig(**PRESETS[preset])
-    group = model.n_head // model.n_kv_head
-    if model.n_kv_head == 1:
-        n_kv_head = 1
-    elif target.n_head % group:
-        raise RescaleError(f"{target.n_head} heads do not divide into groups of {group}")
-    else:
-        n_kv_head = target.n_head // group
-    fields = {
-        "n_kv_head": n_kv_head,
+    if len({layer.head_dim for layer in model.layers}) > 1:
+        raise RescaleError("the width of its heads differs between layers")
+    fields: dict[str, Any] = {
+        "n_kv_head": _rescale_kv_heads(model, model.n_kv_head, target),
         "window": model.window,
         "attention_pattern": model.attention_pattern,
         "kv_sharing": model.kv_sharing,
         **_rescale_kv(model, target),
     }
+    for kind, (key, own) in model.kind_settings.items():
+        settings = {}
+        if own.n_kv_head is not None:
+            settings["n_kv_head"] = _rescale_kv_heads(model, own.n_kv_head, target)
+        if own.window is not None:
+            settings["window"] = own.window
+        if kind not in KIND_NAMES:
+            fields.setdefault("kinds", {})[kind] = settings
+        elif settings:
+            fields[key] = settings
     data = {
         "name": preset,
         "model": {**PRESETS[preset], **fields},
@@ -70,6 +76,16 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
     except ValidationError as error:
         first, *_ = list_field_errors(error, ServedModel, data)
         raise RescaleError(first.message) from None
+
+
+def _rescale_kv_heads(model: ModelConfig, n_kv_head: int, target: ModelConfig) -> int:
+    """Return the K/V heads of ``target`` that as many query heads share as in ``model``."""
+    group = model.n_head // n_kv_head
+    if n_kv_head == 1:
+        return 1
+    if target.n_head % group:
+        raise RescaleError(f"{target.n_head} heads do not divide into groups of {group}")
+    return target.n_head // group
 
 
 def _rescale_kv(model: ModelConfig, target: ModelConfig) -> dict[str, Any]:

@@ -81,11 +81,16 @@ def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ..
 
 
 def _list_differences(config: ModelConfig, required: dict[str, Any]) -> list[str]:
-    return [
-        f"{field} is not {value}"
-        for field, value in required.items()
-        if getattr(config, field) != value
-    ]
+    """Return what a model, or one of its layers, has otherwise, and what differs by layer."""
+    differences = []
+    for field, value in required.items():
+        owners = config.layers if hasattr(config.layers[0], field) else (config,)
+        if any(getattr(owner, field) != value for owner in owners):
+            differences.append(f"{field} is not {value}")
+    for field in ("n_kv_head", "head_dim", "rope_theta"):
+        if field not in required and len({getattr(layer, field) for layer in config.layers}) > 1:
+            differences.append(f"{field} differs between layers")
+    return differences
 
 
 _GPT2_LINEAR = {
@@ -173,6 +178,9 @@ class GPT2(Architecture):
                 yield WeightMapping(f"{name}.{part}", (f"{hf_name}.{part}",))
 
 
+_ROTATED = {"position": "rope", "rotary_share": 1.0}
+
+
 class Llama(Architecture):
     """Llama: rotary positions, RMS norms, SwiGLU, grouped queries, no biases."""
 
@@ -203,18 +211,17 @@ class Llama(Architecture):
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         required = {
-            "position": "rope",
             "norm": "rmsnorm",
             "mlp": "swiglu",
             "bias": False,
             "kv": "separate",
             "kv_owners": tuple(range(config.n_layer)),
         }
-        return _list_differences(config, required) + self.window_incompatibilities(config)
+        return self.layer_incompatibilities(config) + _list_differences(config, required)
 
-    def window_incompatibilities(self, config: ModelConfig) -> list[str]:
-        """Return why the model's windows do not fit; empty if they do."""
-        return [] if config.window is None else [f"window is {config.window}"]
+    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
+        """Return why the positions and windows of layers do not fit; empty if they do."""
+        return _list_differences(config, {**_ROTATED, "window": None})
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
@@ -225,20 +232,24 @@ class Llama(Architecture):
             "max_position_embeddings": config.block_size,
             "num_hidden_layers": config.n_layer,
             "num_attention_heads": config.n_head,
-            "num_key_value_heads": config.n_kv_head,
+            "num_key_value_heads": config.layers[0].n_kv_head,
             "hidden_size": config.n_embd,
-            "head_dim": config.head_dim,
+            "head_dim": config.layers[0].head_dim,
             "intermediate_size": config.ffn_dim,
             "rms_norm_eps": config.norm_eps,
-            "rope_theta": config.rope_theta,
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+            "rope_theta": config.layers[0].rope_theta,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": config.layers[0].rope_theta,
+            },
             "tie_word_embeddings": config.tie_embeddings,
             "attention_bias": False,
             "mlp_bias": False,
         }
 
     def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
-        q_width, kv_width = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+        first = config.layers[0]
+        q_width, kv_width = first.q_width, first.n_kv_head * first.head_dim
         yield WeightMapping("token_embedding.weight", ("model.embed_tokens.weight",))
         yield WeightMapping("norm.weight", ("model.norm.weight",))
         if not config.tie_embeddings:
@@ -277,8 +288,14 @@ class Mistral(Llama):
         local_layers = {} if window is None else {"attention_pattern": "L", "window": window}
         return {**super().read_config(hf_config), **local_layers}
 
-    def window_incompatibilities(self, config: ModelConfig) -> list[str]:
-        return [] if set(config.layer_kinds) == {"L"} else ["some layers are global"]
+    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
+        windows = {layer.window for layer in config.layers}
+        problems = _list_differences(config, _ROTATED)
+        if None in windows:
+            problems.append("some layers are global")
+        elif len(windows) > 1:
+            problems.append("window differs between layers")
+        return problems
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         hf_config = super().write_config(config)
@@ -288,7 +305,7 @@ class Mistral(Llama):
             **hf_config,
             "model_type": "mistral",
             "architectures": ["MistralForCausalLM"],
-            "sliding_window": config.window,
+            "sliding_window": config.layers[0].window,
         }
 
 
@@ -385,9 +402,58 @@ class DeepSeekV2(Llama):
             yield WeightMapping(f"{block}kv.up.weight", up, order=tuple(up_order))
 
 
+class SmolLM3(Llama):
+    """Llama with layers that do not rotate, and with windows in some layers."""
+
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        interval, depth = hf_config.get("no_rope_layer_interval", 4), hf_config["num_hidden_layers"]
+        rotates = hf_config.get("no_rope_layers") or [
+            int((layer + 1) % interval != 0) for layer in range(depth)
+        ]
+        window = hf_config.get("sliding_window") if hf_config.get("use_sliding_window") else None
+        types = hf_config.get("layer_types") or [
+            "full_attention" if rotates[layer] else "sliding_attention" for layer in range(depth)
+        ]
+        is_local = [window is not None and one == "sliding_attention" for one in types]
+        letters = ["LM"[not turns] if local else "GN"[not turns]
+                   for turns, local in zip(rotates, is_local, strict=False)]  # fmt: skip
+        kinds = {"N": {"position": "none"}, "M": {"position": "none", "window": window}}
+        return {
+            **super().read_config(hf_config),
+            "attention_pattern": "".join(letters),
+            "window": window if "L" in letters else None,
+            "kinds": {letter: kinds[letter] for letter in kinds if letter in letters},
+        }
+
+    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
+        problems = []
+        if any(layer.position not in ("rope", "none") for layer in config.layers):
+            problems.append("position is not rope or none")
+        if any(layer.rotary_dim not in (0, layer.head_dim) for layer in config.layers):
+            problems.append("rotary_share is not 0 or 1")
+        if len({layer.window for layer in config.layers} - {None}) > 1:
+            problems.append("window differs between local layers")
+        return problems
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        windows = [layer.window for layer in config.layers]
+        types = ["full_attention" if w is None else "sliding_attention" for w in windows]
+        return {
+            **super().write_config(config),
+            "model_type": "smollm3",
+            "architectures": ["SmolLM3ForCausalLM"],
+            "no_rope_layers": [int(layer.rotary_dim > 0) for layer in config.layers],
+            "layer_types": types,
+            "use_sliding_window": any(windows),
+            "sliding_window": max(filter(None, windows), default=None),
+            "pad_token_id": None,  # the default is of another tokenizer
+        }
+
+
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": GPT2(),
     "llama": Llama(),
     "mistral": Mistral(),
     "deepseek_v2": DeepSeekV2(),
+    "smollm3": SmolLM3(),
 }

@@ -100,30 +100,33 @@ def _initialize_qkv(
 ) -> None:
     """Copy the query rows; pool and average the K/V rows into those of the layer's readers."""
     layer = int(name.split(".")[1])
-    config = target.layers[layer]
+    own, trained = target.layers[layer], source.layers[layer]
     heads = ("n_head", "head_dim", "key_dim", "query_dim")
-    source_config = source.layers[layer]
     if source.n_embd != target.n_embd or any(
-        getattr(source_config, key) != getattr(config, key) for key in heads
+        getattr(trained, key) != getattr(own, key) for key in heads
     ):
         conversion.fresh[name] = "the source's heads differ"
         return
-    q_width = config.q_rows
+    q_width = own.q_rows
     parameter[:q_width] = weights[name][:q_width]
     if len(parameter) == q_width:  # a consumer: its K/V are averaged into its owner's
         conversion.copied.append(name)
         return
-    if reason := _find_pooling_problem(source_config, config):
+    readers = [i for i, owner in enumerate(target.kv_owners) if owner == layer]
+    owners = list(dict.fromkeys(source.kv_owners[i] for i in readers if i < source.n_layer))
+    stored = {source.layers[owner].stored for owner in owners}
+    reason = _find_pooling_problem(trained, own)
+    if len(stored) > 1:
+        reason = "the source's K/V heads differ between layers"
+    if reason:
         conversion.fresh[f"{name}[{q_width}:]"] = reason
         conversion.copied.append(name)
         return
-    readers = [i for i, owner in enumerate(target.kv_owners) if owner == layer]
-    owners = list(dict.fromkeys(source.kv_owners[i] for i in readers if i < source.n_layer))
     kv_rows = [weights[_name_in_layer(name, owner)][q_width:] for owner in owners]
-    parameter[q_width:] = _pool_kv_heads(torch.stack(kv_rows).mean(0), source_config, config)
+    parameter[q_width:] = _pool_kv_heads(torch.stack(kv_rows).mean(0), trained, own)
     if len(owners) > 1:
         conversion.averaged.append(name)
-    elif source_config.stored != config.stored:
+    elif trained.stored != own.stored:
         conversion.pooled.append(name)
     else:
         conversion.copied.append(name)

@@ -231,6 +231,8 @@ def _describe_methods(facts: Facts) -> Iterator[str]:
     used += [*_describe_windows(facts)]
     if used:
         yield f"The cells use {join(used)}."
+    if kinds := [*_describe_kinds(facts)]:
+        yield f"Layers of one kind have settings of their own in some cells: {join(kinds)}."
     if shared := [*_describe_sharing(facts.values("model", "kv_sharing"))]:
         yield (
             "In some cells layers share their keys and values, in training and in serving:"
@@ -268,13 +270,27 @@ def _describe_windows(facts: Facts) -> Iterator[str]:
     patterns = [p for p in facts.values("model", "attention_pattern") if "L" in str(p)]
     if not patterns:
         return
-    windows = facts.span("model", "window")
+    windows = span(
+        [*facts.values("model", "window")]
+        + [kind.get("window") for kind in facts.values("model", "local")]
+    )
     text = f"local layers that see {windows} tokens{cite('beltagy2020longformer')}"
     mixed = any("G" in str(pattern) for pattern in patterns)
     source = cite("characterai2024inference") if mixed else ""
     between = " between global ones" if mixed else ""
     tiled = join(map(escape_latex, patterns))
     yield f"{text}{between} (pattern {tiled}, tiled over depth){source}"
+
+
+def _describe_kinds(facts: Facts) -> Iterator[str]:
+    """Yield the settings that layers of one kind have, as a file writes them."""
+    named = [(key, own) for key in ("local", "global") for own in facts.values("model", key)]
+    for kinds in facts.values("model", "kinds"):
+        named += [(f"kind {letter}", own) for letter, own in kinds.items()]
+    for name, own in named:
+        settings = ", ".join(f"{key}: {value}" for key, value in own.items() if value is not None)
+        if settings:
+            yield f"{escape_latex(name)} layers \texttt{{{escape_latex(settings)}}}"
 
 
 def _describe_sharing(patterns: Sequence[Any]) -> Iterator[str]:

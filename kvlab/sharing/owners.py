@@ -1,8 +1,8 @@
 """Owner maps: ``owners[layer]`` is the layer whose K/V that layer reads, itself if it owns.
 
 In a valid map an owner is at or below its consumers and owns itself, and all layers of a
-group are of one kind, ``"G"`` global or ``"L"`` local; so layer 0 always owns. Sharing across
-kinds would hand a global layer a cache that has dropped tokens.
+group are of one kind, such as ``"G"`` global or ``"L"`` local; so layer 0 always owns. Sharing
+across kinds would hand a global layer a cache that has dropped tokens, or heads of another form.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def owner_map(sharing: Sharing, kinds: str) -> OwnerMap:
         sharing: a pattern of `PATTERNS` such as ``adjacent:2``, explicit groups
             (``[[0, 6], [1, 2]]``; layers not named own themselves) or an explicit owner map
             (``[0, 0, 2, 2]``).
-        kinds: one letter a layer, ``"G"`` or ``"L"``.
+        kinds: one letter a layer, such as ``"G"`` or ``"L"``.
 
     Raises:
         SharingError: the sharing is unknown, or impossible on these layers.
@@ -61,9 +61,10 @@ def _check_owner_map(owners: OwnerMap, kinds: str) -> None:
                 f"{owners[owner]}; name layer {owners[owner]} as the owner of both"
             )
         if kinds[owner] != kinds[layer]:
+            one, other = (KIND_NAMES.get(kinds[i], kinds[i]) for i in (owner, layer))
             raise SharingError(
-                f"joins {KIND_NAMES[kinds[owner]]} layer {owner} and {KIND_NAMES[kinds[layer]]}"
-                f" layer {layer}; a group is all global or all local"
+                f"joins {one} layer {owner} and {other} layer {layer}; the layers of a group are of"
+                " one kind"
             )
 
 

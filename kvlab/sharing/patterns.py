@@ -1,9 +1,10 @@
 """Cross-layer K/V sharing patterns: which layers form a group that shares one K/V.
 
 A pattern is a function ``groups(argument, kinds)``. ``argument`` is the text after the colon,
-``"2"`` in ``adjacent:2``; ``kinds`` has one letter a layer, ``"G"`` global or ``"L"`` local. It
-returns groups of layers of one kind, of which the lowest layer owns the K/V; layers in no group
-own theirs. `PATTERNS` is the one table of this family: a new pattern is a function and a line.
+``"2"`` in ``adjacent:2``; ``kinds`` has one letter a layer, such as ``"G"`` for global or ``"L"``
+for local. It returns groups of layers of one kind, of which the lowest layer owns the K/V; layers
+in no group own theirs. `PATTERNS` is the one table of this family: a new pattern is a function and
+a line.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ Sharing = str | list[list[int]] | list[int] | tuple[tuple[int, ...], ...] | tupl
 
 
 KIND_NAMES = {"G": "global", "L": "local"}
+"""The kinds of layers that need no definition. Others are called by their letter."""
 
 
 class SharingError(ValueError):
@@ -89,7 +91,7 @@ def trailing_groups(argument: str, kinds: str) -> LayerGroups:
         owners = [layer for layer in layers if layer < first_consumer]
         consumers = [layer for layer in layers if layer >= first_consumer]
         if consumers and not owners:
-            kind = KIND_NAMES[kinds[consumers[0]]]
+            kind = KIND_NAMES.get(kinds[consumers[0]], kinds[consumers[0]])
             raise SharingError(
                 f"leaves no {kind} owner below the last {count} of {len(kinds)} layers;"
                 f" use a number up to {len(kinds) - 1 - layers[0]}"
@@ -111,7 +113,7 @@ def sandwich_groups(argument: str, kinds: str) -> LayerGroups:
 
 def _layers_by_kind(kinds: str) -> LayerGroups:
     """Return the layers of each kind that occurs, in depth order."""
-    return [[i for i, kind in enumerate(kinds) if kind == k] for k in "GL" if k in kinds]
+    return [[i for i, kind in enumerate(kinds) if kind == k] for k in sorted(set(kinds))]
 
 
 def _reject_argument(argument: str) -> None:

@@ -165,8 +165,8 @@ def _find_inner_section(field: Schema, path: str) -> _InnerSection | None:
         if "$ref" in option:
             keys = example if isinstance(example, dict) else {}
             return _InnerSection(path, _get_name(option), keys, lambda keys: keys)
-        entries = option.get("additionalProperties")
-        if isinstance(entries, dict) and "$ref" in entries:
+        entries = _find_entry_schema(option)
+        if entries is not None and "$ref" in entries:
             name, keys = next(iter(example.items()))
             place = partial(_put_under, name)
             return _InnerSection(f"{path}.KEY", _get_name(entries), keys, place)
@@ -212,12 +212,18 @@ def _describe_type(field: Schema, definitions: Schema) -> str:
 
 
 def _describe_mapping(field: Schema, definitions: Schema) -> str:
-    entries = field.get("additionalProperties")
-    if not isinstance(entries, dict):
-        entries = next(iter(field.get("patternProperties", {}).values()), None)
+    entries = _find_entry_schema(field)
     if entries is None:
         return "mapping"
     return f"mapping[name, {_describe_type(entries, definitions)}]"
+
+
+def _find_entry_schema(mapping: Schema) -> Schema | None:
+    """Return the schema of the values of a mapping whose keys the file chooses."""
+    entries = mapping.get("additionalProperties")
+    if not isinstance(entries, dict):
+        entries = next(iter(mapping.get("patternProperties", {}).values()), None)
+    return entries
 
 
 def _describe_number(field: Schema) -> str:

@@ -1,7 +1,7 @@
-"""What attention needs to know of one layer, resolved from `model` once for all who ask.
+"""`model.local`, `model.global` and `model.kinds`: settings by kind of layer, and what they give.
 
-`ModelConfig.layers` has one `LayerConfig` a layer. The byte arithmetic, the FLOPs, the cache and
-the model read it, so that what differs between layers is decided in one place.
+`ModelConfig.layers` has one `LayerConfig` a layer, resolved from `model` once for all who ask. The
+byte arithmetic, the FLOPs, the cache and the model read it. Also the table of position schemes.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,78 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from kvlab.spec.spec_model import NonNegativeInt, PositiveInt, SpecModel
+from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveFloat, PositiveInt, SpecModel
+
+
+@dataclass(frozen=True)
+class PositionScheme:
+    """What the spec, the arithmetic and the model need to know of a position scheme.
+
+    Attributes:
+        has_embedding: a learned vector for each of ``block_size`` positions is added to the
+            tokens, so there is no position beyond them.
+        is_rotary: pairs of query and key dimensions are rotated: ``head_dim`` is even, and
+            ``rope_theta`` counts.
+    """
+
+    has_embedding: bool = False
+    is_rotary: bool = False
+
+
+POSITIONS: dict[str, PositionScheme] = {
+    "learned": PositionScheme(has_embedding=True),
+    "rope": PositionScheme(is_rotary=True),
+    "none": PositionScheme(),
+}
+"""`model.position` -> its scheme: the one table of position schemes."""
+
+RotaryShare = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class LayerKind(SpecModel):
+    """Settings of one kind of layer. What is left out is as in `model`."""
+
+    n_kv_head: PositiveInt | None = Field(
+        default=None,
+        description="K/V heads of these layers.",
+        examples=[1],
+        json_schema_extra={"unit": "heads", "computed_default": "`model.n_kv_head`"},
+    )
+    head_dim: PositiveInt | None = Field(
+        default=None,
+        description="Width of a head of these layers.",
+        examples=[128],
+        json_schema_extra={"unit": "dimensions", "computed_default": "`model.head_dim`"},
+    )
+    position: Annotated[str, OneOf(lambda: POSITIONS)] | None = Field(
+        default=None,
+        description="How positions enter these layers. A scheme that adds vectors to the tokens"
+        " is a setting of `model` alone.",
+        examples=["none"],
+        json_schema_extra={"computed_default": "`model.position`"},
+    )
+    rope_theta: PositiveFloat | None = Field(
+        default=None,
+        description="Base of the rotary frequencies of these layers.",
+        examples=[1e6],
+        json_schema_extra={"unit": "none", "computed_default": "`model.rope_theta`"},
+    )
+    rotary_share: RotaryShare | None = Field(
+        default=None,
+        description="The part of a head that rotates in these layers.",
+        examples=[0.5],
+        json_schema_extra={"unit": "none", "computed_default": "`model.rotary_share`"},
+    )
+    window: PositiveInt | None = Field(
+        default=None,
+        description="Tokens that a token of these layers sees, itself included.",
+        examples=[128],
+        json_schema_extra={
+            "unit": "tokens",
+            "computed_default": "`model.window` in `local`; elsewhere all before it",
+        },
+    )
+
 
 KVForm = Literal["separate", "tied", "grouped_tied", "latent"]
 """How K and V come from what a token stores; see `LayerConfig.stored`."""
@@ -80,6 +151,7 @@ class LayerConfig:
 
     Attributes:
         kind: its letter in ``attention_pattern``. Layers of one kind are equal.
+        position: its scheme in `POSITIONS`; ``none`` also where no dimension rotates.
         n_head: query heads.
         n_kv_head: K/V heads; of latent attention its groups.
         head_dim: numbers of one head of V, and of Q and K without what they have beside V.
@@ -93,6 +165,7 @@ class LayerConfig:
     """
 
     kind: str
+    position: str
     n_head: int
     n_kv_head: int
     head_dim: int
@@ -107,6 +180,13 @@ class LayerConfig:
     def rotation(self) -> tuple[int, float]:
         """What determines the rotary table of the layer: rotated dimensions and their base."""
         return self.rotary_dim, self.rope_theta
+
+    @property
+    def rotary_share(self) -> float:
+        """The part of a head, or of the key that all heads share, that is rotated."""
+        if self.kv in ("latent", "grouped_tied"):
+            return float(self.rotary_dim > 0)
+        return self.rotary_dim / self.head_dim
 
     @property
     def q_width(self) -> int:

@@ -1,20 +1,26 @@
-"""`model` of an experiment: the shape of one transformer. Also the table of position schemes."""
+"""`model` of an experiment: the shape of one transformer."""
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvlab.sharing import PATTERNS, SharingError, owner_map
-from kvlab.spec.layer_config import KVField, LatentKV, LayerConfig
+from kvlab.sharing import PATTERNS, owner_map
+from kvlab.spec.layer_config import (
+    POSITIONS,
+    KVField,
+    LatentKV,
+    LayerConfig,
+    LayerKind,
+    PositionScheme,
+    RotaryShare,
+)
+from kvlab.spec.model_rules import LETTERS_RULE, find_model_problems
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
-    FieldMessage,
     OneOf,
     PositiveFloat,
     PositiveInt,
@@ -22,29 +28,6 @@ from kvlab.spec.spec_model import (
     TextRule,
     raise_problems,
 )
-
-
-@dataclass(frozen=True)
-class PositionScheme:
-    """What the spec, the arithmetic and the model need to know of a position scheme.
-
-    Attributes:
-        has_embedding: a learned vector for each of ``block_size`` positions is added to the
-            tokens, so there is no position beyond them.
-        is_rotary: pairs of query and key dimensions are rotated: ``head_dim`` is even, and
-            ``rope_theta`` counts.
-    """
-
-    has_embedding: bool = False
-    is_rotary: bool = False
-
-
-POSITIONS: dict[str, PositionScheme] = {
-    "learned": PositionScheme(has_embedding=True),
-    "rope": PositionScheme(is_rotary=True),
-    "none": PositionScheme(),
-}
-"""`model.position` -> its scheme: the one table of position schemes."""
 
 
 def _validate_sharing(value: Any) -> Any:
@@ -66,9 +49,15 @@ def _validate_sharing(value: Any) -> Any:
 SharingField = Annotated[
     str | tuple[tuple[int, ...], ...] | tuple[int, ...], BeforeValidator(_validate_sharing)
 ]
-_LAYER_KINDS = TextRule(
-    r"^[GL]{1,10000}$", "may hold only G (global) and L (local); use one such as GLLLLL"
-)
+_LAYER_LETTERS = TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as GLLLLL")
+KindLetter = Annotated[
+    str, TextRule(r"^[A-FH-KM-Z]$", "is not a free letter; use one of A to Z but G and L")
+]
+_SETTINGS_BY_KIND: dict[str, Any] = {
+    "position": "rope",
+    "window": 256,
+    "attention_pattern": "GLLLLL",
+}
 
 
 class ModelConfig(SpecModel):
@@ -77,8 +66,18 @@ class ModelConfig(SpecModel):
     ``n_kv_head = n_head`` is multi-head attention, 1 multi-query (arXiv 1911.02150), between
     them grouped-query (arXiv 2305.13245). ``attention_pattern`` holds one letter a layer, G
     for global and L for local, tiled over the depth; a token of a local layer sees ``window``
-    tokens, itself included. ``kv_sharing`` is cross-layer attention, trained that way.
+    tokens, itself included. ``local``, ``global`` and ``kinds`` set what layers of one kind have
+    of their own. ``kv_sharing`` is cross-layer attention, trained that way.
     """
+
+    model_config = ConfigDict(serialize_by_alias=True)
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {
+        "kv": "separate",
+        "rotary_share": 1.0,
+        "local": None,
+        "global": None,
+        "kinds": {},
+    }
 
     vocab_size: PositiveInt = Field(
         default=50257,
@@ -152,6 +151,13 @@ class ModelConfig(SpecModel):
         examples=[500000],
         json_schema_extra={"unit": "none", "given": {"position": "rope"}},
     )
+    rotary_share: RotaryShare = Field(
+        default=1.0,
+        description="The part of a head that rotates, its leading dimensions as in GPT-NeoX"
+        " (arXiv 2204.06745): 0 is none.",
+        examples=[0.25],
+        json_schema_extra={"unit": "none", "given": {"position": "rope"}},
+    )
     norm: Literal["layernorm", "rmsnorm"] = Field(
         default="layernorm",
         description="Normalization before attention, before the MLP and at the end.",
@@ -175,11 +181,31 @@ class ModelConfig(SpecModel):
         examples=[256],
         json_schema_extra={"unit": "tokens", "given": {"attention_pattern": "GLLLLL"}},
     )
-    attention_pattern: Annotated[str, _LAYER_KINDS] = Field(
+    attention_pattern: Annotated[str, _LAYER_LETTERS] = Field(
         default="G",
-        description="G (global) or L (local) a layer, tiled over depth.",
+        description="G (global), L (local) or a letter of `kinds` a layer, tiled over depth.",
         examples=["GLLLLL"],
         json_schema_extra={"given": {"window": 256}},
+    )
+    local: LayerKind | None = Field(
+        default=None,
+        description="Settings of the local layers (L) alone.",
+        examples=[{"n_kv_head": 1}],
+        json_schema_extra={"given": _SETTINGS_BY_KIND},
+    )
+    global_: LayerKind | None = Field(
+        default=None,
+        alias="global",
+        description="Settings of the global layers (G) alone; with a window they are local, too.",
+        examples=[{"rope_theta": 1e6}],
+        json_schema_extra={"given": _SETTINGS_BY_KIND},
+    )
+    kinds: dict[KindLetter, LayerKind] = Field(
+        default={},
+        description="More letters of attention_pattern, and the settings of their layers."
+        " A kind with a window is local, one without is global.",
+        examples=[{"N": {"position": "none"}}],
+        json_schema_extra={"given": {"position": "rope", "attention_pattern": "GGGN"}},
     )
     kv_sharing: SharingField = Field(
         default="none",
@@ -198,8 +224,6 @@ class ModelConfig(SpecModel):
         json_schema_extra={"given": {"position": "rope"}},
     )
 
-    omitted_defaults: ClassVar[Mapping[str, Any]] = {"kv": "separate"}
-
     @model_validator(mode="before")
     @classmethod
     def _fill_preset(cls, data: Any) -> Any:
@@ -214,17 +238,7 @@ class ModelConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ModelConfig":
-        problems = [
-            *_find_head_problems(self),
-            *_find_position_problems(self),
-            *_find_window_problems(self),
-            *_find_kv_problems(self),
-        ]
-        try:
-            owner_map(self.kv_sharing, self.layer_kinds)
-        except SharingError as error:
-            problems.append(("kv_sharing", str(error)))
-        raise_problems(problems)
+        raise_problems(find_model_problems(self))
         return self
 
     @property
@@ -254,22 +268,35 @@ class ModelConfig(SpecModel):
         """The sizes of the vectors that a token stores, each once, over all layers."""
         return tuple(sorted({one.size for layer in self.layers for one in layer.stored}))
 
+    @cached_property
+    def kind_settings(self) -> dict[str, tuple[str, LayerKind]]:
+        """The key and the settings of every kind that has a letter."""
+        built_in = {"G": ("global", self.global_), "L": ("local", self.local)}
+        settings = {kind: (key, own or LayerKind()) for kind, (key, own) in built_in.items()}
+        return settings | {kind: (f"kinds.{kind}", own) for kind, own in self.kinds.items()}
+
     def _resolve_layer(self, kind: str) -> LayerConfig:
-        kv = self.kv
+        kv, (_, own) = self.kv, self.kind_settings[kind]
         latent = kv if isinstance(kv, LatentKV) else None
-        rotary_dim = self.head_dim if self.position_scheme.is_rotary else 0
+        head_dim = own.head_dim or self.head_dim
+        position = own.position or self.position
+        share = self.rotary_share if own.rotary_share is None else own.rotary_share
+        scheme = POSITIONS[position]
+        rotary_dim = round(share * head_dim) if scheme.is_rotary else 0
+        is_none = scheme.is_rotary and not scheme.has_embedding and not rotary_dim
         if latent is not None:
             rotary_dim = latent.rotary
         elif kv == "grouped_tied":
-            rotary_dim = self.head_dim // 2
+            rotary_dim = head_dim // 2
         return LayerConfig(
             kind=kind,
+            position="none" if is_none else position,
             n_head=self.n_head,
-            n_kv_head=self.n_kv_head if latent is None else latent.groups,
-            head_dim=self.head_dim,
-            window=self.window if kind == "L" else None,
+            n_kv_head=(own.n_kv_head or self.n_kv_head) if latent is None else latent.groups,
+            head_dim=head_dim,
+            window=own.window or (self.window if kind == "L" else None),
             rotary_dim=rotary_dim,
-            rope_theta=self.rope_theta,
+            rope_theta=own.rope_theta or self.rope_theta,
             kv="latent" if isinstance(kv, LatentKV) else kv,
             latent_dim=0 if latent is None else latent.latent,
             query_dim=0 if latent is None else latent.query or 0,
@@ -280,86 +307,52 @@ class ModelConfig(SpecModel):
     ) -> "ModelConfig":
         """Return a copy with changed fields, without what was computed from the old ones."""
         copy = super().model_copy(update=update, deep=deep)
-        for name in ("layer_kinds", "kv_owners", "layers"):
+        for name in ("layer_kinds", "kv_owners", "layers", "kind_settings"):
             copy.__dict__.pop(name, None)
         return copy
 
     def computation(self) -> dict[str, Any]:
         """Return what the model computes, as plain data, equal for all spellings of it.
 
-        Sharing counts as the owner map, the attention pattern as one letter a layer, and a
-        window that holds the whole block as none.
+        Sharing counts as the owner map, and settings by kind as what each layer has: one value
+        where all layers that it counts for agree, else a list. A window that holds the whole
+        block is none.
         """
-        facts = self.identity()
-        del facts["kv_sharing"], facts["attention_pattern"]
-        kinds = self.layer_kinds
-        if self.window is not None and self.window >= self.block_size:
-            facts["window"], kinds = None, "G" * self.n_layer
-        if not self.position_scheme.is_rotary:
-            del facts["rope_theta"]
-        return {**facts, "owners": list(self.kv_owners), "kinds": kinds}
+        facts, layers = self.identity(), self.layers
+        for key in ("kv_sharing", "attention_pattern", "local", "global", "kinds", "rotary_share"):
+            facts.pop(key, None)
+        windows = [_bound_window(layer.window, self.block_size) for layer in layers]
+        thetas = [layer.rope_theta if layer.rotary_dim else None for layer in layers]
+        shares = [layer.rotary_share or None for layer in layers]
+        facts |= {
+            "n_kv_head": _collapse([layer.n_kv_head for layer in layers]),
+            "head_dim": _collapse([layer.head_dim for layer in layers]),
+            "position": _collapse([layer.position for layer in layers]),
+            "window": _collapse(windows),
+            "owners": list(self.kv_owners),
+            "kinds": "".join("G" if window is None else "L" for window in windows),
+        }
+        del facts["rope_theta"]
+        if any(thetas):
+            facts["rope_theta"] = _collapse(thetas)
+        if any(shares) and _collapse(shares) != 1:
+            facts["rotary_share"] = _collapse(shares)
+        return facts
+
+
+def _bound_window(window: int | None, block_size: int) -> int | None:
+    return None if window is None or window >= block_size else window
+
+
+def _collapse(values: list[Any]) -> Any:
+    """Return the one value that layers have, leaving out those for which it is None; else all."""
+    different = {value for value in values if value is not None}
+    if len(different) > 1:
+        return values
+    return next(iter(different), None)
 
 
 def _default_ffn_dim(mlp: str, n_embd: int) -> int:
     if mlp == "gelu":
         return 4 * n_embd
     return -(-8 * n_embd // (3 * 64)) * 64
-
-
-def _format_divisors(number: int) -> str:
-    divisors = [str(n) for n in range(1, min(number, 4096) + 1) if number % n == 0]
-    if len(divisors) == 1:
-        return divisors[0]
-    return f"{', '.join(divisors[:-1])} or {divisors[-1]}"
-
-
-def _find_head_problems(model: ModelConfig) -> Iterator[FieldMessage]:
-    if model.n_head % model.n_kv_head:
-        text = f"does not divide n_head = {model.n_head}; use {_format_divisors(model.n_head)}"
-        yield "n_kv_head", text
-    if "head_dim" not in model.model_fields_set and model.n_embd % model.n_head:
-        text = f"is not a multiple of n_head = {model.n_head}; change one, or set head_dim"
-        yield "n_embd", text
-
-
-def _find_position_problems(model: ModelConfig) -> Iterator[FieldMessage]:
-    if model.position_scheme.is_rotary and model.head_dim % 2:
-        derived = "" if "head_dim" in model.model_fields_set else " (n_embd / n_head)"
-        text = f"is odd{derived}: {model.head_dim}; {model.position} rotates pairs"
-        yield "head_dim", f"{text}, so use an even head_dim"
-
-
-def _find_kv_problems(model: ModelConfig) -> Iterator[FieldMessage]:
-    is_rotary = model.position_scheme.is_rotary
-    if model.kv == "grouped_tied":
-        if not is_rotary:
-            text = f"needs position: rope, not {model.position}: half of its keys is rotary"
-            yield "kv", f"{text}; use tied instead"
-        elif model.head_dim % 4:
-            text = f"needs a head_dim that is a multiple of 4, not {model.head_dim}"
-            yield "kv", f"{text}: half of it is rotated in pairs"
-    if not isinstance(model.kv, LatentKV):
-        return
-    if model.n_kv_head != model.n_head:
-        text = f"has no meaning beside kv.latent, so it must be n_head = {model.n_head}"
-        yield "n_kv_head", f"{text}; use kv.groups, or leave it out"
-    if model.n_head % model.kv.groups:
-        text = f"does not divide n_head = {model.n_head}; use {_format_divisors(model.n_head)}"
-        yield "kv.groups", text
-    if is_rotary and (model.kv.rotary == 0 or model.kv.rotary % 2):
-        text = f"is not an even number above 0; {model.position} rotates pairs of this key alone"
-        yield "kv.rotary", f"{text}, so use one such as {2 * -(-model.head_dim // 4)}"
-    if not is_rotary and model.kv.rotary:
-        text = f"needs position: rope, not {model.position}"
-        yield "kv.rotary", f"{text}; leave it out"
-
-
-def _find_window_problems(model: ModelConfig) -> Iterator[FieldMessage]:
-    kinds = model.layer_kinds
-    if model.window is None and "L" in kinds:
-        text = "has local layers (L) but no window; set model.window to the tokens that they see"
-        yield "attention_pattern", text
-    if model.window is not None and "L" not in kinds:
-        local = re.sub("^G+$", "GLLLLL", model.attention_pattern)
-        text = f"needs local layers, and attention_pattern {model.attention_pattern} gives none"
-        yield "window", f"{text} on {model.n_layer} layers; use one such as {local}"

@@ -60,6 +60,46 @@ def test_one_shot_agrees_with_the_reference():
     assert (model(text)[0] - expected).abs().max() < 1e-10
 
 
+KIND_FIELDS = {
+    "n_kv_head": 2, "head_dim": 8, "position": "rope", "rope_theta": 500.0, "rotary_share": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (KIND_FIELDS, {"position": "rope", "local": {**KIND_FIELDS, "window": 5},
+                       "global": KIND_FIELDS}),
+        ({"position": "rope"}, {"position": "rope", "rotary_share": 1.0}),
+        ({"position": "none"}, {"position": "rope", "rotary_share": 0.0}),
+        ({"position": "none"}, {"position": "rope", "local": {"rotary_share": 0.0},
+                                "global": {"position": "none"}}),
+    ],
+)  # fmt: skip
+def test_equal_settings_of_all_kinds_are_the_plain_model_bit_for_bit(one, same):
+    shape = {key: value for key, value in HYBRID.items() if key not in KIND_FIELDS}
+    text, configs = tokens(2, 24), [ModelConfig(**shape, **fields) for fields in (one, same)]
+    plain, by_kind = (GPT(config, seed=3) for config in configs)
+    assert configs[0].computation() == configs[1].computation()
+    assert torch.equal(plain(text), by_kind(text))
+    caches = [model.new_cache(2, 24) for model in (plain, by_kind)]
+    assert caches[0].nbytes == caches[1].nbytes
+    for start in range(0, 24, 4):
+        part = text[:, start : start + 4]
+        assert torch.equal(plain(part, cache=caches[0]), by_kind(part, cache=caches[1]))
+
+
+def test_local_and_global_layers_store_heads_of_their_own():
+    """Five local layers of one head and a window of 5, one global layer of four wider heads."""
+    own = {"local": {"n_kv_head": 1}, "global": {"n_kv_head": 4, "head_dim": 16}}
+    config = ModelConfig(**{**HYBRID, **own})
+    slots = config.layer_kinds.count("L"), config.layer_kinds.count("G")
+    layout, head_dim = KVLayout.of(config), HYBRID["n_embd"] // HYBRID["n_head"]
+    expected = 2 * 4 * (slots[0] * 5 * head_dim + slots[1] * 30 * 4 * 16)
+    assert layout.stored_bytes(1, 30, "float32") == GPT(config).new_cache(1, 30).nbytes == expected
+    assert layout.bytes_per_token_at_limit() == 2 * 4 * slots[1] * 4 * 16
+
+
 def test_tying_shows_only_through_the_cache():
     model, text = random_model(ModelConfig(**HYBRID)), tokens(2, 24)
     one_shot = model(text)

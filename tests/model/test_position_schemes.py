@@ -8,7 +8,7 @@ from kvlab.layout import parameter_count
 from kvlab.model import GPT
 from kvlab.spec import load_served_model
 from kvlab.spec.json_schema import json_schema
-from kvlab.spec.model_config import POSITIONS, PositionScheme
+from kvlab.spec.layer_config import POSITIONS, PositionScheme
 from tests.contracts.position_scheme_contract import PositionSchemeContract
 
 

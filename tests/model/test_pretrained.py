@@ -86,6 +86,19 @@ class TestDeepSeekV2(HFArchitectureContract):
             yield transformers.DeepseekV2ForCausalLM(config)
 
 
+class TestSmolLM3(HFArchitectureContract):
+    model_type = "smollm3"
+    unsupported = (({"hidden_act": "gelu"}, "hidden_act = gelu is not supported; only silu"),)
+
+    def reference_models(self):
+        shape = {**LLAMA, "num_hidden_layers": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+        rotated = {"no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 9}
+        types = ["full_attention", "full_attention", "sliding_attention", "sliding_attention"]
+        for more in ({}, {**rotated, "layer_types": types}):
+            config = transformers.SmolLM3Config(**shape, **more)
+            yield transformers.SmolLM3ForCausalLM(config)
+
+
 def test_every_architecture_has_its_suite():
     suites = {suite.model_type for suite in HFArchitectureContract.__subclasses__()}
     assert suites == set(ARCHITECTURES)

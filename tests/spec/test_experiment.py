@@ -36,7 +36,7 @@ def test_keys_beside_a_preset_win():
         ("n_layer: 6", "n_layer: 6, window: 8", "model.window = 8 needs local layers"),
         ("n_layer: 6", "n_layer: 6, attention_pattern: GL",
          "model.attention_pattern = GL has local layers (L) but no window"),
-        ("n_layer: 6", "n_layer: 6, attention_pattern: GX", "may hold only G (global) and L"),
+        ("n_layer: 6", "n_layer: 6, attention_pattern: GX", "may hold only G (global), L (local) and letters of model.kinds; define X"),
         ("n_layer: 6", "n_layer: 6, kv_sharing: 'adjacent:x'",
          "model.kv_sharing = adjacent:x needs a whole number"),
         ("n_layer: 6", "n_layer: 6, kv_sharing: {a: 1}", "model.kv_sharing = {...} is not a pattern"),

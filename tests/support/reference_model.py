@@ -61,26 +61,26 @@ class ReferenceModel:
         weight, bias = self.weights[name + "qkv.weight"], self.weights.get(name + "qkv.bias", 0.0)
         rows = x @ weight.T + bias
         latent = c.kv if hasattr(c.kv, "latent") else None
-        key_dim = c.head_dim + (latent.rotary if latent else 0)
+        head_dim, window = self.setting(layer, "head_dim"), self.setting(layer, "window")
+        key_dim = head_dim + (latent.rotary if latent else 0)
         width = (latent.query if latent else None) or c.n_head * key_dim
         q = rows[:, :width]
         if latent and latent.query:
             q = q / np.sqrt((q**2).mean(-1, keepdims=True) + c.norm_eps)
             q = (q * self.weights[name + "q_norm.weight"]) @ self.weights[name + "q_up.weight"].T
-        q = self.rotate(q.reshape(len(x), c.n_head, key_dim), positions)
+        q = self.rotate(layer, q.reshape(len(x), c.n_head, key_dim), positions)
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
-            parts = self.stored_parts(name, rows[:, width:], positions)
+            parts = self.stored_parts(layer, rows[:, width:], positions)
             current[slot] = tuple(
                 round_to_format(part, self.kv_dtype, self.kv_group) for part in parts
             )
-        k, v = self.keys_values(name, self.with_past(slot, current[slot]))
+        k, v = self.keys_values(layer, self.with_past(slot, current[slot]))
         all_k, all_v = k, v
         blocks = self.round_blocks(k, v)
-        out = np.zeros((len(x), c.n_head, c.head_dim))
-        is_local = (c.attention_pattern * c.n_layer)[layer] == "L"
+        out = np.zeros((len(x), c.n_head, head_dim))
         for i, position in enumerate(positions):
-            first = max(0, position - c.window + 1) if is_local else 0
+            first = 0 if window is None else max(0, position - window + 1)
             if blocks is not None:
                 k, v = self.see_blocks(position, (all_k, all_v), blocks)
             for head in range(c.n_head):
@@ -94,38 +94,40 @@ class ReferenceModel:
         past = self.past.get(slot)
         return parts if past is None else tuple(map(np.concatenate, zip(past, parts, strict=True)))
 
-    def stored_parts(self, name: str, rows: Array, positions: Array) -> tuple[Array, ...]:
+    def stored_parts(self, layer: int, rows: Array, positions: Array) -> tuple[Array, ...]:
         """Return what tokens store, each (tokens, vectors, numbers)."""
-        c = self.config
-        heads, count = c.n_kv_head * c.head_dim, len(rows)
+        c, name = self.config, f"blocks.{layer}.attention."
+        kv_heads, count = self.setting(layer, "n_kv_head"), len(rows)
+        heads = kv_heads * self.setting(layer, "head_dim")
         if c.kv == "separate":
-            k = self.rotate(rows[:, :heads].reshape(count, c.n_kv_head, -1), positions)
-            return k, rows[:, heads:].reshape(count, c.n_kv_head, -1)
+            k = self.rotate(layer, rows[:, :heads].reshape(count, kv_heads, -1), positions)
+            return k, rows[:, heads:].reshape(count, kv_heads, -1)
         if c.kv == "tied":
-            return (rows.reshape(count, c.n_kv_head, -1),)
+            return (rows.reshape(count, kv_heads, -1),)
         if c.kv == "grouped_tied":
-            rotary_key = self.rotate(rows[:, None, heads:], positions)
-            return rows[:, :heads].reshape(count, c.n_kv_head, -1), rotary_key
+            rotary_key = self.rotate(layer, rows[:, None, heads:], positions)
+            return rows[:, :heads].reshape(count, kv_heads, -1), rotary_key
         latents = rows[:, : c.kv.groups * c.kv.latent].reshape(count, c.kv.groups, -1)
         root = np.sqrt((latents**2).mean(-1, keepdims=True) + c.norm_eps)
         latents = latents / root * self.weights[name + "kv.norm.weight"]
         rotary_key = rows[:, None, c.kv.groups * c.kv.latent :]
-        return (latents, self.rotate(rotary_key, positions)) if c.kv.rotary else (latents,)
+        return (latents, self.rotate(layer, rotary_key, positions)) if c.kv.rotary else (latents,)
 
-    def keys_values(self, name: str, parts: tuple[Array, ...]) -> tuple[Array, Array]:
+    def keys_values(self, layer: int, parts: tuple[Array, ...]) -> tuple[Array, Array]:
         """Return K and V of every query head, (tokens, heads, numbers), from what is stored."""
         c, count = self.config, len(parts[0])
+        name, head_dim = f"blocks.{layer}.attention.", self.setting(layer, "head_dim")
         if c.kv in ("separate", "tied", "grouped_tied"):
             parts = tuple(np.repeat(part, c.n_head // part.shape[1], axis=1) for part in parts)
         if c.kv == "separate":
             return parts
         if c.kv == "tied":
-            return self.rotate(parts[0], np.arange(count)), parts[0]
+            return self.rotate(layer, parts[0], np.arange(count)), parts[0]
         if c.kv == "grouped_tied":
-            return np.concatenate([parts[1], parts[0][..., : c.head_dim // 2]], -1), parts[0]
+            return np.concatenate([parts[1], parts[0][..., : head_dim // 2]], -1), parts[0]
         group = c.n_head // c.kv.groups  # heads of one latent
-        up = self.weights[name + "kv.up.weight"].reshape(c.kv.groups, 2, group, c.head_dim, -1)
-        k, v = np.zeros((2, count, c.n_head, c.head_dim))
+        up = self.weights[name + "kv.up.weight"].reshape(c.kv.groups, 2, group, head_dim, -1)
+        k, v = np.zeros((2, count, c.n_head, head_dim))
         for head in range(c.n_head):
             latent = parts[0][:, head // group]
             k[:, head] = latent @ up[head // group, 0, head % group].T
@@ -159,16 +161,26 @@ class ReferenceModel:
             for full, low in zip(exact, rounded, strict=True)
         ]
 
-    def rotate(self, x: Array, positions: Array) -> Array:
+    def setting(self, layer: int, name: str) -> object:
+        """Return what a layer's kind sets, or else the model."""
+        c, letter = self.config, (self.config.attention_pattern * self.config.n_layer)[layer]
+        kinds = {"G": c.global_, "L": c.local, **c.kinds}
+        own = getattr(kinds[letter], name) if kinds[letter] is not None else None
+        if own is None and (name != "window" or letter == "L"):
+            own = getattr(c, name)
+        return own
+
+    def rotate(self, layer: int, x: Array, positions: Array) -> Array:
         """Rotate the leading dimensions that are rotary."""
-        c = self.config
-        if c.position != "rope":
+        c, head_dim = self.config, self.setting(layer, "head_dim")
+        if self.setting(layer, "position") != "rope":
             return x
-        width = {"separate": c.head_dim, "tied": c.head_dim, "grouped_tied": c.head_dim // 2}.get(
+        share = int(head_dim * self.setting(layer, "rotary_share") + 0.5)
+        width = {"separate": share, "tied": share, "grouped_tied": head_dim // 2}.get(
             c.kv if isinstance(c.kv, str) else "latent", getattr(c.kv, "rotary", 0)
         )
         half = width // 2
-        theta = c.rope_theta ** (-np.arange(half) * 2.0 / width)
+        theta = self.setting(layer, "rope_theta") ** (-np.arange(half) * 2.0 / max(1, width))
         angle = np.exp(1j * positions[:, None, None] * theta)
         rotated = (x[..., :half] + 1j * x[..., half:width]) * angle
         return np.concatenate([rotated.real, rotated.imag, x[..., width:]], -1)

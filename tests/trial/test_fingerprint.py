@@ -43,6 +43,7 @@ OTHER = {
     "model.ffn_dim": 100,
     "model.position": "none",
     "model.rope_theta": 500.0,
+    "model.rotary_share": 0.5,
     "model.norm": "rmsnorm",
     "model.norm_eps": 1e-6,
     "model.mlp": "swiglu",
@@ -50,6 +51,9 @@ OTHER = {
     "model.tie_embeddings": False,
     "model.window": 4,
     "model.attention_pattern": "LG",
+    "model.local": {"n_kv_head": 1},
+    "model.global": {"rope_theta": 500.0},
+    "model.kinds": {"N": {"position": "none"}},
     "model.kv_sharing": "adjacent:2",
     "model.kv": "tied",
     "data.source": "docstrings",
@@ -144,7 +148,7 @@ def fields(model, location=""):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             yield from fields(kind, f"{location}{name}.")
         else:
-            yield location + name
+            yield location + (field.alias or name)
 
 
 def test_every_field_of_an_experiment_is_tried_below():
@@ -160,6 +164,8 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
         patch["data.source"] = "fineweb-edu-crawl"
     if key == "training.decay_tokens":
         patch["training.schedule"] = "wsd"
+    if key == "model.kinds":
+        patch["model.attention_pattern"] = "GLLN"
     needed = {}
     if key == "benchmark.memory":
         needed = {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9}
@@ -167,6 +173,7 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
         needed = {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None}
     plain, changed = experiment(needed), experiment(needed | patch)
     section, _, name = key.rpartition(".")
+    name = f"{name}_" if name == "global" else name
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(
         getattr(plain, section) if section else plain, name
     )
@@ -205,6 +212,29 @@ def test_ids_are_the_fingerprints_first_digits():
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [0, 1, 0, 1]}),
         ({"serving.tie": "none"}, {"serving.tie": "none", "serving.tie_rule": "owner"}),
         ({"model.position": "none"}, {"model.position": "none", "model.rope_theta": 7.0}),
+        ({"model.position": "none"}, {"model.rotary_share": 0}),
+        (
+            {"model.position": "none"},
+            {"model.global": {"position": "none"}, "model.local": {"rotary_share": 0}},
+        ),
+        ({}, {"model.window": None, "model.local": {"window": 8}}),
+        (
+            {},
+            {
+                "model.window": None,
+                "model.attention_pattern": "GW",
+                "model.kinds": {"W": {"window": 8}},
+            },
+        ),
+        (
+            {},
+            {
+                "model.n_kv_head": 4,
+                "model.local": {"n_kv_head": 2},
+                "model.global": {"n_kv_head": 2},
+            },
+        ),
+        ({}, {"model.global": {"window": 16}}),
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
         ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
         (

@@ -22,6 +22,10 @@ _REASONS = {
     "model.attention_pattern": "the same layers are global and local",
     "model.kv_sharing": "the same layers own their K/V",
     "model.rope_theta": "nothing is rotated",
+    "model.rotary_share": "nothing is rotated",
+    "model.local": "every layer has the same settings",
+    "model.global": "every layer has the same settings",
+    "model.kinds": "every layer has the same settings",
     "serving.tie": "the same cache slots",
     "serving.tie_rule": "nothing is tied",
     "evaluation.served_tokens": "as many tokens are scored",
@@ -35,15 +39,17 @@ _OTHER_REASON = "where and how often something is done, not what comes out"
 def explain_equality(one: Experiment, other: Experiment) -> str:
     """Return in one line what is written differently, and why that changes nothing."""
     fields = dict(flatten(one.model_dump(mode="json")))
-    other_fields = flatten(other.model_dump(mode="json"))
+    other_fields = dict(flatten(other.model_dump(mode="json")))
     differing = [
         key
-        for key, value in other_fields
-        if fields.get(key) != value and key.split(".")[0] not in ("name", "description")
+        for key in {**other_fields, **fields}
+        if fields.get(key) != other_fields.get(key)
+        and key.split(".")[0] not in ("name", "description")
     ]
     if not differing:
         return "the same values"
-    reason = next((text for key, text in _REASONS.items() if key in differing), _OTHER_REASON)
+    roots = {*differing, *(".".join(key.split(".")[:2]) for key in differing)}
+    reason = next((text for key, text in _REASONS.items() if key in roots), _OTHER_REASON)
     return f"{', '.join(differing)}: {reason}"
 
 
