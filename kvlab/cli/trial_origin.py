@@ -104,7 +104,9 @@ class TrialOrigins:
         versions = {"kvlab": made.get("kvlab"), "Python": made.get("python")}
         versions |= made.get("versions") or {}
         listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+        start = (result.get("training_record") or {}).get("start")
         return {
+            **({"start": f"weights of {start['source']}, {start['identity']}"} if start else {}),
             "command": str(made.get("command") or NOT_RECORDED),
             "code": _describe_commit(made),
             "versions": listed or NOT_RECORDED,
@@ -207,8 +209,10 @@ def _format_common(trials: Sequence[TrialOrigin]) -> Iterator[str]:
         one = trials[0]
         yield f"when      {_format_time(one.started)} to {_format_time(one.finished)} UTC"
         yield f"training  {one.training or NOT_RECORDED}"
-    for topic in ("command", "code", "versions", "machine", "text"):
+    for topic in ("start", "command", "code", "versions", "machine", "text"):
         values: dict[str, list[str]] = {}
+        if topic == "start" and not any(topic in trial.facts for trial in trials):
+            continue  # all began with freshly drawn weights
         for trial in trials:
             values.setdefault(trial.facts.get(topic, NOT_RECORDED), []).append(trial.trial)
         for value, of in values.items():

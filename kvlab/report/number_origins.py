@@ -14,6 +14,7 @@ from typing import Any
 
 from kvlab.analysis.effects import Effect, list_compared_cells
 from kvlab.analysis.study import Study
+from kvlab.analysis.timings import is_time
 from kvlab.analysis.trial_rows import Levels, TrialRow
 from kvlab.humanize import format_count, format_number
 from kvlab.report.document import (
@@ -152,7 +153,7 @@ class _OriginSearch:
         if is_rounded and self.number.digits > 1:
             origins = self.place(document, self.hits)
         return FoundOrigins(
-            sorted(origins, key=lambda one: (not one.places, len(one.terms))),
+            sorted(origins, key=lambda one: (not one.places, len(one.terms), -len(one.places))),
             is_rounded and bool(origins),
             list(dict.fromkeys(self.find_sentences(document))),
             [] if origins else self.list_nearest(),
@@ -216,7 +217,7 @@ class _OriginSearch:
             what = f"{METRICS[name].title} ({name})" if is_metric else name
             title = f"{what} of {self.name_rows(levels, rows)}"
             terms = tuple(Term(row, None, shown) for row in rows)
-            formula = _describe_record(name)
+            formula = _describe_record(name, rows)
             if len(equal) > 1:
                 formula += f"; equal: {', '.join(other for other, _ in equal[1:])}"
             texts = _value_texts(name, shown_unit, value)
@@ -249,7 +250,8 @@ class _OriginSearch:
 
     def offer_mean(self, levels: Levels, metric: str, values: Mapping[int, float]) -> None:
         mean, spread = mean_and_spread(list(values.values()))
-        label, info = self.study.label(levels), METRICS[metric]
+        study = self.study
+        label, info = study.label(levels), METRICS[metric]
         seeds = format_count(len(values), "seed")
 
         def make(value: float, what: str, formula: str, is_mean: bool) -> Origin:
@@ -262,7 +264,8 @@ class _OriginSearch:
             return Origin(title, texts, shown, unit, formula, terms, self.key(levels))
 
         shown, unit = in_display_unit(metric, mean), display_unit(metric)
-        words = f"the mean of the values at {seeds}"
+        source = _describe_record(metric, study.cells[levels].values())
+        words = f"the mean of the values at {seeds}; each {source}"
         self.offer(shown, unit, lambda: make(mean, "mean", words, True))
         if spread is not None:
             sd, shown = spread, in_display_unit(metric, spread)
@@ -526,8 +529,13 @@ def _is_repeated(study: Study, levels: Levels, metric: str) -> bool:
     return base != metric and study.values(levels, base) == study.values(levels, metric)
 
 
-def _describe_record(name: str) -> str:
+def _describe_record(name: str, rows: Iterable[TrialRow]) -> str:
+    """Say where in the record the values of trials are."""
     if name in METRICS:
+        timing = next((row.record["timing"] for row in rows if "timing" in row.record), None)
+        if timing is not None and is_time(name) and not name.startswith("training_"):
+            when = f"{timing['started']} to {timing['finished']}, alone and in turns"
+            return f"{name}, timed again {when}: timings.json of the sweep, not result.json"
         if METRICS[name].derive is not None:
             return f"{name}, computed from other measurements of the trial, each in result.json"
         return f"measurements.{name} in the trial's result.json"

@@ -145,10 +145,13 @@ def test_a_trial_and_its_damage(tmp_path, capsys):
     StubRun(store.path)(tiny_plan(tmp_path).trials[0].trial)
     (trial,) = store.trial_ids()
     weights = store.training_directory(store.result(trial)["training"]) / "final/model.safetensors"
-    store.write_sweep({**RECORD.description([]), "factors": {}, "baseline": {}})
+    path = store.sweep_directory("broken") / "sweep.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
     command = ["explain", trial[:6], "--store", str(store.path)]
     assert main(command) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "broken is left out: " in err
     assert f"trial {trial}: done" in out
     assert f"{hashlib.sha256(weights.read_bytes()).hexdigest()}  trainings/" in out
     weights.write_bytes(b"other" + weights.read_bytes()[5:])

@@ -8,6 +8,7 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.number_origins import find_origins
 from kvlab.report.printed_numbers import find_numbers
 from kvlab.report.report_files import make_document
+from kvlab.store.timings import TimedTrial, TimingSession, write_timings
 from tests.support.record_factory import Record
 
 
@@ -55,3 +56,18 @@ def test_the_most_specific_comes_first_and_others_are_rounded(study):
     further = find_origins(study, fewer)
     assert further.is_rounded
     assert any("loss" in one.title for one in further.origins)
+
+
+def test_a_time_that_was_taken_again_names_its_session(tmp_path):
+    record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    store = record.write(tmp_path / "runs")
+    trial = record.trial({"heads": "mqa"}, 0)
+    again = {trial: TimedTrial(store.result_seal(trial), {"tpot_ms_p50": 7.654321}, ())}
+    times = ("2026-01-03T00:00:00Z", "2026-01-03T00:01:00Z")
+    session = TimingSession(0, *times, "cpu", 1, None, again)
+    write_timings(store.sweep_directory("made"), [session])
+    (number,) = find_numbers("7.654321")
+    (found,) = find_origins(Study.load(store, "made"), number).origins
+    assert "tpot_ms_p50" in found.title
+    assert f"timed again {times[0]} to {times[1]}" in found.formula
+    assert "timings.json of the sweep" in found.formula

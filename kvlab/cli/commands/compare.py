@@ -10,7 +10,7 @@ from kvlab.analysis.study import Study
 from kvlab.cli.shared_arguments import add_json, add_store, sweep_name
 from kvlab.cli.terminal import format_table
 from kvlab.errors import UsageError
-from kvlab.humanize import sanitize_line, sanitize_text
+from kvlab.humanize import sanitize_line
 from kvlab.report.formatting import difference_unit, format_difference, format_metric
 from kvlab.report.sweep_comparison import Comparison, Conclusion, compare_sweeps
 from kvlab.store import Store
@@ -146,7 +146,7 @@ def _compare_trials(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.as_dict(), indent=1))
     else:
-        print(sanitize_text("\n".join(_format_records(one, other, found))))
+        print("\n".join(_format_records(one, other, found)))
     return int(not found.agrees)
 
 

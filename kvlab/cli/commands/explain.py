@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvlab.cli.shared_arguments import add_json, add_store, positive_int, sweep_
 from kvlab.cli.terminal import format_table
 from kvlab.cli.trial_origin import TrialOrigin, TrialOrigins, format_facts
 from kvlab.errors import RecordDamaged, UsageError
-from kvlab.humanize import format_count, sanitize_line, sanitize_text
+from kvlab.humanize import format_count, sanitize_line
 from kvlab.report.number_origins import FoundOrigins, Origin, Term, find_origins
 from kvlab.report.printed_numbers import PrintedNumber, parse_number
 from kvlab.report.report_files import results_jsonl
@@ -76,20 +77,22 @@ def run(options: argparse.Namespace) -> int:
     studies = _load_studies(store, options, report)
     number = parse_number(text)
     trial = _find_trial(store, text)
-    if number is not None and (trial is None or len(text) < ID_DIGITS):
-        return _explain_number(options, store, studies, number, report)
-    if trial is not None:
+    if trial is not None and (number is None or len(text) >= ID_DIGITS):
         return _explain_trial(options, store, studies, trial)
+    if not studies:
+        raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
+    if number is not None:
+        return _explain_number(options, store, studies, number, report)
     return _explain_cells(options, store, studies, text)
 
 
 def _load_studies(
     store: Store, options: argparse.Namespace, report: "_ReportFile | None"
 ) -> list[Study]:
-    """Read the sweeps that are searched.
+    """Read the sweeps that are searched: the one that is named, or all that are whole.
 
     Raises:
-        UsageError: The store has none, or not the one that is named.
+        UsageError: The store does not have the one that is named.
     """
     if options.sweep is not None:
         named = sweep_name(options.sweep)
@@ -99,10 +102,13 @@ def _load_studies(
         return [Study.load(store, named)]
     if report is not None:
         return [Study.load(store, report.sweep)]
-    names = store.sweep_names()
-    if not names:
-        raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")
-    return [Study.load(store, name) for name in names]
+    studies = []
+    for name in store.sweep_names():
+        try:
+            studies.append(Study.load(store, name))
+        except RecordDamaged as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+    return studies
 
 
 def _find_trial(store: Store, text: str) -> str | None:
@@ -156,7 +162,7 @@ def _explain_number(
         lines += _format_derivation(shown, pick if len(candidates) > 1 else None)
         lines += ["", *format_facts(trials, _name_rows(shown), with_files=options.files)]
         code = int(any(one.is_damaged for one in trials))
-    print(sanitize_text("\n".join(lines)))
+    print("\n".join(lines))
     return code
 
 
@@ -279,7 +285,7 @@ def _describe_nothing(
     first = f"{text} is not in the record {store.path}: {values} of {names} were searched"
     near = [f"  {value:.6g}: {title}" for one in found for value, title in one.nearest][:3]
     hint = "give it as printed, without a unit, or name another record with --store"
-    return sanitize_text("\n".join([f"{first}; {hint}", *(["nearest:", *near] if near else [])]))
+    return "\n".join([f"{first}; {hint}", *(["nearest:", *near] if near else [])])
 
 
 def _print_number_facts(
@@ -346,7 +352,7 @@ def _explain_trial(
     where = "; ".join(cells) or "in no cell of these sweeps"
     lines = [f"trial {trial}: {origin.status}; {where}"]
     lines += format_facts([origin], {}, with_files=True)
-    print(sanitize_text("\n".join(lines)))
+    print("\n".join(lines))
     return int(origin.is_damaged)
 
 
@@ -369,7 +375,7 @@ def _explain_cells(
         if not options.json:
             lines = list(_describe_cell(study, levels, rows))
             lines += format_facts(trials, named, with_files=options.files)
-            print(sanitize_text("\n".join(lines)))
+            print("\n".join(lines))
     if options.json:
         print(json.dumps(facts, indent=1))
     return code
