@@ -19,6 +19,7 @@ import torch
 from kvlab.layout import KVLayout, parameter_count
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.eviction_config import EvictConfig
 from kvlab.spec.experiment import ServedModel
 from tests.support.reference_model import ReferenceModel, read_weights
 
@@ -138,9 +139,21 @@ def _draw_serving(rng: random.Random) -> ServingConfig:
         kv_dtype=kv_dtype,
         kv_group=rng.choice(groups),
         kv_residual=rng.choice([0, 1, 2, 5, 16]) if kv_dtype in blocks else None,
+        evict=_draw_eviction(rng) if kv_dtype not in blocks and rng.random() < 0.3 else None,
         tie=_draw_sharing(rng, 8) if rng.random() < 0.5 else "none",
         tie_rule=rng.choice(["overwrite", "owner"]),
     )
+
+
+def _draw_eviction(rng: random.Random) -> EvictConfig:
+    while True:
+        by = rng.choice(["recency", "heavy_hitters"])
+        keep, sinks = rng.choice([2, 3, 5, 8, 13, 40, 60]), rng.choice([0, 1, 4, None])
+        recent = rng.choice([1, 3, None]) if by == "heavy_hitters" else None
+        try:
+            return EvictConfig(keep=keep, by=by, sinks=sinks, recent=recent)
+        except ValueError:
+            continue
 
 
 def _draw_sharing(rng: random.Random, layers: int) -> object:
@@ -188,6 +201,7 @@ def run_case(case: Case) -> float:
             case.serving.kv_dtype,
             case.serving.kv_group,
             case.serving.kv_residual,
+            case.serving.evict,
         )
         for _ in range(rows)
     ]
@@ -214,7 +228,7 @@ def _make_model(case: Case) -> GPT:
 
 
 def _poison(tensor: torch.Tensor, is_finite: bool) -> None:
-    if tensor.dtype in (torch.int8, torch.uint8):
+    if tensor.dtype in (torch.int8, torch.uint8, torch.int32):
         tensor.fill_(127)
     elif tensor.dtype == torch.float8_e4m3fn:
         tensor.fill_(448.0)

@@ -4,6 +4,7 @@ Every layer does the same, with or without a cache:
 
     if attention_pass.writes_kv(layer):
         attention_pass.write_kv(layer, *parts)       # becomes what the slot holds of this pass
+    attention_pass.observe_queries(layer, q)         # where eviction ranks tokens by them
     context = attention_pass.read_kv(layer)          # the slot's past tokens, then this pass's
     ...                                              # attend
     attention_pass.end_layer(layer)                  # after the slot's last reader: commit, release
@@ -74,6 +75,9 @@ class AttentionPass(ABC):
     @abstractmethod
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         """Make ``parts``, each (B, H, C, D), the K/V of the layer's slot for this pass's tokens."""
+
+    def observe_queries(self, layer: int, queries: Tensor) -> None:  # noqa: B027
+        """Take the queries (B, H, C, D) of the layer, before it reads: eviction ranks by them."""
 
     @abstractmethod
     def read_kv(self, layer: int) -> KVContext:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass
 from kvlab.cache.cached_passes import RaggedPass, StaticPass, UniformPass
+from kvlab.cache.eviction import EvictingBuffer, EvictingPass
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import KIVIBuffer, KIVIPass
 from kvlab.cache.kv_buffer import KVBuffer, SlotBuffer
@@ -44,6 +45,10 @@ class KVCache:
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
         self.buffers = {owner: self._allocate(layout.layers[owner]) for owner in layout.slots}
 
+    @property
+    def _evicts(self) -> bool:
+        return any(isinstance(buffer, EvictingBuffer) for buffer in self.buffers.values())
+
     def _allocate(self, layer: LayerConfig) -> SlotBuffer:
         shape = (layer, self.batch_size, self.max_length)
         name, group = self.layout.kv_dtype, self.layout.kv_group
@@ -56,7 +61,12 @@ class KVCache:
             self.layout.storage_dtype(str(self.dtype).removeprefix("torch.")), group
         )
         formats = [kv_format] * len(layer.stored)
-        return KVBuffer.allocate(*shape, formats, self.dtype, self.device)
+        rule = self.layout.eviction
+        if rule is None or not self.layout.evicts(layer, self.max_length):
+            return KVBuffer.allocate(*shape, formats, self.dtype, self.device)
+        kept = (layer, self.batch_size, rule.keep)
+        buffer = KVBuffer.allocate(*kept, formats, self.dtype, self.device)
+        return EvictingBuffer.of(buffer, rule)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -93,18 +103,23 @@ class KVCache:
             raise CacheError(f"{text}; make a longer cache, or crop this one")
         if self.layout.blocks is not None:
             return KIVIPass(self, count, added, longest)
+        one_pass: AttentionPass
         if self._ragged_lengths is None and all(new == count for new in added):
-            return UniformPass(self, count)
-        return RaggedPass(self, count, added, longest)
+            one_pass = UniformPass(self, count)
+        else:
+            one_pass = RaggedPass(self, count, added, longest)
+        if self._evicts:
+            return EvictingPass(self, one_pass, count, added)
+        return one_pass
 
     @property
     def has_static_pass(self) -> bool:
-        """Whether a decode step has fixed shapes: not where blocks of tokens are quantized."""
-        return self.layout.blocks is None
+        """Whether a decode step has fixed shapes: not with blocks of tokens, nor eviction."""
+        return self.layout.blocks is None and not self._evicts
 
     def begin_static_pass(self) -> StaticPass:
         """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
-        assert self.has_static_pass, "blocks of tokens have no fixed shapes"
+        assert self.has_static_pass, "neither blocks of tokens nor eviction have fixed shapes"
         return StaticPass(self)
 
     def list_lengths(self) -> list[int]:

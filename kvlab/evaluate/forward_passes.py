@@ -112,7 +112,7 @@ def _decode_by_document(
 ) -> Tensor:
     states = torch.empty(*x.shape, model.config.n_embd, dtype=model.dtype, device=model.device)
     # sorted by length, the longest first, so that batches have little padding
-    spans = sorted(_document_spans(x, document_start), key=lambda span: span[1] - span[2])
+    spans = sorted(document_spans(x, document_start), key=lambda span: span[1] - span[2])
     done = 0
     while done < len(spans):
         _, start, end = spans[done]
@@ -122,7 +122,8 @@ def _decode_by_document(
     return states
 
 
-def _document_spans(x: Tensor, document_start: int) -> Iterator[DocumentSpan]:
+def document_spans(x: Tensor, document_start: int) -> Iterator[DocumentSpan]:
+    """Yield the documents of rows x (B, T), which ``document_start`` begins."""
     for row, is_start in enumerate((x == document_start).tolist()):
         inner = (position for position, starts in enumerate(is_start) if starts and position)
         for start, end in pairwise([0, *inner, len(is_start)]):

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from kvlab.data import ScoredText
-from kvlab.evaluate.forward_passes import OnCount, decode_rows, hidden_states, pass_rows
+from kvlab.evaluate.forward_passes import (
+    OnCount,
+    decode_rows,
+    document_spans,
+    hidden_states,
+    pass_rows,
+)
 from kvlab.evaluate.validation_loss import POSITION_PARTS
 from kvlab.layout import KVLayout
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
@@ -50,6 +56,7 @@ class ServingComparison:
         top_changed_by_position: mean over windows, (T,).
         logit_rms: root mean square of what the dtype changes in the logits.
         logit_largest: the largest such change.
+        evicted_share: of the tokens up to each query, those that eviction dropped; None without.
     """
 
     one_shot: Floats
@@ -61,6 +68,7 @@ class ServingComparison:
     top_changed_by_position: Floats
     logit_rms: float
     logit_largest: float
+    evicted_share: float | None = None
 
     def measurements(self, *, by_position: bool = True) -> dict[str, float]:
         """Return what is measured by the names of `kvlab.store.metrics`.
@@ -87,6 +95,8 @@ class ServingComparison:
                 "kv_dtype_logit_rms": self.logit_rms,
                 "kv_dtype_logit_largest": self.logit_largest,
             }
+        if self.evicted_share is not None:
+            measured["evicted_share"] = self.evicted_share
         return measured
 
 
@@ -112,7 +122,8 @@ def compare_serving(
         document_start: see `kvlab.evaluate.forward_passes.hidden_states`.
     """
     has_other_dtype = stores_other_dtype(model, serving)
-    exact_serving = serving.store_as_model()
+    eviction = KVLayout.of(model.config, serving).eviction
+    exact_serving = serving.store_as_model(eviction)
     sums = _Sums()
     for x, y in text.iter_batches(_batch_rows(model, exact_serving)):
         inputs, targets = (torch.from_numpy(part).to(model.device) for part in (x, y))
@@ -121,6 +132,8 @@ def compare_serving(
         sums.one_shot.append(_target_losses(model, one_shot, targets))
         sums.served.append(_target_losses(model, served, targets))
         sums.add_divergence(model, one_shot, served)
+        if eviction is not None:
+            sums.add_evicted(inputs, eviction.keep, document_start)
         on_progress(x.size)
         if has_other_dtype:
             exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
@@ -142,6 +155,8 @@ class _Sums:
     squares: float = 0.0
     largest: float = 0.0
     logits: int = 0
+    tokens: int = 0  # up to each query, summed over queries
+    evicted: int = 0  # of these
 
     def add_divergence(self, model: GPT, one_shot: Tensor, served: Tensor) -> None:
         """Add a batch of residual streams (B, T, E)."""
@@ -160,6 +175,16 @@ class _Sums:
             self.largest = max(self.largest, float(logits.abs().max()))
             self.logits += logits.numel()
 
+    def add_evicted(self, x: Tensor, keep: int, document_start: int | None) -> None:
+        """Add the queries of rows (B, T) of tokens, where a document's last ``keep`` can stay."""
+        lengths = [x.shape[1]] * len(x)
+        if document_start is not None:
+            lengths = [end - start for _, start, end in document_spans(x, document_start)]
+        for length in lengths:
+            over = max(0, length - keep)
+            self.tokens += length * (length + 1) // 2
+            self.evicted += over * (over + 1) // 2
+
     def compute(self) -> ServingComparison:
         kl, top_changed = _to_numpy(torch.cat(self.by_window, 1))
         assert isinstance(self.by_position, Tensor), "there is at least one window"
@@ -174,6 +199,7 @@ class _Sums:
             top_changed_by_position,
             (self.squares / max(1, self.logits)) ** 0.5,
             self.largest,
+            self.evicted / self.tokens if self.tokens else None,
         )
 
 

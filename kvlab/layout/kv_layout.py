@@ -13,6 +13,7 @@ from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES, BlockRule, DType
+from kvlab.spec.eviction_config import EvictionRule
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -28,6 +29,7 @@ class KVLayout:
             last one's values stay; under ``owner`` only the slot's first layer.
         layers: for every layer, its heads, window and what a token stores.
         kv_group: numbers of a head that share a scale; None for the default of ``kv_dtype``.
+        eviction: which tokens the slots of global layers keep; None for all.
         blocks: when tokens are quantized, where ``kv_dtype`` quantizes them in blocks; else None.
     """
 
@@ -37,6 +39,7 @@ class KVLayout:
     kv_dtype: str = "model"
     kv_group: int | None = None
     blocks: BlockRule | None = None
+    eviction: EvictionRule | None = None
 
     @classmethod
     def of(cls, model: ModelConfig, serving: ServingConfig | None = None) -> "KVLayout":
@@ -60,7 +63,16 @@ class KVLayout:
             kv_dtype=serving.kv_dtype,
             kv_group=_resolve_group(model, serving),
             blocks=serving.kv_dtype_blocks,
+            eviction=serving.resolve_eviction(model, slots),
         )
+
+    def _score_bytes(self, layer: int, rule: EvictionRule) -> int:
+        return rule.score_bytes * self.layers[layer].stored[0].count
+
+    def evicts(self, layer: LayerConfig, context_length: int) -> bool:
+        """Return whether the slot of such a layer drops tokens of a context."""
+        rule = self.eviction
+        return rule is not None and layer.window is None and context_length > rule.keep
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -77,7 +89,10 @@ class KVLayout:
         return dtype if self.kv_dtype == "model" else self.kv_dtype
 
     def slot_length(self, layer: int, context_length: int) -> int:
-        """Return how many tokens of a context a layer's slot holds: all, or the last ``window``."""
+        """Return how many tokens of a context a layer's slot holds: all, the last ``window``, or
+        those that eviction keeps."""
+        if self.eviction is not None and self.evicts(self.layers[layer], context_length):
+            return self.eviction.keep
         return self.layers[layer].visible_tokens(context_length)
 
     def token_bytes(self, layer: int, dtype: str = "float32") -> int:
@@ -99,7 +114,10 @@ class KVLayout:
         if self.blocks is not None:
             blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
             return blocks * self._block_bytes(layer) + full * self._full_token_bytes(layer, dtype)
-        return self.slot_length(layer, context_length) * self.token_bytes(layer, dtype)
+        token = self.token_bytes(layer, dtype)
+        if self.eviction is not None and self.evicts(self.layers[layer], context_length):
+            token += self._score_bytes(layer, self.eviction)
+        return self.slot_length(layer, context_length) * token
 
     def _full_token_bytes(self, layer: int, dtype: str) -> int:
         """Return the bytes of one token in full precision, in a layer's slot."""
@@ -148,7 +166,12 @@ class KVLayout:
         return sum(self.token_bytes(slot, dtype) for slot in self.slots)
 
     def bytes_per_token_at_limit(self, dtype: str = "float32") -> int:
-        """Return the bytes that each further token of a long context adds: to global slots."""
+        """Return the bytes that each further token of a long context adds: to global slots.
+
+        None where these evict.
+        """
+        if self.eviction is not None:
+            return 0
         unbounded = (slot for slot in self.slots if self.layers[slot].window is None)
         return sum(self.token_bytes(slot, dtype) for slot in unbounded)
 
@@ -169,7 +192,13 @@ class KVLayout:
                 ]
                 continue
             text = f"{format_count(len(slots), name)} x {length} tokens"
-            terms.setdefault(self._token_formula(slots[0], dtype), []).append(text)
+            token = self._token_formula(slots[0], dtype)
+            if self.eviction is not None and self.evicts(self.layers[slots[0]], context_length):
+                heads = self.layers[slots[0]].stored[0].count
+                scored = f" + {heads} heads x {self.eviction.score_bytes} bytes of scores"
+                token = f"({token}{scored})" if self.eviction.is_scored else token
+                text = text.replace(" tokens", " tokens kept")
+            terms.setdefault(token, []).append(text)
         products = [f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()]
         total = self.stored_bytes(batch_size, context_length, dtype)
         whole = products[0] if len(products) == 1 else f"({' + '.join(products)})"

@@ -83,13 +83,15 @@ class Attention(nn.Module):
         if self.config.query_dim:
             q = self.q_up(self.q_norm(q))
         q = q.view(batch, length, self.config.n_head, self.config.key_dim).transpose(1, 2)
+        q = apply_rope(q, rope)
+        attention_pass.observe_queries(self.layer, q)
         context = attention_pass.read_kv(self.layer)
         if rotation is not None and self.kv.is_rotated_on_read:
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
         else:
             key_rope = None
         y = self.kv.attend(
-            apply_rope(q, rope),
+            q,
             context.parts,
             key_rope,
             partial(attend, context=context, window=self.config.window),

@@ -89,9 +89,11 @@ class Experiment(SpecModel):
 def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Iterator[FieldMessage]:
     try:
         tie = owner_map(serving.tie, model.layer_kinds)
-        tied_slots(model.kv_owners, tie, serving.tie_rule)
+        slots = tied_slots(model.kv_owners, tie, serving.tie_rule)
     except SharingError as error:
         yield "serving.tie", str(error)
+    else:
+        yield from serving.find_eviction_problems(model, slots)
     yield from serving.find_storage_problems(model)
 
 

@@ -1,11 +1,12 @@
 """`serving` of an experiment: what changes only inference."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from kvlab.spec.dtypes import DTYPES, MIN_GROUP, BlockRule, list_kv_dtypes
+from kvlab.spec.dtypes import DTYPES, MIN_GROUP, MODEL_DTYPE, BlockRule, list_kv_dtypes
+from kvlab.spec.eviction_config import EvictConfig, EvictionRule
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import (
     FieldMessage,
@@ -25,7 +26,11 @@ class ServingConfig(SpecModel):
     code of the Character.AI article; with ``owner`` only the first layer of a group writes.
     """
 
-    omitted_defaults: ClassVar[dict[str, Any]] = {"kv_group": None, "kv_residual": None}
+    omitted_defaults: ClassVar[dict[str, Any]] = {
+        "kv_group": None,
+        "kv_residual": None,
+        "evict": None,
+    }
 
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
         default="model",
@@ -68,6 +73,12 @@ class ServingConfig(SpecModel):
         json_schema_extra={"given": {"tie": "adjacent:2"}},
     )
 
+    evict: EvictConfig | None = Field(
+        default=None,
+        description="Keep a fixed number of tokens in global layers, and drop the others.",
+        examples=[{"keep": 64}],
+    )
+
     @model_validator(mode="after")
     def _check(self) -> "ServingConfig":
         raise_problems(self._find_problems())
@@ -95,6 +106,71 @@ class ServingConfig(SpecModel):
     @property
     def _has_scales(self) -> bool:
         return self.kv_dtype in DTYPES and DTYPES[self.kv_dtype].is_quantized
+
+    def find_eviction_problems(
+        self, model: ModelConfig, slots: Sequence[int]
+    ) -> Iterator[FieldMessage]:
+        """Yield why tokens of ``model`` cannot be evicted, by fields of a spec.
+
+        Args:
+            slots: the slot that each layer reads.
+        """
+        if self.evict is None:
+            return
+        is_global = [layer.window is None for layer in model.layers]
+        shared = [slot for slot in slots if is_global[slot] and slots.count(slot) > 1]
+        if not any(is_global):
+            text = "has no layer to act on: all have a window, whose ring drops tokens by itself"
+            yield "serving.evict", f"{text}; leave it out, or use a pattern with G"
+        elif self.kv_dtype_blocks is not None:
+            text = f"cannot drop single tokens from the blocks of kv_dtype {self.kv_dtype}"
+            yield "serving.evict", f"{text}; use int4, int8 or fp8, or leave one out"
+        elif self.evict.by == "heavy_hitters" and model.kv != "separate":
+            text = "ranks tokens by stored keys, so it needs model.kv: separate"
+            yield "serving.evict.by", f"{text}; use recency"
+        elif self.evict.by == "heavy_hitters" and shared:
+            text = "would differ between the layers that share the slot of layer"
+            text = f"{text} {shared[0]}"
+            yield "serving.evict.by", f"{text}; use recency, or share no K/V"
+        elif self.evict.bytes is not None:
+            keep = self._find_kept_tokens(self.evict, model, slots)
+            for name, message in self.evict.find_budget_problems(keep):
+                yield f"serving.evict.{name}", message
+
+    def resolve_eviction(self, model: ModelConfig, slots: Sequence[int]) -> EvictionRule | None:
+        """Return which tokens global slots keep; None for all.
+
+        Args:
+            slots: the slot that each layer reads.
+        """
+        if self.evict is None:
+            return None
+        keep = self.evict.keep or self._find_kept_tokens(self.evict, model, slots)
+        return self.evict.resolve(keep)
+
+    def _find_kept_tokens(
+        self, evict: EvictConfig, model: ModelConfig, slots: Sequence[int]
+    ) -> int:
+        """Return how many tokens global slots may keep in a budget of bytes, possibly none.
+
+        The budget is of the cache of one sequence of ``block_size`` tokens in a trial's dtype.
+        """
+        assert evict.bytes is not None
+        dtype = DTYPES[MODEL_DTYPE if self.kv_dtype == "model" else self.kv_dtype]
+        rings = tokens = scores = 0
+        for slot in set(slots):
+            layer = model.layers[slot]
+            token = sum(one.count * dtype.vector_bytes(one.size, self.kv_group)
+                        for one in layer.stored)  # fmt: skip
+            if layer.window is None:
+                tokens += token
+                scores += layer.stored[0].count * evict.resolve(1).score_bytes
+            else:
+                rings += layer.visible_tokens(model.block_size) * token
+        spare = max(0, evict.bytes - rings)
+        if spare >= model.block_size * tokens:
+            return model.block_size  # nothing is dropped, so nothing is scored
+        return spare // (tokens + scores)
 
     def find_storage_problems(self, model: ModelConfig) -> Iterator[FieldMessage]:
         """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec."""
@@ -128,9 +204,16 @@ class ServingConfig(SpecModel):
             )
             yield "serving.kv_dtype", f"{text}; {fix}"
 
-    def store_as_model(self) -> "ServingConfig":
-        """Return the same serving with K and V in the model's dtype."""
-        return self.model_copy(update={"kv_dtype": "model", **self.omitted_defaults})
+    def store_as_model(self, eviction: EvictionRule | None) -> "ServingConfig":
+        """Return the same serving with K and V in the model's dtype.
+
+        Args:
+            eviction: of `resolve_eviction`: as many tokens are kept, whatever they take.
+        """
+        update: dict[str, Any] = {"kv_dtype": "model", "kv_group": None, "kv_residual": None}
+        if self.evict is not None and eviction is not None:
+            update["evict"] = self.evict.model_copy(update={"keep": eviction.keep, "bytes": None})
+        return self.model_copy(update=update)
 
 
 def _join_names(is_named: Iterable[bool]) -> str:

@@ -174,6 +174,7 @@ METRICS = MetricTable(
         ),
         "kv_dtype_logit_rms": Metric("logit error of the cache's dtype, root mean square", "nats"),
         "kv_dtype_logit_largest": Metric("logit error of the cache's dtype, largest", "nats"),
+        "evicted_share": Metric("tokens before a query that eviction has dropped", ""),
         "bits_per_byte": Metric("bits per byte, one-shot", "bits/byte", "lower"),
         "bits_per_byte_served": Metric("bits per byte, served", "bits/byte", "lower"),
         "bits_per_byte_paired": Metric(
@@ -303,6 +304,14 @@ FAMILIES: tuple[MetricFamily, ...] = (
         "serving.kv_dtype",
         "The same text through the same cache in the dtype of the model, and the difference in"
         " logits and loss.",
+        ("serving-gap",),
+    ),
+    MetricFamily(
+        "Eviction",
+        ("evicted_",),
+        "serving.evict",
+        "Of all tokens up to a query, the share that global layers no longer keep: mean over the"
+        " queries of the served text, weighted by how many tokens each could see.",
         ("serving-gap",),
     ),
     MetricFamily(

@@ -7,6 +7,7 @@ letter per layer, a tie as the buffers and their writers. The text enters as the
 tokens: where it lies, how it is split into files and which settings selected it do not count.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -159,6 +160,9 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     del data["tie"], data["tie_rule"]
     data.pop("kv_group", None)
     data.pop("kv_residual", None)
+    data.pop("evict", None)
+    if layout.eviction is not None:
+        data["evict"] = dataclasses.asdict(layout.eviction)
     if layout.kv_group is not None:
         data["kv_group"] = layout.kv_group
     if layout.blocks is not None:

@@ -78,7 +78,12 @@ class FullRecord(Record):
         found |= {"peak_bytes_activations": 10**6 + seed, "tpot_ms_p99": 2.0 + seed}
         found |= {"tpot_ms_uncached_p50": 3.0 + seed, "training_tokens_per_second": 1000.0 + seed}
         found |= {"kv_dtype_loss_change": 1e-3 + 1e-4 * seed, "kv_dtype_logit_rms": 0.01}
-        found |= {"kv_dtype_logit_largest": 0.1, "loss_tokens": 16_384, "served_tokens": 16_384}
+        found |= {
+            "evicted_share": 0.25,
+            "kv_dtype_logit_largest": 0.1,
+            "loss_tokens": 16_384,
+            "served_tokens": 16_384,
+        }
         kl = 1e-12 if levels["sharing"] == "none" else 1e-6 * 2**seed
         for name, value in (("kl", kl), ("top_changed", 0.01 + 0.001 * seed)):
             found |= {f"serving_{name}": value, f"serving_{name}_stderr": value / 10}
@@ -92,7 +97,9 @@ class FullRecord(Record):
         )
         result["experiment"] |= {
             "model": shape.model.model_dump(mode="json"),
-            "serving": ServingConfig().model_dump(mode="json"),
+            "serving": ServingConfig(evict={"keep": 10**9, "by": "recency"}).model_dump(
+                mode="json"
+            ),
             "training": {"tokens": 614_400, "batch_tokens": 4096, "evaluate_tokens": 8192},
         }
         result["provenance"]["timings"] = "shared" if seed == 0 else "exclusive"
@@ -124,7 +131,7 @@ TEXTS = {
     "interactions": ("levels together", "verdict"),
     "pareto": ("cell", "verdict", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),
     "equal-memory": ("best cell", "verdict", "may be best instead"),
-    "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as"), "serving-divergence": ("cell",),
+    "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as"), "eviction": ("cell", "keeps"), "serving-divergence": ("cell",),
     "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
     "hellaswag-one-shot": ("cell", "these weights"),
     "hellaswag-cache": ("cell", "these weights"), "break-even": ("cell",),

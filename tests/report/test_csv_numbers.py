@@ -106,6 +106,7 @@ CELLS = {
     ("serving-gap", "p"): lambda c: 2 / 2 ** len(values(c, "loss")),
     ("kv-dtype", "logit error, rms (nats)"): lambda c: average(c, "kv_dtype_logit_rms"),
     ("kv-dtype", "logit error, largest (nats)"): lambda c: average(c, "kv_dtype_logit_largest"),
+    ("eviction", "dropped (%)"): lambda c: 100 * average(c, "evicted_share"),
     ("memory", "K/V cache (bytes)"): RECORD.bytes,
     ("memory", "storages least (bytes)"): RECORD.bytes,
     ("memory", "storages most (bytes)"): RECORD.bytes,

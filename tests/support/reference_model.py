@@ -34,8 +34,11 @@ class ReferenceModel:
     kv_dtype: str = "model"
     kv_group: int | None = None
     kv_residual: int | None = None
+    evict: object = None
     past: dict[int, tuple[Array, ...]] = field(default_factory=dict)
     length: int = 0
+    received: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
+    """By layer and K/V head: the attention that each kept token has received."""
 
     def logits(self, tokens: list[int]) -> Array:
         """Run one pass over the next tokens; return (tokens, vocabulary)."""
@@ -83,10 +86,20 @@ class ReferenceModel:
             first = 0 if window is None else max(0, position - window + 1)
             if blocks is not None:
                 k, v = self.see_blocks(position, (all_k, all_v), blocks)
+            queries = c.n_head // self.setting(layer, "n_kv_head")
             for head in range(c.n_head):
-                score = k[first : position + 1, head] @ q[i, head] / np.sqrt(key_dim)
+                group = head // queries
+                seen = list(range(first, position + 1))
+                if self.evict is not None and window is None:
+                    is_first = head % queries == 0
+                    seen = self.keep_tokens(layer, group, position, is_first)
+                score = k[seen, head] @ q[i, head] / np.sqrt(key_dim)
                 probabilities = np.exp(score - score.max())
-                out[i, head] = probabilities @ v[first : position + 1, head] / probabilities.sum()
+                probabilities /= probabilities.sum()
+                out[i, head] = probabilities @ v[seen, head]
+                if (layer, group) in self.received:
+                    for token, share in zip(seen, probabilities, strict=True):
+                        self.received[layer, group][token] += share
         bias = self.weights.get(name + "proj.bias", 0.0)
         return out.reshape(len(x), -1) @ self.weights[name + "proj.weight"].T + bias
 
@@ -135,6 +148,21 @@ class ReferenceModel:
         if c.kv.rotary:
             k = np.concatenate([np.repeat(parts[1], c.n_head, axis=1), k], -1)
         return k, v
+
+    def keep_tokens(self, layer: int, group: int, position: int, is_first: bool) -> list[int]:
+        """Return the tokens that the query at ``position`` sees; its own is one of ``keep``."""
+        keep, newest = self.evict.keep, range(position + 1)
+        if self.evict.by == "recency":
+            sinks = 4 if self.evict.sinks is None else self.evict.sinks
+            return [t for t in newest if t < sinks or position - t < keep - sinks]
+        received = self.received.setdefault((layer, group), {})
+        recent, sinks = self.evict.recent or max(1, keep // 2), self.evict.sinks or 0
+        if is_first:
+            received[position] = 0.0
+            if len(received) > keep:
+                others = [t for t in received if sinks <= t <= position - recent]
+                del received[min(others, key=lambda t: (received[t], t))]
+        return sorted(received)
 
     def round_blocks(self, k: Array, v: Array) -> tuple[Array, Array] | None:
         """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""

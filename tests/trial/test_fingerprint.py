@@ -87,6 +87,9 @@ OTHER = {
     "training.keep_best": 1,
     "training.init_from": "somebody/model",
     "serving.kv_dtype": "int8",
+    "serving.kv_group": 4,
+    "serving.kv_residual": 8,
+    "serving.evict": {"keep": 8},
     "serving.tie": "none",
     "serving.tie_rule": "owner",
     "evaluation.loss_tokens": 2000,
@@ -169,6 +172,10 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
     needed = {}
     if key == "benchmark.memory":
         needed = {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9}
+    if key == "serving.kv_group":
+        needed = {"serving.kv_dtype": "int8"}
+    if key == "serving.kv_residual":
+        needed = {"serving.kv_dtype": "kivi2", "serving.kv_group": 4, key: 4}
     if key == "evaluation.loss_bytes":
         needed = {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None}
     plain, changed = experiment(needed), experiment(needed | patch)
@@ -207,6 +214,11 @@ def test_ids_are_the_fingerprints_first_digits():
         ({}, {"training.final_learning_rate": 6e-5, "training.warmup_tokens": 256}),
         ({}, {"training.tokens": 6.4e3, "training.clip": 1}),
         ({}, {"serving.tie": [[0, 2], [1, 3]]}),
+        ({"serving.kv_dtype": "int8"}, {"serving.kv_dtype": "int8", "serving.kv_group": 8}),
+        (
+            {"serving.evict": {"keep": 8}},
+            {"serving.evict": {"keep": 8, "by": "recency", "sinks": 4}},
+        ),
         ({}, {"serving.tie": [0, 1, 0, 1]}),
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [[0, 2], [1, 3]]}),
         ({"model.kv_sharing": "adjacent:2"}, {"model.kv_sharing": [0, 1, 0, 1]}),

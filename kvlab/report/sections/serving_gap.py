@@ -46,6 +46,7 @@ def report_serving_gap(study: Study) -> Section | None:
         contents.append(Fold("How gaps are tested", (paragraph(_explain(study)),)))
     contents += serving_divergence(study)
     contents += _kv_dtype_contents(study)
+    contents += _eviction_contents(study)
     return Section("Serving gap", tuple(contents))
 
 
@@ -171,6 +172,39 @@ def _describe_format(serving: Mapping[str, Any]) -> str:
     groups = f", groups of {group}" if group else ""
     newest = "" if residual is None else f", newest {residual} in full"
     return f"{serving['kv_dtype']}{groups}{newest}"
+
+
+def _eviction_contents(study: Study) -> list[Content]:
+    """Report what eviction dropped, if cells evict."""
+    evicting = list(study.means("evicted_share"))
+    if not evicting:
+        return []
+    text = (
+        "Global layers of these cells keep a fixed number of tokens. Dropped is the share of the"
+        " tokens up to a query that it can no longer attend to, over all queries of the served"
+        " text. Keys keep the rotation of their own position."
+    )
+    rows = []
+    for levels in evicting:
+        done = (row for row in study.cells[levels].values() if row.is_done)
+        kept = {_describe_eviction(row.record["experiment"]["serving"]) for row in done}
+        texts = cell(study.label(levels)), cell(", ".join(sorted(kept)))
+        share = 100 * (study.mean(levels, "evicted_share") or 0.0)
+        rows.append(Row((*texts, cell(f"{share:.1f}", share)), study.cell_key(levels)))
+    columns = (Column("cell"), Column("keeps"), Column("dropped (%)", True))
+    caption = "Cells by the tokens that their cache keeps; mean over seeds."
+    return [
+        Heading("Eviction"),
+        paragraph(text),
+        Table("eviction", caption, columns, tuple(rows)),
+    ]
+
+
+def _describe_eviction(serving: Mapping[str, Any]) -> str:
+    evict = serving.get("evict") or {}
+    budget = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
+    given = (f"{name} {evict[name]}" for name in ("sinks", "recent") if evict.get(name) is not None)
+    return ", ".join([f"{budget} by {evict['by'].replace('_', ' ')}", *given])
 
 
 def _format_small(values: list[float]) -> str:

@@ -64,7 +64,13 @@ def architecture_key(planned: PlannedTrial) -> str:
     """Return a key of the model and its serving cache, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
-    serving = [layout.owners, layout.writers, layout.kv_dtype, layout.kv_group, repr(layout.blocks)]
+    serving = [
+        layout.owners,
+        layout.writers,
+        layout.kv_dtype,
+        layout.kv_group,
+        repr((layout.blocks, layout.eviction)),
+    ]
     return json.dumps([experiment.model.computation(), serving], sort_keys=True)
 
 

@@ -1,0 +1,116 @@
+"""Eviction: what is kept, whatever the chunks; no eviction where everything fits; exact bytes."""
+
+import pytest
+import torch
+
+from kvlab.cache.eviction import EvictingBuffer
+from kvlab.data import spread_windows
+from kvlab.errors import CacheError
+from kvlab.evaluate.serving_comparison import compare_serving
+from kvlab.layout import KVLayout
+from kvlab.spec import ModelConfig, ServingConfig
+from tests.evaluate.test_serving_comparison import SHAPE as SCORED_SHAPE
+from tests.evaluate.test_serving_comparison import TEXT
+from tests.support.random_model import random_model
+
+SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
+         "block_size": 64, "position": "rope"}  # fmt: skip
+MODEL = random_model(ModelConfig(**SHAPE))
+HYBRID = random_model(ModelConfig(**SHAPE, attention_pattern="GLL", window=6))
+COUNT = 40
+WORDS = torch.randint(0, 29, (2, COUNT), generator=torch.Generator().manual_seed(0))
+RECENCY = {"keep": 12, "by": "recency", "sinks": 2}
+HEAVY = {"keep": 12, "by": "heavy_hitters", "recent": 5, "sinks": 1}
+
+
+def decode(model, evict, chunks=(1,) * COUNT):
+    cache = model.new_cache(2, COUNT, ServingConfig(evict=evict))
+    logits, start = [], 0
+    with torch.inference_mode():
+        for count in chunks:
+            logits.append(model(WORDS[:, start : start + count], cache=cache))
+            start += count
+    return torch.cat(logits, 1), cache
+
+
+@pytest.mark.parametrize("evict", [RECENCY, HEAVY])
+@pytest.mark.parametrize("model", [MODEL, HYBRID])
+def test_what_is_kept_does_not_depend_on_the_chunks(model, evict):
+    by_token, cache = decode(model, evict)
+    for chunks in ([COUNT], [5, 1, 20, 14], [12, 28]):
+        logits, other = decode(model, evict, chunks)
+        assert (logits - by_token).abs().max() < 1e-10
+        for one, two in zip(cache.tensors, other.tensors, strict=True):
+            assert torch.allclose(one.double(), two.double(), atol=1e-6)
+    with torch.inference_mode():
+        assert (model(WORDS)[:, :12] - by_token[:, :12]).abs().max() < 1e-10
+        assert (model(WORDS) - by_token)[:, 13:].abs().max() > 1e-3
+    assert isinstance(cache.buffers[0], EvictingBuffer)
+    assert cache.nbytes == cache.layout.stored_bytes(2, COUNT, "float64")
+
+
+@pytest.mark.parametrize("by", ["recency", "heavy_hitters"])
+def test_a_budget_for_the_whole_context_changes_no_bit(by):
+    plain, plain_cache = decode(MODEL, None)
+    kept, cache = decode(MODEL, {"keep": COUNT, "by": by})
+    assert torch.equal(plain, kept)
+    assert cache.nbytes == plain_cache.nbytes
+
+
+def test_a_token_that_all_attend_to_outlives_newer_ones():
+    """Heads rank by themselves; scores are what queries gave, and the newest are never dropped."""
+    _, cache = decode(MODEL, HEAVY)
+    buffer = cache.buffers[0]
+    positions, scores = buffer.token_positions, buffer.scores
+    assert (positions[..., -5:] == torch.arange(COUNT - 5, COUNT)).all()
+    assert (positions[..., 0] == 0).all()
+    assert (positions.diff(dim=-1) > 0).all()
+    assert not torch.equal(positions[:, 0], positions[:, 1])
+    # every query of both query heads of a K/V head gives 1 in all; dropped tokens took theirs along
+    assert (scores.sum(-1) < 2 * COUNT).all()
+    _, small = decode(MODEL, {"keep": 39, "by": "heavy_hitters"})
+    assert torch.allclose(small.buffers[0].scores.sum(-1), torch.tensor(2.0 * COUNT), atol=2.0)
+
+
+@pytest.mark.parametrize("evict", [RECENCY, HEAVY])
+def test_rows_of_other_lengths_and_copies_go_on_as_alone(evict):
+    serving = ServingConfig(evict=evict)
+    cache = MODEL.new_cache(2, COUNT, serving)
+    with torch.inference_mode():
+        MODEL(WORDS[:, :30], cache=cache, lengths=[30, 9])
+        copies = cache.select_rows(torch.tensor([1, 0, 1]))
+        ends = MODEL(WORDS[[1, 0, 1]][:, 30:36], cache=copies)
+        for place, (row, length) in enumerate([(1, 9), (0, 30)]):
+            text = torch.cat([WORDS[row, :length], WORDS[row, 30:36]])[None]
+            alone = MODEL(text, cache=MODEL.new_cache(1, COUNT, serving))
+            assert (ends[place] - alone[0, length:]).abs().max() < 1e-10
+    assert torch.equal(ends[0], ends[2])
+    with pytest.raises(CacheError, match="run the prefix again"):
+        copies.crop(10)
+    copies.reset()
+    assert copies.length == 0
+
+
+def test_a_budget_of_bytes_keeps_what_fits_in_it():
+    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+    for serving in ({}, {"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_group": 4}):
+        for by in ("recency", "heavy_hitters"):
+            how = ServingConfig(**serving, evict={"bytes": 6000, "by": by})
+            layout = KVLayout.of(config, how)
+            stored = layout.stored_bytes(1, 64)
+            more = how.model_copy(
+                update={"evict": how.evict.model_copy(
+                    update={"bytes": None, "keep": layout.eviction.keep + 1})})  # fmt: skip
+            assert stored <= 6000 < KVLayout.of(config, more).stored_bytes(1, 64) or (
+                layout.eviction.keep == 64
+            )
+
+
+def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
+    model = random_model(ModelConfig(**SCORED_SHAPE), dtype=torch.float32)
+    text = spread_windows(TEXT, 64, 16)
+    evict = {"bytes": 4 * 2 * 2 * (8 + 2) * 6, "by": "recency", "sinks": 1}  # int8: six tokens
+    how = ServingConfig(evict=evict, kv_dtype="int8")
+    measured = compare_serving(model, text, how, lambda _: None).measurements()
+    assert measured["evicted_share"] == pytest.approx(sum(range(11)) / sum(range(17)))
+    assert measured["serving_kl"] > 1e-3 > measured["kv_dtype_logit_rms"] ** 2 > 0
