@@ -16,8 +16,9 @@ from kvlab.cli.terminal import format_table
 from kvlab.cli.trial_origin import TrialOrigin, TrialOrigins, format_facts
 from kvlab.errors import RecordDamaged, UsageError
 from kvlab.humanize import format_count, sanitize_line
-from kvlab.report.number_origins import FoundOrigins, Origin, Term, find_origins
+from kvlab.report.number_origins import FoundOrigins, find_origins
 from kvlab.report.printed_numbers import PrintedNumber, parse_number
+from kvlab.report.quantities import Origin, Term
 from kvlab.report.report_files import results_jsonl
 from kvlab.store import Store
 
