@@ -205,6 +205,10 @@ def _format_time(text: str) -> str:
 
 def _format_common(trials: Sequence[TrialOrigin]) -> Iterator[str]:
     """Yield each fact once with the trials that it holds for, if they differ."""
+    unread = [one.trial[:ID_DIGITS] for one in trials if not one.facts]
+    if unread:
+        yield f"origin    {NOT_RECORDED}, as there is no whole result: {', '.join(unread)}"
+    trials = [one for one in trials if one.facts]
     if len(trials) == 1:
         one = trials[0]
         yield f"when      {_format_time(one.started)} to {_format_time(one.finished)} UTC"

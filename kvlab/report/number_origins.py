@@ -25,7 +25,7 @@ from kvlab.report.document import (
     Strong,
     Table,
 )
-from kvlab.report.printed_numbers import PrintedNumber, byte_texts
+from kvlab.report.printed_numbers import PrintedNumber, byte_texts, read_unit
 from kvlab.report.quantities import Origin, Quantity, Term, list_quantities
 from kvlab.report.report_files import make_document
 
@@ -114,12 +114,14 @@ class _OriginSearch:
             title = document.numbers["Table", table.name]
             for row in table.rows:
                 for index, cell in enumerate(row.cells):
-                    values = self.match_cell(cell)
+                    head = table.columns[index].title
+                    unit = read_unit(head.rpartition("(")[2].removesuffix(")"))
+                    unit = "B" if cell.bytes is not None else unit
+                    values = self.match_cell(cell, unit)
                     if values is None:
                         continue
-                    head = table.columns[index].title
                     place = f"{title} ({table.name}): {_name_row(table, row)}, {head}"
-                    owners = [n for n, one in enumerate(origins) if _owns(one, row, values)]
+                    owners = [n for n, o in enumerate(origins) if _owns(o, row, values, unit)]
                     for owner in owners:
                         places.setdefault(owner, []).append(place)
                     if not owners:
@@ -130,13 +132,16 @@ class _OriginSearch:
         placed = [replace(o, places=tuple(places.get(n, ()))) for n, o in enumerate(origins)]
         return [*placed, *(replace(o, places=o.places[1:]) for o in others.values())]
 
-    def match_cell(self, cell: Cell) -> list[float] | None:
-        """Return the values that a table's cell prints as the number; None if it does not."""
+    def match_cell(self, cell: Cell, unit: str) -> list[float] | None:
+        """Return the values that a table's cell prints as the number; None if it does not.
+
+        Args:
+            unit: Of the cell's column; empty if its head has none.
+        """
         values = [v for v in (cell.csv or (cell.value,)) if isinstance(v, int | float)]
-        unit = "B" if cell.bytes is not None else ""
         rounded = [value for value in values if self.number.is_rounded_from(value, unit)]
         texts = (cell.text, *(byte_texts(cell.bytes) if cell.bytes is not None else ()))
-        if any(self.number.is_in(text) for text in texts):
+        if any(self.number.is_in(text, unit) for text in texts):
             return rounded
         return rounded if rounded and self.number.digits >= CSV_DIGITS else None
 
@@ -174,9 +179,11 @@ class _OriginSearch:
                             yield f"{section.title}: {sentence.strip().rstrip('.')}"
 
 
-def _owns(origin: Origin, row: Row, values: Sequence[float]) -> bool:
-    """Return whether a row of a table shows an origin's value."""
+def _owns(origin: Origin, row: Row, values: Sequence[float], unit: str) -> bool:
+    """Return whether a row of a table shows an origin's value, in a column of a unit."""
     if row.key and row.key not in origin.keys:
+        return False
+    if unit and read_unit(origin.unit) not in ("", unit):
         return False
     return any(math.isclose(origin.value, value, rel_tol=1e-12, abs_tol=1e-15) for value in values)
 

@@ -157,6 +157,22 @@ def test_a_trial_and_its_damage(tmp_path, capsys):
     weights.write_bytes(b"other" + weights.read_bytes()[5:])
     assert main(command) == 1
     assert "DAMAGED   trainings/" in capsys.readouterr().out
+    result = store.trial_directory(trial) / "result.json"
+    result.write_bytes(result.read_bytes()[:-9])
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    assert "origin    not recorded, as there is no whole result" in out
+    assert f"DAMAGED   trials/{trial}/result.json: it does not end with its sha256" in out
+
+
+def test_what_is_damaged_is_said_where_a_number_is_gone(tmp_path, capsys):
+    record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    store = record.write(tmp_path / "runs")
+    path = store.trial_directory(record.trial({"heads": "mqa"}, 0)) / "result.json"
+    path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
+    loss = record.measurements({"heads": "mqa"}, 0)["loss"]
+    assert main(["explain", str(loss), "--store", str(store.path)]) == 2
+    assert "1 trial left out as damaged, which `kvlab verify` names" in capsys.readouterr().err
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path, capsys):

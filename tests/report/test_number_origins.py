@@ -71,3 +71,17 @@ def test_a_time_that_was_taken_again_names_its_session(tmp_path):
     assert "tpot_ms_p50" in found.title
     assert f"timed again {times[0]} to {times[1]}" in found.formula
     assert "timings.json of the sweep" in found.formula
+
+
+def test_a_column_of_another_unit_is_not_its_place(tmp_path):
+    class Scored(Record):
+        def measurements(self, levels, seed):
+            found = super().measurements(levels, seed)
+            return found | {"loss_tokens": found["kv_bytes_storage"]}
+
+    record = Scored(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    study = Study.load(record.write(tmp_path / "runs"), "made")
+    (number,) = find_numbers("1,048,576")
+    titles = {one.title.partition(" (")[0]: one for one in find_origins(study, number).origins}
+    assert titles["KV bytes by formula"].places
+    assert not titles["validation tokens scored one-shot"].places

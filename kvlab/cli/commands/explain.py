@@ -174,7 +174,7 @@ def _list_candidates(
     if not count:
         yield f"{text}: no value of {store.path} prints so; the report states it"
         return
-    how = "is, rounded further," if is_rounded else "is printed for"
+    how = "is printed for nothing; rounded further it is" if is_rounded else "is printed for"
     what = format_count(count, "quantity").replace("quantitys", "quantities")
     yield f"{text} {how} {what} of {store.path}" + (":" if count > 1 else "")
     for position, one in enumerate(candidates[:MAX_LISTED], 1):
@@ -284,8 +284,11 @@ def _describe_nothing(
     names = ", ".join(study.name for study in studies)
     values = f"{sum(one.searched for one in found):,} values and the report's text"
     first = f"{text} is not in the record {store.path}: {values} of {names} were searched"
-    near = [f"  {value:.6g}: {title}" for one in found for value, title in one.nearest][:3]
     hint = "give it as printed, without a unit, or name another record with --store"
+    damaged = sum(row.status == "damaged" for study in studies for row in study.rows)
+    if damaged:
+        hint = f"{format_count(damaged, 'trial')} left out as damaged, which `kvlab verify` names"
+    near = [f"  {value:.6g}: {title}" for one in found for value, title in one.nearest][:3]
     return "\n".join([f"{first}; {hint}", *(["nearest:", *near] if near else [])])
 
 
