@@ -58,11 +58,20 @@ def write_sealed_json(
         ValueError: A number is NaN or infinite.
         StoreError, LeaseLost, FileExistsError: See `kvlab.fs.atomic_files.atomic_file`.
     """
+    write_atomic(path, seal_json(value), fence=fence, once=once)
+
+
+def seal_json(value: Mapping[str, Any]) -> bytes:
+    """Return the contents of the file that `write_sealed_json` writes.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+    """
     assert value, "an object without keys has no line to end with"
     assert "sha256" not in value, "the seal is added here"
     body = json.dumps(value, indent=1, allow_nan=False).encode()[: -len("\n}")]
     seal = hashlib.sha256(body).hexdigest()
-    write_atomic(path, body + f',\n "sha256": "{seal}"\n}}\n'.encode(), fence=fence, once=once)
+    return body + f',\n "sha256": "{seal}"\n}}\n'.encode()
 
 
 def read_sealed_bytes(path: str | Path) -> bytes:

@@ -15,7 +15,7 @@ from kvlab.fs.lease import is_lease_file
 from kvlab.fs.lock import Lock, seems_held
 from kvlab.store.store import Store
 
-_TEMPORARY_FILE_FOLDERS = (".", "final", "checkpoints", "attempts")
+_TEMPORARY_FILE_FOLDERS = (".", "final", "checkpoints", "attempts", "points")
 """Where a killed process can leave an unfinished file, under a name that begins with a dot."""
 
 

@@ -6,7 +6,8 @@
     <store>/trials/<id>/     trial.json, progress.json, result.json, items.jsonl.gz,
                              texts.json.gz, tasks.json.gz,
                              attempts/<n>/{log.txt, traceback.txt, repairs.txt, paused}
-    <store>/sweeps/<name>/   sweep.json, search.json, reported.json, timings.json, stop, drivers/
+    <store>/sweeps/<name>/   sweep.json, search.json, points/, reported.json, timings.json, stop,
+                             drivers/
 
 Locks lie beside them, as ``lock.<n>`` (`kvlab.fs.lease`).
 
@@ -48,6 +49,7 @@ from kvlab.fs.sealed_files import (
     write_sealed_json,
 )
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
+from kvlab.store.search_points import SearchPoints, add_points
 from kvlab.store.timings import TimingSession, read_timings, replace_times
 
 SCHEMA = 1
@@ -82,6 +84,7 @@ class Store:
             text = f"{path} is a file, and a store is a folder"
             raise StoreError(f"{text}; name another with --store")
         self._seals: dict[str, Mapping[str, FileSeal]] = {}
+        self._points: dict[str, SearchPoints] = {}
 
     # Paths
 
@@ -574,6 +577,8 @@ class Store:
     def sweep(self, name: str) -> dict[str, Any]:
         """Return a sweep's description: the question, its factors, its cells and their trials.
 
+        That of a search has the suggestions so far, each with its level and its cell.
+
         Raises:
             UsageError: no such sweep was submitted to this store.
             RecordDamaged: the description is not what was written.
@@ -583,7 +588,14 @@ class Store:
             sweep = read_sealed_json(path, "name", "cells")
             if sweep["name"] != name:
                 raise RecordDamaged(f"{path} describes the sweep {sweep['name']}")
-            return sweep
+            points = self.search_points(name).read() if "search" in sweep else []
+            if not points:
+                return sweep
+            with contextlib.suppress(FileNotFoundError):
+                spent = read_sealed_json(path.with_name("search.json"), "seconds", "flops")
+                facts = {"spent_seconds": spent["seconds"], "spent_flops": spent["flops"]}
+                sweep = {**sweep, "search": {**sweep["search"], **facts}}
+            return add_points(sweep, points)
         except RecordDamaged as error:
             hint = "submit the sweep again, which writes it anew"
             raise RecordDamaged(f"{error}; {hint}") from None
@@ -594,6 +606,10 @@ class Store:
             text = f"{text} ({', '.join(names) or 'it has none yet'})"
             hint = f"did you mean {near[0]}?" if near else "submit it first, or name another store"
             raise UsageError(f"{text}; {hint}") from None
+
+    def search_points(self, name: str) -> SearchPoints:
+        """Return the suggestions of a search."""
+        return self._points.setdefault(name, SearchPoints(self.sweep_directory(name)))
 
     def write_sweep(self, description: dict[str, Any]) -> None:
         path = self.sweep_directory(description["name"]) / "sweep.json"

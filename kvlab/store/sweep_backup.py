@@ -10,11 +10,12 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
+from kvlab.store.search_points import POINTS_FOLDER
 from kvlab.store.store import DETAIL_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
 
 # Of each directory the file that completes it comes last.
-SWEEP_FILES = ("search.json", "reported.json", TIMINGS_FILE, "sweep.json")
+SWEEP_FILES = (POINTS_FOLDER, "search.json", "reported.json", TIMINGS_FILE, "sweep.json")
 TRAINING_FILES = (
     "config.json", "start.json", "rungs.json", "checkpoints", "final", "diverged.json",
     "training.json",

@@ -16,6 +16,7 @@ from kvlab.fs.sealed_files import (
     set_aside,
     write_sealed_json,
 )
+from kvlab.store.search_points import POINT_KEYS, POINTS_FOLDER, list_point_files
 from kvlab.store.store import DETAIL_FILES, SCHEMA, TRAINING_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
 
@@ -27,7 +28,7 @@ _SWEEP_FILES = {
 }
 _KEYS = {
     "sweep.json": ("name", "cells"),
-    "search.json": ("points",),
+    "search.json": ("search", "seconds"),
     "reported.json": ("seeds",),
     TIMINGS_FILE: ("sessions",),
     "trial.json": ("trial",),
@@ -223,6 +224,10 @@ class _Verifier:
                 reason = f"it describes the sweep {content['name']}"
                 self.add(directory, file, reason, remedy)
 
+        for path in list_point_files(directory):
+            file = f"{POINTS_FOLDER}/{path.name}"
+            self.check_json(directory, file, _SWEEP_FILES["search.json"], keys=POINT_KEYS)
+
     def verify_trial(self, trial: str) -> None:
         directory = self.store.trial_directory(trial)
         self.found.trials += 1
@@ -283,12 +288,17 @@ class _Verifier:
         return content
 
     def check_json(
-        self, directory: Path, name: str, remedy: str, whole: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        name: str,
+        remedy: str,
+        whole: tuple[str, ...] = (),
+        keys: tuple[str, ...] = (),
     ) -> dict[str, Any] | None:
         """Return the content of a sealed file; None if there is none, or if it is damaged."""
         path = directory / name
         try:
-            content = read_sealed_json(path, *_KEYS.get(path.name, ()))
+            content = read_sealed_json(path, *_KEYS.get(path.name, keys))
         except FileNotFoundError:
             return None
         except RecordDamaged as error:

@@ -13,6 +13,7 @@ from typing import Any
 from kvlab.analysis.study import Study
 from kvlab.errors import StoreError
 from kvlab.fs.atomic_files import file_sha256
+from kvlab.fs.sealed_files import seal_json
 from kvlab.store import Store
 from kvlab.store.store import list_cells
 from kvlab.store.timings import TIMINGS_FILE
@@ -149,7 +150,8 @@ class Tracker:
             experiment = self._get_experiment(sweep)
             parents = find_runs(self._client, experiment, self._store_id, key=PARENT)
             parent = self._get_parent(experiment, sweep, parents.get(PARENT, []))
-            self._log_description(parent, sweep)
+            if "search" not in sweep:  # whose description grows with every trial
+                self._log_description(parent, sweep)
             scope = RunScope(experiment, parent.id, self._store_id)
             for run in self._describe_runs(sweep, trial_id):
                 known = find_runs(self._client, experiment, self._store_id, key=run.key)
@@ -295,12 +297,14 @@ class Tracker:
 
     def _log_description(self, parent: KnownRun, sweep: Mapping[str, Any]) -> None:
         """Log the sweep's description and later times, so that reports need MLflow alone."""
-        directory = self._store.sweep_directory(sweep["name"])
-        for name, tag in (("sweep.json", RECORD_DIGEST), (TIMINGS_FILE, TIMINGS_DIGEST)):
-            path = directory / name
-            digest = file_sha256(path) if path.exists() else None
-            if digest is not None and parent.tags.get(tag) != digest:
-                self._client.log_artifact(parent.id, str(path), RECORD)
+        path = self._store.sweep_directory(sweep["name"]) / TIMINGS_FILE
+        files = {"sweep.json": (seal_json(sweep), RECORD_DIGEST)}
+        if path.exists():
+            files[TIMINGS_FILE] = (path.read_bytes(), TIMINGS_DIGEST)
+        for name, (content, tag) in files.items():
+            digest = hashlib.sha256(content).hexdigest()
+            if parent.tags.get(tag) != digest:
+                self._client.log_text(parent.id, content.decode(), f"{RECORD}/{name}")
                 self._client.set_tag(parent.id, tag, digest)
 
     def _log_damaged(self, parent: KnownRun, trials: Sequence[str]) -> None:

@@ -1,7 +1,6 @@
 """A search over a known loss, with stub trials, and its history."""
 
 import itertools
-import json
 import math
 
 from kvlab.spec import load_sweep
@@ -81,7 +80,7 @@ def searching(folder, text=SEARCH, *, run=BowlRun, stop_at=0, promote=(), on_eve
 
 def history(store):
     """Return the patch, state, values, rungs and trial of every suggestion."""
-    points = json.loads((store.sweep_directory("s") / "search.json").read_text())["points"]
+    points = store.search_points("s").read()
     return [
         (p["patch"], p["past"]["state"], p["past"]["values"], p["past"]["rungs"], p["trial"])
         for p in points

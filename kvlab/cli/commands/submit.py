@@ -315,7 +315,7 @@ def _run_stage(
         summary = driver.run()
     if search is not None:
         search.finish()
-        results = SearchResults(search.describe()["search"])
+        results = SearchResults(store.sweep(sweep.name)["search"])
         display.print_line("\n".join(format_search(results)))
         if results.stop_reason and results.eligible:
             display.print_line(suggest_confirmation(sweep))

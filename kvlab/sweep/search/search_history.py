@@ -1,4 +1,8 @@
-"""The history of a search: its suggestions and what became of them, in ``search.json``."""
+"""The history of a search: its suggestions and what became of them.
+
+<store>/sweeps/<name>/search.json    what suggestions depend on, and what was spent
+                      points/        one file for each suggestion
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +14,10 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.sealed_files import read_sealed_json, set_aside, write_sealed_json
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
+from kvlab.store.search_points import POINTS_FOLDER, SearchPoints, list_point_files
 from kvlab.sweep.planning.planner import Plan
+
+HISTORY_FILE = "search.json"
 
 Params = dict[str, Any]
 """Parameter -> an index into its choices, or a number of its range."""
@@ -70,6 +77,7 @@ class Suggestion:
         training_id: Of its trial.
         steps: Of its whole training.
         is_promoted: Whether a person wants it to be trained to the end, whatever the rungs say.
+        cell: Its cell, as ``sweep.json`` lists cells; None if it has none.
     """
 
     observation: Observation
@@ -81,6 +89,7 @@ class Suggestion:
     training_id: str = ""
     steps: int = 0
     is_promoted: bool = False
+    cell: dict[str, Any] | None = None
 
     @property
     def has_trial(self) -> bool:
@@ -106,60 +115,81 @@ class Suggestion:
             "training": self.training_id,
             "steps": self.steps,
             "kept": self.is_promoted,
+            "cell": self.cell,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Suggestion":
-        keys = ("level", "patch", "trial", "flops", "why", "training", "steps", "kept")
+        keys = ("level", "patch", "trial", "flops", "why", "training", "steps", "kept", "cell")
         return cls(Observation.from_json(data["past"]), *(data[key] for key in keys))
 
 
-def history_path(sweep_directory: Path) -> Path:
-    return sweep_directory / "search.json"
+def save_history(directory: Path, config: SearchConfig, *, seconds: float, flops: float) -> None:
+    """Write what the suggestions of a search depend on, and what was spent on it so far.
 
-
-def save_history(
-    path: Path, config: SearchConfig, suggestions: Sequence[Suggestion], seconds: float
-) -> None:
-    """Write every suggestion and the time spent.
+    Args:
+        directory: Of the sweep. The suggestions lie there in files of their own.
+        seconds: Spent searching.
+        flops: Spent training.
 
     Raises:
         StoreError: The history cannot be written.
     """
-    points = [suggestion.to_json() for suggestion in suggestions]
     identity = _search_identity(config)
-    write_sealed_json(path, {"schema": 1, "search": identity, "seconds": seconds, "points": points})
+    content = {"schema": 2, "search": identity, "seconds": seconds, "flops": flops}
+    write_sealed_json(directory / HISTORY_FILE, content)
 
 
-def load_history(path: Path, config: SearchConfig) -> tuple[list[Suggestion], float]:
+def load_history(
+    directory: Path, points: SearchPoints, config: SearchConfig
+) -> tuple[list[Suggestion], float]:
     """Return the suggestions and the seconds spent so far; none if the search has not begun.
 
     None as well if the history is damaged: suggestions follow from the seed and the results, so
     the search makes the same ones again, and finds the results of their trials.
 
+    Args:
+        directory: Of the sweep.
+        points: The suggestions there.
+
     Raises:
         StoreError: The history is of another search.
     """
     try:
-        history = read_sealed_json(path, "search", "points", "seconds")
+        history = read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
+        suggestions = [Suggestion.from_json(point) for point in points.read()]
     except (FileNotFoundError, RecordDamaged):
         return [], 0.0
     if history["search"] != _search_identity(config):
-        text = f"{path} is the history of another search of this name"
+        text = f"{directory / HISTORY_FILE} is the history of another search of this name"
         raise StoreError(f"{text}; give the sweep another name, or remove that file")
-    suggestions = [Suggestion.from_json(point) for point in history["points"]]
+    if not _are_consecutive(suggestions):
+        return [], 0.0
     return suggestions, float(history["seconds"])
 
 
-def set_aside_damaged_history(path: Path) -> Path | None:
+def _are_consecutive(suggestions: Sequence[Suggestion]) -> bool:
+    """Return whether no suggestion is missing."""
+    numbers = range(1, len(suggestions) + 1)
+    return all(one.level == format_level(n) for one, n in zip(suggestions, numbers, strict=True))
+
+
+def format_level(number: int) -> str:
+    """Return the level of a suggestion, which are counted from 1."""
+    return f"p{number:04d}"
+
+
+def set_aside_damaged_history(directory: Path, points: SearchPoints) -> Path | None:
     """Move a damaged history into ``damaged/``; return the folder, None if nothing is wrong."""
     try:
-        read_sealed_json(path, "search", "points", "seconds")
+        suggestions = [Suggestion.from_json(point) for point in points.read()]
+        read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
+        is_damaged = not _are_consecutive(suggestions)
     except RecordDamaged:
-        return set_aside(path.parent, [path.name])
+        is_damaged = True
     except FileNotFoundError:
-        pass
-    return None
+        is_damaged = bool(list_point_files(directory))
+    return set_aside(directory, [HISTORY_FILE, POINTS_FOLDER]) if is_damaged else None
 
 
 def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
@@ -179,8 +209,9 @@ def count_remaining_suggestions(plan: Plan, store: Store | None) -> int:
         return 0
     suggestions: list[Suggestion] = []
     if store is not None:
-        path = history_path(store.sweep_directory(plan.sweep.name))
-        suggestions, _ = load_history(path, config)
+        name = plan.sweep.name
+        directory, points = store.sweep_directory(name), store.search_points(name)
+        suggestions, _ = load_history(directory, points, config)
     trained = [suggestion for suggestion in suggestions if suggestion.has_trial]
     allowed = []
     if config.trials is not None:

@@ -1,10 +1,8 @@
 """A search: suggestions become cells, trials and results, and the history is kept on disk.
 
-    <store>/sweeps/<name>/search.json    every suggestion, what became of it, and the time spent
-
 Each suggestion is a level of one factor, ``point``, whose baseline is the base experiment. So a
-search is recorded and mirrored like any sweep. ``sweep.json`` has under ``search`` what its report
-needs besides the results; `kvlab.analysis.search_results` reads it.
+search is recorded and mirrored like any sweep. `Store.sweep` returns under ``search`` what its
+report needs besides the results; `kvlab.analysis.search_results` reads it.
 """
 
 import logging
@@ -34,7 +32,7 @@ from kvlab.sweep.search.optuna_sampler import estimate_importances, suggest_para
 from kvlab.sweep.search.pruner import Pruner
 from kvlab.sweep.search.search_history import (
     Suggestion,
-    history_path,
+    format_level,
     load_history,
     save_history,
     set_aside_damaged_history,
@@ -81,14 +79,17 @@ class Searcher:
         check_objectives(base.sweep)
         self._config, self._store = base.sweep.search, store
         named = (replace(planned, name="base experiment") for planned in base.trials)
-        self.plan = replace(base, trials=tuple(named))
+        self.plan = self._base = replace(base, trials=tuple(named))
         self._describe, self._identify = describe, identify
-        self._path = history_path(store.sweep_directory(base.sweep.name))
+        self._directory = store.sweep_directory(base.sweep.name)
+        self._points = store.search_points(base.sweep.name)
         self._trials: dict[str, PlannedTrial] = {}
-        aside = set_aside_damaged_history(self._path)
+        history = self._directory, self._points
+        aside = set_aside_damaged_history(*history)
         if aside is not None:
-            _log.warning("%s was damaged; moved to %s, suggested anew", self._path, aside)
-        self.suggestions, self._seconds_before = load_history(self._path, self._config)
+            text = "the history of %s was damaged; moved to %s, suggested anew"
+            _log.warning(text, base.sweep.name, aside)
+        self.suggestions, self._seconds_before = load_history(*history, self._config)
         self._pruner = Pruner(self._config.pruning, self.suggestions)
         self._started, self._saved_seconds = time.monotonic(), self._seconds_before
         self._importances: dict[str, dict[str, float]] = {}
@@ -114,28 +115,13 @@ class Searcher:
         return [s for s in measured if not any(self._dominates(other, s) for other in measured)]
 
     def describe(self) -> dict[str, Any]:
-        """Return the content of ``sweep.json``, with the suggestions so far and their outcomes.
+        """Return the content of ``sweep.json``: the search without its suggestions.
 
-        Each suggestion has its level, its settings, its trial (empty if it has none of its own),
-        its state (see `Observation`), its values of the objectives, the losses at its rungs, the
-        violations of limits, and why it has no trial.
+        These lie in files of their own, and `Store.sweep` adds them.
         """
-        description = self._describe(self.plan)
+        description = self._describe(self._base)
         description["search"] |= {
             "directions": [objective_direction(name) for name in self._config.objectives],
-            "suggestions": [
-                {
-                    "level": suggestion.level,
-                    "settings": suggestion.patch,
-                    "trial": suggestion.trial_id if suggestion.has_trial else "",
-                    "state": suggestion.observation.state,
-                    "values": suggestion.observation.values,
-                    "rungs": suggestion.observation.rung_losses,
-                    "violations": suggestion.observation.violations,
-                    "reason": suggestion.skip_reason,
-                }
-                for suggestion in self.suggestions
-            ],
             "stop_reason": self.stop_reason,
             "spent_flops": self.flops,
             "spent_seconds": self._saved_seconds,
@@ -192,11 +178,10 @@ class Searcher:
 
     def tell(self, planned: PlannedTrial, status: str) -> None:
         """Take how a trial ended."""
-        for suggestion in self.suggestions:
-            if suggestion.trial_id == planned.trial.id and suggestion.is_open:
-                self._observe(suggestion, status)
-        self._save()
-        self._store.write_sweep(self.describe())
+        ended = [s for s in self.suggestions if s.trial_id == planned.trial.id and s.is_open]
+        for suggestion in ended:
+            self._observe(suggestion, status)
+        self._save(*ended)
 
     def resume_or_prune(self, planned: PlannedTrial) -> PlannedTrial | None:
         """Decide about a trial at its rung.
@@ -213,10 +198,11 @@ class Searcher:
             text = f"training {suggestion.training_id} has paused, and its rungs.json has no step"
             raise StoreError(f"{text} {step}; remove that file to train to the rung again")
         rung_losses = [*suggestion.observation.rung_losses, loss]
-        for same in self._same_trial(suggestion):
+        paused = self._same_trial(suggestion)
+        for same in paused:
             same.observation.state, same.observation.rung_losses = "pruned", rung_losses
         if self._is_budget_spent() or not self._pruner.should_continue(suggestion):
-            self._save()
+            self._save(*paused)
             return None
         self._reopen(suggestion)
         return self._with_pause_step(suggestion)
@@ -232,7 +218,7 @@ class Searcher:
             key: self._config.choices[key][value] if key in self._config.choices else value
             for key, value in observation.params.items()
         }
-        suggestion = Suggestion(observation, f"p{len(self.suggestions) + 1:04d}", patch)
+        suggestion = Suggestion(observation, format_level(len(self.suggestions) + 1), patch)
         earlier_suggestions = list(self.suggestions)
         self.suggestions.append(suggestion)
         planned = self._plan_within_limits(suggestion)
@@ -241,11 +227,8 @@ class Searcher:
                 if earlier.trial_id == suggestion.trial_id and earlier.has_trial:
                     self._share_observation(suggestion, earlier)
                     break
-        self._save()
-        if not suggestion.has_trial:
-            return None
-        self._store.write_sweep(self.describe())
-        return self._with_pause_step(suggestion)
+        self._save(suggestion)
+        return self._with_pause_step(suggestion) if suggestion.has_trial else None
 
     def _plan_within_limits(self, suggestion: Suggestion) -> PlannedTrial | None:
         """Plan a suggestion and add it to the plan; None if it is impossible or beyond a limit."""
@@ -279,6 +262,9 @@ class Searcher:
         trial = replace(planned.trials[0], name=format_settings(suggestion.patch))
         suggestion.trial_id, suggestion.training_id = trial.trial.id, trial.trial.training_id
         suggestion.flops, suggestion.steps = trial.flops, trial.trial.experiment.training.steps
+        [cell] = planned.cells
+        trials_by_seed = {str(seed): trial_id for seed, trial_id in cell.trials.items()}
+        suggestion.cell = {"levels": dict(cell.levels), "trials": trials_by_seed}
         is_new = not any(one.trial.id == trial.trial.id for one in self.plan.trials)
         trials = (*self.plan.trials, trial) if is_new else self.plan.trials
         cells = (*self.plan.cells, *planned.cells)
@@ -294,7 +280,9 @@ class Searcher:
         """
         planned = self._plan_suggestion(suggestion)
         if planned is None or planned.trials[0].trial.id != suggestion.trial_id:
-            text = f"{self._path}: {suggestion.level} is no longer what was run; its base or its"
+            text = (
+                f"{self._directory}: {suggestion.level} is no longer what was run; its base or its"
+            )
             raise StoreError(f"{text} text has changed; give the sweep another name to search anew")
         self._add_to_plan(suggestion, planned)
         self._with_pause_step(suggestion)
@@ -344,10 +332,11 @@ class Searcher:
 
     def _reopen(self, suggestion: Suggestion) -> None:
         """Let a pruned suggestion go on."""
-        for same in self._same_trial(suggestion):
+        reopened = self._same_trial(suggestion)
+        for same in reopened:
             same.observation.state = "open"
             same.observation.rung_losses = suggestion.observation.rung_losses
-        self._save()
+        self._save(*reopened)
 
     def _with_pause_step(self, suggestion: Suggestion) -> PlannedTrial:
         """Return the trial with the step at which it is to pause, here and in the plan."""
@@ -399,9 +388,12 @@ class Searcher:
         ]
         return all(d <= 0 for d in differences) and any(d < 0 for d in differences)
 
-    def _save(self) -> None:
+    def _save(self, *changed: Suggestion) -> None:
+        """Write the suggestions that have changed, and what was spent."""
+        for suggestion in changed:
+            self._points.write(suggestion.to_json())
         self._saved_seconds = self.seconds
-        save_history(self._path, self._config, self.suggestions, self._saved_seconds)
+        save_history(self._directory, self._config, seconds=self._saved_seconds, flops=self.flops)
 
 
 def _with_level(sweep: Sweep, suggestion: Suggestion) -> Sweep:

@@ -1,6 +1,5 @@
 """Pruning through the real driver: which trainings continue at a rung, and what is recorded."""
 
-import json
 import math
 import random
 from functools import partial
@@ -8,7 +7,6 @@ from functools import partial
 import pytest
 
 from kvlab.errors import Paused, SpecError, UsageError
-from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.spec import load_sweep
 from kvlab.spec.pruning_config import PruningConfig
 from kvlab.spec.search_config import SearchConfig
@@ -271,16 +269,14 @@ def test_a_kill_between_two_records_of_one_decision_changes_nothing(tmp_path, lo
             driver.stop()
 
     store, search, driver = searching(tmp_path / "a", on_event=stop_after_pruning)
-    path = store.sweep_directory("s") / "search.json"
     driver.run()
     [trial] = pruned
     if lost == "the result":
         (store.trial_directory(trial) / "result.json").unlink()
     else:
-        content = read_sealed_json(path)
-        point = next(p for p in content["points"] if p["trial"] == trial)
-        point["past"]["state"], point["past"]["rungs"] = "open", point["past"]["rungs"][:-1]
-        path.write_text(json.dumps(content))
+        point = next(p for p in store.search_points("s").read() if p["trial"] == trial)
+        past = {**point["past"], "state": "open", "rungs": point["past"]["rungs"][:-1]}
+        store.search_points("s").write({**point, "past": past})
     store, search, driver = searching(tmp_path / "a")
     driver.run()
     calm, _, driver = searching(tmp_path / "calm")

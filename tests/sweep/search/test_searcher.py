@@ -3,13 +3,18 @@
 import itertools
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from kvlab.errors import SpecError, StoreError
+from kvlab.errors import RecordDamaged, SpecError, StoreError
+from kvlab.fs import sealed_files
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
+from kvlab.store.object_storage import ObjectStorage
+from kvlab.store.sweep_backup import copy_sweep, restore_sweep
+from kvlab.store.verification import heal_damage, verify_record
 from kvlab.sweep.search.optuna_sampler import suggest_params
 from kvlab.sweep.search.search_history import Observation
 from tests.support.kill_process import count_deaths
@@ -156,6 +161,55 @@ def test_hours_are_counted_over_all_runs_and_not_between_them(tmp_path, clock):
     driver.run()
     assert search.seconds == 400.0
     assert history(rough) == history(calm)
+
+
+def test_what_a_search_writes_grows_with_its_suggestions_and_not_with_their_square(
+    tmp_path, monkeypatch
+):
+    written = []
+    write = sealed_files.write_atomic
+
+    def count(path, data, **options):
+        written.append(len(data) if "sweeps" in Path(path).parts else 0)
+        write(path, data, **options)
+
+    monkeypatch.setattr(sealed_files, "write_atomic", count)
+    sizes = []
+    for trials in (6, 12):
+        written.clear()
+        text = SEARCH.replace("trials: 12", f"trials: {trials}\n  sampler: random")
+        searching(tmp_path / str(trials), text)[2].run()
+        sizes.append(sum(written))
+    assert sizes[1] < 2.1 * sizes[0]
+
+
+def test_a_damaged_suggestion_is_found_and_suggested_again(tmp_path):
+    store, _, driver = searching(tmp_path)
+    driver.run()
+    before = history(store)
+    path = store.sweep_directory("s") / "points" / "p0004.json"
+    path.write_text(path.read_text().replace("0", "1", 1))
+    with pytest.raises(RecordDamaged, match=r"p0004\.json is damaged.*submit the sweep again"):
+        store.sweep("s")
+    [damage] = verify_record(store, "s").damaged
+    assert damage.path == "sweeps/s/points/p0004.json"
+    heal_damage(damage)
+    _, search, driver = searching(tmp_path)
+    assert driver.run().trials_run == 0, "the results are there"
+    assert history(store) == before
+    assert len(store.sweep("s")["search"]["suggestions"]) == len(search.suggestions) == 12
+    assert not verify_record(store, "s").damaged
+
+
+def test_a_copy_of_a_search_goes_on_where_it_stood(tmp_path):
+    store, _, driver = searching(tmp_path, stop_at=9)
+    driver.run()
+    storage = ObjectStorage(str(tmp_path / "copy"))
+    copy_sweep(store, storage, "s")
+    restored = Store(tmp_path / "restored")
+    restore_sweep(restored, storage, "s")
+    assert history(restored) == history(store)
+    assert restored.sweep("s") == store.sweep("s")
 
 
 def test_several_in_flight_are_all_different(tmp_path):
