@@ -69,11 +69,14 @@ class DType:
         scales = size // self.group_size(size, group)
         return size // self.numbers_per_item * self.item_bytes + scales * self.scale_bytes
 
-    def find_size_problem(self, size: int, group: int | None = None) -> str | None:
+    def find_size_problem(
+        self, size: int, group: int | None = None, name: str = "head"
+    ) -> str | None:
         """Return why vectors of ``size`` numbers cannot be stored in it, or None if they can.
 
         Args:
             group: `serving.kv_group`.
+            name: of such a vector, ``head``, ``latent`` or ``rotary key``.
         """
         if not self.is_quantized or (group is None and self.default_group is None):
             return None
@@ -84,11 +87,12 @@ class DType:
         usable = [n for n in range(MIN_GROUP, size + 1) if size % n == 0]
         if not usable or size % self.numbers_per_item:
             multiple = max(MIN_GROUP, self.numbers_per_item)
-            text = f"cannot store heads of {size} numbers"
-            return f"{text}; use a head_dim that is a multiple of {multiple}"
+            text = f"cannot store a {name} of {size} numbers"
+            return f"{text}; use a multiple of {multiple}"
         listed = ", ".join(map(str, usable[:-1]))
         listed = f"{listed} or {usable[-1]}" if listed else str(usable[-1])
-        return f"needs groups that divide head_dim = {size}; use serving.kv_group: {listed}"
+        what = f"head_dim = {size}" if name == "head" else f"the {size} numbers of a {name}"
+        return f"needs groups that divide {what}; use serving.kv_group: {listed}"
 
 
 @dataclass(frozen=True)

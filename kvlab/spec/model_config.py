@@ -264,9 +264,10 @@ class ModelConfig(SpecModel):
         return tuple(by_kind[kind] for kind in self.layer_kinds)
 
     @property
-    def stored_sizes(self) -> tuple[int, ...]:
-        """The sizes of the vectors that a token stores, each once, over all layers."""
-        return tuple(sorted({one.size for layer in self.layers for one in layer.stored}))
+    def stored_sizes(self) -> dict[int, str]:
+        """The sizes of the vectors that a token stores, and of what they are, over all layers."""
+        names = {one.size: one.name for layer in self.layers for one in layer.stored}
+        return {size: names[size] for size in sorted(names)}
 
     @cached_property
     def kind_settings(self) -> dict[str, tuple[str, LayerKind]]:

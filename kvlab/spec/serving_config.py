@@ -178,9 +178,8 @@ class ServingConfig(SpecModel):
             return
         sizes, blocks = model.stored_sizes, self.kv_dtype_blocks
         dtype = DTYPES[self.kv_dtype]
-        problem = next(
-            filter(None, (dtype.find_size_problem(n, self.kv_group) for n in sizes)), None
-        )
+        found = (dtype.find_size_problem(n, self.kv_group, name) for n, name in sizes.items())
+        problem = next(filter(None, found), None)
         if problem is not None:
             yield f"serving.{'kv_dtype' if self.kv_group is None else 'kv_group'}", problem
         if blocks is None:

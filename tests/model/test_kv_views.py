@@ -204,3 +204,20 @@ def test_the_reductions_rescale_to_other_sizes():
     assert rescale(load_served_model("gpt2", {"model.kv": "tied"}), "llama-7b").model.kv == "tied"
     with pytest.raises(RescaleError, match="do not scale to heads of 128 instead of 96"):
         rescale(load_served_model("gpt2", changes | {"model.head_dim": 96}), "llama-7b")
+
+
+@pytest.mark.parametrize(
+    ("kv", "serving", "message"),
+    [
+        ("tied", {"kv_dtype": "kivi4"}, "needs model.kv: separate; use int4 or int8"),
+        ("tied", {"evict": {"keep": 8, "by": "heavy_hitters"}}, "model.kv: separate; use recency"),
+        ({"latent": 64, "rotary": 12}, {"kv_dtype": "int4", "kv_group": 16},
+         "needs groups that divide the 12 numbers of a rotary key; use serving.kv_group: 4, 6 or 12"),
+        ({"latent": 6, "rotary": 2}, {"kv_dtype": "int4"},
+         "cannot store a rotary key of 2 numbers; use a multiple of 4"),
+    ],
+)  # fmt: skip
+def test_formats_that_need_k_and_v_apart_or_other_sizes_are_refused(kv, serving, message):
+    changes = {"model.position": "rope", "model.kv": kv}
+    with pytest.raises(SpecError, match=message):
+        load_served_model("gpt2", changes | {f"serving.{k}": v for k, v in serving.items()})
