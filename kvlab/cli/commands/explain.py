@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pick", type=positive_int, metavar="N", help="which of several quantities to show"
     )
     parser.add_argument(
-        "--files", action="store_true", help="list the files of every trial with their sha256"
+        "--files",
+        action="store_true",
+        help="list the files of all trials with their sha256, as of a single one",
     )
     add_json(parser)
 
@@ -78,7 +80,12 @@ def run(options: argparse.Namespace) -> int:
     studies = _load_studies(store, options, report)
     number = parse_number(text)
     trial = _find_trial(store, text)
-    if trial is not None and (number is None or len(text) >= ID_DIGITS):
+    is_trial = trial is not None and (number is None or len(text) >= ID_DIGITS)
+    if number is None or is_trial:
+        for option, value in (("--pick", options.pick), ("--report", options.report)):
+            if value is not None:
+                raise UsageError(f"{option} is for numbers, and {text} is none; leave it out")
+    if trial is not None and is_trial:
         return _explain_trial(options, store, studies, trial)
     if not studies:
         raise UsageError(f"{store.path} holds no sweep yet; name another store with --store")

@@ -27,7 +27,9 @@ def report_provenance(study: Study) -> Section:
             "This report is a pure function of the record; the same record gives the same bytes."
             " Make it again with ",
             Code(f"kvlab report {study.name}{_sections_option(study)}"),
-            ".",
+            ". ",
+            Code(f"kvlab explain NUMBER --sweep {study.name}"),
+            " follows a number of it to its trials, and computes it again.",
         ),
     ]
     recorded = [row.record["provenance"] for row in study.rows if row.record.get("provenance")]
