@@ -162,6 +162,8 @@ class DecodeRun:
         """Prepare the decode step, unless that is done."""
         if self._step is None:
             self.cache.reset()
+            if self._model.device.type == "cuda":
+                self._prefill()  # so that no graph is captured for shorter texts
             self._step, seconds = time_preparation(
                 lambda: make_decoder(self._model, self.cache), self._model.device
             )

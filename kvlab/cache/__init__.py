@@ -2,6 +2,7 @@
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext, OneShotPass
 from kvlab.cache.document_mask import DocumentMask
+from kvlab.cache.formats import ScaledCodes
 from kvlab.cache.kv_cache import KVCache
 from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
 
@@ -13,5 +14,6 @@ __all__ = [
     "KVCache",
     "KVContext",
     "OneShotPass",
+    "ScaledCodes",
     "TreePass",
 ]

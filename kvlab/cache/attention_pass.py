@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.document_mask import DocumentMask
+from kvlab.cache.formats import ScaledCodes
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class KVContext:
     """What one layer reads.
 
     Attributes:
-        parts: of every token, each (B, H, P + C, D).
+        parts: of every token, each (B, H, P + C, D). Where C is 1 they may be codes with scales.
         mask: (B or 1, 1, C, P + C), added to the scores, or of bool and true where a query sees
             a key; or None.
         is_causal: without a mask: if true, the keys are consecutive tokens that end with the last
@@ -44,10 +45,17 @@ class KVContext:
         documents: a causal query also sees no token of another document; P is 0.
     """
 
-    parts: tuple[Tensor, ...]
+    parts: tuple[Tensor | ScaledCodes, ...]
     mask: Tensor | None = None
     is_causal: bool = True
     documents: DocumentMask | None = None
+
+    @property
+    def decoded_parts(self) -> tuple[Tensor, ...]:
+        """`parts` without codes."""
+        return tuple(
+            part.decode() if isinstance(part, ScaledCodes) else part for part in self.parts
+        )
 
 
 class AttentionPass(ABC):

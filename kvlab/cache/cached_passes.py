@@ -74,8 +74,10 @@ class UniformPass(CachedPass):
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
             return self._read_with_pending(buffer, self._pending[owner])
-        parts = buffer.read(slice(0, min(self.end, buffer.size)))
-        return KVContext(parts, is_causal=self._count > 1)
+        entries = slice(0, min(self.end, buffer.size))
+        if self._count == 1:
+            return KVContext(buffer.read_step(entries), is_causal=False)
+        return KVContext(buffer.read(entries))
 
     def key_positions(self, layer: int) -> Tensor:
         owner, buffer = self._find_buffer(layer)
@@ -112,7 +114,8 @@ class StaticPass(CachedPass):
         self._row_positions = cache.row_lengths
         self._held = cache.list_lengths()
         self._rows = torch.arange(cache.batch_size, device=cache.device)
-        self._visible: dict[int, Tensor] = {}  # of this step, by the size of a buffer
+        self._visible: dict[int, Tensor] = {}  # of this step, by the entries that are read
+        self._limit = cache.max_length
 
     @property
     def positions(self) -> Tensor:
@@ -128,15 +131,20 @@ class StaticPass(CachedPass):
 
     def read_kv(self, layer: int) -> KVContext:
         _, buffer = self._find_buffer(layer)
-        if buffer.size not in self._visible:
-            entries = torch.arange(buffer.size, device=self._cache.device)
+        count = min(buffer.size, self._limit)
+        if count not in self._visible:
+            entries = torch.arange(count, device=self._cache.device)
             visible = entries <= self._row_positions[:, None]
-            self._visible[buffer.size] = visible[:, None, None]
-        return KVContext(buffer.read(slice(None)), self._visible[buffer.size])
+            self._visible[count] = visible[:, None, None]
+        return KVContext(buffer.read_step(slice(0, count)), self._visible[count])
 
     def key_positions(self, layer: int) -> Tensor:
         _, buffer = self._find_buffer(layer)
-        return buffer.stored_positions(self._row_positions + 1)
+        return buffer.stored_positions(self._row_positions + 1)[:, : self._limit]
+
+    def read_at_most(self, limit: int) -> None:
+        """Read no entries from ``limit`` on, which no row uses yet."""
+        self._limit = limit
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         index = (self._rows, slice(None), self._row_positions % buffer.size)

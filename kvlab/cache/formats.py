@@ -9,6 +9,7 @@ Shapes: B rows, H K/V heads, S entries of the buffer, D head_dim.
 
 from abc import ABC, abstractmethod
 from pkgutil import resolve_name
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,45 @@ from kvlab.spec.dtypes import DTYPES
 
 Shape = tuple[int, int, int, int]
 """(B, H, S, D)."""
+
+
+class ScaledCodes(NamedTuple):
+    """Vectors as they are stored: codes (B, H, S, D), and one scale of each, (B, H, S, 1).
+
+    A score is a query's product with codes, times the scale; a value's scale multiplies its
+    weight. So attention need not make the decoded vectors, in memory several times the codes.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    def decode(self) -> Tensor:
+        """Return the vectors, in float32."""
+        return convert_codes(self.codes, torch.float32) * self.scales.float()
+
+
+def convert_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return codes as numbers of ``dtype``.
+
+    torch's conversion of float8 on CPU takes five times as long as this one, which moves the bits
+    to those of a float16: its exponents are larger by 8. NaN is no code.
+    """
+    if codes.dtype != torch.float8_e4m3fn or codes.device.type != "cpu":
+        return codes.to(dtype)
+    bits = codes.view(torch.int8).to(torch.int16)
+    sign = bits & -0x8000
+    return (
+        bits.bitwise_and_(0x7F)
+        .bitwise_left_shift_(7)
+        .bitwise_or_(sign)
+        .view(torch.float16)
+        .to(dtype)
+        .mul_(2.0**8)
+    )
 
 
 class KVFormat(ABC):
@@ -42,6 +82,10 @@ class KVFormat(ABC):
     @abstractmethod
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         """Decode to values (..., D) of ``dtype``, as near to the originals as the format allows."""
+
+    def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes | None:  # noqa: ARG002
+        """Return encoded vectors as codes with one scale each; None if they are not stored so."""
+        return None
 
 
 class Dense(KVFormat):
@@ -94,12 +138,17 @@ class Quantized(KVFormat):
             codes = codes.round()
         return codes.flatten(-2), scales.squeeze(-1)
 
+    def view_codes(self, encoded: tuple[Tensor, ...]) -> ScaledCodes | None:
+        codes, scales = encoded
+        is_whole = codes.shape[-1] == scales.shape[-1] * self._group_size(codes.shape[-1])
+        return ScaledCodes(codes, scales) if is_whole and scales.shape[-1] == 1 else None
+
     def _group_size(self, size: int) -> int:
         return min(self.group or size, size)
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         codes, scales = encoded
-        groups = split_groups(codes.to(dtype), codes.shape[-1] // scales.shape[-1])
+        groups = split_groups(convert_codes(codes, dtype), codes.shape[-1] // scales.shape[-1])
         return (groups * scales.to(dtype)[..., None]).flatten(-2)
 
 
@@ -144,6 +193,9 @@ class PackedInt4(Quantized):
     def encode(self, values: Tensor) -> tuple[Tensor, ...]:
         codes, scales = self._quantize(values)
         return pack_codes((codes + 8).to(self.dtype), 2), scales
+
+    def view_codes(self, encoded: tuple[Tensor, ...]) -> None:  # noqa: ARG002
+        return None  # two in a byte
 
     def decode(self, encoded: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         packed, scales = encoded

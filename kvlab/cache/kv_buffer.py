@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvlab.cache.formats import KVFormat
+from kvlab.cache.formats import KVFormat, ScaledCodes
 from kvlab.spec.layer_config import LayerConfig
 
 EncodedKV = tuple[tuple[Tensor, ...], ...]
@@ -125,6 +125,20 @@ class KVBuffer(SlotBuffer):
     def read(self, entries: slice) -> tuple[Tensor, ...]:
         """Return the parts (B, H, entries, D) in storage order, not a ring's token order."""
         return self.decode(index_kv(self.parts, (slice(None), slice(None), entries)))
+
+    def read_step(self, entries: slice) -> tuple[Tensor | ScaledCodes, ...]:
+        """Return the parts for one query of each row: as codes where they are stored so.
+
+        In half precision they are decoded: products with codes would be rounded before they are
+        scaled.
+        """
+        stored = index_kv(self.parts, (slice(None), slice(None), entries))
+        if self.dtype == torch.float32:
+            views = [f.view_codes(part) for part, f in zip(stored, self.formats, strict=True)]
+            codes = tuple(view for view in views if view is not None)
+            if len(codes) == len(views):
+                return codes
+        return self.decode(stored)
 
     def write(self, index: Index, encoded: EncodedKV) -> None:
         """Store encoded parts at ``index``."""

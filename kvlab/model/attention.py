@@ -15,9 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from kvlab.cache import AttentionPass, KVContext
+from kvlab.cache import AttentionPass, KVContext, ScaledCodes
 from kvlab.model.attention_backends import (
     BACKENDS,
+    attend_codes,
     note_kernel,
     scaled_dot_product,
     select_backend,
@@ -92,7 +93,7 @@ class Attention(nn.Module):
             key_rope = None
         y = self.kv.attend(
             q,
-            context.parts,
+            context.parts if self.kv.reads_codes else context.decoded_parts,
             key_rope,
             partial(attend, context=context, window=self.config.window),
         )
@@ -118,7 +119,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, context: KVContext, window: int |
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.
         q = q.reshape(batch, n_kv_head, n_head // n_kv_head, key_dim)
-        y = scaled_dot_product(q, k, v, mask)
+        if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
+            y = attend_codes(q, k, v, mask)
+        else:
+            y = scaled_dot_product(q, k, v, mask)
         return y.reshape(batch, n_head, 1, v.shape[-1])
     if mask is not None:
         return scaled_dot_product(q, k, v, mask)
@@ -134,9 +138,11 @@ class SeparateKV(nn.Module):
     Attributes:
         is_rotated_on_read: keys are stored unrotated, so `attend` needs the rotations of all that
             it reads.
+        reads_codes: `attend` takes parts as codes, too.
     """
 
     is_rotated_on_read = False
+    reads_codes = True
 
     def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):  # noqa: ARG002
         super().__init__()
@@ -169,6 +175,7 @@ class TiedKV(SeparateKV):
     """
 
     is_rotated_on_read = True
+    reads_codes = False
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:  # noqa: ARG002
         return parts
@@ -183,6 +190,8 @@ class GroupedTiedKV(SeparateKV):
 
     One tensor is V. K is a rotary key that all heads share, beside the first half of V.
     """
+
+    reads_codes = False
 
     def store(self, parts: Parts, rope: RopeTable | None) -> Parts:
         kv, rotary_key = parts
@@ -208,6 +217,8 @@ class LatentKV(SeparateKV):
 
     ``up`` stacks for each latent the rows of K of its heads, then those of V. It has no bias.
     """
+
+    reads_codes = False
 
     def __init__(self, layer: LayerConfig, owns_kv: bool, norm_eps: float):
         super().__init__(layer, owns_kv, norm_eps)

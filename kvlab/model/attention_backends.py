@@ -21,7 +21,8 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from kvlab.cache import DocumentMask
+from kvlab.cache import DocumentMask, ScaledCodes
+from kvlab.cache.formats import convert_codes
 from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, tiled_attention
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,40 @@ def scaled_dot_product(
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
     )
+
+
+CODE_CHUNK = 2**17
+"""Codes that are converted at a time on CPU. As float32 they fit a core's cache."""
+
+
+def attend_codes(q: Tensor, k: ScaledCodes, v: ScaledCodes, mask: Tensor | None) -> Tensor:
+    """Attend queries (B, H, C, D) in float32 to K and V of as many heads, stored as codes.
+
+    Scales are applied to scores and weights, so that codes are only converted, some at a time.
+
+    Args:
+        mask: (B or 1, 1, 1, S) of bool, true where a query sees; or None.
+    """
+    batch, heads, count, width = q.shape
+    note_kernel("scaled_codes")
+    queries = q.reshape(batch * heads, count, width) * width**-0.5
+    scores = multiply_codes(queries, k.codes.flatten(0, 1), is_transposed=True)
+    scores *= k.scales.flatten(0, 1).mT
+    if mask is not None:
+        scores.view(batch, heads, count, -1).masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1) * v.scales.flatten(0, 1).mT
+    return multiply_codes(weights, v.codes.flatten(0, 1)).view(batch, heads, count, -1)
+
+
+def multiply_codes(x: Tensor, codes: Tensor, *, is_transposed: bool = False) -> Tensor:
+    """Return x (N, C, K) times codes (N, K, M), or times codes (N, M, K) transposed."""
+    number, _, _ = codes.shape
+    chunk = number if x.device.type != "cpu" else max(1, CODE_CHUNK // codes[0].numel())
+    products = []
+    for start in range(0, number, chunk):
+        matrix = convert_codes(codes[start : start + chunk], x.dtype)
+        products.append(x[start : start + chunk] @ (matrix.mT if is_transposed else matrix))
+    return products[0] if len(products) == 1 else torch.cat(products)
 
 
 def repeats_kv_heads(

@@ -291,32 +291,59 @@ class EagerDecoder:
 
 
 class GraphDecoder:
-    """Capture one static step as a CUDA graph, and replay it for every token.
+    """Capture static steps as CUDA graphs, and replay one for every token.
 
-    All warm-ups, the capture and the first replay, which uploads the graph, are done here, so
-    that no step of a text is slower than the others.
+    A graph reads as many entries of the cache as it was captured for, so there are up to
+    `READ_LENGTHS` of them, and each token takes the shortest that reads all entries in use. All
+    warm-ups, captures and first replays, which upload a graph, are done here, so that no step of
+    a text is slower than the others.
     """
 
     WARM_UPS = 3
 
     def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
+        self._cache = cache
         self._static_decoder = StaticDecoder(model, cache, head=head)
-        self._graph = torch.cuda.CUDAGraph()
         stream = capture_stream(cache.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
-            for _ in range(self.WARM_UPS):
-                self._static_decoder.compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self._graph, stream=stream):
-            self._out = self._static_decoder.compute()
-        self._graph.replay()  # writes what the first step writes again
+        self._graphs: list[tuple[int, torch.cuda.CUDAGraph, Tensor]] = []
+        for entries in list_read_lengths(cache.length, cache.max_length):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # lazy set-up must not happen inside the capture
+                for _ in range(self.WARM_UPS):
+                    self._static_decoder.compute(entries)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            pool = self._graphs[0][1].pool() if self._graphs else None
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                out = self._static_decoder.compute(entries)
+            graph.replay()  # writes what the first step writes again
+            self._graphs.append((entries, graph, out))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
-        self._graph.replay()
+        needed = min(self._cache.length + 1, self._cache.max_length)
+        graph, out = next((g, out) for entries, g, out in self._graphs if entries >= needed)
+        graph.replay()
         self._static_decoder.advance()
-        return self._out
+        return out
+
+
+READ_LENGTHS = 8
+"""The most graphs of one cache."""
+
+MIN_READ_LENGTH = 256
+"""Entries that are not told apart: reading them takes less time than a launch."""
+
+
+def list_read_lengths(held: int, max_length: int) -> list[int]:
+    """Return the numbers of entries that steps of a cache read, in ascending order.
+
+    Args:
+        held: tokens that it holds now: shorter texts need no graph of their own.
+    """
+    part = max(MIN_READ_LENGTH, -(-max_length // READ_LENGTHS))
+    lengths = range(part, max_length, part)
+    return [*(length for length in lengths if length > held), max_length]
 
 
 @lru_cache
@@ -344,7 +371,7 @@ class StaticDecoder:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self.prepare(tokens)
-        out = self.compute()
+        out = self.compute(self._pass.end)
         self.advance()
         return out
 
@@ -353,8 +380,13 @@ class StaticDecoder:
         self._pass.prepare()
         self._tokens.copy_(tokens[:, None])
 
-    def compute(self) -> Tensor:
-        """Return the logits (B, V) of the step, or without a head its residual stream (B, E)."""
+    def compute(self, entries: int) -> Tensor:
+        """Return the logits (B, V) of the step, or without a head its residual stream (B, E).
+
+        Args:
+            entries: of the cache that it reads: the longest row's tokens with this one, or more.
+        """
+        self._pass.read_at_most(entries)
         states = self._model.run_pass(self._tokens, self._pass)[:, -1]
         return self._model.compute_logits(states) if self._head else states
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from kvlab.cache import formats
-from kvlab.cache.formats import Quantized, get_format
+from kvlab.cache.formats import Quantized, convert_codes, get_format
 from kvlab.errors import CacheError
 from kvlab.layout import KVLayout
-from kvlab.model import GPT
+from kvlab.model import GPT, attention_backends
+from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.dtypes import DTYPES, DType
 from tests.contracts.cache_format_contract import CacheFormatContract
@@ -93,3 +94,59 @@ def test_a_dtype_that_this_torch_lacks_is_refused(monkeypatch):
     monkeypatch.setitem(DTYPES, "float3", DType(1, "float3_e1m1"))
     with pytest.raises(CacheError, match="kv_dtype = float3 is not in torch"):
         get_format("float3")
+
+
+def test_every_float8_code_is_converted_exactly():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = codes[~codes.float().isnan()]
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        converted = convert_codes(codes, dtype)
+        assert torch.equal(converted, codes.to(dtype))
+        assert torch.equal(converted.signbit(), codes.float().signbit())
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_attention_to_codes_is_attention_to_what_they_stand_for(name, is_masked, monkeypatch):
+    """In chunks of two heads, and with entries that are not in use."""
+    torch.manual_seed(0)
+    formats = [get_format(name)] * 2
+    k, v = (f.encode(torch.randn(3, 2, 9, 8)) for f in formats)
+    q = torch.randn(3, 2, 4, 8)
+    mask = (
+        (torch.arange(7) < torch.tensor([7, 3, 1])[:, None])[:, None, None] if is_masked else None
+    )
+    views = [
+        f.view_codes(tuple(t[:, :, :7] for t in part))
+        for f, part in zip(formats, (k, v), strict=True)
+    ]
+    monkeypatch.setattr(attention_backends, "CODE_CHUNK", 2 * 7 * 8)
+    actual = attention_backends.attend_codes(q, *views, mask)
+    expected = attention_backends.scaled_dot_product(q, *(view.decode() for view in views), mask)
+    assert (actual - expected).abs().max() < 1e-5
+
+
+def test_one_token_reads_codes_and_only_the_entries_in_use(monkeypatch):
+    """In float32; int4 has two in a byte, and in half precision products would be rounded."""
+    shapes, multiply = [], attention_backends.multiply_codes
+
+    def watch(x, codes, **options):
+        shapes.append(codes.shape[1])
+        return multiply(x, codes, **options)
+
+    monkeypatch.setattr(attention_backends, "multiply_codes", watch)
+    config = ModelConfig(vocab_size=9, block_size=600, n_layer=1, n_head=2, n_embd=8)
+    text = torch.tensor([[1, 2, 3]])
+    for dtype, kv_dtype, expected in (
+        (torch.float32, "int8", [4, 4, 4, 4]),
+        (torch.float32, "int4", []),
+        (torch.bfloat16, "int8", []),
+    ):
+        shapes.clear()
+        model = GPT(config, dtype=dtype).eval()
+        with torch.inference_mode():
+            for decoder in (EagerDecoder, StaticDecoder):
+                cache = model.new_cache(1, 600, ServingConfig(kv_dtype=kv_dtype))
+                prefill(model, text, cache)
+                decoder(model, cache)(torch.tensor([4]))
+        assert shapes == expected

@@ -1,9 +1,14 @@
 """Generation: cached equals uncached, sampling follows its distribution, rows end apart."""
 
+import itertools
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from kvlab.cache import KVCache
+from kvlab.cache.cached_passes import StaticPass
 from kvlab.errors import CacheError
 from kvlab.model import generate as generation
 from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
@@ -115,6 +120,32 @@ def test_all_graphs_are_captured_on_one_stream_and_replayed_once_before_they_ser
             assert cache.length == 2, "nothing of it advances the cache"
     (stream,) = cuda.streams
     assert cuda.log == [stream, "replay"] * 3
+
+
+def test_each_step_replays_the_shortest_graph_that_reads_all_tokens(model, monkeypatch):
+    assert generation.list_read_lengths(0, 8) == [8]
+    assert generation.list_read_lengths(0, 1024) == [256, 512, 768, 1024]
+    assert generation.list_read_lengths(512, 1000) == [768, 1000]
+    assert len(generation.list_read_lengths(0, 10**5)) == 8
+    cuda = FakeCuda(monkeypatch)
+    monkeypatch.setattr(generation, "MIN_READ_LENGTH", 3)
+    read, limit = [], StaticPass.read_at_most
+    monkeypatch.setattr(StaticPass, "read_at_most", lambda p, n: read.append(n) or limit(p, n))
+    graphs = itertools.count()
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(
+            pool=lambda: None, replay=partial(cuda.log.append, next(graphs))
+        )
+    )  # fmt: skip
+    with torch.inference_mode():
+        cache = model.new_cache(1, 8)
+        prefill(model, torch.tensor([[1, 2]]), cache)
+        decoder = generation.GraphDecoder(model, cache)
+        assert sorted(set(read)) == [3, 6, 8]
+        cuda.log.clear()
+        for token in range(6):
+            decoder(torch.tensor([token]))
+    assert cuda.log == [0, 1, 1, 1, 2, 2]
 
 
 def test_a_prefill_in_slices_is_the_same(model, monkeypatch):

@@ -20,7 +20,7 @@ class FakeCuda:
         self.log, self.streams = [], []
         fakes = {
             "Stream": self._make_stream,
-            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.log.append("replay")),
+            "CUDAGraph": self._make_graph,
             "graph": self._capture,
             "stream": lambda _stream: nullcontext(),
             "current_stream": self._make_waiting,
@@ -33,11 +33,14 @@ class FakeCuda:
         self.streams.append(self._make_waiting())
         return self.streams[-1]
 
+    def _make_graph(self):
+        return SimpleNamespace(replay=lambda: self.log.append("replay"), pool=lambda: None)
+
     @staticmethod
     def _make_waiting():
         return SimpleNamespace(wait_stream=lambda _other: None)
 
     @contextmanager
-    def _capture(self, _graph, stream):
+    def _capture(self, _graph, stream, **_pool):
         self.log.append(stream)
         yield
