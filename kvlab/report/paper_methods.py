@@ -263,6 +263,17 @@ def _describe_methods(facts: Facts) -> Iterator[str]:
                 " channel and block of tokens, and values for each token and group of channels;"
                 f" the newest tokens stay in the model's precision{cite('liu2024kivi')}."
             )
+    ways = {
+        "recency": f"the first tokens and the newest{cite('xiao2024streaming')}",
+        "heavy_hitters": "the newest tokens and, for each head, those that received the most"
+        f" attention{cite('zhang2023h2o')}",
+    }
+    used = {evict["by"] for evict in facts.values("serving", "evict")}
+    if kept := [words for by, words in ways.items() if by in used]:
+        yield (
+            "In some cells the global layers keep a fixed number of tokens at serving:"
+            f" {join(kept)}. Keys keep the rotation of their own position."
+        )
 
 
 def _describe_windows(facts: Facts) -> Iterator[str]:

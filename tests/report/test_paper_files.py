@@ -28,9 +28,11 @@ class FullRecord(Record):
             "n_layer": 6, "n_head": 4, "n_kv_head": heads, "n_embd": 64, "block_size": 256,
             "position": "rope", "kv_sharing": "none", "window": None, "attention_pattern": "G",
         }  # fmt: skip
+        is_tied = "tied" in levels.values()
         found["experiment"]["serving"] = {
-            "kv_dtype": "model", "tie_rule": "overwrite",
-            "tie": "adjacent:2" if "tied" in levels.values() else "none",
+            "kv_dtype": "int4" if is_tied else "kivi2", "tie_rule": "overwrite",
+            "tie": "adjacent:2" if is_tied else "none",
+            "evict": {"keep": 8, "by": "heavy_hitters"} if is_tied else None,
         }  # fmt: skip
         found["experiment"]["training"] |= {
             "batch_tokens": 4096, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
@@ -97,6 +99,9 @@ def test_methods_hold_the_numbers_of_the_record(paper):
     assert "970{,}000 to 1{,}000{,}000 parameters" in text
     assert "the 24 trials rest on 12 trainings" in text
     assert "PyTorch 2.11.0" in text
+    assert "or for each group of 32 numbers" in text
+    assert "In kivi2 keys have a scale and a minimum for each channel and block" in text
+    assert r"received the most attention~\cite{zhang2023h2o}" in text
 
 
 def test_the_table_fits_its_column_and_marks_what_is_decided(paper):
