@@ -139,7 +139,9 @@ def open_regular(path: str | Path) -> BinaryIO:
 def read_regular(path: str | Path, max_bytes: int = -1) -> bytes:
     """Return the contents of a regular file, or its first ``max_bytes``; see `open_regular`."""
     with open_regular(path) as file:
-        return file.read(max_bytes)
+        size = os.fstat(file.fileno()).st_size
+        # memory for as much as is asked for would be taken first
+        return file.read(size if max_bytes < 0 else min(size, max_bytes))
 
 
 def parse_json(data: bytes) -> Any:

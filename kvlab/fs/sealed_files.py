@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -32,6 +33,7 @@ from kvlab.fs.atomic_files import (
 from kvlab.fs.lease import Fence
 
 _SEAL = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n\}\n\Z')
+_WHOLE_BYTES = 1 << 18  # of a file that is read at once: to make a buffer takes longer
 _SEAL_BYTES = len(',\n "sha256": ""\n}\n') + 64
 
 
@@ -82,7 +84,7 @@ def read_sealed_bytes(path: str | Path) -> bytes:
         StoreError: The file cannot be read.
         FileNotFoundError: There is none.
     """
-    data = _read_regular_file(Path(path))
+    data = _read_regular_file(path)
     seal = _SEAL.search(data, max(0, len(data) - _SEAL_BYTES))
     if seal is None:
         reason = "it does not end with its sha256: it is cut off, or of an older version of kvlab"
@@ -152,23 +154,31 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
         RecordDamaged: It is missing or has other contents.
         StoreError: It cannot be read.
     """
-    path = Path(path)
     if not (isinstance(seal, dict) and {"bytes", "sha256"} <= seal.keys()):
         raise RecordDamaged(f"{path} is listed in another form than size and sha256")
     try:
-        if not path.is_file():
-            raise RecordDamaged(f"{path} is missing")
-        size = path.stat().st_size
-        if size != seal["bytes"]:
-            raise RecordDamaged(f"{path} is damaged: {size:,} bytes, not {seal['bytes']:,}")
-        if contents and file_sha256(path) != seal["sha256"]:
+        state = os.stat(path)
+        if not stat.S_ISREG(state.st_mode):
+            raise RecordDamaged(f"{path} is damaged: it is no regular file")
+        if state.st_size != seal["bytes"]:
+            sizes = f"{state.st_size:,} bytes, not {seal['bytes']:,}"
+            raise RecordDamaged(f"{path} is damaged: {sizes}")
+        if contents and _hash_file(path, state.st_size) != seal["sha256"]:
             raise RecordDamaged(f"{path} is damaged: its contents do not have their sha256")
+    except (FileNotFoundError, NotADirectoryError):
+        raise RecordDamaged(f"{path} is missing") from None
     except OSError as error:
         text = f"{path} cannot be read: {error.strerror}"
         raise StoreError(f"{text}; check its permissions") from None
 
 
-def _read_regular_file(path: Path) -> bytes:
+def _hash_file(path: str | Path, size: int) -> str:
+    if size > _WHOLE_BYTES:
+        return file_sha256(path)
+    return hashlib.sha256(read_regular(path)).hexdigest()
+
+
+def _read_regular_file(path: str | Path) -> bytes:
     """Read a file, but no pipe or device, which would not end."""
     try:
         data = read_regular(path, MAX_JSON_BYTES + 1)

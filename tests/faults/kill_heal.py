@@ -32,7 +32,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from kvlab.cli.main import main as kvlab
+from kvlab.cli.commands import verify
 from kvlab.errors import KvlabError
 from kvlab.spec import ResourcesConfig, load_sweep
 from kvlab.store import Store
@@ -43,6 +43,7 @@ from kvlab.sweep.executors.executor import EndedTask, RunTask, WorkerKilled
 from kvlab.sweep.executors.inline import InlineExecutor
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.trial.run import run_trial
+from kvlab.trial.stages import TorchStages
 from kvlab.trial.task import Task
 from tests.faults.chaos_checks import numbers
 from tests.faults.chaos_processes import adopt_orphans
@@ -74,8 +75,10 @@ failures: {killed_retries: 50, backoff_seconds: 0.01}
 """
 
 FINISHED = (
-    "trials/*/*.json", "trials/*/*.gz", "trainings/*/*.json", "trainings/*/final/*.safetensors",
-    "trainings/*/checkpoints/step-*/*", "sweeps/*/sweep.json",
+    "runs/trials/*/result.json", "runs/trials/*/trial.json", "runs/trials/*/*.gz",
+    "runs/trainings/*/*.json", "runs/trainings/*/final/*.safetensors",
+    "runs/trainings/*/checkpoints/step-*/*", "runs/sweeps/*/sweep.json",
+    "data/datasets/[!.]*/*.*",
 )  # fmt: skip
 SEALED = ("result.json", "items.jsonl.gz", "texts.json.gz", "training.json", "model.safetensors")
 """Files that nobody may remove once they are damaged, unless a whole training replaces them."""
@@ -83,6 +86,9 @@ SEALED = ("result.json", "items.jsonl.gz", "texts.json.gz", "training.json", "mo
 WORKERS = 2
 LONGEST_PAUSE = 1.2
 """Most seconds between two kills."""
+
+CALM = 0.3
+"""Probability that the next kill waits for another result, so that the sweep gets on."""
 
 DAMAGE = 0.5
 """Probability that a file is damaged before a kill."""
@@ -141,7 +147,8 @@ def drive(folder: Path) -> int:
     try:
         planned = plan(load_sweep(folder / "s.yaml"), store)
         description = describe_sweep(planned, yaml="y", experiment_yaml="e", command="c")
-        run = partial(run_trial, store=store.path, wait=False)
+        # imported before the fork
+        run = partial(run_trial, store=store.path, wait=False, make_stages=TorchStages)
         driver = Driver(
             planned, store, ForkingExecutor(run), description=description, on_event=print_event
         )
@@ -159,7 +166,8 @@ def print_event(event: Event) -> None:
 def heal(folder: Path) -> int:
     """Run `kvlab verify --heal`."""
     _name_process("healer")
-    return kvlab(["verify", "--heal", "--store", str(folder / "runs")])
+    options = argparse.Namespace(sweep=None, heal=True, json=False, store=str(folder / "runs"))
+    return verify.run(options)
 
 
 class Round:
@@ -182,6 +190,8 @@ class Round:
         """
         while self.left:
             self.keep_running()
+            if self.chance.random() < CALM:
+                self.wait_for_a_result()
             end = time.monotonic() + self.chance.uniform(0.0, LONGEST_PAUSE)
             while time.monotonic() < end:
                 time.sleep(0.01)
@@ -197,6 +207,16 @@ class Round:
             code = self.join(kind)
             assert code == 0, f"the last {kind} ended with {code}:\n{self.read_log(kind)}"
         self.check(expected)
+
+    def wait_for_a_result(self) -> None:
+        """Wait until one more trial has its result, or until a submit finds none missing."""
+        before, driver = self.count_results(), self.processes["driver"]
+        while self.count_results() <= before and driver.is_alive():
+            time.sleep(0.01)
+            self.keep_running()
+
+    def count_results(self) -> int:
+        return len(list(self.store.path.glob("trials/*/result.json")))
 
     def keep_running(self) -> None:
         for kind in ("driver", "healer"):
@@ -244,11 +264,11 @@ class Round:
 
     def damage_a_file(self) -> None:
         """Replace a file by a damaged one, or delete it. Who has it open still reads what it was."""
-        files = [path for pattern in FINISHED for path in self.store.path.glob(pattern)]
-        files += (self.folder / "data").glob("datasets/[!.]*/*.*")
-        if not files:
+        groups = [sorted(self.folder.glob(pattern)) for pattern in FINISHED]
+        groups = [files for files in groups if files]
+        if not groups:
             return
-        path = self.chance.choice(sorted(files))
+        path = self.chance.choice(self.chance.choice(groups))
         how = self.chance.choice(["flip", "flip", "cut", "gone"])
         with contextlib.suppress(FileNotFoundError):
             data = path.read_bytes()
@@ -264,7 +284,7 @@ class Round:
         temporary.write_bytes(data)
         self.forget(path)
         os.replace(temporary, path)
-        if path.name in SEALED and "checkpoints" not in path.parts:
+        if path.name in SEALED and _record_of(path).exists():
             self.aside[hashlib.sha256(data).hexdigest()] = str(path)
 
     def forget(self, path: Path) -> None:
@@ -285,6 +305,13 @@ class Round:
         kept = {_digest(path) for path in _list_files(self.store.path.glob("*/*/damaged"))}
         lost = [path for digest, path in self.aside.items() if digest not in kept]
         assert not lost, f"damaged files that are gone: {lost}"
+
+
+def _record_of(path: Path) -> Path:
+    """Return the file that lists ``path``: without it nobody can tell that it is damaged."""
+    if path.name == "model.safetensors":  # none beside a checkpoint's
+        return path.parent.parent / "training.json"
+    return path if path.name == "training.json" else path.parent / "result.json"
 
 
 def _run_logged(run: Callable[[Path], int], folder: Path, log: Path) -> None:
@@ -354,9 +381,11 @@ def main() -> int:
             print(f"in {folder}, after {dict(one.killed)}: {error}", file=sys.stderr)
             options.keep = True
             return 1
-        damaged = f"{one.damaged.total()} files damaged, {len(one.aside)} of them looked for"
-        kills = f"{one.killed.total()} kills {dict(one.killed)}"
-        print(f"{time.monotonic() - began:4.0f} s  {kills}, {damaged}: all as undisturbed")
+        print(f"{time.monotonic() - began:4.0f} s  {one.killed.total()} kills {dict(one.killed)}")
+        print(f"        {one.damaged.total()} files damaged: {dict(sorted(one.damaged.items()))}")
+        aside = len(list(one.store.path.glob("*/*/damaged/*")))
+        print(f"        {aside} moves into damaged/, {len(one.aside)} files found there")
+        print("        all numbers and weights as undisturbed, every file verified")
         return 0
     finally:
         for _, process in _living():

@@ -26,3 +26,4 @@ def test_kills_and_damage_while_the_record_is_healed_leave_it_as_undisturbed():
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16 kills {" in done.stdout
+    assert "all numbers and weights as undisturbed" in done.stdout

@@ -14,7 +14,7 @@ from kvlab.errors import LeaseLost, StoreError, UsageError
 from kvlab.fs import lease
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.fs.lease import LeaseWatcher
-from kvlab.fs.lock import Lock, seems_held
+from kvlab.fs.lock import CLOCK_SECONDS, GRACE_SECONDS, Lock, seems_held
 
 HOLD = """
 import sys, time
@@ -350,4 +350,42 @@ def test_a_wall_clock_that_jumps_frees_no_living_lease_and_keeps_no_dead_one(
             now[0] += lease.lease_seconds() / 4
             is_held = watcher.is_held(lock.path)
         assert not is_held
-        assert not seems_held(lock.path), "for display: as old as it is new"
+
+
+@pytest.mark.parametrize("jump", [-7e7, -3600, 3600, 7e7])
+@pytest.mark.parametrize("machine", ["this", "another"])
+def test_one_look_goes_by_the_clock_that_stamps_the_files(tmp_path, monkeypatch, jump, machine):
+    """Drivers join a sweep by one look: a living one must not seem gone, nor a dead one alive."""
+    with Lock(tmp_path / "lock").hold() as fence:
+        real, state = time.time, lease.read_lease(fence.path)
+        if machine == "another":
+            write_foreign_lease(tmp_path / "lock", seconds=60.0)
+        path = Path(fence.path if machine == "this" else f"{tmp_path / 'lock'}.7")
+        monkeypatch.setattr(time, "time", lambda: real() + jump)
+        assert seems_held(tmp_path / "lock")
+        Path(path).write_text(state.text.replace(lease.process_identity()["host"], "elsewhere"))
+        long_ago = real() - 60.0 - GRACE_SECONDS - 10.0
+        os.utime(path, (long_ago, long_ago))
+        assert not seems_held(tmp_path / "lock")
+
+
+def test_a_file_server_whose_clock_is_set_is_read_again(tmp_path, monkeypatch):
+    """Its stamps and the time that they are compared with come from one clock."""
+    now, server = [1000.0], [5e9]
+    monkeypatch.setattr("kvlab.fs.lock._file_clocks", {})
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    real = os.fstat
+
+    def stamp(handle):
+        state = list(real(handle))
+        return os.stat_result([*state[:8], server[0], *state[9:]])
+
+    monkeypatch.setattr(os, "fstat", stamp)
+    write_foreign_lease(tmp_path / "lock", seconds=60.0)
+    for jump in (0.0, -1e6, 3e6):
+        server[0] += jump
+        now[0] += CLOCK_SECONDS
+        os.utime(tmp_path / "lock.7", (server[0], server[0]))
+        assert seems_held(tmp_path / "lock"), jump
+        os.utime(tmp_path / "lock.7", (server[0] - 400, server[0] - 400))
+        assert not seems_held(tmp_path / "lock"), jump

@@ -10,6 +10,7 @@ from tests.performance import (
     orchestration,
     report_speed,
     roofline_accuracy,
+    sealing_cost,
     tokenization,
     training_speed,
 )
@@ -23,5 +24,6 @@ BENCHMARKS: dict[str, Callable[[], Iterator[str]]] = {
     "tokenization": tokenization.run,
     "hellaswag": hellaswag_speed.run,
     "report": report_speed.run,
+    "sealing": sealing_cost.run,
     "orchestration": orchestration.run,
 }
