@@ -73,7 +73,16 @@ PLAIN = {"completion": plain_completion, "lmeval": plain_lmeval}
     ("tok", "shape"),
     [
         (BPE, {}),
-        (BPE, {"n_kv_head": 1, "position": "rope", "attention_pattern": "GLL", "window": 9}),
+        (
+            BPE,
+            {
+                "n_kv_head": 1,
+                "position": "rope",
+                "attention_pattern": "GLL",
+                "window": 9,
+                "kv": "tied",
+            },
+        ),
         (BYTES, {"block_size": 128, "kv_sharing": "adjacent:2"}),
     ],
 )

@@ -15,6 +15,8 @@ SHAPES = [
     {"position": "learned"},
     {"position": "rope", "n_kv_head": 2, "attention_pattern": "GL", "window": 5},
     {"position": "none", "kv_sharing": "adjacent:2", "n_kv_head": 1},
+    {"position": "rope", "kv": "tied"},
+    {"position": "rope", "kv": {"latent": 9, "rotary": 4}, "attention_pattern": "GL", "window": 5},
 ]
 
 
