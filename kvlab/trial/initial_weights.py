@@ -7,7 +7,7 @@ and `kvlab.trial.initial_weights_loader` puts the tensors into the model.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +56,7 @@ class TrainedWeights:
 
     name: str
     fingerprint: str
-    trial: "Trial"
+    trial: "Trial" = field(compare=False)
 
     @property
     def model(self) -> ModelConfig:

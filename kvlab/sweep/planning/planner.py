@@ -252,13 +252,13 @@ def describe_lost_sources(trials: Sequence[PlannedTrial], store: Store) -> Itera
     """Yield a line for each training that is made again, since others start from its weights."""
     done = {planned.trial.training_id for planned in trials if planned.state == "done"}
     lost = Counter(
-        source
+        (source.training_id, source.name)
         for planned in trials
         if planned.trains and is_source_missing(planned.trial, store)
         if (source := planned.trial.source_training) is not None and source.training_id in done
     )
-    for source, count in lost.items():
-        text = f"the weights of training {source.training_id} ({source.name}) are damaged or gone;"
+    for (training, name), count in lost.items():
+        text = f"the weights of training {training} ({name}) are damaged or gone;"
         reason = f"{format_count(count, 'training')} to come would start from them"
         yield f"{text} they are made again, because {reason}"
 
