@@ -12,6 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kvlab.analysis.search_results import SearchResults, SuggestedTrial
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.fs.atomic_files import write_atomic
 from kvlab.humanize import format_count
@@ -31,6 +32,8 @@ from kvlab.report.formatting import (
     in_display_unit,
 )
 from kvlab.report.paper_methods import list_citations, write_bibliography, write_methods
+from kvlab.report.paper_search import describe_search
+from kvlab.report.search_tables import base_row, describe_limits, objective_title, trials_table
 from kvlab.report.table_export import escape_latex
 from kvlab.store.metrics import METRICS
 
@@ -76,12 +79,13 @@ def write_paper(study: Study, document: Document, paper: PaperFolder) -> None:
         paper: Where the files go. A ``main.tex`` that is there is never replaced.
     """
     own, width = paper.folder / study.name, paper.width
-    figures = [f for name in DRAWN_FIGURES for f in document.figures if f.name == name]
-    texts = {
-        "ablation.tex": write_ablation(study, width),
-        "figures.tex": _write_figures(study, figures, width),
-        "methods.tex": write_methods(study),
-    }
+    figures = _select_figures(study, document)
+    texts = {"figures.tex": _write_figures(study, figures, width)}
+    if study.search is None:
+        texts |= {"ablation.tex": write_ablation(study, width), "methods.tex": write_methods(study)}
+    else:
+        texts["configurations.tex"] = write_configurations(study, study.search, width)
+        texts["methods.tex"] = write_methods(study, describe_search(study))
     cited = list_citations("".join(texts.values()))
     contents: dict[Path, str | bytes] = {own / name: text for name, text in texts.items()}
     contents[own / "references.bib"] = write_bibliography(cited)
@@ -101,7 +105,19 @@ def _write_main(study: Study) -> str:
     """Return a document that shows every part."""
     template = (files("kvlab.report") / "paper_main.tex").read_text("utf-8")
     title = escape_latex(str(study.sweep.get("question") or study.name))
+    table, sentence = "ablation", "compares every cell with the baseline"
+    if study.search is not None:
+        table, sentence = "configurations", "has the best configurations of the search"
+    template = template.replace("TABLE-NAME", table).replace("TABLE-SENTENCE", sentence)
     return template.replace("SWEEP-NAME", study.name).replace("SWEEP-TITLE", title)
+
+
+def _select_figures(study: Study, document: Document) -> list[Figure]:
+    """Return the figures of a report that its paper gets: of a search, its history and front."""
+    if study.search is None:
+        return [f for name in DRAWN_FIGURES for f in document.figures if f.name == name]
+    kinds = ("history-", "front-")
+    return [f for kind in kinds for f in document.figures if f.name.startswith(kind)]
 
 
 # Figures
@@ -141,12 +157,19 @@ def _write_figures(study: Study, figures: Sequence[Figure], width: float) -> str
     parts = []
     for figure in figures:
         place = f"{study.name}/figures/{figure.name}.pdf"
+        caption = figure.caption if study.search is None else _write_search_text(figure)
         parts.append(
             f"\\begin{{figure{star}}}[tbp]\n\\centering\n\\includegraphics{{{place}}}\n"
-            f"\\caption{{{_escape_prose(figure.caption)}}}\n"
+            f"\\caption{{{_escape_prose(caption)}}}\n"
             f"\\label{{fig:{study.name}-{figure.name}}}\n\\end{{figure{star}}}\n"
         )
     return "\n".join(parts)
+
+
+def _write_search_text(figure: Figure) -> str:
+    """Return the caption of a search's figure with the numbers that it shows."""
+    is_history = figure.name.startswith("history-")
+    return f"{figure.alt} The line is the best so far." if is_history else figure.alt
 
 
 def _escape_prose(text: str) -> str:
@@ -169,20 +192,101 @@ def write_ablation(study: Study, width: float) -> str:
     """
     rows = list_ablation(study, MAX_ROWS)
     columns = _choose_columns(study, rows)
-    alignment = "@{}l" + "".join(column.alignment for column in columns) + "@{}"
-    heads = ["cell", *(column.head for column in columns)]
-    star, line = ("*", "\\textwidth") if width > COLUMN_WIDTH else ("", "\\columnwidth")
-    body = "\n".join(_write_row(study, row, columns) for row in rows)
-    return f"""% Needs \\usepackage{{booktabs,graphicx}}.
+    table = _LatexTable(
+        f"tab:{study.name}-ablation",
+        _write_caption(study, rows, columns),
+        ["cell", *(column.head for column in columns)],
+        "l" + "".join(column.alignment for column in columns),
+        [_write_row(study, row, columns) for row in rows],
+    )
+    return table.write(width)
+
+
+def write_configurations(study: Study, search: SearchResults, width: float) -> str:
+    """Return the best configurations of a search as a float of booktabs rules.
+
+    With several objectives these are the front, else the best in the objective; the base
+    experiment comes last.
+
+    Args:
+        study: The study.
+        search: What it has found.
+        width: As of `write_ablation`.
+    """
+    is_front = len(search.objectives) > 1
+    trials = (list(search.best) if is_front else search.ranked(0))[:MAX_ROWS]
+    table = trials_table(study, search, "best", "", trials)
+    shown = [n for n, column in enumerate(table.columns) if column.title != "id"]
+    columns = [table.columns[n] for n in shown]
+    return _LatexTable(
+        f"tab:{study.name}-configurations",
+        _write_search_caption(study, search, trials),
+        [escape_latex("KV" if c.title == _KV_TITLE else c.title) for c in columns],
+        "".join("r" if column.numeric else "l" for column in columns),
+        [
+            " & ".join(escape_latex(row.cells[n].text) for n in shown) + " \\\\"
+            for row in table.rows
+        ],
+    ).write(width)
+
+
+_KV_TITLE = objective_title("kv_bytes")
+
+
+def _write_search_caption(
+    study: Study, search: SearchResults, trials: Sequence[SuggestedTrial]
+) -> str:
+    """Return the caption: which configurations, of how many, and how far to trust them."""
+    measured = sum(one.is_measured for one in search.trials)
+    goals = " and ".join(objective_title(one.name) for one in search.objectives)
+    which = f"The {len(trials)} configurations with the best {goals}"
+    if len(search.objectives) > 1:
+        count = len(search.best)
+        some = f"{len(trials)} of the {count}" if len(trials) < count else f"The {count}"
+        which = f"{some} configurations on the front of {goals}"
+    if len(trials) == 1:
+        which = f"The configuration with the best {goals}"
+    limits = describe_limits(search)
+    under = f", with {limits}" if limits else ""
+    seeds = ", ".join(map(str, study.seeds))
+    text = (
+        f"{which}, of {measured:,} measured{under}. Each was trained once, at seed {seeds}, so the"
+        " best is flattered by its selection"
+    )
+    base = "; the last row is the base experiment" if base_row(study) is not None else ""
+    return _escape_prose(f"{text}{base}. KV: {_KV_TITLE.removeprefix('KV ')}.")
+
+
+@dataclass(frozen=True)
+class _LatexTable:
+    """A float of booktabs rules.
+
+    Attributes:
+        label, caption, heads: LaTeX.
+        alignment: One letter for each column.
+        rows: LaTeX, each with its end.
+    """
+
+    label: str
+    caption: str
+    heads: Sequence[str]
+    alignment: str
+    rows: Sequence[str]
+
+    def write(self, width: float) -> str:
+        """Return the float, scaled down to its column if it is wider; see `write_ablation`."""
+        star, line = ("*", "\\textwidth") if width > COLUMN_WIDTH else ("", "\\columnwidth")
+        body = "\n".join(self.rows)
+        return f"""% Needs \\usepackage{{booktabs,graphicx}}.
 \\begin{{table{star}}}[tbp]
 \\centering
-\\caption{{{_write_caption(study, rows, columns)}}}
-\\label{{tab:{study.name}-ablation}}
+\\caption{{{self.caption}}}
+\\label{{{self.label}}}
 \\smallskip\\footnotesize\\setlength{{\\tabcolsep}}{{3pt}}%
 \\setbox0=\\hbox{{%
-\\begin{{tabular}}{{{alignment}}}
+\\begin{{tabular}}{{@{{}}{self.alignment}@{{}}}}
 \\toprule
-{" & ".join(heads)} \\\\
+{" & ".join(self.heads)} \\\\
 \\midrule
 {body}
 \\bottomrule

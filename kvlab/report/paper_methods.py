@@ -29,17 +29,23 @@ MAX_LISTED_LEVELS = 8
 """Levels of a factor that are named; more are counted."""
 
 
-def write_methods(study: Study) -> str:
+def write_methods(study: Study, search: Iterable[str] = ()) -> str:
     """Return paragraphs about models, training, statistics and machines.
 
     Args:
         study: The study. Trials that have not ended are counted as missing.
+        search: Sentences about the search, if the study is one: it has no design and no tests.
     """
     facts = Facts(study)
-    parts = {
+    is_design = study.search is None
+    parts: dict[str, tuple[Iterable[str], ...]] = {
+        "Search": (search,),
         "Models": (_describe_models(study, facts), _describe_methods(facts)),
-        "Training": (_describe_training(facts), _describe_seeds(study)),
-        "Evaluation": (_describe_evaluation(study, facts), _describe_intervals(study)),
+        "Training": (_describe_training(facts), _describe_seeds(study) if is_design else ()),
+        "Evaluation": (
+            _describe_evaluation(study, facts),
+            _describe_intervals(study) if is_design else (),
+        ),
         "Hardware and software": (_describe_machines(study),),
     }
     paragraphs = []
@@ -126,7 +132,8 @@ def format_latex_number(value: float) -> str:
     return f"${mantissa}\\times 10^{{{int(exponent)}}}$".replace("$$", "")
 
 
-def _count(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
+    """Return a count with its noun, as LaTeX."""
     return f"{format_latex_number(number)} {noun}{'s' if number != 1 else ''}"
 
 
@@ -158,7 +165,8 @@ def _describe_models(study: Study, facts: Facts) -> Iterator[str]:
     what = f" with {join(shape)}" if shape else ""
     models = "decoder-only transformers of the GPT-2 family" + cite("radford2019gpt2")
     yield f"We compare {models}{what}{size}."
-    yield _describe_design(study)
+    if study.search is None:
+        yield _describe_design(study)
 
 
 def _describe_design(study: Study) -> str:
@@ -385,9 +393,9 @@ def _describe_recipe(facts: Facts) -> Iterator[str]:
 def _describe_seeds(study: Study) -> Iterator[str]:
     trainings = len({row.training for row in study.done_rows if row.training})
     trials = len(study.done_rows)
-    text = f"Each cell has {_count(len(study.seeds), 'seed')}"
+    text = f"Each cell has {count_noun(len(study.seeds), 'seed')}"
     if trainings and not study.is_untrained:
-        text += f"; the {_count(trials, 'trial')} rest on {_count(trainings, 'training')}"
+        text += f"; the {count_noun(trials, 'trial')} rest on {count_noun(trainings, 'training')}"
         if trainings < trials:
             text += ", since cells that differ only in serving share weights"
         text += ". At one seed all cells see the same batches in the same order"
@@ -396,7 +404,7 @@ def _describe_seeds(study: Study) -> Iterator[str]:
     if others:
         listed = ", ".join(f"{n} {escape_latex(state)}" for state, n in sorted(others.items()))
         rest = format_latex_number(sum(others.values()))
-        yield f"Of {_count(len(study.rows), 'trial')} {rest} are not measured ({listed})."
+        yield f"Of {count_noun(len(study.rows), 'trial')} {rest} are not measured ({listed})."
     tuning = study.sweep.get("tuning")
     if tuning:
         tuned = ", ".join(map(str, tuning["seeds"]))

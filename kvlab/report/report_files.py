@@ -50,11 +50,9 @@ def write_report(
     """
     store = store if isinstance(store, Store) else Store(Path(store))
     study = Study.load(store, sweep_name, sections)
-    if paper is not None and study.search is not None:
-        text = (
-            f"--paper = {paper.folder} needs a comparison over seeds, and {study.name} is a search"
-        )
-        raise UsageError(f"{text}; confirm its best trials in a sweep of their own first")
+    if paper is not None and study.search is not None and not study.search.eligible:
+        text = f"--paper = {paper.folder} needs a measured configuration within the limits"
+        raise UsageError(f"{text}, and {study.name} has none; leave it out")
     if paper is not None and not study.done_rows:
         text = f"--paper = {paper.folder} needs results, and no trial of {study.name} is done"
         raise UsageError(f"{text}; wait for the first, or leave it out")

@@ -8,11 +8,19 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import UsageError
-from kvlab.report import paper_methods, write_report
-from kvlab.report.paper_files import COLUMN_WIDTH, PaperFolder, write_ablation, write_paper
+from kvlab.report import paper_methods, paper_search, write_report
+from kvlab.report.paper_files import (
+    COLUMN_WIDTH,
+    PaperFolder,
+    write_ablation,
+    write_configurations,
+    write_paper,
+)
 from kvlab.report.paper_methods import list_citations, write_methods
 from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record
+from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest, two_objectives
+from tests.support.search_record import settings as search_settings
 
 FACTORS = {"heads": ("mha", "mqa"), "sharing": ("none", "tied")}
 HOSTILE = ("mha", r"50% & a_b #1 {x} \input{evil} $y$ ~^")
@@ -171,6 +179,53 @@ def test_what_is_not_there_is_not_told(tmp_path):
     assert re.search(r"mqa & [+$-]+0\.\d{4} &", table), "no interval says how many digits are known"
 
 
+def test_the_paper_of_a_search_has_its_best_configurations_and_how_it_was_done(tmp_path):
+    store, folder = EVERY_OUTCOME.write(tmp_path / "store"), tmp_path / "paper"
+    write(store, folder, None)
+    own = folder / "made"
+    for path in (folder / "main.tex", *sorted(own.glob("*.tex"))):
+        assert_balanced(path.read_text())
+    assert r"\input{made/configurations}" in (folder / "main.tex").read_text()
+    table = (own / "configurations.tex").read_text()
+    assert table.index("2 & 3.2000 & 2 MiB & 2 & 0.002") < table.index("10 & 3.3000 & 1 MiB")
+    assert "base & 3.6000 & 4 MiB" in table
+    assert "the best is flattered by its selection" in table
+    methods = (own / "methods.tex").read_text()
+    assert "4 suggestions" not in methods
+    for words in (
+        r"n\_kv\_head of 1, 2 and 4; learning\_rate from $1\times 10^{-4}$ to 0.1",
+        r"Parzen estimator~\cite{bergstra2011algorithms}",
+        "one in 2 goes on, as in asynchronous successive halving",
+        "Of 10 suggestions, 3 were measured within the limits, 1 was the same",
+        r"$1.00\times 10^{9}$ training FLOPs",
+        r"learning\_rate 75.0\%",
+    ):
+        assert words in methods
+    assert "ablation" not in methods
+    assert "factorial" not in methods
+    cited = list_citations(methods)
+    entries = re.findall(r"^@\w+\{([^,]+),", (own / "references.bib").read_text(), re.M)
+    assert sorted(entries) == cited
+    assert {path.stem for path in (own / "figures").glob("*.pdf")} == {
+        "front-memory", "history-loss-served",
+    }  # fmt: skip
+    assert "the best 3.2000 nats/token, of trial 2" in (own / "figures.tex").read_text()
+
+
+def test_of_several_objectives_the_table_is_the_front(tmp_path):
+    study = Study.load(two_objectives().write(tmp_path), "made")
+    table = write_configurations(study, study.search, COLUMN_WIDTH)
+    assert "The 3 configurations on the front of served loss and KV cache" in table
+    assert re.findall(r"^(\d) & ", table, re.M) == ["1", "3", "4"]
+
+
+def test_a_search_without_a_measured_configuration_is_no_paper(tmp_path):
+    record = SearchRecord(suggestions=[suggest(search_settings(1, 1e-3), "lost")])
+    store = record.write(tmp_path / "store")
+    with pytest.raises(UsageError, match="measured configuration within the limits, and made has"):
+        write_report(store, "made", tmp_path, None, PaperFolder(tmp_path / "paper"))
+
+
 def test_nothing_measured_is_no_paper(tmp_path):
     store = Record(status=lambda *_: "missing").write(tmp_path / "store")
     with pytest.raises(UsageError, match="no trial of made is done"):
@@ -179,7 +234,7 @@ def test_nothing_measured_is_no_paper(tmp_path):
 
 
 def test_every_reference_has_its_use():
-    source = inspect.getsource(paper_methods)
+    source = inspect.getsource(paper_methods) + inspect.getsource(paper_search)
     keys = re.findall(
         r"^@\w+\{([^,]+),", (files("kvlab.report") / "references.bib").read_text(), re.M
     )

@@ -101,7 +101,8 @@ def run(options: argparse.Namespace) -> int:
     print(folder / "report.html")
     print(folder / "report.md")
     if paper:
-        print(f"{paper.folder / name}: ablation.tex, figures.tex, methods.tex, references.bib")
+        parts = sorted(path.name for path in (paper.folder / name).glob("*.*"))
+        print(f"{paper.folder / name}: {', '.join(parts)}")
         print(f"{paper.main} shows them: pdflatex main && bibtex main, then pdflatex main twice")
     return 0
 

@@ -216,7 +216,9 @@ def _scoring_flops(experiment: Experiment) -> float:
     model, evaluation = experiment.model, experiment.evaluation
     items = evaluation.hellaswag_items
     if items is None:
-        from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS as items
+        from kvlab.data.hellaswag_dataset import HELLASWAG_ITEMS
+
+        items = HELLASWAG_ITEMS
     of_items = items * _HELLASWAG_ITEM_TOKENS
     tokens = evaluation.loss_tokens + of_items
     if evaluation.served:
