@@ -90,7 +90,7 @@ def test_static_figures_show_seeds_bars_references_and_a_legend():
     figure, axes = drawn(PLOT)
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["front", "line"]
-    assert sorted(len(line.get_xdata()) for line in axes.lines) == [2, 2, 2, 2, 3, 3]
+    assert sorted(len(line.get_xdata()) for line in axes.lines) == [2, 3, 3, 6]
     bars = [tuple(path.vertices[:, 1]) for one in axes.collections for path in one.get_paths()]
     assert bars == [p.y_range for p in FRONT.points]
     assert {"1 MiB", "4 MiB"} <= {label.get_text() for label in axes.get_xticklabels()}
