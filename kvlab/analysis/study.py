@@ -26,6 +26,7 @@ from kvlab.spec.seeds_config import SeedLooks
 from kvlab.spec.size_matching import MATCH_FACTOR
 from kvlab.store import Store
 from kvlab.store.metrics import METRICS
+from kvlab.store.record_forms import refuse_malformed
 
 BASELINE_LABEL = "baseline"
 
@@ -91,7 +92,8 @@ class Study:
             StoreError: The sweep's description is damaged.
         """
         sweep = store.sweep(name)
-        return cls(store, sweep, read_rows(store, sweep), sections)
+        with refuse_malformed(name):
+            return cls(store, sweep, read_rows(store, sweep), sections)
 
     @property
     def name(self) -> str:

@@ -4,14 +4,16 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, NotRequired, cast
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from kvlab.errors import DataError, DatasetDamaged, StoreError
 from kvlab.fs.atomic_files import file_sha256, read_regular
-from kvlab.fs.sealed_files import read_sealed_json
+from kvlab.fs.sealed_files import check_form, read_sealed_json
 
 DATASET_SCHEMA = 2
 SPLITS = ("train", "validation")
@@ -91,6 +93,30 @@ class CheckedTokens(np.memmap[Any, np.dtype[Any]]):
                 )
             self._is_checked[block] = True
             self._left -= 1
+
+
+class _SplitForm(TypedDict):
+    tokens: Annotated[int, Field(ge=1, le=1 << 50)]
+    documents: Annotated[int, Field(ge=0, le=1 << 50)]
+    text_bytes: Annotated[int, Field(ge=0, le=1 << 60)]
+    sha256: str
+    blocks: str
+
+
+class _ManifestForm(TypedDict):
+    """What is used of ``manifest.json``, and its types."""
+
+    identity: str
+    source: str
+    tokenizer: str
+    licence: str
+    digest: str
+    dtype: Annotated[str, Field(pattern="^(<u|uint)(2|4|16|32)$")]
+    splits: dict[str, _SplitForm]
+    overlap: NotRequired[
+        dict[Annotated[str, Field(pattern="^[0-9]{1,6}$")], Annotated[float, Field(ge=0, le=1)]]
+    ]
+    short: NotRequired[str | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,4 +273,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DatasetDamaged(str(error)) from None
     if manifest["schema"] != DATASET_SCHEMA:
         raise DatasetDamaged(f"{path} is of schema {manifest['schema']}, not {DATASET_SCHEMA}")
+    try:
+        check_form(path, manifest, _ManifestForm)
+    except StoreError as error:
+        raise DatasetDamaged(str(error)) from None
     return manifest

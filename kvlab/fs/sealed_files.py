@@ -19,8 +19,12 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, cast, get_type_hints
+
+from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import (
@@ -120,6 +124,41 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
     return value
 
 
+@cache
+def _make_adapter(form: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    if is_dataclass(form):
+        types = get_type_hints(form)
+        for one in fields(form):
+            if (one.default, one.default_factory) != (MISSING, MISSING):
+                types[one.name] = NotRequired[types[one.name]]
+        form = TypedDict("Form", types)  # type: ignore[misc]  # made at run time
+    return TypeAdapter(form)
+
+
+def check_form(path: str | Path, value: Any, form: Any) -> None:
+    """Check the types of what was read from a file.
+
+    A seal shows that a file is what was written, not that kvlab wrote it.
+
+    Args:
+        form: A ``TypedDict`` or a dataclass that the value would fit.
+
+    Raises:
+        RecordDamaged: A value is of another type, or a number that cannot be.
+    """
+    from pydantic import ValidationError
+
+    try:
+        _make_adapter(form).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:200] or "it"
+        text = f"{path} is damaged: {place} has a value that kvlab does not write"
+        raise RecordDamaged(f"{text} ({first['msg'][0].lower()}{first['msg'][1:]})") from None
+
+
 def read_seal(path: str | Path) -> str:
     """Return the sha256 at the end of a sealed file, after a check of it.
 
@@ -154,7 +193,7 @@ def check_file(path: str | Path, seal: FileSeal, *, contents: bool = True) -> No
         RecordDamaged: It is missing or has other contents.
         StoreError: It cannot be read.
     """
-    if not (isinstance(seal, dict) and {"bytes", "sha256"} <= seal.keys()):
+    if not (isinstance(seal, dict) and type(seal.get("bytes")) is int and "sha256" in seal):
         raise RecordDamaged(f"{path} is listed in another form than size and sha256")
     try:
         state = os.stat(path)

@@ -18,6 +18,7 @@ from kvlab.report.paper_files import PaperFolder, write_paper
 from kvlab.report.sections import choose_sections, explain_unknown_section
 from kvlab.report.table_export import rows_to_csv, table_to_csv, table_to_latex
 from kvlab.store import Store
+from kvlab.store.record_forms import refuse_malformed
 
 
 def write_report(
@@ -58,15 +59,8 @@ def write_report(
         raise UsageError(f"{text}; wait for the first, or leave it out")
     document = make_document(study)
     report_folder = Path(folder) / study.name
-    files = {
-        report_folder / "report.md": render_markdown(document),
-        report_folder / "report.html": render_html(document),
-        report_folder / "results.jsonl": results_jsonl(study),
-        report_folder / "results.csv": results_csv(study),
-        **{report_folder / "tables" / f"{t.name}.csv": table_to_csv(t) for t in document.tables},
-        **{report_folder / "tables" / f"{t.name}.tex": table_to_latex(t) for t in document.tables},
-        **_render_figures(document, report_folder / "figures"),
-    }
+    with refuse_malformed(study.name):
+        files = _render_files(study, document, report_folder)
     for path, content in files.items():
         write_atomic(path, content)
     _remove_stale_files(report_folder, set(files))
@@ -75,6 +69,19 @@ def write_report(
     if study.declared_looks is None and study.done_rows:
         store.note_report(study.name, study.seeds)
     return report_folder
+
+
+def _render_files(study: Study, document: Document, report_folder: Path) -> dict[Path, bytes | str]:
+    """Return the contents of a report's files by their paths."""
+    return {
+        report_folder / "report.md": render_markdown(document),
+        report_folder / "report.html": render_html(document),
+        report_folder / "results.jsonl": results_jsonl(study),
+        report_folder / "results.csv": results_csv(study),
+        **{report_folder / "tables" / f"{t.name}.csv": table_to_csv(t) for t in document.tables},
+        **{report_folder / "tables" / f"{t.name}.tex": table_to_latex(t) for t in document.tables},
+        **_render_figures(document, report_folder / "figures"),
+    }
 
 
 def make_document(study: Study) -> Document:
@@ -94,7 +101,8 @@ def make_document(study: Study) -> Document:
     default = (
         name for name, entry in table.items() if not (study.is_untrained and entry.compares_quality)
     )
-    made = {name: table[name].make(study) for name in study.sections or default}
+    with refuse_malformed(study.name):
+        made = {name: table[name].make(study) for name in study.sections or default}
     sections = {name: section for name, section in made.items() if section}
     if study.sections:
         sections = {name: replace(one, is_appendix=False) for name, one in sections.items()}

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
+from kvlab.fs.sealed_files import check_form, read_sealed_json, write_sealed_json
+from kvlab.store.record_forms import PointForm
 
 POINTS_FOLDER = "points"
 
@@ -48,7 +49,9 @@ class SearchPoints:
         state = path.stat()
         stamp = (state.st_mtime_ns, state.st_ino)
         if self._read.get(path.name, (None, {}))[0] != stamp:
-            self._read[path.name] = stamp, read_sealed_json(path, *POINT_KEYS)
+            point = read_sealed_json(path, *POINT_KEYS)
+            check_form(path, point, PointForm)
+            self._read[path.name] = stamp, point
         return self._read[path.name][1]
 
 

@@ -41,6 +41,7 @@ from kvlab.fs.lock import Lock, seems_held
 from kvlab.fs.sealed_files import (
     FileSeal,
     check_file,
+    check_form,
     read_seal,
     read_sealed_bytes,
     read_sealed_json,
@@ -49,6 +50,14 @@ from kvlab.fs.sealed_files import (
     write_sealed_json,
 )
 from kvlab.spec.spec_model import NAME_PATTERN, NAME_RULE
+from kvlab.store.record_forms import (
+    ProgressForm,
+    ReportedForm,
+    ResultForm,
+    RungsForm,
+    SweepForm,
+    check_cells,
+)
 from kvlab.store.search_points import SearchPoints, add_points
 from kvlab.store.timings import TimingSession, read_timings, replace_times
 
@@ -195,6 +204,7 @@ class Store:
             return None
         if result["schema"] != SCHEMA:
             raise RecordDamaged(f"{path} is of schema {result['schema']}, not {SCHEMA}")
+        check_form(path, result, ResultForm)
         if result["trial"] != trial_id:
             raise RecordDamaged(f"{path} is the result of trial {result['trial']}")
         self._seals[trial_id] = result.get("files", {})
@@ -438,10 +448,13 @@ class Store:
 
     def progress(self, trial_id: str) -> dict[str, Any] | None:
         """Return the last progress that a running trial wrote, None if there is none."""
+        path = self.trial_directory(trial_id) / "progress.json"
         try:
-            return cast(dict[str, Any], read_json(self.trial_directory(trial_id) / "progress.json"))
+            progress = read_json(path)
+            check_form(path, progress, ProgressForm)
         except (FileNotFoundError, StoreError):  # not synced, so it may be lost
             return None
+        return cast(dict[str, Any], progress)
 
     # Trainings
 
@@ -540,10 +553,11 @@ class Store:
         """Return validation losses (nats/token) by the steps after which a search paused it."""
         try:
             path = self.training_directory(training_id) / "rungs.json"
-            rungs = read_sealed_json(path, "rungs")["rungs"]
+            content = read_sealed_json(path, "rungs")
+            check_form(path, content, RungsForm)
         except (FileNotFoundError, RecordDamaged):  # damaged ones are measured again
             return {}
-        return {int(step): float(rung["loss"]) for step, rung in rungs.items()}
+        return {int(step): float(rung["loss"]) for step, rung in content["rungs"].items()}
 
     def check_checkpoint(self, folder: Path) -> dict[str, FileSeal]:
         """Check a checkpoint and return the seals of its files, ``state.json`` aside.
@@ -586,6 +600,8 @@ class Store:
         path = self.sweep_directory(name) / "sweep.json"
         try:
             sweep = read_sealed_json(path, "name", "cells")
+            check_form(path, sweep, SweepForm)
+            check_cells(path, sweep)
             if sweep["name"] != name:
                 raise RecordDamaged(f"{path} describes the sweep {sweep['name']}")
             points = self.search_points(name).read() if "search" in sweep else []
@@ -631,6 +647,7 @@ class Store:
         try:
             path = self.sweep_directory(name) / "reported.json"
             reported = read_sealed_json(path, "seeds")
+            check_form(path, reported, ReportedForm)
         except (FileNotFoundError, RecordDamaged):  # `kvlab verify` tells of a damaged one
             return []
         return [list(seeds) for seeds in reported["seeds"]]

@@ -10,11 +10,20 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lock import Lock
 from kvlab.fs.sealed_files import (
     check_file,
+    check_form,
     read_seal,
     read_sealed_json,
     seal_file,
     set_aside,
     write_sealed_json,
+)
+from kvlab.store.record_forms import (
+    HistoryForm,
+    PointForm,
+    ReportedForm,
+    ResultForm,
+    RungsForm,
+    SweepForm,
 )
 from kvlab.store.search_points import POINT_KEYS, POINTS_FOLDER, list_point_files
 from kvlab.store.store import DETAIL_FILES, SCHEMA, TRAINING_FILES, Store
@@ -39,6 +48,14 @@ _KEYS = {
     "state.json": ("files", "state"),
 }
 """What a file of each kind has."""
+
+_FORMS: dict[str, Any] = {
+    "sweep.json": SweepForm,
+    "result.json": ResultForm,
+    "rungs.json": RungsForm,
+    "reported.json": ReportedForm,
+    "search.json": HistoryForm,
+}
 
 _RUN_AGAIN = "submit the sweep again: the trial is measured again"
 _TRAIN_AGAIN = "trained again when a trial needs its weights"
@@ -299,6 +316,9 @@ class _Verifier:
         path = directory / name
         try:
             content = read_sealed_json(path, *_KEYS.get(path.name, keys))
+            form = PointForm if path.parent.name == POINTS_FOLDER else _FORMS.get(path.name)
+            if form is not None:
+                check_form(path, content, form)
         except FileNotFoundError:
             return None
         except RecordDamaged as error:

@@ -31,6 +31,7 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import (
     check_file,
+    check_form,
     read_sealed_json,
     seal_file,
     set_aside,
@@ -329,7 +330,8 @@ class Checkpoints:
     def _read_state(self, folder: Path) -> tuple[str, TrainingState]:
         """Return the identity and state of a checkpoint after checking its files."""
         content = read_checkpoint(folder)
-        return content["identity"], TrainingState(**content["state"])
+        check_form(folder / _STATE_FILE, content["state"], TrainingState)
+        return str(content["identity"]), TrainingState(**content["state"])
 
     def _list_newest_first(self) -> list[Path]:
         return sorted(self._folder.glob("step-*"), reverse=True)
@@ -347,6 +349,8 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     """
     try:
         content = read_sealed_json(folder / _STATE_FILE, "identity", "files", "state")
+        if not isinstance(content["state"], dict) or not content["files"].keys() >= set(_FILES):
+            raise RecordDamaged(f"{folder / _STATE_FILE} is damaged: it has no state or no files")
     except FileNotFoundError:
         raise RecordDamaged(f"{folder / _STATE_FILE} is missing") from None
     for name in _FILES:

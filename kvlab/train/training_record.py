@@ -8,7 +8,13 @@ from typing import Any
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import read_sealed_json, seal_file, set_aside, write_sealed_json
+from kvlab.fs.sealed_files import (
+    check_form,
+    read_sealed_json,
+    seal_file,
+    set_aside,
+    write_sealed_json,
+)
 
 CURVE_POINTS = 500
 """Approximate number of points of a training curve. Each is the mean loss of the steps since the
@@ -139,4 +145,6 @@ def load_training_record(directory: str | Path) -> TrainingRecord | None:
     except FileNotFoundError:
         return None
     fields = TrainingRecord.__dataclass_fields__
-    return TrainingRecord(**{key: value for key, value in content.items() if key in fields})
+    known = {key: value for key, value in content.items() if key in fields}
+    check_form(Path(directory) / "training.json", known, TrainingRecord)
+    return TrainingRecord(**known)

@@ -15,6 +15,7 @@ from kvlab.model import GPT
 from kvlab.spec import Experiment, ModelConfig, ServingConfig, load_experiment, load_served_model
 from kvlab.spec.presets import PRESETS
 from kvlab.store import Store
+from kvlab.store.record_forms import refuse_malformed
 from kvlab.train import load_final_weights
 
 GPT2_VOCABULARY = 50257
@@ -75,7 +76,8 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     result = store.result(trial_id)
     if result is None or not store.is_trained(result["training"]):
         raise UsageError(f"trial {trial_id} is not trained yet; see `kvlab status`")
-    experiment = Experiment.model_validate(result["experiment"])
+    with refuse_malformed(trial_id):
+        experiment = Experiment.model_validate(result["experiment"])
     model = GPT(experiment.model)
     load_final_weights(model, store.training_directory(result["training"]))
     tokenizer, cpus = experiment.data.tokenizer, experiment.resources.cpus

@@ -23,6 +23,7 @@ from kvlab.store.record_comparison import (
     TrialRecord,
     compare_records,
 )
+from kvlab.store.record_forms import refuse_malformed
 
 EPILOG = """\
 With --trials, A and B are two records of one trial, such as from two machines: ids or their first
@@ -61,7 +62,8 @@ def _compare_sweeps(options: argparse.Namespace) -> int:
             text = f"{study.name} is a search: its trials are suggestions, not cells of a design"
             hint = f"kvlab report {study.name} --confirm FILE"
             raise UsageError(f"{text}; compare sweeps that confirm their best trials ({hint})")
-    comparison = compare_sweeps(before, after)
+    with refuse_malformed(f"{before.name} or {after.name}"):
+        comparison = compare_sweeps(before, after)
     if options.json:
         print(json.dumps(comparison.as_dict(), indent=1))
         return 0

@@ -17,6 +17,7 @@ from kvlab.fs.atomic_files import read_regular
 from kvlab.humanize import format_duration
 from kvlab.store import Store
 from kvlab.store.progress import format_progress
+from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.store import list_cells
 from kvlab.sweep.driver.eta import SweepPace, estimate_pace
 from kvlab.sweep.ops.detached_driver import driver_log, read_last_driver
@@ -55,6 +56,13 @@ def collect_sweep_facts(store: Store, name: str) -> dict[str, Any]:
         return {"sweep": name, "driven": False, "driver": driver, "states": {}, "trials": [],
                 "pace": asdict(SweepPace(None, None, None))}  # fmt: skip
     sweep = store.sweep(name)
+    with refuse_malformed(name):
+        return _collect_facts(store, name, sweep, driver)
+
+
+def _collect_facts(
+    store: Store, name: str, sweep: dict[str, Any], driver: dict[str, Any] | None
+) -> dict[str, Any]:
     search = SearchResults.from_sweep(sweep)
     trials: dict[str, dict[str, Any]] = {}
     for cell in list_cells(sweep):

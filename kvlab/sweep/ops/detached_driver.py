@@ -21,6 +21,7 @@ from kvlab.errors import StoreError, UsageError
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lease import LeaseWatcher
 from kvlab.fs.lock import Lock, seems_held
+from kvlab.fs.sealed_files import check_form
 from kvlab.store import SCHEMA, Store
 from kvlab.store.provenance import utc_now
 
@@ -125,11 +126,11 @@ def read_driver(store: Store, sweep: str, number: int) -> tuple[DetachedDriver, 
     folder = driver_folder(store, sweep, number)
     try:
         record = read_json(folder / "driver.json")
+        check_form(folder / "driver.json", record, DetachedDriver)
     except (FileNotFoundError, StoreError):
         return None
-    driver = DetachedDriver(
-        **{field.name: record.get(field.name) for field in fields(DetachedDriver)}
-    )
+    names = {field.name for field in fields(DetachedDriver)}
+    driver = DetachedDriver(**{name: record[name] for name in names & record.keys()})
     if driver.exit_code is not None:
         return driver, "ended"
     return driver, "running" if seems_held(folder / "lock") else "killed"

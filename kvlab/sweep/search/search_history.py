@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlab.errors import RecordDamaged, StoreError
-from kvlab.fs.sealed_files import read_sealed_json, set_aside, write_sealed_json
+from kvlab.fs.sealed_files import check_form, read_sealed_json, set_aside, write_sealed_json
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
+from kvlab.store.record_forms import HistoryForm
 from kvlab.store.search_points import POINTS_FOLDER, SearchPoints, list_point_files
 from kvlab.sweep.planning.planner import Plan
 
@@ -157,6 +158,7 @@ def load_history(
     """
     try:
         history = read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
+        check_form(directory / HISTORY_FILE, history, HistoryForm)
         suggestions = [Suggestion.from_json(point) for point in points.read()]
     except (FileNotFoundError, RecordDamaged):
         return [], 0.0
@@ -183,7 +185,8 @@ def set_aside_damaged_history(directory: Path, points: SearchPoints) -> Path | N
     """Move a damaged history into ``damaged/``; return the folder, None if nothing is wrong."""
     try:
         suggestions = [Suggestion.from_json(point) for point in points.read()]
-        read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
+        history = read_sealed_json(directory / HISTORY_FILE, "search", "seconds")
+        check_form(directory / HISTORY_FILE, history, HistoryForm)
         is_damaged = not _are_consecutive(suggestions)
     except RecordDamaged:
         is_damaged = True
