@@ -390,7 +390,7 @@ def list_readers(record: Readable, path: Path, chance: random.Random) -> list[An
 
     if path.is_relative_to(record.dataset):
         return [("dataset", partial(read_dataset, record.dataset))]
-    name, readers, has_figures = record.owner(path), [], chance.random() < 0.02
+    name, readers, has_figures = record.owner(path), [], chance.random() < 0.003
     trial = next(one for one in path.parts[::-1] if len(one) == 16 or one == "runs")
     known = trial if trial in record.by_trial else next(iter(record.by_trial))
     if "trainings" in path.parts or "trunks" in path.parts:

@@ -13,8 +13,9 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from kvlab.errors import StoreError
 from kvlab.fs.lease import Fence
@@ -122,7 +123,7 @@ MAX_JSON_BYTES = 1 << 28
 """Size of the largest JSON file that is read. kvlab writes none that is nearly as large."""
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a file for reading, but no pipe or device, which might never answer or never end.
 
     Raises:

@@ -128,13 +128,13 @@ def read_sealed_json(path: str | Path, *keys: str) -> dict[str, Any]:
 def _make_adapter(form: Any) -> Any:
     from pydantic import TypeAdapter
 
-    if is_dataclass(form):
-        types = get_type_hints(form)
-        for one in fields(form):
-            if (one.default, one.default_factory) != (MISSING, MISSING):
-                types[one.name] = NotRequired[types[one.name]]
-        form = TypedDict("Form", types)  # type: ignore[misc]  # made at run time
-    return TypeAdapter(form)
+    if not is_dataclass(form):
+        return TypeAdapter(form)
+    types = get_type_hints(form)
+    for one in fields(form):
+        if (one.default, one.default_factory) != (MISSING, MISSING):
+            types[one.name] = NotRequired[types[one.name]]
+    return TypeAdapter(TypedDict("Form", types))  # type: ignore[operator]  # made at run time
 
 
 def check_form(path: str | Path, value: Any, form: Any) -> None:
