@@ -80,7 +80,7 @@ class PrunedForm(TypedDict):
 class ProvenanceForm(TypedDict):
     commit: NotRequired[Text | None]
     versions: NotRequired[dict[str, Text | None]]
-    data: NotRequired[dict[str, Text | dict[str, Number] | None]]
+    data: NotRequired[dict[str, Text | dict[str, Number] | None] | None]
     command: NotRequired[Text | None]
     started: NotRequired[Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]]
     finished: NotRequired[Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]]
