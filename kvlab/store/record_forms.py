@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import ConfigDict, Field, InstanceOf, with_config
 from typing_extensions import TypedDict
 
 from kvlab.errors import RecordDamaged
@@ -22,8 +22,9 @@ Number = Annotated[float, Field(allow_inf_nan=False, ge=-LARGEST, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=10**40)]
 Seed = Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]
 Identifier = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-Text = Annotated[str, Field(max_length=10_000_000)]
-Scalar = None | bool | int | float | str
+Text = InstanceOf[str]
+"""Any string: half a character, too, as in the name of a file."""
+Scalar = None | bool | int | float | Text
 Point = Annotated[list[Number], Field(min_length=3, max_length=3)]
 _strict = with_config(ConfigDict(strict=True))
 
@@ -79,8 +80,8 @@ class PrunedForm(TypedDict):
 @_strict
 class ProvenanceForm(TypedDict):
     commit: NotRequired[Text | None]
-    versions: NotRequired[dict[str, Text | None]]
-    data: NotRequired[dict[str, Text | dict[str, Number] | None] | None]
+    versions: NotRequired[dict[Text, Text | None]]
+    data: NotRequired[dict[Text, Text | dict[Text, Number] | None] | None]
     command: NotRequired[Text | None]
     started: NotRequired[Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]]
     finished: NotRequired[Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")]]
@@ -96,33 +97,33 @@ class ResultForm(TypedDict):
     training: Identifier
     status: Text
     seed: NotRequired[Count]
-    experiment: NotRequired[dict[str, dict[str, Any] | Scalar]]
+    experiment: NotRequired[dict[Text, dict[Text, Any] | Scalar]]
     kv: NotRequired[KVForm]
     model: NotRequired[ModelForm]
-    measurements: NotRequired[dict[str, Number]]
+    measurements: NotRequired[dict[Text, Number]]
     curves: NotRequired[CurvesForm]
     benchmark: NotRequired[list[LineForm]]
-    needle: NotRequired[list[dict[str, Number | None]]]
-    training_record: NotRequired[dict[str, Any] | None]
+    needle: NotRequired[list[dict[Text, Number | None]]]
+    training_record: NotRequired[dict[Text, Any] | None]
     error: NotRequired[ErrorForm | None]
     pruned: NotRequired[PrunedForm]
     provenance: NotRequired[ProvenanceForm]
-    files: NotRequired[dict[str, dict[str, Any]]]
+    files: NotRequired[dict[Text, dict[Text, Any]]]
 
 
 @_strict
 class CellForm(TypedDict):
-    levels: dict[str, Text]
+    levels: dict[Text, Text]
     trials: dict[Seed, Identifier | Annotated[str, Field(max_length=0)]]
 
 
 @_strict
 class PastForm(TypedDict):
-    params: dict[str, Any]
+    params: dict[Text, Any]
     state: Text
     values: list[Number]
-    excess: dict[str, Number]
-    notes: dict[str, Any]
+    excess: dict[Text, Number]
+    notes: dict[Text, Any]
     rungs: list[Number]
 
 
@@ -132,7 +133,7 @@ class PointForm(TypedDict):
 
     past: PastForm
     level: Text
-    patch: dict[str, Any]
+    patch: dict[Text, Any]
     trial: Text
     flops: Number
     why: Text
@@ -156,25 +157,25 @@ class SweepForm(TypedDict):
 
     name: Text
     question: NotRequired[Text]
-    factors: NotRequired[dict[str, Annotated[list[Text], Field(min_length=1)]]]
-    baseline: NotRequired[dict[str, Text]]
+    factors: NotRequired[dict[Text, Annotated[list[Text], Field(min_length=1)]]]
+    baseline: NotRequired[dict[Text, Text]]
     seeds: NotRequired[list[Count]]
     cells: list[CellForm]
-    patches: NotRequired[dict[str, dict[str, dict[str, Any]]]]
+    patches: NotRequired[dict[Text, dict[Text, dict[Text, Any]]]]
     design: NotRequired[Text]
     rules: NotRequired[list[Text]]
     notes: NotRequired[list[Text]]
-    decide: NotRequired[dict[str, Any] | None]
-    report: NotRequired[dict[str, Any] | None]
+    decide: NotRequired[dict[Text, Any] | None]
+    report: NotRequired[dict[Text, Any] | None]
     reported_seeds: NotRequired[list[list[Count]]]
     yaml: NotRequired[Text]
     experiment_yaml: NotRequired[Text]
     command: NotRequired[Text]
-    tuning: NotRequired[dict[str, Any] | None]
-    search: NotRequired[dict[str, Any] | None]
-    stages: NotRequired[dict[str, Any] | None]
-    looks: NotRequired[dict[str, Any] | None]
-    size: NotRequired[dict[str, Any] | None]
+    tuning: NotRequired[dict[Text, Any] | None]
+    search: NotRequired[dict[Text, Any] | None]
+    stages: NotRequired[dict[Text, Any] | None]
+    looks: NotRequired[dict[Text, Any] | None]
+    size: NotRequired[dict[Text, Any] | None]
 
 
 @_strict
