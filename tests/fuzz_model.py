@@ -93,6 +93,8 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         if isinstance(kv, dict):
             shape["n_kv_head"] = heads
         by_kind = _draw_kinds(rng, shape)
+        shape |= {"sink": rng.choice(["none", "learned"])}
+        shape |= {"sink_tokens": rng.choice([0, 0, 1, 2, 4, 9, 50])}
         try:
             return ModelConfig(**shape, **by_kind, kv_sharing=_draw_sharing(rng, layers))
         except ValueError:

@@ -58,6 +58,18 @@ class KVContext:
         )
 
 
+def softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
+    """Return the softmax of scores (B, H, C, T) and of a sink beside them, without its share.
+
+    Args:
+        sink: (H,) or (H, C).
+    """
+    batch, n_head, queries, _ = scores.shape
+    column = sink.view(n_head, -1, 1).to(scores.dtype).expand(batch, n_head, queries, 1)
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    return torch.cat([scores, column], -1).softmax(-1, dtype=dtype)[..., :-1]
+
+
 class AttentionPass(ABC):
     """The contract of one forward pass over C tokens of each of B rows."""
 
@@ -84,8 +96,14 @@ class AttentionPass(ABC):
     def write_kv(self, layer: int, *parts: Tensor) -> None:
         """Make ``parts``, each (B, H, C, D), the K/V of the layer's slot for this pass's tokens."""
 
-    def observe_queries(self, layer: int, queries: Tensor) -> None:  # noqa: B027
-        """Take the queries (B, H, C, D) of the layer, before it reads: eviction ranks by them."""
+    def observe_queries(  # noqa: B027
+        self, layer: int, queries: Tensor, sink: Tensor | None = None
+    ) -> None:
+        """Take the queries (B, H, C, D) of the layer, before it reads: eviction ranks by them.
+
+        Args:
+            sink: (H,) logits that join the denominators of the heads.
+        """
 
     @abstractmethod
     def read_kv(self, layer: int) -> KVContext:

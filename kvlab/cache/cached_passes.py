@@ -73,7 +73,7 @@ class UniformPass(CachedPass):
     def read_kv(self, layer: int) -> KVContext:
         owner, buffer = self._find_buffer(layer)
         if owner in self._pending:
-            return self._read_with_pending(buffer, self._pending[owner])
+            return self._read_with_pending(layer, buffer, self._pending[owner])
         entries = slice(0, min(self.end, buffer.size))
         if self._count == 1:
             return KVContext(buffer.read_step(entries), is_causal=False)
@@ -81,18 +81,23 @@ class UniformPass(CachedPass):
 
     def key_positions(self, layer: int) -> Tensor:
         owner, buffer = self._find_buffer(layer)
-        past = min(self._start, buffer.size) if owner in self._pending else self._start
+        device = self._cache.device
+        if owner in self._pending and self._start > buffer.size:
+            recent = torch.arange(self._start - buffer.ring, self.end, device=device)
+            return torch.cat([torch.arange(buffer.sinks, device=device), recent])
         if self.end > buffer.size and owner not in self._pending:
-            end = torch.tensor([self.end], device=self._cache.device)
-            return buffer.stored_positions(end)[0]
-        return torch.arange(self._start - past, self.end, device=self._cache.device)
+            return buffer.stored_positions(torch.tensor([self.end], device=device))[0]
+        return torch.arange(self.end, device=device)
 
-    def _read_with_pending(self, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
+    def _read_with_pending(self, layer: int, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
         parts = buffer.decode(pending)
-        past = min(self._start, buffer.size)
-        if past:
-            parts = concatenate_parts(buffer.read_tokens(self._start, past), parts)
-        return KVContext(parts)
+        if self._start:
+            parts = concatenate_parts(buffer.read_past(self._start), parts)
+        if not buffer.sinks or self._start <= buffer.size:
+            return KVContext(parts)
+        # between the sinks and the others tokens have left the ring
+        positions = self.key_positions(layer)[None], self.positions[None]
+        return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         buffer.write_tokens(self._start, encoded)
@@ -104,7 +109,7 @@ class UniformPass(CachedPass):
 class StaticPass(CachedPass):
     """One token a row, rows of any lengths, with fixed shapes and addresses, for CUDA graphs.
 
-    Positions live on the device. Entry p mod S of a row is visible once position p is reached,
+    Positions live on the device. The entry of position p of a row is visible once p is reached,
     in a ring as in a linear buffer: every entry of a ring that has wrapped holds a token of the
     window.
     """
@@ -147,7 +152,7 @@ class StaticPass(CachedPass):
         self._limit = limit
 
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
-        index = (self._rows, slice(None), self._row_positions % buffer.size)
+        index = (self._rows, slice(None), buffer.find_entries(self._row_positions))
         buffer.write(index, index_kv(encoded, (slice(None), slice(None), 0)))
 
     def prepare(self) -> None:
@@ -214,7 +219,7 @@ class RaggedPass(CachedPass):
             return self._read_with_pending(layer, buffer, self._pending[owner])
         positions = self.key_positions(layer)
         parts = buffer.read(slice(0, positions.shape[1]))
-        mask = self._make_mask(positions, None)
+        mask = make_position_mask(positions, self._positions)
         # padding of a row that is still empty sees one key instead of none, which would be NaN
         mask[..., 0] |= ~mask.any(-1)
         return KVContext(parts, mask)
@@ -222,7 +227,8 @@ class RaggedPass(CachedPass):
     def _read_with_pending(self, layer: int, buffer: KVBuffer, pending: EncodedKV) -> KVContext:
         past = min(self._cache.length, buffer.size)
         parts = concatenate_parts(buffer.read(slice(0, past)), buffer.decode(pending))
-        return KVContext(parts, self._make_mask(self.key_positions(layer), buffer.size))
+        positions = self.key_positions(layer), self._positions
+        return KVContext(parts, make_position_mask(*positions, buffer.window, buffer.sinks))
 
     def key_positions(self, layer: int) -> Tensor:
         owner, buffer = self._find_buffer(layer)
@@ -232,22 +238,30 @@ class RaggedPass(CachedPass):
         lengths = self._past_lengths + self._is_real.sum(1)
         return buffer.stored_positions(lengths)[:, : self._cache.length + self._count]
 
-    def _make_mask(self, key_positions: Tensor, window: int | None) -> Tensor:
-        """Return (B, 1, C, keys) of bool: the keys at ``key_positions`` (B, keys) that each query
-        of this pass sees."""
-        keys, queries = key_positions[:, None, :], self._positions[:, :, None]
-        visible = (keys >= 0) & (keys <= queries)
-        if window is not None:
-            visible &= queries - keys < window
-        return visible[:, None]
-
     def _store(self, buffer: KVBuffer, encoded: EncodedKV) -> None:
         lengths = self._is_real.sum(1, keepdim=True)
         index = torch.arange(self._count, device=self._cache.device)
-        is_kept = self._is_real & (index >= lengths - buffer.size)
-        rows, tokens = is_kept.nonzero(as_tuple=True)
-        entries = self._positions[rows, tokens] % buffer.size
+        is_kept = (index >= lengths - buffer.ring) | (self._positions < buffer.sinks)
+        rows, tokens = (is_kept & self._is_real).nonzero(as_tuple=True)
+        entries = buffer.find_entries(self._positions[rows, tokens])
         buffer.write((rows, slice(None), entries), index_kv(encoded, (rows, slice(None), tokens)))
 
     def finish(self) -> None:
         self._cache.advance_rows(self._added)
+
+
+def make_position_mask(
+    key_positions: Tensor, positions: Tensor, window: int | None = None, sinks: int = 0
+) -> Tensor:
+    """Return (B, 1, C, keys) of bool: the keys that queries at ``positions`` (B, C) see.
+
+    Args:
+        key_positions: (B, keys), negative where there is none.
+        window: tokens that a query sees, itself included; None for all before it.
+        sinks: the first tokens, which it sees as well.
+    """
+    keys, queries = key_positions[:, None, :], positions[:, :, None]
+    visible = (keys >= 0) & (keys <= queries)
+    if window is not None:
+        visible &= (queries - keys < window) | (keys < sinks)
+    return visible[:, None]

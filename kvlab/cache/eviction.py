@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import AttentionPass, KVContext
+from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_sink
 from kvlab.cache.kv_buffer import (
     EncodedKV,
     KVBuffer,
@@ -174,13 +174,13 @@ class EvictingPass(AttentionPass):
             encoded, concatenate_parts(kept, buffer.decode(encoded)), positions
         )
 
-    def observe_queries(self, layer: int, queries: Tensor) -> None:
+    def observe_queries(self, layer: int, queries: Tensor, sink: Tensor | None = None) -> None:
         owner, buffer = self._find_buffer(layer)
         if buffer is None:
             return
         pending = self._pending[owner]
         if buffer.rule.is_scored:
-            self._rank(buffer, pending, queries)
+            self._rank(buffer, pending, queries, sink)
         elif pending.mask is None:
             keys, own = pending.positions[:, None], self._queries[:, :, None]
             visible = (keys >= 0) & (keys <= own)
@@ -215,7 +215,9 @@ class EvictingPass(AttentionPass):
         buffer = self._cache.buffers[owner]
         return owner, buffer if isinstance(buffer, EvictingBuffer) else None
 
-    def _rank(self, buffer: EvictingBuffer, pending: _PassKV, queries: Tensor) -> None:
+    def _rank(
+        self, buffer: EvictingBuffer, pending: _PassKV, queries: Tensor, sink: Tensor | None
+    ) -> None:
         """Drop tokens one by one, as the queries of this pass come."""
         keys, positions = pending.parts[0], pending.positions
         batch, heads, count = positions.shape
@@ -236,7 +238,11 @@ class EvictingPass(AttentionPass):
             stays = is_kept.sum(-1, keepdim=True) <= buffer.size
             is_kept.scatter_(-1, lowest, is_kept.gather(-1, lowest) & stays)
             seen = logits[:, :, :, i].masked_fill(~is_kept[:, :, None], -math.inf)
-            received = seen.softmax(-1).sum(2).float()
+            if sink is None:
+                shares = seen.softmax(-1)
+            else:
+                shares = softmax_with_sink(seen, sink.view(heads, -1))
+            received = shares.sum(2).float()
             scores += received.masked_fill(~is_real[..., None], 0.0)
             visible.append(is_kept.clone())
         mask = _see_something(torch.stack(visible, 2))

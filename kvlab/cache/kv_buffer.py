@@ -2,7 +2,8 @@
 
 The token at position p of a row is stored in entry ``p mod S``. A linear buffer has as many
 entries as the cache may hold tokens, so nothing is ever overwritten. A ring has
-``min(window, max_length)`` entries, and a new token overwrites the one that left the window.
+``min(window, max_length)`` entries, and a new token overwrites the one that left the window. Sink
+tokens have entries of their own before those of the ring, which they never leave.
 
 Parts are K and V, or one tensor that both are views of.
 
@@ -70,6 +71,11 @@ class KVBuffer(SlotBuffer):
         dtype: of the decoded values.
         window: tokens that the slot's layers see; with one, S may be smaller than the number of
             tokens.
+        sink_tokens: the first tokens, which they see beside the window.
+
+    Attributes:
+        sinks: entries of the first tokens.
+        ring: entries of the others.
     """
 
     def __init__(
@@ -78,9 +84,12 @@ class KVBuffer(SlotBuffer):
         formats: Sequence[KVFormat],
         dtype: torch.dtype,
         window: int | None,
+        sink_tokens: int = 0,
     ):
         self.parts, self.formats, self.dtype, self.window = parts, formats, dtype, window
         self.size = parts[0][0].shape[2]
+        self.sinks = min(sink_tokens, self.size)
+        self.ring = max(1, self.size - self.sinks)
 
     @classmethod
     def allocate(
@@ -98,7 +107,7 @@ class KVBuffer(SlotBuffer):
             kv_format.allocate((batch_size, stored.count, size, stored.size), device)
             for stored, kv_format in zip(layer.stored, formats, strict=True)
         )
-        return cls(parts, formats, dtype, layer.window)
+        return cls(parts, formats, dtype, layer.window, layer.sink_tokens)
 
     @property
     def is_ring(self) -> bool:
@@ -146,24 +155,35 @@ class KVBuffer(SlotBuffer):
             for stored, new in zip(stored_part, part, strict=True):
                 stored[index] = new
 
-    def read_tokens(self, end: int, count: int) -> tuple[Tensor, ...]:
-        """Return the parts of the ``count`` tokens before position ``end``, in token order."""
-        start = (end - count) % self.size
-        until_wrap = min(count, self.size - start)
-        parts = self.read(slice(start, start + until_wrap))
-        if until_wrap == count:
-            return parts
-        return concatenate_parts(parts, self.read(slice(0, count - until_wrap)))
+    def find_entries(self, positions: Tensor) -> Tensor:
+        """Return the entries that tokens at ``positions`` are stored in."""
+        in_ring = self.sinks + (positions - self.sinks) % self.ring
+        return torch.where(positions < self.sinks, positions, in_ring) if self.sinks else in_ring
+
+    def read_past(self, end: int) -> tuple[Tensor, ...]:
+        """Return the parts of the tokens before position ``end`` that are held, in token order."""
+        if end <= self.size:
+            return self.read(slice(0, end))
+        oldest = self.sinks + (end - self.sinks) % self.ring
+        parts = self.read(slice(oldest, self.size))
+        if oldest > self.sinks:
+            parts = concatenate_parts(parts, self.read(slice(self.sinks, oldest)))
+        return concatenate_parts(self.read(slice(0, self.sinks)), parts) if self.sinks else parts
 
     def write_tokens(self, start: int, encoded: EncodedKV) -> None:
-        """Store consecutive tokens from position ``start`` on; of more than S, the last S."""
+        """Store consecutive tokens from position ``start`` on, of those that are held later."""
         count = encoded[0][0].shape[2]
-        skipped = max(0, count - self.size)
-        entry = (start + skipped) % self.size
-        wrap = min(count, skipped + self.size - entry)  # the first token stored in entry 0
+        of_sinks = max(0, min(self.sinks - start, count))
+        if of_sinks:
+            self._write_range(start, encoded, slice(0, of_sinks))
+        if of_sinks == count:
+            return
+        skipped = max(of_sinks, count - self.ring)
+        entry = self.sinks + (start + skipped - self.sinks) % self.ring
+        wrap = min(count, skipped + self.size - entry)  # the first token stored as the ring begins
         self._write_range(entry, encoded, slice(skipped, wrap))
         if wrap < count:
-            self._write_range(0, encoded, slice(wrap, count))
+            self._write_range(self.sinks, encoded, slice(wrap, count))
 
     def _write_range(self, entry: int, encoded: EncodedKV, tokens: slice) -> None:
         entries = slice(entry, entry + tokens.stop - tokens.start)
@@ -178,22 +198,27 @@ class KVBuffer(SlotBuffer):
         """
         last = lengths[:, None] - 1
         entries = torch.arange(self.size, device=lengths.device)
-        positions = last - (last - entries) % self.size
-        return positions.clamp_min(-1)
+        positions = last - (last - entries) % self.ring
+        if not self.sinks:
+            return positions.clamp_min(-1)
+        positions = torch.where(entries < self.sinks, entries, positions)
+        is_held = (positions <= last) & (positions >= entries.clamp_max(self.sinks))
+        return torch.where(is_held, positions, -1)
 
     def find_crop_problem(self, length: int, longest: int) -> str | None:
-        first_seen = max(0, length - (self.window or 0) + 1)
-        if self.window is None or first_seen >= longest - self.size:
+        first_seen = max(self.sinks, length - (self.window or 0) + 1)
+        if self.window is None or length <= self.sinks or first_seen >= longest - self.ring:
             return None
-        return f"keeps the last {self.size} of {longest} tokens"
+        first = f"the first {self.sinks} and " if self.sinks else ""
+        return f"keeps {first}the last {self.ring} of {longest} tokens"
 
     def select_rows(self, index: Tensor) -> "KVBuffer":
         parts = tuple(tuple(select_stored_rows(t, index) for t in part) for part in self.parts)
-        return KVBuffer(parts, self.formats, self.dtype, self.window)
+        return KVBuffer(parts, self.formats, self.dtype, self.window, self.sinks)
 
     def slice_rows(self, start: int, stop: int) -> "KVBuffer":
         parts = tuple(tuple(t[start:stop] for t in part) for part in self.parts)
-        return KVBuffer(parts, self.formats, self.dtype, self.window)
+        return KVBuffer(parts, self.formats, self.dtype, self.window, self.sinks)
 
 
 def select_stored_rows(stored: Tensor, index: Tensor) -> Tensor:

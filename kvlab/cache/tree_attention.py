@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlab.cache.attention_pass import KVContext, UncachedPass
+from kvlab.spec.layer_config import LayerConfig
 
 SHARED_PREFIX, PADDING = 0, -1
 
@@ -21,7 +22,7 @@ class TreePass(UncachedPass):
 
     Args:
         owners: the layer whose K/V each layer reads.
-        windows: tokens that each layer's queries see, themselves included; None for all.
+        layers: the window and the sink tokens of each layer.
         positions: (B, T), each token's position in the text from the prefix to its branch's end.
         branches: (B, T): `SHARED_PREFIX`, a branch 1, 2, ..., or `PADDING`, which no other
             token sees.
@@ -31,23 +32,24 @@ class TreePass(UncachedPass):
     def __init__(
         self,
         owners: Sequence[int],
-        windows: Sequence[int | None],
+        layers: Sequence[LayerConfig],
         positions: Tensor,
         branches: Tensor,
         dtype: torch.dtype,
     ):
         super().__init__(owners)
-        self._windows, self._positions = windows, positions
+        self._bands = [(layer.window, layer.sink_tokens) for layer in layers]
+        self._positions = positions
         distance = positions[:, :, None] - positions[:, None, :]
         same_branch = branches[:, :, None] == branches[:, None, :]
         is_prefix = (branches == SHARED_PREFIX)[:, None, :]
         visible = (same_branch | is_prefix) & (distance >= 0)
-        self._masks = {
-            window: _additive_mask(
-                visible if window is None else visible & (distance < window), dtype
-            )
-            for window in set(windows)
-        }
+        self._masks = {}
+        for window, sinks in set(self._bands):
+            is_near = visible
+            if window is not None:
+                is_near = visible & ((distance < window) | (positions[:, None, :] < sinks))
+            self._masks[window, sinks] = _additive_mask(is_near, dtype)
 
     @property
     def positions(self) -> Tensor:
@@ -62,7 +64,7 @@ class TreePass(UncachedPass):
         return self._positions.shape[1]  # a branch follows the prefix, so none is beyond its row
 
     def read_kv(self, layer: int) -> KVContext:
-        return KVContext(self._current[self._owners[layer]], self._masks[self._windows[layer]])
+        return KVContext(self._current[self._owners[layer]], self._masks[self._bands[layer]])
 
 
 def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -126,8 +126,7 @@ def _tree_hidden_states(
 ) -> Tensor:
     """Return the residual stream (P, E) at ``token_indices`` of rows (R, T) that branch."""
     config, device = model.config, model.device
-    windows = [layer.window for layer in config.layers]
     tree = TreePass(
-        config.kv_owners, windows, positions.to(device), branches.to(device), model.dtype
+        config.kv_owners, config.layers, positions.to(device), branches.to(device), model.dtype
     )
     return model.run_pass(tokens.to(device), tree, token_indices.to(device))

@@ -54,6 +54,8 @@ def rescale(served: ServedModel, preset: str) -> ServedModel:
         "window": model.window,
         "attention_pattern": model.attention_pattern,
         "kv_sharing": model.kv_sharing,
+        "sink": model.sink,
+        "sink_tokens": model.sink_tokens,
         **_rescale_kv(model, target),
     }
     for kind, (key, own) in model.kind_settings.items():

@@ -6,7 +6,7 @@ the allocator's waste and the process itself. Progress, logs and results state t
 measured, ``peak_bytes``: on CPU within three tenths of the estimate and 24 MB.
 """
 
-from kvlab.layout.cpu_attention_memory import saved_probability_bytes
+from kvlab.layout.cpu_attention_memory import find_tile_window, saved_probability_bytes
 from kvlab.layout.gpu_sharing import CONTEXT_BYTES
 from kvlab.spec.dtypes import DTYPES
 from kvlab.spec.experiment import Experiment
@@ -123,7 +123,12 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             layer.n_head,
             layer.key_dim,
             model.block_size,
-            layer.window,
+            find_tile_window(
+                layer.window,
+                layer.sink_tokens,
+                has_documents=experiment.data.mask_documents,
+            ),
+            layer.sink_tokens,
             is_bfloat16=training.precision == "bfloat16",
         )
         for layer in model.layers

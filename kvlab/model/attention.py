@@ -55,6 +55,8 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(query_dim, eps=config.norm_eps)
             self.q_up = Linear(query_dim, self.config.q_width, bias=False)
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
+        is_sinking = self.config.has_sink
+        self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if is_sinking else None
         self.kv = VIEWS[self.config.kv](self.config, owns_kv, config.norm_eps)
 
     def forward(
@@ -85,7 +87,7 @@ class Attention(nn.Module):
             q = self.q_up(self.q_norm(q))
         q = q.view(batch, length, self.config.n_head, self.config.key_dim).transpose(1, 2)
         q = apply_rope(q, rope)
-        attention_pass.observe_queries(self.layer, q)
+        attention_pass.observe_queries(self.layer, q, self.sink)
         context = attention_pass.read_kv(self.layer)
         if rotation is not None and self.kv.is_rotated_on_read:
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
@@ -95,19 +97,28 @@ class Attention(nn.Module):
             q,
             context.parts if self.kv.reads_codes else context.decoded_parts,
             key_rope,
-            partial(attend, context=context, window=self.config.window),
+            partial(attend, context=context, layer=self.config, sink=self.sink),
         )
         attention_pass.end_layer(self.layer)
         out: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, self.config.out_width))
         return out
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, context: KVContext, window: int | None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    context: KVContext,
+    layer: LayerConfig,
+    sink: Tensor | None = None,
+) -> Tensor:
     """Attend queries q (B, H, C, Dk) to k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D).
 
     Args:
         context: which of the keys the queries see.
-        window: tokens that a causal query sees, itself included; None for all.
+        layer: the window and the sink tokens of causal queries.
+        sink: (H,) logits that join the denominators of the heads.
 
     Returns:
         (B, H, C, D).
@@ -119,17 +130,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor, *, context: KVContext, window: int |
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.
         q = q.reshape(batch, n_kv_head, n_head // n_kv_head, key_dim)
+        sink = None if sink is None else sink.view(n_kv_head, -1)
         if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
-            y = attend_codes(q, k, v, mask)
+            y = attend_codes(q, k, v, mask, sink)
         else:
-            y = scaled_dot_product(q, k, v, mask)
+            y = scaled_dot_product(q, k, v, mask, sink=sink)
         return y.reshape(batch, n_head, 1, v.shape[-1])
     if mask is not None:
-        return scaled_dot_product(q, k, v, mask)
-    name = select_backend(q, k, v, window, context.documents)
+        return scaled_dot_product(q, k, v, mask, sink=sink)
+    visible = layer.window, context.documents, sink, layer.sink_tokens
+    name = select_backend(q, k, v, *visible)
     if name not in ("sdpa", "windowed_blocks"):  # those name torch's kernels
         note_kernel(name)
-    return BACKENDS[name].attend(q, k, v, window, context.documents)
+    return BACKENDS[name].attend(q, k, v, *visible)
 
 
 class SeparateKV(nn.Module):

@@ -2,12 +2,15 @@
 
 A backend attends C queries to P + C consecutive keys that end with the last query. Each query sees
 itself and the ``window - 1`` tokens before it, or all of them if ``window`` is None, but no token
-of another document; with documents, P is 0. All backends agree within rounding.
+of another document; with documents, P is 0. Beside the window it sees the first ``sink_tokens`` of
+its text, which is then all there, or of its document. A ``sink`` of (H,) logits joins the
+denominators of the softmax. All backends agree within rounding.
 
 Shapes: B rows, H heads, Hkv K/V heads, C queries, P past tokens, D width of Q and K, Dv of V.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +22,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention import SDPBackend
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    create_block_mask,
+    flex_attention,
+)
 
 from kvlab.cache import DocumentMask, ScaledCodes
+from kvlab.cache.attention_pass import softmax_with_sink
 from kvlab.cache.formats import convert_codes
-from kvlab.model.kernels.tiled_attention import Attend, attend_tiled, tiled_attention
+from kvlab.model.kernels.tiled_attention import (
+    Attend,
+    attend_tiled,
+    make_visible_mask,
+    tiled_attention,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -34,23 +48,35 @@ class Backend:
 
     Attributes:
         attend: takes q (B, H, C, D), k (B, Hkv, P + C, D), v (B, Hkv, P + C, Dv), window,
-            documents; returns (B, H, C, Dv).
+            documents, sink, sink_tokens; returns (B, H, C, Dv).
         is_best: takes the same; returns whether to use this backend if none before it in
             `BACKENDS` is used.
     """
 
     attend: Attend
-    is_best: Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], bool]
+    is_best: Callable[..., bool]
 
 
 def scaled_dot_product(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    is_causal: bool = False,
+    sink: Tensor | None = None,
 ) -> Tensor:
     """Return torch's scaled dot-product attention of q (B, H, C, D) to k and v (B, Hkv, T, D).
 
     Args:
         mask: (B or 1, H or 1, C, T), added to the scores, or of bool and true where a query sees.
+        sink: (H,) or (H, C) logits that join the denominators. torch has no such kernel, so the
+            scores of all pairs are then in memory.
     """
+    if sink is not None:
+        note_kernel("math")
+        causal = make_band_mask(q.shape[2], k.shape[2], None, q.device) if is_causal else mask
+        return _attend_with_sink(q, k, v, causal, sink)
     n_head, n_kv_head = q.shape[1], k.shape[1]
     if repeats_kv_heads(q.device.type, q.dtype, n_head, n_kv_head, has_mask=mask is not None):
         k, v = (t.repeat_interleave(n_head // n_kv_head, 1) for t in (k, v))
@@ -63,26 +89,45 @@ def scaled_dot_product(
     )
 
 
+def _attend_with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor) -> Tensor:
+    """Attend with a sink by the definition. The queries of a K/V head are rows of one matrix."""
+    batch, n_head, queries, width = q.shape
+    n_kv_head, keys = k.shape[1:3]
+    grouped = q.reshape(batch, n_kv_head, -1, width) / math.sqrt(width)
+    scores = (grouped @ k.transpose(-1, -2)).view(batch, n_head, queries, keys)
+    if mask is not None:
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -math.inf) if is_bool else scores + mask
+    probabilities = softmax_with_sink(scores, sink).to(v.dtype)
+    y = probabilities.reshape(batch, n_kv_head, -1, keys) @ v
+    return y.view(batch, n_head, queries, v.shape[-1])
+
+
 CODE_CHUNK = 2**17
 """Codes that are converted at a time on CPU. As float32 they fit a core's cache."""
 
 
-def attend_codes(q: Tensor, k: ScaledCodes, v: ScaledCodes, mask: Tensor | None) -> Tensor:
+def attend_codes(
+    q: Tensor, k: ScaledCodes, v: ScaledCodes, mask: Tensor | None, sink: Tensor | None = None
+) -> Tensor:
     """Attend queries (B, H, C, D) in float32 to K and V of as many heads, stored as codes.
 
     Scales are applied to scores and weights, so that codes are only converted, some at a time.
 
     Args:
         mask: (B or 1, 1, 1, S) of bool, true where a query sees; or None.
+        sink: (H, C) logits that join the denominators; or None.
     """
     batch, heads, count, width = q.shape
     note_kernel("scaled_codes")
     queries = q.reshape(batch * heads, count, width) * width**-0.5
     scores = multiply_codes(queries, k.codes.flatten(0, 1), is_transposed=True)
     scores *= k.scales.flatten(0, 1).mT
+    scores = scores.view(batch, heads, count, -1)
     if mask is not None:
-        scores.view(batch, heads, count, -1).masked_fill_(~mask, -torch.inf)
-    weights = scores.softmax(-1) * v.scales.flatten(0, 1).mT
+        scores.masked_fill_(~mask, -torch.inf)
+    probabilities = scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink)
+    weights = probabilities.flatten(0, 1) * v.scales.flatten(0, 1).mT
     return multiply_codes(weights, v.codes.flatten(0, 1)).view(batch, heads, count, -1)
 
 
@@ -136,34 +181,41 @@ def note_kernel(name: str) -> None:
 
 
 def attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend by torch's scaled dot-product attention: any shape, but a window saves no work."""
     queries, keys = q.shape[2], k.shape[2]
     if window is not None and window >= keys:
         window = None
     if window is None and queries == keys and documents is None:
-        return scaled_dot_product(q, k, v, is_causal=True)
+        return scaled_dot_product(q, k, v, is_causal=True, sink=sink)
     # is_causal would align the triangle with the first key instead of the last
     if documents is None:
-        mask = make_band_mask(queries, keys, window, q.device)
+        mask = make_band_mask(queries, keys, window, q.device, sink_tokens)
     else:
         mask = documents.cached(
-            ("sdpa", window), lambda: _make_document_band_mask(documents, keys, window)
+            ("sdpa", window, sink_tokens),
+            lambda: make_visible_mask(slice(0, keys), window, sink_tokens, documents, q.device),
         )
-    return scaled_dot_product(q, k, v, mask)
+    return scaled_dot_product(q, k, v, mask, sink=sink)
 
 
-def make_band_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
+def make_band_mask(
+    queries: int, keys: int, window: int | None, device: torch.device, sink_tokens: int = 0
+) -> Tensor:
     """Return (queries, keys) of bool: which of the keys, up to the last query, each query sees."""
-    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-    return mask if window is None else mask.triu(keys - queries - window + 1)
-
-
-def _make_document_band_mask(documents: DocumentMask, count: int, window: int | None) -> Tensor:
-    """Return (B, 1, count, count) of bool: the tokens that each token sees."""
-    band = make_band_mask(count, count, window, documents.ids.device)
-    return band & documents.same_document(slice(0, count), slice(0, count))
+    causal = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+    if window is None:
+        return causal
+    band = causal.triu(keys - queries - window + 1)
+    band[:, :sink_tokens] = causal[:, :sink_tokens]
+    return band
 
 
 MIN_QUERY_BLOCK = 64
@@ -171,7 +223,13 @@ MIN_QUERY_BLOCK = 64
 
 
 def attend_windowed_blocks(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend in blocks of Q queries, which read only the Q + window - 1 keys that they see.
 
@@ -179,29 +237,48 @@ def attend_windowed_blocks(
     loop over blocks is faster than one batched call.
     """
     assert window is not None, "an unbounded window has no blocks"
+    if documents is not None and sink_tokens:  # which are anywhere
+        return attend_sdpa(q, k, v, window, documents, sink, sink_tokens)
     queries, past = q.shape[2], k.shape[2] - q.shape[2]
     block_size = max(window, MIN_QUERY_BLOCK)
-    masks: dict[tuple[int, int], Tensor] = {}  # all inner blocks share one
+    masks: dict[tuple[tuple[int, int], bool], Tensor] = {}  # all inner blocks share one
     blocks = []
     for start in range(0, queries, block_size):
         end = min(start + block_size, queries)
         low, high = max(0, past + start - window + 1), past + end
-        shape = (end - start, high - low)
-        if shape not in masks:
-            masks[shape] = make_band_mask(*shape, window, q.device)
-        mask = masks[shape]
+        if low <= sink_tokens:
+            low = 0
+        shape = (end - start, high - low + (sink_tokens if low else 0))
+        if (shape, low > 0) not in masks:
+            mask = make_band_mask(shape[0], high - low, window, q.device, 0 if low else sink_tokens)
+            sinks = mask.new_ones(shape[0], shape[1] - (high - low))
+            masks[shape, low > 0] = torch.cat([sinks, mask], 1)
+        mask = masks[shape, low > 0]
         if documents is not None:
             mask = mask & documents.same_document(slice(start, end), slice(low, high))
-        parts = q[:, :, start:end], k[:, :, low:high], v[:, :, low:high]
-        blocks.append(scaled_dot_product(*parts, mask))
+        keys, values = (_read_block(part, low, high, sink_tokens) for part in (k, v))
+        blocks.append(scaled_dot_product(q[:, :, start:end], keys, values, mask, sink=sink))
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, 2)
+
+
+def _read_block(part: Tensor, low: int, high: int, sink_tokens: int) -> Tensor:
+    """Return the keys or values from ``low`` to ``high``, after the sinks if they are before it."""
+    if low == 0 or not sink_tokens:
+        return part[:, :, low:high]
+    return torch.cat([part[:, :, :sink_tokens], part[:, :, low:high]], 2)
 
 
 FLEX_BLOCK = 128
 
 
 def attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend by FlexAttention: windows compiled into one block-sparse kernel on CUDA.
 
@@ -214,17 +291,32 @@ def attend_flex(
     is_compiling = torch.compiler.is_compiling()
     if documents is not None:
         mask = documents.cached(
-            ("flex", window), lambda: _make_document_block_mask(documents, window)
+            ("flex", window, sink_tokens),
+            lambda: _make_document_block_mask(documents, window, sink_tokens),
         )
     elif is_compiling:
-        mask = _make_block_mask(queries, keys, window, q.device)
+        mask = _make_block_mask(queries, keys, window, q.device, sink_tokens)
     else:
-        mask = _cached_block_mask(queries, keys, window, q.device)
+        mask = _cached_block_mask(queries, keys, window, q.device, sink_tokens)
     if is_compiling or q.device.type != "cuda":
-        is_grouped = q.shape[1] != k.shape[1]
-        out: Tensor = flex_attention(q, k, v, block_mask=mask, enable_gqa=is_grouped)
+        return _run_flex(flex_attention, q, k, v, mask, sink)
+    return attend_compiled_flex(q, k, v, window, documents, mask, sink, sink_tokens)
+
+
+def _run_flex(
+    kernel: Any, q: Tensor, k: Tensor, v: Tensor, mask: BlockMask | None, sink: Tensor | None
+) -> Tensor:
+    """Run FlexAttention. A sink takes its share of a sum that the kernel returns the log of."""
+    is_grouped = q.shape[1] != k.shape[1]
+    out: Tensor
+    if sink is None:
+        out = kernel(q, k, v, block_mask=mask, enable_gqa=is_grouped)
         return out
-    return attend_compiled_flex(q, k, v, window, documents, mask)
+    aux = AuxRequest(lse=True)
+    out, more = kernel(q, k, v, block_mask=mask, enable_gqa=is_grouped, return_aux=aux)
+    share = (more.lse - sink[:, None].to(more.lse.dtype)).sigmoid()
+    out = out * share[..., None].to(out.dtype)
+    return out
 
 
 FLEX_SHAPES = 64
@@ -238,6 +330,8 @@ def attend_compiled_flex(
     window: int,
     documents: DocumentMask | None,
     mask: BlockMask | None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Run the kernel of these shapes, compiled at their first use.
 
@@ -248,13 +342,11 @@ def attend_compiled_flex(
     limits = {"recompile_limit": FLEX_SHAPES, "fail_on_recompile_limit_hit": True}
     try:
         with torch._dynamo.config.patch(limits):
-            out: Tensor = _compile_flex()(
-                q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
-            )
+            out = _run_flex(_compile_flex(), q, k, v, mask, sink)
     except FailOnRecompileLimitHit:
         _warn_of_shapes(FLEX_SHAPES)
         attend = attend_windowed_blocks if _is_windowed(k, window) else attend_sdpa
-        out = attend(q, k, v, window, documents)
+        out = attend(q, k, v, window, documents, sink, sink_tokens)
     return out
 
 
@@ -270,31 +362,41 @@ def _warn_of_shapes(limit: int) -> None:
 
 
 @lru_cache(maxsize=64)
-def _cached_block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
-    return _make_block_mask(queries, keys, window, device)
+def _cached_block_mask(
+    queries: int, keys: int, window: int, device: torch.device, sink_tokens: int
+) -> BlockMask:
+    return _make_block_mask(queries, keys, window, device, sink_tokens)
 
 
-def _make_block_mask(queries: int, keys: int, window: int, device: torch.device) -> BlockMask:
+def _make_block_mask(
+    queries: int, keys: int, window: int, device: torch.device, sink_tokens: int = 0
+) -> BlockMask:
     past = keys - queries
 
     def is_visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query + past - key
-        return (distance >= 0) & (distance < window)
+        if not sink_tokens:
+            return (distance >= 0) & (distance < window)
+        return (distance >= 0) & ((distance < window) | (key < sink_tokens))
 
     return create_block_mask(
         is_visible, None, None, queries, keys, device=str(device), BLOCK_SIZE=FLEX_BLOCK
     )
 
 
-def _make_document_block_mask(documents: DocumentMask, window: int) -> BlockMask:
+def _make_document_block_mask(
+    documents: DocumentMask, window: int, sink_tokens: int = 0
+) -> BlockMask:
     """Build the mask of one pass's documents, for all of its layers."""
-    ids = documents.ids
+    ids, positions = documents.ids, documents.positions
     rows, count = ids.shape
 
     def is_visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = query - key
-        in_window = (distance >= 0) & (distance < window)
-        return in_window & (ids[row, query] == ids[row, key])
+        is_near = distance < window
+        if sink_tokens:
+            is_near = is_near | (positions[row, key] < sink_tokens)
+        return (distance >= 0) & is_near & (ids[row, query] == ids[row, key])
 
     return create_block_mask(
         is_visible, rows, None, count, count, device=str(ids.device), BLOCK_SIZE=FLEX_BLOCK
@@ -310,16 +412,19 @@ BACKENDS: dict[str, Backend] = {
     "cpu_tiled": Backend(attend_tiled, tiled_attention.is_fast),
     "flex": Backend(
         attend_flex,
-        lambda q, k, _v, window, documents: (
+        lambda q, k, _v, window, documents, sink, _sink_tokens: (
             q.device.type == "cuda"
             and q.requires_grad  # else each new length would be compiled, for one use
             and torch.is_grad_enabled()
             and q.shape[2] == k.shape[2]
-            and (documents is not None or _is_windowed(k, window))
+            and (documents is not None or sink is not None or _is_windowed(k, window))
         ),
     ),
     "windowed_blocks": Backend(
-        attend_windowed_blocks, lambda _q, k, _v, window, _documents: _is_windowed(k, window)
+        attend_windowed_blocks,
+        lambda _q, k, _v, window, documents, _sink, sink_tokens: (
+            _is_windowed(k, window) and not (documents is not None and sink_tokens)
+        ),
     ),
     "sdpa": Backend(attend_sdpa, lambda *_: True),
 }
@@ -328,10 +433,16 @@ BACKENDS: dict[str, Backend] = {
 
 
 def select_backend(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> str:
     """Return the name of the backend for these arguments."""
     for name, backend in BACKENDS.items():
-        if backend.is_best(q, k, v, window, documents):
+        if backend.is_best(q, k, v, window, documents, sink, sink_tokens):
             return name
     raise AssertionError("the last backend serves every shape")

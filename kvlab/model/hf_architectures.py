@@ -138,6 +138,8 @@ class GPT2(Architecture):
             "n_kv_head": config.n_head,
             "head_dim": config.n_embd // config.n_head,
             "kv": "separate",
+            "sink": "none",
+            "sink_tokens": 0,
             "window": None,
             "kv_owners": tuple(range(config.n_layer)),
         }
@@ -215,6 +217,8 @@ class Llama(Architecture):
             "mlp": "swiglu",
             "bias": False,
             "kv": "separate",
+            "sink": "none",
+            "sink_tokens": 0,
             "kv_owners": tuple(range(config.n_layer)),
         }
         return self.layer_incompatibilities(config) + _list_differences(config, required)

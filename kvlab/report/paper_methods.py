@@ -220,6 +220,12 @@ _MODEL_METHODS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, tuple[str,
     (lambda m: m.get("position") == "learned", "learned position embeddings", ()),
     (lambda m: m.get("position") == "rope", "rotary position embeddings", ("su2024roformer",)),
     (lambda m: m.get("position") == "none", "no position embeddings", ()),
+    (lambda m: m.get("sink") == "learned", "a learned sink logit in each head", ("openai2025oss",)),
+    (
+        lambda m: bool(m.get("sink_tokens")),
+        "first tokens that stay visible beside the windows",
+        ("xiao2024streaming",),
+    ),
     (lambda m: m.get("norm") == "rmsnorm", "RMSNorm", ("zhang2019rmsnorm",)),
     (lambda m: m.get("mlp") == "swiglu", "SwiGLU feed-forward layers", ("shazeer2020glu",)),
 )

@@ -86,8 +86,9 @@ def weight_bytes_read(model: ModelConfig, item_bytes: int) -> int:
 def _attention_parameters(model: ModelConfig, layer: int, owner: int) -> int:
     config, outputs = model.layers[layer], _qkv_width(model, layer, owner)
     bias = outputs + model.n_embd if model.bias else 0
-    norms = config.query_dim + (config.latent_dim if owner == layer else 0)
-    return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + norms
+    vectors = config.query_dim + (config.latent_dim if owner == layer else 0)  # of norms
+    vectors += config.n_head if config.has_sink else 0
+    return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + vectors
 
 
 def _mlp_parameters(model: ModelConfig) -> int:

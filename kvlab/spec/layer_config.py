@@ -162,6 +162,8 @@ class LayerConfig:
         latent_dim: numbers of a latent vector; 0 without latent attention.
         query_dim: numbers of the vector that queries are mapped from; 0 if they are projected
             directly.
+        has_sink: a learned logit of each query head joins the denominator of its softmax.
+        sink_tokens: the first tokens, which are seen beside the window; 0 without a window.
     """
 
     kind: str
@@ -175,6 +177,8 @@ class LayerConfig:
     kv: KVForm = "separate"
     latent_dim: int = 0
     query_dim: int = 0
+    has_sink: bool = False
+    sink_tokens: int = 0
 
     @property
     def rotation(self) -> tuple[int, float]:
@@ -240,4 +244,4 @@ class LayerConfig:
 
     def visible_tokens(self, tokens: int) -> int:
         """Return how many of ``tokens`` the last one sees; its slot holds as many."""
-        return tokens if self.window is None else min(tokens, self.window)
+        return tokens if self.window is None else min(tokens, self.sink_tokens + self.window)

@@ -21,6 +21,7 @@ from kvlab.spec.layer_config import (
 from kvlab.spec.model_rules import LETTERS_RULE, find_model_problems
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.spec_model import (
+    NonNegativeInt,
     OneOf,
     PositiveFloat,
     PositiveInt,
@@ -74,6 +75,8 @@ class ModelConfig(SpecModel):
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
         "kv": "separate",
         "rotary_share": 1.0,
+        "sink": "none",
+        "sink_tokens": 0,
         "local": None,
         "global": None,
         "kinds": {},
@@ -180,6 +183,24 @@ class ModelConfig(SpecModel):
         description="Tokens that a token of a local layer sees, itself included.",
         examples=[256],
         json_schema_extra={"unit": "tokens", "given": {"attention_pattern": "GLLLLL"}},
+    )
+    sink: Literal["none", "learned"] = Field(
+        default="none",
+        description="A learned logit of each query head that joins the denominator of its softmax,"
+        " as in gpt-oss (arXiv 2508.10925), so that a head may attend to nothing. It stores no"
+        " bytes.",
+        examples=["learned"],
+    )
+    sink_tokens: NonNegativeInt = Field(
+        default=0,
+        description="The first tokens of a text, or of a packed document, that local layers see"
+        " beside their window (StreamingLLM, arXiv 2309.17453), in training and in the cache. They"
+        " keep their positions.",
+        examples=[4],
+        json_schema_extra={
+            "unit": "tokens",
+            "given": {"window": 256, "attention_pattern": "GLLLLL"},
+        },
     )
     attention_pattern: Annotated[str, _LAYER_LETTERS] = Field(
         default="G",
@@ -289,18 +310,21 @@ class ModelConfig(SpecModel):
             rotary_dim = latent.rotary
         elif kv == "grouped_tied":
             rotary_dim = head_dim // 2
+        window = own.window or (self.window if kind == "L" else None)
         return LayerConfig(
             kind=kind,
             position="none" if is_none else position,
             n_head=self.n_head,
             n_kv_head=(own.n_kv_head or self.n_kv_head) if latent is None else latent.groups,
             head_dim=head_dim,
-            window=own.window or (self.window if kind == "L" else None),
+            window=window,
             rotary_dim=rotary_dim,
             rope_theta=own.rope_theta or self.rope_theta,
             kv="latent" if isinstance(kv, LatentKV) else kv,
             latent_dim=0 if latent is None else latent.latent,
             query_dim=0 if latent is None else latent.query or 0,
+            has_sink=self.sink == "learned",
+            sink_tokens=0 if window is None else self.sink_tokens,
         )
 
     def model_copy(
@@ -317,12 +341,12 @@ class ModelConfig(SpecModel):
 
         Sharing counts as the owner map, and settings by kind as what each layer has: one value
         where all layers that it counts for agree, else a list. A window that holds the whole
-        block is none.
+        block, with the sinks beside it, is none.
         """
         facts, layers = self.identity(), self.layers
         for key in ("kv_sharing", "attention_pattern", "local", "global", "kinds", "rotary_share"):
             facts.pop(key, None)
-        windows = [_bound_window(layer.window, self.block_size) for layer in layers]
+        windows = [_bound_window(layer, self.block_size) for layer in layers]
         thetas = [layer.rope_theta if layer.rotary_dim else None for layer in layers]
         shares = [layer.rotary_share or None for layer in layers]
         facts |= {
@@ -338,11 +362,14 @@ class ModelConfig(SpecModel):
             facts["rope_theta"] = _collapse(thetas)
         if any(shares) and _collapse(shares) != 1:
             facts["rotary_share"] = _collapse(shares)
+        if not any(windows):
+            facts.pop("sink_tokens", None)
         return facts
 
 
-def _bound_window(window: int | None, block_size: int) -> int | None:
-    return None if window is None or window >= block_size else window
+def _bound_window(layer: LayerConfig, block_size: int) -> int | None:
+    """Return the window of a layer, or None if it sees the whole block."""
+    return layer.window if layer.visible_tokens(block_size) < block_size else None
 
 
 def _collapse(values: list[Any]) -> Any:

@@ -151,6 +151,9 @@ def _find_fixed_settings(model: "ModelConfig") -> Iterator[FieldMessage]:
 
 
 def _find_window_problems(model: "ModelConfig") -> Iterator[FieldMessage]:
+    if model.sink_tokens and all(layer.window is None for layer in model.layers):
+        text = "stay visible beside a window, and no layer has one"
+        yield "sink_tokens", f"{text}; set window and attention_pattern, or leave it out"
     kinds, (_, local) = model.layer_kinds, model.kind_settings["L"]
     if model.window is None and local.window is None and "L" in kinds:
         text = "has local layers (L) but no window; set model.window to the tokens that they see"

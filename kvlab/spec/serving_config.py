@@ -188,6 +188,10 @@ class ServingConfig(SpecModel):
             text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
             yield "serving.kv_dtype", f"{text}; use int4 or int8 for what both are views of"
             return
+        if model.sink_tokens:
+            text = "keeps the newest tokens in full precision, not the first ones"
+            yield "serving.kv_dtype", f"{text}; leave model.sink_tokens out, or use int4 or int8"
+            return
         windows = [layer.window or model.block_size for layer in model.layers]
         longest = min(max(windows), model.block_size)
         if not blocks.quantizes(longest) or not blocks.quantized_tokens(model.block_size):

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
+from kvlab.cache import TreePass
 from kvlab.errors import CacheError
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.model.generate import StaticDecoder
 from kvlab.spec import ModelConfig
 from tests.support.random_model import random_model
 
@@ -66,3 +70,59 @@ def test_reset_forgets_everything():
     model(text(seed=9), cache=cache)
     cache.reset()
     assert (model(words, cache=cache) - model(words)).abs().max() < 1e-10
+
+
+SINKS = ModelConfig(**SHAPE, attention_pattern="GLL", window=6, sink_tokens=3, sink="learned")
+
+
+def test_sink_tokens_have_entries_of_their_own():
+    """A ring of six beside three sinks; 20 tokens leave 11 of them behind."""
+    cache, layout = random_model(SINKS).new_cache(2, 20), KVLayout.of(SINKS)
+    assert cache.nbytes == layout.stored_bytes(2, 20, "float64") == 2 * (2 * 20 + 4 * 9) * 256
+    positions = cache.buffers[1].stored_positions(torch.tensor([20, 7]))
+    assert sorted(positions[0].tolist()) == [0, 1, 2, 14, 15, 16, 17, 18, 19]
+    assert sorted(positions[1].tolist()) == [-1, -1, 0, 1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("start", [2, 3, 7, 9, 29])
+def test_a_ring_with_sinks_is_cropped_where_it_holds_what_is_seen(start):
+    model, words = random_model(SINKS), text()
+    cache = model.new_cache(1, 40)
+    model(words[:, : start + 1], cache=cache)
+    cache.crop(start)
+    again = model(words[:, start:], cache=cache)
+    assert (again - model(words)[:, start:]).abs().max() < 1e-10
+    with pytest.raises(CacheError, match="keeps the first 3 and the last 6 of 30 tokens"):
+        cache.crop(20)
+    cache.crop(2)  # which the sinks hold
+    assert (model(words[:, 2:], cache=cache) - model(words)[:, 2:]).abs().max() < 1e-10
+
+
+def test_a_static_step_and_a_tree_see_the_sinks():
+    model, words = random_model(SINKS), text()
+    cache = model.new_cache(1, 40)
+    model(words[:, :1], cache=cache)
+    decoder = StaticDecoder(model, cache)
+    with torch.no_grad():
+        steps = torch.stack([decoder(words[:, i]) for i in range(1, 30)], 1)
+        expected = model(words)
+        assert (steps - expected[:, 1:]).abs().max() < 1e-10
+        positions, branches = torch.arange(30)[None], torch.tensor([[0] * 10 + [1] * 20])
+        tree = TreePass(SINKS.kv_owners, SINKS.layers, positions, branches, torch.float64)
+        whole = model.compute_logits(model.run_pass(words, tree))
+    assert (whole - expected).abs().max() < 1e-10
+
+
+def test_a_sink_of_minus_infinity_is_the_model_without():
+    plain = ModelConfig(**{**SINKS.model_dump(), "sink": "none"})
+    model, words = random_model(SINKS), text(rows=2)
+    without = GPT(plain, dtype=torch.float64)
+    for name, parameter in model.named_parameters():
+        if name.endswith("attention.sink"):
+            parameter.data.fill_(-torch.inf)
+        else:
+            without.get_parameter(name).data.copy_(parameter)
+    cache = model.new_cache(2, 30)
+    with torch.no_grad():
+        steps = torch.cat([model(words[:, i : i + 1], cache=cache) for i in range(30)], 1)
+        assert (steps - without(words)).abs().max() < 1e-12

@@ -14,18 +14,22 @@ WHOLE_PASS = tuple((length, window) for length in (17, 130, 300) for window in W
 WITH_PAST = ((5, 30, None), (5, 30, 7), (140, 200, 70), (1, 40, 16))
 
 
-def attend_by_definition(q, k, v, window):
+def attend_by_definition(q, k, v, window, sink=None, sink_tokens=0):
     """Attention as one dense softmax; queries end with the last key."""
     past = k.shape[2] - q.shape[2]
     repeats = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     far = window or k.shape[2]
-    hidden = [[not 0 <= i + past - j < far for j in range(k.shape[2])] for i in range(q.shape[2])]
-    return scores.masked_fill(torch.tensor(hidden), -torch.inf).softmax(-1) @ v
+    index = torch.arange(k.shape[2])
+    distance = past + index[: q.shape[2], None] - index
+    visible = (distance >= 0) & ((distance < far) | (index < sink_tokens))
+    weights = scores.exp() * visible
+    none = 0.0 if sink is None else sink.exp()[:, None, None]
+    return weights / (weights.sum(-1, keepdim=True) + none) @ v
 
 
-def attend_each_document(q, k, v, window, ids):
+def attend_each_document(q, k, v, window, ids, sink=None, sink_tokens=0):
     """Attention of one document after another."""
     rows = []
     for row in range(len(q)):
@@ -33,7 +37,7 @@ def attend_each_document(q, k, v, window, ids):
         for document in ids[row].unique():
             tokens = ids[row] == document
             parts = (x[row : row + 1, :, tokens] for x in (q, k, v))
-            outputs.append(attend_by_definition(*parts, window))
+            outputs.append(attend_by_definition(*parts, window, sink, sink_tokens))
         rows.append(torch.cat(outputs, 2))
     return torch.cat(rows)
 
@@ -121,3 +125,33 @@ class AttentionBackendContract:
                 lambda q, k, v, w=window, d=documents: attend_each_document(q, k, v, w, d.ids),
                 self.inputs(length, length, 2),
             )
+
+    @pytest.mark.parametrize(("has_sink", "sink_tokens"), [(False, 2), (True, 0), (True, 40)])
+    def test_sinks_agree_with_the_definition(self, attend, has_sink, sink_tokens):
+        for length, window in self.whole_pass[-5:]:
+            inputs = self.inputs(length, length, 2)
+            if has_sink:
+                logits = torch.randn(N_HEAD, dtype=self.dtype, requires_grad=self.has_gradient)
+                inputs.append(logits)
+            count, documents = sink_tokens if window else 0, random_documents(length)
+            self.agree(
+                lambda q, k, v, s=None, w=window, n=count: attend(q, k, v, w, None, s, n),
+                lambda q, k, v, s=None, w=window, n=count: attend_by_definition(q, k, v, w, s, n),
+                inputs,
+            )
+            for one in inputs:
+                one.grad = None
+            self.agree(
+                lambda q, k, v, s=None, w=window, d=documents, n=count: attend(q, k, v, w, d, s, n),
+                lambda q, k, v, s=None, w=window, d=documents, n=count: attend_each_document(
+                    q, k, v, w, d.ids, s, n
+                ),
+                inputs,
+            )
+
+    def test_a_sink_of_minus_infinity_is_none(self, attend):
+        length, window = self.whole_pass[-1]
+        inputs, none = self.inputs(length, length, 2), torch.full((N_HEAD,), -math.inf)
+        with torch.no_grad():
+            difference = attend(*inputs, window, None, none) - attend(*inputs, window)
+        assert difference.abs().max() <= min(self.tolerance, 1e-6)

@@ -59,9 +59,9 @@ def test_a_backend_is_added_by_one_entry(monkeypatch):
     """It comes first in the table, claims all queries, and the model attends through it."""
     calls = []
 
-    def attend(q, k, v, window, documents):
+    def attend(q, k, v, window, *more):
         calls.append(window)
-        return BACKENDS["sdpa"].attend(q, k, v, window, documents)
+        return BACKENDS["sdpa"].attend(q, k, v, window, *more)
 
     added = {"toy": Backend(attend, lambda *_: True), **BACKENDS}
     model, text = hybrid_model()
@@ -107,7 +107,7 @@ def test_a_compiled_model_takes_flex_into_one_graph(monkeypatch, precision, docu
     with torch.no_grad(), reduced:
         expected = model.hidden_states(text, document_start=document_start)
 
-        def as_on_cuda(_q, k, _v, window, documents=None):
+        def as_on_cuda(_q, k, _v, window, documents=None, *_sinks):
             keys = k.shape[2]
             return "flex" if documents is not None or (window or keys) < keys else "sdpa"
 

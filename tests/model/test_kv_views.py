@@ -103,7 +103,7 @@ def test_absorbed_latent_attention_is_the_expanded_one(form):
         q = torch.randn(2, layer.n_head, 1, layer.key_dim, dtype=torch.float64)
 
         def look(q, k, v):
-            return attend(q, k, v, context=context, window=None)
+            return attend(q, k, v, context=context, layer=layer)
 
         expanded = view.attend_expanded(q, context.parts, look)
         absorbed = view.attend_absorbed(q, context.parts, look)

@@ -82,20 +82,22 @@ class ReferenceModel:
         all_k, all_v = k, v
         blocks = self.round_blocks(k, v)
         out = np.zeros((len(x), c.n_head, head_dim))
+        sink = self.weights.get(name + "sink", np.full(c.n_head, -np.inf))
         for i, position in enumerate(positions):
             first = 0 if window is None else max(0, position - window + 1)
+            seen = [t for t in range(position + 1) if t >= first or t < c.sink_tokens]
             if blocks is not None:
                 k, v = self.see_blocks(position, (all_k, all_v), blocks)
             queries = c.n_head // self.setting(layer, "n_kv_head")
             for head in range(c.n_head):
                 group = head // queries
-                seen = list(range(first, position + 1))
                 if self.evict is not None and window is None:
                     is_first = head % queries == 0
                     seen = self.keep_tokens(layer, group, position, is_first)
                 score = k[seen, head] @ q[i, head] / np.sqrt(key_dim)
-                probabilities = np.exp(score - score.max())
-                probabilities /= probabilities.sum()
+                largest = max(score.max(), sink[head])
+                probabilities = np.exp(score - largest)
+                probabilities /= probabilities.sum() + np.exp(sink[head] - largest)
                 out[i, head] = probabilities @ v[seen, head]
                 if (layer, group) in self.received:
                     for token, share in zip(seen, probabilities, strict=True):

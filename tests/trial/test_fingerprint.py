@@ -51,6 +51,8 @@ OTHER = {
     "model.tie_embeddings": False,
     "model.window": 4,
     "model.attention_pattern": "LG",
+    "model.sink": "learned",
+    "model.sink_tokens": 2,
     "model.local": {"n_kv_head": 1},
     "model.global": {"rope_theta": 500.0},
     "model.kinds": {"N": {"position": "none"}},
@@ -247,6 +249,7 @@ def test_ids_are_the_fingerprints_first_digits():
             },
         ),
         ({}, {"model.global": {"window": 16}}),
+        ({"model.window": 12, "model.sink_tokens": 4}, {"model.window": 16}),
         ({"evaluation.hellaswag": 0}, {"evaluation.hellaswag": "none"}),
         ({}, {"benchmark.parts": [], "benchmark.memory": None, "benchmark.seconds": 0.5}),
         (

@@ -21,17 +21,28 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kvlab.cache import DocumentMask
-from kvlab.layout.cpu_attention_memory import query_tiles, saved_probability_bytes
+from kvlab.layout.cpu_attention_memory import (
+    find_tile_window,
+    query_tiles,
+    saved_probability_bytes,
+)
 from kvlab.model.kernels.cpu_kernel import CPUKernel
 
-Attend = Callable[[Tensor, Tensor, Tensor, int | None, DocumentMask | None], Tensor]
+Attend = Callable[..., Tensor]
+"""Takes the arguments of `attend_plain`."""
 
 NARROW_HEAD_DIM = 32
 """Up to this D a sum of products is faster transposed, with rows of a tile's keys instead of D."""
 
 
 def attend_plain(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend by the definition, over all pairs of as many queries as keys.
 
@@ -41,19 +52,43 @@ def attend_plain(
         v: (B, Hkv, T, Dv).
         window: tokens that each query sees, itself included; None for all before it.
         documents: no query sees a token of another document.
+        sink: (H,) a logit of each head that joins the denominator of its softmax; None: none does.
+        sink_tokens: the first tokens, of each document, that a query sees beside its window.
 
     Returns:
         (B, H, T, Dv).
     """
     length, repeats = q.shape[2], q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    index = torch.arange(length, device=q.device)
-    distance = index[:, None] - index
-    visible = (distance >= 0) & (distance < (window or length))
-    if documents is not None:
-        visible = visible & documents.same_document(slice(None), slice(None))
+    visible = make_visible_mask(slice(0, length), window, sink_tokens, documents, q.device)
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    return scores.masked_fill(~visible, -math.inf).softmax(-1) @ v
+    scores = scores.masked_fill(~visible, -math.inf)
+    if sink is None:
+        return scores.softmax(-1) @ v
+    column = sink[:, None, None].to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v
+
+
+def make_visible_mask(
+    queries: slice,
+    window: int | None,
+    sink_tokens: int,
+    documents: DocumentMask | None,
+    device: torch.device,
+) -> Tensor:
+    """Return (C, T), or (B, 1, C, T), of bool: the tokens up to the last query that each sees."""
+    keys = torch.arange(queries.stop, device=device)
+    distance = torch.arange(queries.start, queries.stop, device=device)[:, None] - keys
+    visible = distance >= 0
+    if window is not None:
+        is_near = distance < window
+        if sink_tokens:
+            first = keys if documents is None else documents.positions[:, None, None, : len(keys)]
+            is_near = is_near | (first < sink_tokens)
+        visible = visible & is_near
+    if documents is not None:
+        visible = visible & documents.same_document(queries, slice(0, len(keys)))
+    return visible
 
 
 def _select_tiled(
@@ -61,7 +96,9 @@ def _select_tiled(
     k: Tensor,
     v: Tensor,  # noqa: ARG001  (the signature of the kernel)
     window: int | None,
-    documents: DocumentMask | None = None,  # noqa: ARG001
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,  # noqa: ARG001
+    sink_tokens: int = 0,
 ) -> Attend | None:
     if q.device.type != "cpu" or not (torch.is_grad_enabled() and q.requires_grad):
         return None
@@ -69,8 +106,9 @@ def _select_tiled(
         return None
     rows, heads, length, head_dim = q.shape
     is_reduced = q.dtype == torch.bfloat16
+    tile_window = find_tile_window(window, sink_tokens, has_documents=documents is not None)
     is_served = length == k.shape[2] and saved_probability_bytes(
-        rows, heads, head_dim, length, window, is_bfloat16=is_reduced
+        rows, heads, head_dim, length, tile_window, sink_tokens, is_bfloat16=is_reduced
     )
     return attend_tiled if is_served else None
 
@@ -80,7 +118,13 @@ tiled_attention = CPUKernel(attend_plain, _select_tiled)
 
 
 def attend_tiled(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, documents: DocumentMask | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: DocumentMask | None = None,
+    sink: Tensor | None = None,
+    sink_tokens: int = 0,
 ) -> Tensor:
     """Attend in tiles of queries; see `attend_plain`. Differentiable once."""
     assert q.shape[2] == k.shape[2], "only for a whole pass without a past"
@@ -90,7 +134,9 @@ def attend_tiled(
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     with torch.autocast("cpu", enabled=False):
-        out: Tensor = _TiledAttention.apply(q, k, v, window, documents)  # type: ignore[no-untyped-call]
+        out: Tensor = _TiledAttention.apply(  # type: ignore[no-untyped-call]
+            q, k, v, window, documents, None if sink is None else sink.to(q.dtype), sink_tokens
+        )
     return out.to(dtype)
 
 
@@ -110,42 +156,84 @@ class _TiledAttention(torch.autograd.Function):
         v: Tensor,
         window: int | None,
         documents: DocumentMask | None,
+        sink: Tensor | None,
+        sink_tokens: int,
     ) -> Tensor:
-        ctx.window, ctx.shape = window, q.shape
+        sink_tokens = 0 if window is None else sink_tokens
+        tile_window = find_tile_window(window, sink_tokens, has_documents=documents is not None)
+        ctx.tiles = [*query_tiles(q.shape[2], tile_window, sink_tokens)]
+        ctx.shape, ctx.sink_tokens = q.shape, sink_tokens
         ctx.scale = 1 / math.sqrt(q.shape[-1])
         out = _empty_token_major(q, v.shape[-1])
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q * ctx.scale, k, v))
-        probabilities = []
-        for start, end, low in query_tiles(q.shape[1], window):
-            scores = torch.bmm(q[:, start:end], k[:, low:end].transpose(1, 2))
-            _mask_scores(scores, start, low, window)
-            if documents is not None:
-                is_visible = documents.same_document(slice(start, end), slice(low, end))
-                scores.view(*ctx.shape[:2], *scores.shape[1:]).masked_fill_(~is_visible, -math.inf)
-            probabilities.append(torch.softmax(scores, -1, out=scores))
-            tile = torch.bmm(probabilities[-1], v[:, low:end])
+        logits = None if sink is None else sink.repeat(ctx.shape[0])[:, None]  # (N, 1)
+        probabilities, of_sink = [], []
+        for start, end, low in ctx.tiles:
+            scores = torch.bmm(q[:, start:end], _read_tile(k, low, end, sink_tokens).mT)
+            by_head = scores.view(*ctx.shape[:2], *scores.shape[1:])
+            if sink_tokens and low == 0:
+                queries = slice(start, end)
+                visible = make_visible_mask(queries, window, sink_tokens, documents, q.device)
+                by_head.masked_fill_(~visible, -math.inf)
+            else:
+                _mask_scores(scores[..., sink_tokens if low else 0 :], start, low, window)
+                if documents is not None:
+                    visible = documents.same_document(slice(start, end), slice(low, end))
+                    by_head.masked_fill_(~visible, -math.inf)
+            if logits is None:
+                probabilities.append(torch.softmax(scores, -1, out=scores))
+            else:
+                surplus = torch.logsumexp(scores, -1) - logits
+                torch.softmax(scores, -1, out=scores).mul_(surplus.sigmoid()[..., None])
+                probabilities.append(scores)
+                of_sink.append((-surplus).sigmoid())
+            tile = torch.bmm(probabilities[-1], _read_tile(v, low, end, sink_tokens))
             out[:, :, start:end] = tile.view(*ctx.shape[:2], *tile.shape[1:])
-        ctx.save_for_backward(q, k, v, *probabilities)
+        kept = [] if sink is None else [out, torch.cat(of_sink, 1)]
+        ctx.has_sink = sink is not None
+        ctx.save_for_backward(q, k, v, *kept, *probabilities)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, *probabilities = ctx.saved_tensors
+        heads = ctx.shape[:2]
+        d_sink = None
+        if ctx.has_sink:
+            out, of_sink, *probabilities = probabilities
+            drawn = of_sink.view(*heads, -1) * (grad_output * out).sum(-1)
+            d_sink = -drawn.sum((0, 2))
         dq = _empty_token_major(grad_output, q.shape[-1])
         dk, dv = _zero_gradient(k), _zero_gradient(v)
         grad_output = grad_output.reshape(v.shape)
-        tiles = query_tiles(q.shape[1], ctx.window)
-        for (start, end, low), p in zip(tiles, probabilities, strict=True):
-            grad_tile = grad_output[:, start:end]
-            _accumulate_product(dv[:, low:end], p, grad_tile)
-            ds = torch.bmm(grad_tile, v[:, low:end].transpose(1, 2))
+        for (start, end, low), p in zip(ctx.tiles, probabilities, strict=True):
+            grad_tile, sinks = grad_output[:, start:end], ctx.sink_tokens
+            _accumulate_tile(dv, p, grad_tile, low, end, sinks)
+            ds = torch.bmm(grad_tile, _read_tile(v, low, end, sinks).mT)
             torch.ops.aten._softmax_backward_data.out(ds, p, -1, ds.dtype, grad_input=ds)
-            tile = torch.bmm(ds, k[:, low:end]).mul_(ctx.scale)
-            dq[:, :, start:end] = tile.view(*ctx.shape[:2], *tile.shape[1:])
-            _accumulate_product(dk[:, low:end], ds, q[:, start:end])
-        heads = ctx.shape[:2]
-        return dq, dk.view(*heads, *dk.shape[1:]), dv.view(*heads, *dv.shape[1:]), None, None
+            tile = torch.bmm(ds, _read_tile(k, low, end, sinks)).mul_(ctx.scale)
+            dq[:, :, start:end] = tile.view(*heads, *tile.shape[1:])
+            _accumulate_tile(dk, ds, q[:, start:end], low, end, sinks)
+        d_kv = (dk.view(*heads, *dk.shape[1:]), dv.view(*heads, *dv.shape[1:]))
+        return dq, *d_kv, None, None, d_sink, None
+
+
+def _read_tile(values: Tensor, low: int, end: int, sink_tokens: int) -> Tensor:
+    """Return the keys or values (N, K, D) that a tile reads: from ``low`` on, after the sinks."""
+    if low == 0 or not sink_tokens:
+        return values[:, low:end]
+    return torch.cat([values[:, :sink_tokens], values[:, low:end]], 1)
+
+
+def _accumulate_tile(
+    total: Tensor, left: Tensor, right: Tensor, low: int, end: int, sink_tokens: int
+) -> None:
+    """Add (N, C, K) transposed times (N, C, D) to what the tile reads of ``total`` (N, T, D)."""
+    sinks = sink_tokens if low else 0
+    if sinks:
+        _accumulate_product(total[:, :sinks], left[..., :sinks], right)
+    _accumulate_product(total[:, low:end], left[..., sinks:], right)
 
 
 def _empty_token_major(like: Tensor, width: int) -> Tensor:
