@@ -11,8 +11,9 @@ from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.search_points import POINTS_FOLDER
-from kvlab.store.store import DETAIL_FILES, Store
+from kvlab.store.store import Store
 from kvlab.store.timings import TIMINGS_FILE
+from kvlab.store.trial_records import DETAIL_FILES
 
 # Of each directory the file that completes it comes last.
 SWEEP_FILES = (POINTS_FOLDER, "search.json", "reported.json", TIMINGS_FILE, "sweep.json")

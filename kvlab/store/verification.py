@@ -26,8 +26,9 @@ from kvlab.store.record_forms import (
     SweepForm,
 )
 from kvlab.store.search_points import POINT_KEYS, POINTS_FOLDER, list_point_files
-from kvlab.store.store import DETAIL_FILES, SCHEMA, TRAINING_FILES, Store
+from kvlab.store.store import TRAINING_FILES, Store
 from kvlab.store.timings import TIMINGS_FILE
+from kvlab.store.trial_records import DETAIL_FILES, SCHEMA
 
 _SWEEP_FILES = {
     "sweep.json": "submit the sweep again, which writes it anew",

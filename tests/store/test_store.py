@@ -14,7 +14,7 @@ import pytest
 from kvlab.errors import LeaseLost, RecordDamaged, StoreError, UsageError
 from kvlab.fs.sealed_files import seal_file, write_sealed_json
 from kvlab.store import Store
-from kvlab.store.store import DETAIL_FILES
+from kvlab.store.trial_records import DETAIL_FILES
 from tests.support.stub_trials import StubRun, tiny_plan
 
 ID = "0123456789abcdef"
