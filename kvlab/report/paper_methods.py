@@ -282,8 +282,8 @@ def _describe_methods(facts: Facts) -> Iterator[str]:
         "heavy_hitters": "the newest tokens and, for each head, those that received the most"
         f" attention{cite('zhang2023h2o')}",
     }
-    used = {evict["by"] for evict in facts.values("serving", "evict")}
-    if kept := [words for by, words in ways.items() if by in used]:
+    evictions = {evict["by"] for evict in facts.values("serving", "evict")}
+    if kept := [words for by, words in ways.items() if by in evictions]:
         yield (
             "In some cells the global layers keep a fixed number of tokens at serving:"
             f" {join(kept)}. Keys keep the rotation of their own position."
