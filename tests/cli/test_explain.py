@@ -138,6 +138,7 @@ def test_cells_by_name(explain):
     assert explain("sharing=tied, heads=mqa") == out
     assert "heads=mha, sharing=none" in explain("baseline")
     assert "cells are baseline, tied, mqa, mqa+tied" in explain("nosuch", code=2)
+    assert "did you mean mqa+tied?" in explain("mqa+tide", code=2)
     assert "--pick is for numbers" in explain("baseline", "--pick", "2", code=2)
 
 

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -375,7 +376,9 @@ def _explain_cells(
         names = dict.fromkeys(study.label(levels) for study in studies for levels in study.cells)
         listed = ", ".join(list(names)[:12]) + (", ..." if len(names) > 12 else "")
         rule = f"is no number, no trial of {store.path} and no cell of its sweeps"
-        raise UsageError(sanitize_line(f"{text} {rule}; cells are {listed}"))
+        near = get_close_matches(text, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"cells are {listed}"
+        raise UsageError(sanitize_line(f"{text} {rule}; {hint}"))
     origins, code, facts = TrialOrigins(store), 0, []
     for study, levels in found:
         rows = [row for row in study.cells[levels].values() if row.trial]
