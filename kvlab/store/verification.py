@@ -268,6 +268,10 @@ class _Verifier:
         if seal is not None and seal != result.get("training_seal"):
             text = f"trials/{trial} was measured on weights that have been trained again since"
             self.found.notes.append(f"{text} (training {result['training']})")
+        if seal is None and result.get("training_seal"):
+            text = f"trials/{trial} was measured on weights whose record is gone"
+            then = "they are trained again when a trial needs them"
+            self.found.notes.append(f"{text} (training {result['training']}); {then}")
 
     def verify_training(self, training: str) -> None:
         directory = self.store.training_directory(training)
@@ -373,6 +377,25 @@ def heal_damage(damage: Damage) -> Path | None:
         if damage.names == ("trial.json",):
             _rebuild_trial(damage.directory)
         return target
+
+
+def heal_description(store: Store, sweep: str) -> list[str]:
+    """Move damaged files of a sweep's own directory aside, unless a driver runs the sweep.
+
+    They are written again by a submit: what was decided follows from the results of the trials.
+
+    Returns:
+        A line for each.
+    """
+    verifier = _Verifier(store, lambda _: None)
+    verifier.verify_sweep(sweep)
+    lines = []
+    for damage in verifier.found.damaged:
+        aside = heal_damage(damage)
+        if aside is not None:
+            text = f"{damage.path} is damaged: {damage.reason}; moved to {aside}"
+            lines.append(f"{text}, and written again from the results of the trials")
+    return lines
 
 
 def _is_damaged_still(damage: Damage) -> bool:

@@ -74,6 +74,14 @@ def test_weights_that_were_trained_again_are_noted(store, capsys):
     assert "was measured on weights that have been trained again" in capsys.readouterr().out
 
 
+def test_a_training_whose_record_is_gone_is_noted(store, capsys):
+    (trial,) = store.trial_ids()
+    training = store.result(trial)["training"]
+    (store.training_directory(training) / "training.json").unlink()
+    assert verify(store) == 0
+    assert f"weights whose record is gone (training {training})" in capsys.readouterr().out
+
+
 def test_an_unknown_sweep_is_refused(store, capsys):
     assert verify(store, "nosuch") == 2
     assert "sweep = nosuch is not in the store" in capsys.readouterr().err

@@ -298,10 +298,12 @@ class Round:
         found = verify_record(self.store)
         assert not found.damaged, found.damaged
         assert not list(self.store.path.rglob("attempts/*/traceback.txt")), "a trial failed"
-        now = numbers(self.store, self.folder)
-        wrong = [key for key in expected if now.get(key) != expected[key]]
+        # weights that were deleted are made again when a trial needs them, and here none does
+        now = numbers(self.store, self.folder, may_lack_weights=True)
+        wrong = [key for key in now if now[key] != expected[key]]
         assert not wrong, f"differ from the undisturbed sweep: {wrong}"
-        assert now.keys() == expected.keys()
+        trials = set(self.store.sweep_trials("s"))
+        assert trials <= now.keys() <= expected.keys()
         kept = {_digest(path) for path in _list_files(self.store.path.glob("*/*/damaged"))}
         lost = [path for digest, path in self.aside.items() if digest not in kept]
         assert not lost, f"damaged files that are gone: {lost}"

@@ -12,8 +12,10 @@ import pytest
 
 from kvlab.cli.main import main
 from kvlab.store import Store
-from kvlab.store.verification import heal_damage, verify_record
+from kvlab.store.verification import heal_damage, heal_description, verify_record
 from kvlab.sweep.planning.planner import describe_sweep
+from tests.support.stub_looks import drive_looks, load_looks
+from tests.support.stub_search import searching
 from tests.support.stub_trials import StubRun, drive, tiny_plan
 
 DAMAGES = ("flip", "cut", "empty", "gone", "type", "deep", "other", "pipe")
@@ -122,3 +124,46 @@ def test_a_submit_alone_heals_what_it_needs(tmp_path, whole, name):
         (store.trial_directory(trial) / "result.json").unlink()
     drive(tiny_plan(tmp_path / "s", store), store, StubRun(store.path))
     assert measurements(store) == before
+
+
+@pytest.mark.parametrize("damage", ["flip", "pipe"])
+@pytest.mark.parametrize("kind", ["looks", "search"])
+def test_what_was_decided_is_decided_again_from_the_results(tmp_path, decided, kind, damage):
+    """Looks, rates that were tuned and the suggestions of a search lie in one file each."""
+    shutil.copytree(decided[kind], tmp_path, dirs_exist_ok=True)
+    store = Store(tmp_path / "runs")
+    path = store.sweep_directory("s") / ("sweep.json" if kind == "looks" else "search.json")
+    before, results = json.loads(path.read_text()), measurements(store)
+    damage_file(path, damage, path)
+    with store.driver_lock("s").hold():
+        assert heal_description(store, "s") == [], "a driver may be about to write it"
+    (line,) = heal_description(store, "s")
+    assert line.startswith(f"sweeps/s/{path.name} is damaged: ")
+    assert (path.parent / "damaged" / "1" / path.name).exists()
+    decide(kind, tmp_path, store)
+    again = json.loads(path.read_text())
+    for content in (before, again):
+        content.pop("sha256")
+        content.get("search", content).pop("seconds", None)  # that the suggestions took
+        content.pop("seconds", None)
+    assert again == before
+    assert measurements(store) == results
+
+
+def decide(kind, folder, store):
+    if kind == "looks":
+        drive_looks(load_looks(folder), store)
+    else:
+        _, search, driver = searching(folder)
+        driver.run()
+        search.finish()
+
+
+@pytest.fixture(scope="module")
+def decided(tmp_path_factory):
+    """Folders of a sweep that took looks, and of a search, both at their end."""
+    folders = {}
+    for kind in ("looks", "search"):
+        folders[kind] = tmp_path_factory.mktemp(kind)
+        decide(kind, folders[kind], Store(folders[kind] / "runs"))
+    return folders

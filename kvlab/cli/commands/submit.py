@@ -33,6 +33,7 @@ from kvlab.humanize import format_duration
 from kvlab.spec import DataConfig, Sweep
 from kvlab.store import Store
 from kvlab.store.provenance import Origin, capture_origin, redact_command
+from kvlab.store.verification import heal_description
 from kvlab.sweep import Driver, Plan, PlannedTrial, Stage, Summary, plan_stage
 from kvlab.sweep.driver.driver import run_stages
 from kvlab.sweep.driver.driver_registry import join_sweep
@@ -134,9 +135,11 @@ def _submit(options: argparse.Namespace) -> int:
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
     store = Store(Path(options.store).absolute())
+    stream = sys.stderr if options.json else sys.stdout
+    for line in heal_description(store, sweep.name):
+        print(f"healed  {line}", file=stream, flush=True)
     if options.retry_failed:
         reopen_tuning(store, sweep.name)
-    stream = sys.stderr if options.json else sys.stdout
     try:
         stage = plan_stage(sweep, store, identify=_PrepareText(store, sweep.name, stream))
     except Stopped:
