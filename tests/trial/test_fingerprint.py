@@ -113,6 +113,7 @@ OTHER = {
     "benchmark.seconds": 60.0,
     "benchmark.parts": ["energy"],
     "benchmark.memory": 10**9,
+    "benchmark.retime": "never",
     "resources.cpus": 2.0,
     "resources.gpus": 1.0,
     "resources.workers": 2,
@@ -131,6 +132,7 @@ NEVER = {
     "training.checkpoint_every",
     "training.keep_last",
     "training.keep_best",
+    "benchmark.retime",
     "training.init_from",  # what it stands for counts, see the test of starts below
 }
 
