@@ -1,6 +1,7 @@
 """Model shapes by name. Sources: the GPT-2 and GPT-3 papers, Llama (arXiv 2302.13971), and the
 published configurations of Llama 3 (arXiv 2407.21783), Qwen3 (arXiv 2505.09388), DeepSeek-V2 (arXiv
-2405.04434) and DeepSeek-V3 (arXiv 2412.19437).
+2405.04434), DeepSeek-V3 (arXiv 2412.19437), gpt-oss (arXiv 2508.10925) and Gemma 3 (arXiv
+2503.19786).
 
 `video-30b` is the 30B-parameter example of the KV-cache video (48 layers, width 7168).
 """
@@ -26,6 +27,17 @@ _LLAMA_3 = {
 _QWEN3 = {
     **_LLAMA, "vocab_size": 151_936, "block_size": 32_768, "n_kv_head": 8, "head_dim": 128,
     "rope_theta": 1_000_000.0,
+}  # fmt: skip
+
+_GPT_OSS = {
+    **_LLAMA, "vocab_size": 201_088, "block_size": 131_072, "n_head": 64, "n_kv_head": 8,
+    "n_embd": 2880, "head_dim": 64, "ffn_dim": 4 * 2880, "norm_eps": 1e-5, "bias": True,
+    "rope_theta": 150_000.0, "window": 128, "attention_pattern": "LG", "sink": "learned",
+}  # fmt: skip
+_GEMMA_3 = {
+    **_LLAMA, "vocab_size": 262_208, "block_size": 131_072, "head_dim": 256, "window": 1024,
+    "attention_pattern": "LLLLLG", "rope_theta": 10_000.0, "global": {"rope_theta": 1e6},
+    "tie_embeddings": True,
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -70,6 +82,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-8b": {**_QWEN3, "n_layer": 36, "n_head": 32, "n_embd": 4096, "ffn_dim": 12288},
     "qwen3-14b": {**_QWEN3, "n_layer": 40, "n_head": 40, "n_embd": 5120, "ffn_dim": 17408},
     "qwen3-32b": {**_QWEN3, "n_layer": 64, "n_head": 64, "n_embd": 5120, "ffn_dim": 25600},
+    "gpt-oss-20b": {**_GPT_OSS, "n_layer": 24},
+    "gpt-oss-120b": {**_GPT_OSS, "n_layer": 36},
+    "gemma-3-1b": {
+        **_GEMMA_3, "vocab_size": 262_144, "block_size": 32_768, "n_layer": 26, "n_head": 4,
+        "n_kv_head": 1, "n_embd": 1152, "ffn_dim": 6912, "window": 512,
+    },
+    "gemma-3-4b": {
+        **_GEMMA_3, "n_layer": 34, "n_head": 8, "n_kv_head": 4, "n_embd": 2560, "ffn_dim": 10_240,
+    },
+    "gemma-3-12b": {
+        **_GEMMA_3, "n_layer": 48, "n_head": 16, "n_kv_head": 8, "n_embd": 3840,
+        "ffn_dim": 15_360,
+    },
+    "gemma-3-27b": {
+        **_GEMMA_3, "n_layer": 62, "n_head": 32, "n_kv_head": 16, "head_dim": 128, "n_embd": 5376,
+        "ffn_dim": 21_504,
+    },
     "deepseek-v2-lite": {
         **_LLAMA, "vocab_size": 102_400, "block_size": 32_768, "n_layer": 27, "n_head": 16,
         "n_embd": 2048, "head_dim": 128, "ffn_dim": 8 * 1408, "kv": {"latent": 512, "rotary": 64},
@@ -89,6 +118,11 @@ _ACTIVE = (
 PRESET_NOTES: dict[str, str] = {
     "deepseek-v2-lite": _ACTIVE,
     "deepseek-v3": _ACTIVE,
+    **{name: f"{_ACTIVE}; its rotary frequencies are not scaled, nor its activations clamped"
+       for name in PRESETS if name.startswith("gpt-oss-")},
+    **{name: "the norms of its queries and keys, and those after attention and MLP, are left out;"
+       " the gate of its MLP is a SiLU in place of a GELU"
+       for name in PRESETS if name.startswith("gemma-3-")},
     **{name: "the norms of its queries and keys are left out"
        for name in PRESETS if name.startswith("qwen3-")},
 }  # fmt: skip

@@ -69,6 +69,36 @@ def test_active_parameters_of_deepseek_are_the_published_ones():
     assert round((parameter_count(lite) - embedding) / 1e9, 1) == 2.4
 
 
+@pytest.mark.parametrize(
+    ("preset", "published", "token_bytes", "at_limit"),
+    [  # the technical report of Gemma 3 (arXiv 2503.19786), table 1: parameters but embeddings
+        ("gemma-3-1b", 698, 26 * 1024, 4 * 1024),
+        ("gemma-3-4b", 3209, 34 * 4096, 5 * 4096),
+        ("gemma-3-12b", 10_759, 48 * 8192, 8 * 8192),
+        ("gemma-3-27b", 25_600, 62 * 8192, 10 * 8192),
+    ],
+)
+def test_gemma_3_has_the_published_parameters(preset, published, token_bytes, at_limit):
+    model = ModelConfig(preset=preset)
+    parameters = parameter_count(model) - model.vocab_size * model.n_embd
+    assert abs(parameters / 1e6 - published) < 1.5
+    assert KVLayout.of(model).bytes_per_token("bfloat16") == token_bytes
+    assert KVLayout.of(model).bytes_per_token_at_limit("bfloat16") == at_limit
+
+
+def test_gpt_oss_has_the_published_parameters():
+    """Of its model card (arXiv 2508.10925), table 1: 0.64 billion of attention in the smaller one,
+    3.61 billion active, the embedding of tokens not counted; 5.13 billion in the larger."""
+    sizes = (("gpt-oss-20b", 3.61, 24, 32), ("gpt-oss-120b", 5.13, 36, 128))
+    for preset, active, layers, experts in sizes:
+        model = ModelConfig(preset=preset)
+        parameters = parameter_count(model) - model.vocab_size * model.n_embd
+        parameters += layers * experts * (model.n_embd + 1)  # the router
+        assert abs(parameters / 1e9 - active) < 0.005
+        assert KVLayout.of(model).bytes_per_token("bfloat16") == layers * 2048
+        assert KVLayout.of(model).bytes_per_token_at_limit("bfloat16") == layers // 2 * 2048
+
+
 KEEP_ENDS = [[2 * i + 1, 2 * i + 2] for i in range(9)]
 
 

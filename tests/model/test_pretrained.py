@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 
+from kvlab.cache import OneShotPass
 from kvlab.errors import PretrainedError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT, pretrained
 from kvlab.model.hf_architectures import ARCHITECTURES, Llama
+from kvlab.model.rope import PassRotation
 from kvlab.spec import ModelConfig
 from tests.contracts.hf_architecture_contract import HFArchitectureContract
 
@@ -180,3 +182,86 @@ def test_bytes_of_a_hybrid_equal_their_static_caches():
     ours = GPT(model, device="meta").new_cache(1, 1024)
     assert KVLayout.of(model).stored_bytes(1, 1024) == total == 2_359_296
     assert sum(t.nbytes for t in ours.tensors) == total
+
+
+def gpt_oss_attention(layer_type):
+    """One layer's attention of `transformers`, and ours with its weights."""
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    shape = transformers.GptOssConfig(
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, sliding_window=5, layer_types=[layer_type], max_position_embeddings=32,
+        rope_parameters={"rope_type": "default", "rope_theta": 150_000.0},
+    )  # fmt: skip
+    shape._attn_implementation = "eager"
+    theirs = modeling_gpt_oss.GptOssAttention(shape, 0).eval()
+    torch.manual_seed(0)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    is_local = layer_type == "sliding_attention"
+    config = ModelConfig(
+        vocab_size=9, block_size=32, n_layer=1, n_head=4, n_kv_head=2, n_embd=32, head_dim=16,
+        position="rope", rope_theta=150_000.0, bias=True, sink="learned",
+        attention_pattern="L" if is_local else "G", window=5 if is_local else None,
+    )  # fmt: skip
+    ours = GPT(config)
+    projections = [getattr(theirs, f"{part}_proj") for part in "qkv"]
+    weights = {
+        "qkv.weight": torch.cat([one.weight for one in projections]),
+        "qkv.bias": torch.cat([one.bias for one in projections]),
+        "proj.weight": theirs.o_proj.weight,
+        "proj.bias": theirs.o_proj.bias,
+        "sink": theirs.sinks,
+    }
+    ours.blocks[0].attention.load_state_dict(weights)
+    rotary = modeling_gpt_oss.GptOssRotaryEmbedding(shape)
+    return lambda x, mask: theirs(x, rotary(x, torch.arange(20)[None]), mask)[0], ours
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_attention_with_sinks_is_that_of_gpt_oss(layer_type):
+    """One-shot and token by token. The mixture of experts around it has no counterpart here."""
+    theirs, ours = gpt_oss_attention(layer_type)
+    distance = torch.arange(20)[:, None] - torch.arange(20)
+    window = 5 if layer_type == "sliding_attention" else 20
+    mask = torch.where((distance >= 0) & (distance < window), 0.0, -torch.inf)[None, None]
+    x, attention = torch.randn(2, 20, 32), ours.blocks[0].attention
+    (tables,) = ours.rotary_tables.values()
+
+    def attend(values, attention_pass):
+        rotation = PassRotation(tables, attention_pass.positions, 20, values.dtype)
+        return attention(values, attention_pass, rotation)
+
+    with torch.no_grad():
+        expected = theirs(x, mask)
+        one_shot = attend(x, OneShotPass((0,), 20, x.device))
+        cache, steps = ours.new_cache(2, 20), []
+        for i in range(20):
+            step = cache.begin_pass(1)
+            steps.append(attend(x[:, i : i + 1], step))
+            step.finish()
+    assert (one_shot - expected).abs().max() < 1e-4
+    assert (torch.cat(steps, 1) - expected).abs().max() < 1e-4
+    assert expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("preset", ["gpt-oss-20b", "gemma-3-1b", "gemma-3-27b"])
+def test_bytes_of_presets_with_windows_equal_their_static_caches(preset):
+    model, tokens = ModelConfig(preset=preset), 4096
+    shape, windows = model.layers[0], [layer.window for layer in model.layers]
+    kind = transformers.GptOssConfig if preset == "gpt-oss-20b" else transformers.Gemma3TextConfig
+    theirs = transformers.StaticCache(
+        config=kind(
+            num_hidden_layers=model.n_layer, num_attention_heads=model.n_head,
+            num_key_value_heads=shape.n_kv_head, head_dim=shape.head_dim,
+            sliding_window=model.window,
+        ),
+        max_cache_len=tokens,
+    )  # fmt: skip
+    theirs.early_initialization(
+        batch_size=1, num_heads=shape.n_kv_head, head_dim=shape.head_dim, dtype=torch.bfloat16,
+        device="meta",
+    )  # fmt: skip
+    assert [one.keys.shape[2] for one in theirs.layers] == [w or tokens for w in windows]
+    total = sum(layer.keys.nbytes + layer.values.nbytes for layer in theirs.layers)
+    assert KVLayout.of(model).stored_bytes(1, tokens, "bfloat16") == total
