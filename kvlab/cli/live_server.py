@@ -61,6 +61,8 @@ class LiveServer(ThreadingHTTPServer):
         self._facts: dict[str, _Cached] = {}
         self._ended: dict[str, dict[str, Any]] = {}  # what is shown of trials that are done
         self._reading = threading.Lock()
+        self.own_names = {"localhost", "127.0.0.1", "::1", host.lower()}
+        self.own_names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         try:
             self.is_loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
             super().__init__((host, port), _Handler)
@@ -189,6 +191,15 @@ class _Cached:
         return time.monotonic() - self._read_at > self._keep
 
 
+def _is_address(host: str) -> bool:
+    """Whether a host is an IP address: no other site can make a name lead here with one."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def _describe(trial: dict[str, Any]) -> dict[str, Any]:
     """Return a trial with its cell, or its settings in a search, in words."""
     return {
@@ -244,7 +255,10 @@ class LiveReports:
     def find(self, name: str, path: str) -> Path | None:
         """Return a file of a report; None if the report has no such file."""
         folder = self._folder / name
-        found = (folder / path).resolve()
+        try:
+            found = (folder / path).resolve()
+        except (ValueError, OSError):  # a zero byte, a name that is too long
+            return None
         return found if found.is_relative_to(folder) and found.is_file() else None
 
 
@@ -272,10 +286,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_asked_by_its_name(self) -> bool:
         """Whether the request names this machine: another site's page may not read the record."""
-        if not self.server.is_loopback:
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        except ValueError:
+            return False
+        if host in self.server.own_names:
             return True
-        host = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        return host in ("localhost", "127.0.0.1", "::1", str(self.server.server_address[0]))
+        return not self.server.is_loopback and _is_address(host)
 
     def _answer(self, parts: list[str]) -> None:
         match parts:

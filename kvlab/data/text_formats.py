@@ -17,6 +17,14 @@ SUFFIXES = (".txt", ".txt.gz", ".txt.xz", ".txt.zst",
 MAX_DOCUMENT_CHARACTERS = 1_000_000
 """A txt file with more characters is split into documents at blank lines."""
 
+MAX_LINE_BYTES = 1 << 26
+"""Bytes of the longest line of jsonl: one document."""
+
+MIN_TEXT_LIMIT = 1 << 26
+MAX_EXPANSION = 200
+"""A compressed file may hold so many times its size, or `MIN_TEXT_LIMIT` bytes if that is more.
+Prose is compressed 3 to 10 times."""
+
 PART_CHARACTERS = (4_000, 16_000)
 UNIT_BYTES = 64_000_000
 TEXT_PER_BYTE = {".gz": 2.7, ".xz": 3.5, ".zst": 3.0, ".parquet": 1.7}
@@ -68,10 +76,13 @@ def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]
             yield from _read_parquet(path, part)
             return
         with _open_decompressed(path, kind) as file:
+            most = _limit_text(path, kind)
             if kind.startswith(".jsonl"):
-                yield from _read_jsonl(path, file, part)
+                yield from _read_jsonl(path, file, part, most)
             else:
-                yield from split_text(_decode_text(path, file.read()))
+                raw = file.read(most + 1 if most >= 0 else -1)
+                _check_expansion(path, len(raw), most)
+                yield from split_text(_decode_text(path, raw))
     except _READ_ERRORS as error:
         raise _read_error(path, error) from None
 
@@ -128,14 +139,31 @@ def _decode_text(path: Path, raw: bytes) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int]) -> Iterator[str]:
+def _limit_text(path: Path, kind: str) -> int:
+    """Return how many bytes of text a compressed file may hold; -1 for other files."""
+    if kind in (".txt", ".jsonl"):
+        return -1
+    return max(MIN_TEXT_LIMIT, MAX_EXPANSION * path.stat().st_size)
+
+
+def _check_expansion(path: Path, size: int, most: int) -> None:
+    if 0 <= most < size:
+        text = f"{path} unpacks to more than {MAX_EXPANSION} times its size, unlike any text"
+        raise DataError(f"{text}; unpack it yourself and name the file, if it is right")
+
+
+def _read_jsonl(path: Path, file: BinaryIO, part: tuple[int, int], most: int = -1) -> Iterator[str]:
     start, stop = part
     position = start
     if start:  # a line that starts before this part belongs to the part before
         file.seek(start - 1)
         position = start - 1 + len(file.readline())
     origin = f" after byte {position}" if start else ""
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+        if len(line) > MAX_LINE_BYTES:
+            text = f"{path}, line {number}{origin}: is longer than {MAX_LINE_BYTES:,} bytes"
+            raise DataError(f"{text}; split the document")
+        _check_expansion(path, position + len(line), most)
         if stop >= 0 and position >= stop:
             return
         position += len(line)

@@ -64,7 +64,7 @@ def _csv_scalar(value: Any) -> Scalar:
 
 def _guard_formula(text: str) -> str:
     text = sanitize_text(text)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\n") else text
 
 
 _LATEX_ESCAPES = {

@@ -18,6 +18,7 @@ from kvlab.fs.atomic_files import read_regular
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
+MAX_NODES = 20_000
 
 Key = str | int
 LineColumn = tuple[int, int]
@@ -54,7 +55,7 @@ class YamlDocument:
 class _Loader(yaml.SafeLoader):
     """PyYAML's parser with kvlab's limits; composes nodes, never constructs objects."""
 
-    depth = 0
+    depth = nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]  # PyYAML's stubs stop here
@@ -68,6 +69,9 @@ class _Loader(yaml.SafeLoader):
             )
         if getattr(event, "tag", None):
             raise _UnsupportedYaml(event, f"tag {event.tag}: specs hold plain data; remove it")
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _UnsupportedYaml(event, f"more than {MAX_NODES:,} keys and values; split it")
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise _UnsupportedYaml(event, f"nested deeper than {MAX_DEPTH} levels; flatten it")

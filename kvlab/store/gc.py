@@ -70,7 +70,7 @@ def remove_garbage(item: Garbage) -> bool:
         if fence is None:
             return False
         try:
-            if item.path == item.lock.parent:
+            if item.path == item.lock.parent and not item.path.is_symlink():
                 for name in os.listdir(item.path):
                     if not is_lease_file(item.lock, name):
                         _delete(item.path / name)
@@ -93,6 +93,8 @@ def _find_temporary_files(store: Store) -> Iterator[Garbage]:
     for kind in ("trials", "trainings", "sweeps"):
         for directory in _list_folders(store.path / kind):
             for folder in _TEMPORARY_FILE_FOLDERS:
+                if (directory / folder).is_symlink():
+                    continue  # what it leads to is not ours
                 for path in _list_entries(directory / folder):
                     if path.name.startswith("."):
                         reason = "half written when something was killed"

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kvlab.errors import CopyDamaged, CopyError, KvlabError, RecordDamaged, UsageError
-from kvlab.fs.atomic_files import atomic_file, file_sha256
+from kvlab.fs.atomic_files import MAX_JSON_BYTES, atomic_file, file_sha256, parse_json
 from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import FileSeal
 
@@ -144,8 +144,11 @@ class ObjectStorage:
                     text = f"{self.url}/{remote}/{MANIFEST} names {relative!r}, which is no path"
                     raise CopyDamaged(f"{text} in it; it was not written by kvlab")
                 path = local / relative
+                if not path.parent.resolve().is_relative_to(local.resolve()):
+                    text = f"{path} lies outside of {local}, behind a symbolic link"
+                    raise CopyError(f"{text}; remove the link, then copy again")
                 if not (path.is_file() and file_sha256(path) == entry["sha256"]):
-                    self._download_file(f"{remote}/{relative}", path, entry["sha256"], fence)
+                    self._download_file(f"{remote}/{relative}", path, entry, fence)
                     fetched += 1
             return fetched
 
@@ -171,21 +174,35 @@ class ObjectStorage:
         self._fs.put_file(str(path), target)
         return entry, True
 
-    def _download_file(self, remote: str, path: Path, sha256: str, fence: Fence | None) -> None:
+    def _download_file(
+        self, remote: str, path: Path, entry: dict[str, Any], fence: Fence | None
+    ) -> None:
         with atomic_file(path, fence=fence) as temporary:
             try:
-                self._fs.get_file(f"{self._root}/{remote}", str(temporary))
-                is_whole = file_sha256(temporary) == sha256
+                # what has another size is not fetched: it may not end, or fill the disk
+                is_whole = self._read_size(remote) == entry["size"]
+                if is_whole:
+                    self._fs.get_file(f"{self._root}/{remote}", str(temporary))
+                    is_whole = file_sha256(temporary) == entry["sha256"]
             except FileNotFoundError:
                 is_whole = False
             if not is_whole:
                 text = f"{self.url}/{remote} is not what was copied there"
                 raise CopyDamaged(f"{text}; copy it again from a store that has it")
 
+    def _read_size(self, remote: str) -> int | None:
+        """Return the bytes of a file; None for a link, a pipe, a device or a folder."""
+        facts = self._fs.info(f"{self._root}/{remote}")
+        is_file = facts["type"] == "file" and not facts.get("islink")
+        return int(facts["size"]) if is_file else None
+
     def _read_manifest(self, remote: str) -> dict[str, Any] | None:
         """Return the entries of a directory by file; None if it was never copied."""
         try:
-            manifest = json.loads(self._fs.cat_file(f"{self._root}/{remote}/{MANIFEST}"))
+            size = self._read_size(f"{remote}/{MANIFEST}")
+            if size is None or size > MAX_JSON_BYTES:
+                return {}
+            manifest = parse_json(self._fs.cat_file(f"{self._root}/{remote}/{MANIFEST}"))
             files: dict[str, Any] = manifest["files"]
             for entry in files.values():
                 entry["size"], entry["sha256"], entry["mtime_ns"]

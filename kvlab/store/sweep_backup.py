@@ -123,7 +123,7 @@ def copy_description(store: Store, storage: ObjectStorage, name: str) -> int:
 
 def list_copied_sweeps(storage: ObjectStorage) -> list[str]:
     """Return the names of the sweeps that were copied."""
-    return [name for name in storage.list_names("sweeps") if re.match(NAME_PATTERN, name)]
+    return [name for name in storage.list_names("sweeps") if re.fullmatch(NAME_PATTERN, name)]
 
 
 def restore_sweep(store: Store, storage: ObjectStorage, name: str) -> BackupSummary:

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import stat
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -89,11 +90,28 @@ def _find_files(data: DataConfig) -> tuple[list[Path], list[str]]:
             raise DataError(message, field=f"data.paths.{number}")
         files.update(texts)
         ignored += others
-    full = sorted({path.resolve() for path in files if path.stat().st_size})
+    full = sorted({path.resolve() for path in files if _read_size(path)})
     if not full:
         names = ", ".join(data.paths)
         raise DataError(f"data.paths = {names} has only empty files; name text", field="data.paths")
     return full, ignored
+
+
+def _read_size(path: Path) -> int:
+    """Return the bytes of a text file.
+
+    Raises:
+        DataError: It cannot be read, such as a link that leads nowhere or to itself.
+    """
+    try:
+        facts = path.stat()
+    except OSError as error:
+        text = f"{path} cannot be read ({error.strerror})"
+        raise DataError(f"{text}; repair or remove it", field="data.paths") from None
+    if not stat.S_ISREG(facts.st_mode):
+        text = f"{path} is no regular file, and a pipe or a device may never end"
+        raise DataError(f"{text}; write its text to a file", field="data.paths")
+    return facts.st_size
 
 
 def _list_texts(path: Path) -> tuple[list[Path], list[str], str]:
@@ -103,6 +121,8 @@ def _list_texts(path: Path) -> tuple[list[Path], list[str], str]:
         rule = f"is a folder without text files; it may hold {', '.join(SUFFIXES)}"
         return texts, others, "" if texts else rule
     if not path.is_file():
+        if path.exists():
+            return [], [], "is a pipe or a device, which may never end; write its text to a file"
         return [], [], "does not exist; name a file or a folder"
     if detect_format(path) is None:
         return [], [], f"is not one of {', '.join(SUFFIXES)}; convert it, or name another"

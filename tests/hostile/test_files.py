@@ -1,0 +1,278 @@
+"""Copies, garbage, texts, specs and pages that mean harm stay where they belong, and end."""
+
+import gzip
+import json
+import os
+import socket
+import threading
+import time
+from http.client import HTTPConnection
+
+import pytest
+
+from kvlab.cli.live_server import LiveServer
+from kvlab.cli.main import main
+from kvlab.data.sources.local_files import LocalFiles
+from kvlab.data.text_formats import read_documents
+from kvlab.errors import CopyDamaged, CopyError, DataError, SpecError
+from kvlab.fs.sealed_files import seal_bytes
+from kvlab.report.table_export import rows_to_csv
+from kvlab.spec import DataConfig, load_experiment
+from kvlab.store import Store
+from kvlab.store.gc import find_garbage, remove_garbage
+from kvlab.store.object_storage import ObjectStorage
+from tests.support.record_factory import Record
+
+# Copies from a bucket
+
+
+def write_bucket(folder, names, data=b"evil"):
+    """Write a copy of a trial whose manifest has these names."""
+    entry = {"size": len(data), "sha256": seal_bytes(data)["sha256"], "mtime_ns": 0}
+    place = folder / "bucket" / "trials" / "a"
+    place.mkdir(parents=True)
+    manifest = {"schema": 1, "files": dict.fromkeys(names, entry)}
+    (place / "copied.json").write_text(json.dumps(manifest))
+    return place, ObjectStorage(str(folder / "bucket"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x", "a/../../x", "/etc/x", "//x", "./x", "a//x", "..", ".", "", "~/x", "C:/x", "C:x",
+        "..\\x", "a\\..\\x", "\\\\host\\x", "a\0b", "a\nb", "a\x1b[31mb", "a\u202eb", "a/", ".lock",
+    ],
+)  # fmt: skip
+def test_names_from_a_bucket_are_paths_inside(tmp_path, name):
+    _, storage = write_bucket(tmp_path, [name])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CopyDamaged, match="which is no path in it"):
+        storage.download("trials/a", tmp_path / "store" / "trials" / "a")
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is written"
+
+
+def test_a_file_of_a_bucket_is_a_file_of_its_size(tmp_path):
+    place, storage = write_bucket(tmp_path, ["link", "pipe", "long"])
+    target = tmp_path / "store"
+    for name in ("link", "pipe", "long"):
+        manifest = json.loads((place / "copied.json").read_text())
+        manifest["files"] = {name: next(iter(manifest["files"].values()))}
+        (place / "copied.json").write_text(json.dumps(manifest))
+        if name == "link":
+            (tmp_path / "secret").write_bytes(b"evil")
+            (place / name).symlink_to(tmp_path / "secret")
+        elif name == "pipe":
+            os.mkfifo(place / name)
+        else:
+            (place / name).write_bytes(b"evil" * 1000)
+        with pytest.raises(CopyDamaged, match="is not what was copied there"):
+            storage.download("trials/a", target)
+    (place / "copied.json").unlink()
+    os.mkfifo(place / "copied.json")
+    assert storage.download("trials/a", target) is None
+
+
+def test_a_link_in_the_store_leads_no_copy_outside(tmp_path):
+    place, storage = write_bucket(tmp_path, ["final/x"])
+    (place / "final").mkdir()
+    (place / "final" / "x").write_bytes(b"evil")
+    target, outside = tmp_path / "store", tmp_path / "outside"
+    target.mkdir()
+    outside.mkdir()
+    (target / "final").symlink_to(outside)
+    with pytest.raises(CopyError, match="behind a symbolic link"):
+        storage.download("trials/a", target)
+    assert list(outside.iterdir()) == []
+
+
+def test_keys_of_a_bucket_that_are_no_names_are_left(tmp_path):
+    for name in ("good", "bad\n", "..bad", "a b", "\x1b[31m", "-rf"):
+        (tmp_path / "bucket" / "sweeps" / name).mkdir(parents=True)
+    words = ["copy", "--from", str(tmp_path / "bucket"), "--store", str(tmp_path / "runs")]
+    assert main(words) == 2  # of the one name there is no copy
+    assert not (tmp_path / "runs" / "trials").exists()
+
+
+# Garbage
+
+
+def test_garbage_collection_follows_no_link(tmp_path):
+    outside = tmp_path / "outside"
+    (outside / "sub").mkdir(parents=True)
+    for name in (".hidden", "kept", "sub/.hidden"):
+        (outside / name).write_text("mine")
+    record = Record(factors={"heads": ("mha", "mqa")}, seeds=(0,))
+    store = record.write(tmp_path / "real")
+    trial = store.trial_directory(record.trial({"heads": "mha"}, 0))
+    (trial / "attempts").symlink_to(outside)
+    (trial / ".link").symlink_to(outside)
+    training = store.training_directory(record.training({"heads": "mha"}, 0))
+    for name in ("final", "checkpoints"):
+        (training / name).mkdir(parents=True)
+        (training / name / "link").symlink_to(outside)
+        (training / name / ".link").symlink_to(outside)
+    (store.path / "trainings" / ("d" * 16)).symlink_to(outside)
+    (store.path / "trials" / ("d" * 16)).symlink_to(outside)
+    (tmp_path / "runs").symlink_to(store.path)  # a store behind a link is one all the same
+    store = Store(tmp_path / "runs")
+    found = find_garbage(store, weights=True, unused=True, pruned=True)
+    assert found
+    assert all(remove_garbage(item) for item in found)
+    assert sorted(path.name for path in outside.rglob("*")) == [
+        ".hidden", ".hidden", "kept", "sub",
+    ]  # fmt: skip
+    assert (tmp_path / "runs" / "sweeps" / "made" / "sweep.json").exists()
+
+
+# Texts
+
+
+def texts(*paths):
+    return DataConfig(source="files", tokenizer="bytes", paths=tuple(map(str, paths)))
+
+
+@pytest.mark.parametrize("kind", ["txt.gz", "jsonl.gz"])
+def test_a_bomb_is_unpacked_to_a_limit(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr("kvlab.data.text_formats.MIN_TEXT_LIMIT", 10_000)
+    path = tmp_path / f"bomb.{kind}"
+    line = b'{"text": "a"}\n' if "json" in kind else b"a" * 10
+    path.write_bytes(gzip.compress(line * 60_000))
+    with pytest.raises(DataError, match="unpacks to more than 200 times its size.*unpack it"):
+        for _ in read_documents(path):
+            pass
+
+
+def test_a_line_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.data.text_formats.MAX_LINE_BYTES", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": "' + "a" * 1000 + '"}\n')
+    with pytest.raises(DataError, match=r"line 2: is longer than 1,000 bytes; split"):
+        list(read_documents(path))
+
+
+def test_pipes_devices_and_loops_are_no_text(tmp_path):
+    for name, make in {
+        "pipe.txt": os.mkfifo,
+        "loop.txt": lambda path: os.symlink("loop.txt", path),
+        "gone.txt": lambda path: os.symlink("nowhere", path),
+        "zero.txt": lambda path: os.symlink("/dev/zero", path),
+    }.items():
+        folder = tmp_path / name[:4]
+        folder.mkdir()
+        (folder / "good.txt").write_text("text")
+        make(folder / name)
+        with pytest.raises(DataError, match="cannot be read|no regular file"):
+            LocalFiles().identity(texts(folder))
+        with pytest.raises(DataError, match="does not exist|a pipe or a device"):
+            LocalFiles().identity(texts(folder / name))
+    (tmp_path / "pipe" / "pipe.txt").unlink()
+    (tmp_path / "pipe" / "again").symlink_to(tmp_path / "pipe")  # a folder that contains itself
+    assert len(LocalFiles().identity(texts(tmp_path / "pipe"))) == 1
+
+
+@pytest.mark.parametrize("head", [b"a\0b", b"\xff\xfea\0", b"\xed\xa0\x80", b"\xc3"])
+def test_bytes_that_are_no_utf8_are_refused(tmp_path, head):
+    (tmp_path / "a.txt").write_bytes(head + b"x" * 10)
+    with pytest.raises(DataError, match="is not"):
+        LocalFiles().identity(texts(tmp_path))
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
+    assert list(read_documents(tmp_path / "a.txt")) == ["hello"]
+
+
+# Specs
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: &a [x]\nb: [*a, *a]\n", "1:4: anchor"),
+        ("a: *b\n", "1:4: alias"),
+        ("name: !!python/object/apply:os.mkdir [ran]\n", "1:7: tag"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested deeper"),
+        ("a: " + "{a: " * 5000 + "}" * 5000, "nested deeper"),
+        ("name: a\nname: b\n", "2:1: key 'name' is duplicated"),
+        ("training: {tokens: " + "9" * 400 + "}\n", "1:20"),
+        ("training: {tokens: 1e400}\n", "1:20"),
+        ("training: {tokens: " + "9" * 100_000 + "}\n", "1:20"),
+        ("model: {n_layer: -.inf}\n", "1:18"),
+        ("model: {n_layer: 999999999999999999999999}\n", "1:18"),
+        ("name: 'a\x1b[31m'\n", "1:1: has the character #x001b"),
+        ("? [a]\n: b\n", "1:3: a key must be a plain name"),
+        ("--- a\n--- b\n", "2:1"),
+        ("a: 1\n" * 100_000, "more than 20,000 keys and values"),
+        ("a" * 1_000_001, "larger than"),
+    ],
+)
+def test_a_spec_that_means_harm_is_refused_at_its_place(tmp_path, text, place):
+    path = tmp_path / "e.yaml"
+    path.write_text(text)
+    began = time.process_time()
+    with pytest.raises(SpecError) as error:
+        load_experiment(str(path))
+    assert time.process_time() - began < 3.0  # a second where nothing else runs
+    assert place in str(error.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_spec_is_a_file(tmp_path):
+    os.mkfifo(tmp_path / "e.yaml")
+    for path in (tmp_path / "e.yaml", tmp_path, "/dev/zero"):
+        with pytest.raises(SpecError, match="cannot be read"):
+            load_experiment(str(path))
+
+
+# Tables and pages
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\n", "\r", "\r\n="])
+def test_no_cell_begins_as_a_formula(start):
+    text = f"{start}HYPERLINK(1)"
+    rows = rows_to_csv([text, "b"], [{text: [text], "b": text}, {text: text, "b": -1.5}])
+    assert not [cell for cell in rows.split(",") if cell.strip('"')[:1] in tuple("=+@\t\r")]
+    assert rows.rstrip().endswith(",-1.5")
+
+
+@pytest.mark.parametrize(
+    ("listens", "host", "status"),
+    [
+        ("127.0.0.1", "evil.example", 403),
+        ("127.0.0.1", "127.0.0.1.evil.example:80", 403),
+        ("127.0.0.1", "10.0.0.1", 403),
+        ("127.0.0.1", "[", 403),
+        ("127.0.0.1", "", 403),
+        ("127.0.0.1", "localhost:1", 200),
+        ("0.0.0.0", "evil.example", 403),
+        ("0.0.0.0", "10.0.0.1:5001", 200),
+        ("0.0.0.0", socket.gethostname(), 200),
+    ],
+)
+def test_the_live_page_answers_to_its_own_names(tmp_path, listens, host, status):
+    with LiveServer(Store(tmp_path), listens, 0, tmp_path / "reports") as server:
+        threading.Thread(target=server.handle_request).start()
+        connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+        connection.request("GET", "/api/sweeps", headers={"Host": host})
+        assert connection.getresponse().status == status
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/report/made/../../x", "/report/made/%2e%2e/x", "/report/..%2fx/y", "/report/made//etc/passwd",
+     "/%2e%2e/x", "/live.html/../x", "/report/made/%00", "/api/sweep/..%2f..%2fx"],
+)  # fmt: skip
+def test_the_live_page_sends_nothing_from_elsewhere(tmp_path, path):
+    Record(factors={"heads": ("mha", "mqa")}, seeds=(0,)).write(tmp_path / "runs")
+    (tmp_path / "x").write_text("secret")
+    (tmp_path / "reports" / "made").mkdir(parents=True)
+    with LiveServer(Store(tmp_path / "runs"), "127.0.0.1", 0, tmp_path / "reports") as server:
+        threading.Thread(target=server.handle_request).start()
+        connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+        connection.putrequest("GET", path)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert answer.status == 404
+        assert b"secret" not in answer.read()
+        connection.close()
