@@ -31,8 +31,8 @@ from kvlab.spec.model_config import ModelConfig
 Parts = tuple[Tensor, ...]
 """What tokens store, or are about to: each (B, count, tokens, size) of `LayerConfig.stored`."""
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Takes q (B, H, C, Dk), k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D); returns (B, H, C, D)."""
+Attend = Callable[..., Tensor]
+"""`attend` of one layer in one pass: takes q, k, v and a bias."""
 
 
 class Attention(nn.Module):
@@ -108,6 +108,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    bias: Tensor | None = None,
     *,
     context: KVContext,
     layer: LayerConfig,
@@ -116,6 +117,7 @@ def attend(
     """Attend queries q (B, H, C, Dk) to k (B, Hkv, P + C, Dk) and v (B, Hkv, P + C, D).
 
     Args:
+        bias: (B, H, 1, P + C), added to the scores of one query a row.
         context: which of the keys the queries see.
         layer: the window and the sink tokens of causal queries.
         sink: (H,) logits that join the denominators of the heads.
@@ -126,10 +128,13 @@ def attend(
     mask = context.mask
     batch, n_head, length, key_dim = q.shape
     n_kv_head = k.shape[1]
+    assert bias is None or mask is not None or not context.is_causal, "only of a decoded token"
     if length == 1 and (mask is not None or not context.is_causal):
         # Decoding: the queries of a K/V head's group become rows of one small matrix, so K and V
         # are neither repeated nor read once for each query head, as by enable_gqa.
         q = q.reshape(batch, n_kv_head, n_head // n_kv_head, key_dim)
+        if bias is not None:
+            mask = _add_mask(bias, mask).view(batch, n_kv_head, -1, k.shape[2])
         sink = None if sink is None else sink.view(n_kv_head, -1)
         if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
             y = attend_codes(q, k, v, mask, sink)
@@ -143,6 +148,13 @@ def attend(
     if name not in ("sdpa", "windowed_blocks"):  # those name torch's kernels
         note_kernel(name)
     return BACKENDS[name].attend(q, k, v, *visible)
+
+
+def _add_mask(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ``bias`` with minus infinity where a query does not see a key."""
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else bias + mask
 
 
 class SeparateKV(nn.Module):
@@ -289,10 +301,17 @@ class LatentKV(SeparateKV):
         rotary_q, own_q = torch.split(q, [rotary_dim, head_dim], -1)
         by_group = (q.shape[0], groups, -1, q.shape[2])
         own_q = torch.einsum("bghcd,ghdl->bghcl", own_q.reshape(*by_group, head_dim), up[:, 0])
-        q = torch.cat([rotary_q, own_q.flatten(1, 2)], -1)
-        # attention divides by the root of the width of q, which is that of expanded heads
-        scale = math.sqrt((latent_dim + rotary_dim) / (head_dim + rotary_dim))
-        y = attend(scale * q, _join_keys(*rotary_key, latents), latents)
+        own_q = own_q.flatten(1, 2)
+        # attention divides by the root of its q's width, which should be that of expanded heads
+        key_dim = head_dim + rotary_dim
+        if rotary_key and q.shape[2] == 1:  # the latents are not copied beside the rotary key
+            scores = rotary_q.transpose(1, 2) @ rotary_key[0].mT / math.sqrt(key_dim)
+            own_q = own_q * math.sqrt(latent_dim / key_dim)
+            y = attend(own_q, latents, latents, scores.transpose(1, 2))
+        else:
+            joined_q = torch.cat([rotary_q, own_q], -1)
+            joined_q = joined_q * math.sqrt(joined_q.shape[-1] / key_dim)
+            y = attend(joined_q, _join_keys(*rotary_key, latents), latents)
         y = torch.einsum("bghcl,ghdl->bghcd", y.reshape(*by_group, latent_dim), up[:, 1])
         return y.flatten(1, 2)
 

@@ -8,6 +8,7 @@ from kvlab.layout import KVLayout, decode_flops, forward_flops, parameter_count
 from kvlab.layout.extrapolation import RescaleError, rescale
 from kvlab.model import GPT
 from kvlab.model.attention import VIEWS, attend
+from kvlab.model.attention_backends import scaled_dot_product
 from kvlab.model.generate import EagerDecoder, StaticDecoder, generate
 from kvlab.model.kernels import use_plain_code
 from kvlab.model.uptraining import initialize_from
@@ -98,15 +99,19 @@ def test_absorbed_latent_attention_is_the_expanded_one(form):
     cache = model.new_cache(2, 9)
     with torch.no_grad():
         model(torch.arange(18).view(2, 9), cache=cache)
-        attention_pass = cache.begin_pass(0)
-        context = attention_pass.read_kv(0)
+        cache.crop(8)
+        context = cache.begin_pass(1).read_kv(0)  # the last token's entry is still there
         q = torch.randn(2, layer.n_head, 1, layer.key_dim, dtype=torch.float64)
 
-        def look(q, k, v):
-            return attend(q, k, v, context=context, layer=layer)
+        def look(q, k, v, bias=None):
+            return attend(q, k, v, bias, context=context, layer=layer)
 
         expanded = view.attend_expanded(q, context.parts, look)
         absorbed = view.attend_absorbed(q, context.parts, look)
+        pair = q.expand(-1, -1, 2, -1)  # two queries take the way of many
+        for attend_by in (view.attend_expanded, view.attend_absorbed):
+            both = attend_by(pair, context.parts, lambda q, k, v: scaled_dot_product(q, k, v))
+            assert (both - expanded).abs().max() < 1e-10
     assert (absorbed - expanded).abs().max() < 1e-10
     assert absorbed.abs().max() > 0.01
     assert view.is_absorbed(1, 9)
