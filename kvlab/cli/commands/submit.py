@@ -254,9 +254,11 @@ def _run_sweep(
         summary = run_stages(stage, run_stage, partial(_plan_next_stage, sweep, store, display))
         if not (summary.stopped or summary.states["missing"] or summary.has_more):
             run = RetimingRun(plans[-1], store, executor, origin, stop_flag, display.print_line)
+            started = time.monotonic()
             with stop_on_signal(run.stop):
                 is_over = run.run()
-            summary = replace(summary, stopped=not is_over, has_more=not is_over)
+            seconds = summary.seconds + time.monotonic() - started
+            summary = replace(summary, seconds=seconds, stopped=not is_over, has_more=not is_over)
         is_forced = False
         return _add_tuning_trials(summary, store, sweep.name)
     finally:
