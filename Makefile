@@ -5,6 +5,7 @@
 # make newcomer set up, do what docs/first-hour.md says in an empty folder (minutes)
 # make docs    set up, build the site: build/site/index.html
 # make bench   set up, measure speed side by side (minutes; quote ratios, not seconds)
+# make gpu     on a box with a GPU: try what kvlab claims for it, and write reports/gpu/<device>.md
 # make clean   remove what these made: .venv, runs and the site
 
 # The first Python 3.11 to 3.14 found; say `make PYTHON=... demo` for another.
@@ -14,7 +15,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: setup demo test faults check newcomer docs bench clean
+.PHONY: setup demo test faults check newcomer docs bench gpu clean
 
 setup: $(READY)
 
@@ -60,6 +61,10 @@ docs: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python -m tests.performance
+
+# with the Python that is here, if nothing was set up: the box may have torch and no network
+gpu:
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu_page
 
 clean:
 	rm -rf .venv runs build docs/generated

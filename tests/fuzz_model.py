@@ -1,6 +1,6 @@
 """Differential fuzzing of the model and its caches against a dense float64 reference.
 
-    python -m tests.fuzz_model --cases 100000 --first 0
+    python -m tests.fuzz_model --cases 100000 --first 0 --device cuda
 
 A case is a random configuration, dtype, cache format, chunking, batch, row lengths, sharing and
 tie rule, a function of its number alone. Cache entries that hold nothing are poisoned: with NaN
@@ -177,13 +177,13 @@ def _draw_chunks(rng: random.Random, rows: int, total: int, is_ragged: bool) -> 
     return chunks
 
 
-def run_case(case: Case) -> float:
-    """Return the largest error of any logit in the case.
+def run_case(case: Case, device: str = "cpu") -> float:
+    """Return the largest error of any logit in the case, computed on ``device``.
 
     Raises:
         AssertionError: cache bytes or parameters differ from the formula.
     """
-    model = _make_model(case)
+    model = _make_model(case).to(device)
     rows = len(case.chunks[0])
     layout = KVLayout.of(case.config, case.serving)
     cache = model.new_cache(rows, LONGEST, case.serving)
@@ -192,7 +192,7 @@ def run_case(case: Case) -> float:
     assert sum(p.numel() for p in model.parameters()) == parameter_count(case.config)
     for tensor in cache.tensors:
         _poison(tensor, case.is_ragged)
-    weights = read_weights(model)
+    weights = read_weights(_make_model(case))
     slots = list(layout.owners)
     references = [
         ReferenceModel(
@@ -211,7 +211,9 @@ def run_case(case: Case) -> float:
     for added in case.chunks:
         tokens = torch.randint(0, case.config.vocab_size, (rows, max(added)))
         with torch.inference_mode():
-            logits = model(tokens, cache=cache, lengths=added if case.is_ragged else None)
+            logits = model(
+                tokens.to(device), cache=cache, lengths=added if case.is_ragged else None
+            ).cpu()
         for row, count in enumerate(added):
             if count:
                 expected = references[row].logits(tokens[row, :count].tolist())
@@ -245,12 +247,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failures, largest_errors = 0, dict.fromkeys(TOLERANCE, 0.0)
     for number in range(options.first, options.first + options.cases):
         case = draw_case(number)
-        error = run_case(case)
+        error = run_case(case, options.device)
         largest_errors[case.dtype] = max(largest_errors[case.dtype], error)
         if not error <= TOLERANCE[case.dtype]:
             failures += 1

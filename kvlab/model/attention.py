@@ -11,6 +11,7 @@ Dk width of a head of Q and K, L latent, R rotary key, E n_embd.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +74,11 @@ class Attention(nn.Module):
             stored = self.config.stored
             widths = [part.count * part.size for part in stored]
             q, *projected = self.qkv(x).split([self.q_rows, *widths], -1)
-            parts = (
+            projected_parts = (
                 values.view(batch, length, part.count, part.size).transpose(1, 2)
                 for values, part in zip(projected, stored, strict=True)
             )
-            attention_pass.write_kv(self.layer, *self.kv.store(tuple(parts), rope))
+            attention_pass.write_kv(self.layer, *self.kv.store(tuple(projected_parts), rope))
         elif self.store_width:  # tied at serving: the layer's own K/V are not used
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_rows]
             q = linear(x, self.qkv.weight[: self.q_rows], bias)
@@ -93,9 +94,11 @@ class Attention(nn.Module):
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
         else:
             key_rope = None
+        # a view that reads codes passes them on as they are
+        parts = cast(Parts, context.parts) if self.kv.reads_codes else context.decoded_parts
         y = self.kv.attend(
             q,
-            context.parts if self.kv.reads_codes else context.decoded_parts,
+            parts,
             key_rope,
             partial(attend, context=context, layer=self.config, sink=self.sink),
         )

@@ -1,0 +1,36 @@
+"""`make gpu`, on CPU and with tiny models: its checks run, and its page says what was tried."""
+
+from tests import gpu_page
+
+
+def test_the_page_has_a_line_for_every_claim(tmp_path, monkeypatch):
+    """A check that fails is a claim not held, and what is not here is not measured."""
+
+    def fail(_setting):
+        yield gpu_page.Claim("half of it", True, "1 | 2")
+        raise RuntimeError("no memory\nleft")
+
+    monkeypatch.setitem(gpu_page.CHECKS, "limit", fail)
+    page = tmp_path / "page.md"
+    names = ["fuzzer", "decoders", "training", "limit", "nccl"]
+    code = gpu_page.main(
+        ["--device", "cpu", "--tiny", "--only", *names, "--out", str(page)]
+    )  # fmt: skip
+    assert code == 1
+    lines = page.read_text().splitlines()
+    assert any("tiny" in line for line in lines)
+    rows = [line for line in lines if line.startswith("| ")][1:]
+    states = {row.split(" | ")[0]: row.split(" | ")[1] for row in rows}
+    assert states["| models and caches compute what the reference does"] == "held"
+    assert sum(key.startswith("| the captured step") for key in states) == len(gpu_page.DECODED)
+    assert all(state == "held" for key, state in states.items() if "captured step" in key)
+    assert states["| the check `limit` runs to its end"] == "NOT HELD"
+    assert states["| two processes train together over NCCL"] == "not measured"
+    assert any("1 / 2" in row for row in rows)
+    assert any("no memory" in row and "left" not in row for row in rows)
+
+
+def test_without_a_device_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu_page.main([]) == 2
+    assert "kvlab doctor" in capsys.readouterr().out
