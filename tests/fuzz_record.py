@@ -439,8 +439,8 @@ def check_case(number: int, record: Readable) -> str | None:
                 return f"{where}, numbers: {problem}"
         for name, reader in [
             *list_readers(record, path, chance),
-            ("heal", partial(_verify, record, "--heal")),
-            *[("verify", partial(_verify, record))] * (chance.random() < 0.2),
+            ("heal", partial(_verify, record, path, "--heal")),
+            *[("verify", partial(_verify, record, path))] * (chance.random() < 0.2),
         ]:
             problem = run_reader(reader, is_log=name.startswith("kvlab logs"))
             if problem is not None:
@@ -457,15 +457,18 @@ def _kind_of(path: Path) -> str:
     return path.name.split(".")[0] + path.suffix.strip("0123456789")
 
 
-def _verify(record: Readable, *words: str) -> int:
-    return kvlab(["verify", *words, "--store", str(record.path)])
+def _verify(record: Readable, path: Path, *words: str) -> int:
+    """Verify the sweep that a file belongs to; the whole store, if it may belong to several."""
+    is_of_one = path.is_relative_to(record.path) and {"trials", "sweeps"} & set(path.parts)
+    sweep = [record.owner(path)] if is_of_one else []
+    return kvlab(["verify", *sweep, *words, "--store", str(record.path)])
 
 
 def _check_numbers(record: Readable, path: Path) -> None:
     """Check that verification names the file, and that no trial says something else."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        code = _verify(record)
+        code = _verify(record, path)
     if code == 0 and path.exists():
         raise AssertionError("kvlab verify finds nothing")
     for name, rows in record.rows.items():
