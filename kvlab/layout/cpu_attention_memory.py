@@ -49,24 +49,26 @@ def saved_probability_bytes(
     sink_tokens: int = 0,
     *,
     is_bfloat16: bool,
+    has_sink: bool = False,
 ) -> int:
     """Return the bytes that one layer saves for ``rows`` sequences of ``length`` tokens.
 
     Args:
         window: tokens that a query sees, itself included; None: all before it.
         sink_tokens: the first tokens, which it sees beside the window.
+        has_sink: a logit joins the denominators, for which no other backend saves less.
 
     Returns:
         0 where another backend is faster and used instead.
     """
-    if length < MIN_LENGTH or head_dim < MIN_HEAD_DIM:
-        return 0
     is_global = window is None or window >= length
-    if is_bfloat16 and is_global and length > MAX_BFLOAT16_LENGTH:
+    is_slow = length < MIN_LENGTH or head_dim < MIN_HEAD_DIM
+    is_slow |= is_bfloat16 and is_global and length > MAX_BFLOAT16_LENGTH
+    if is_slow and not has_sink:
         return 0
     pairs = sum(
         (end - start) * (end - first + (sink_tokens if first else 0))
         for start, end, first in query_tiles(length, window, sink_tokens)
     )
     saved = _ITEM_BYTES * rows * heads * pairs
-    return saved if saved <= MAX_SAVED_BYTES else 0
+    return saved if has_sink or saved <= MAX_SAVED_BYTES else 0

@@ -130,6 +130,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             ),
             layer.sink_tokens,
             is_bfloat16=training.precision == "bfloat16",
+            has_sink=layer.has_sink,
         )
         for layer in model.layers
     )

@@ -273,6 +273,15 @@ def test_training_on_cpu_selects_tiles_where_they_are_faster():
     assert select(8192, 8192, 256, 64, **training) == "cpu_tiled"
 
 
+@kernels_on
+def test_training_with_a_sink_selects_tiles_whatever_the_shape():
+    """No other backend on CPU saves less, since none is fused."""
+    for shape in ((1, 2, 64, 8), (1, 2, 8192, 8)):
+        q = torch.zeros(shape, requires_grad=True)
+        assert select_backend(q, q, q, None) == "sdpa"
+        assert select_backend(q, q, q, None, None, torch.zeros(2)) == "cpu_tiled"
+
+
 def test_plain_code_selects_no_kernel():
     with use_plain_code():
         assert select(512, 512, None, 64, requires_grad=True) == "sdpa"

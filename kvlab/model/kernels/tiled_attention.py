@@ -97,7 +97,7 @@ def _select_tiled(
     v: Tensor,  # noqa: ARG001  (the signature of the kernel)
     window: int | None,
     documents: DocumentMask | None = None,
-    sink: Tensor | None = None,  # noqa: ARG001
+    sink: Tensor | None = None,
     sink_tokens: int = 0,
 ) -> Attend | None:
     if q.device.type != "cpu" or not (torch.is_grad_enabled() and q.requires_grad):
@@ -108,7 +108,14 @@ def _select_tiled(
     is_reduced = q.dtype == torch.bfloat16
     tile_window = find_tile_window(window, sink_tokens, has_documents=documents is not None)
     is_served = length == k.shape[2] and saved_probability_bytes(
-        rows, heads, head_dim, length, tile_window, sink_tokens, is_bfloat16=is_reduced
+        rows,
+        heads,
+        head_dim,
+        length,
+        tile_window,
+        sink_tokens,
+        is_bfloat16=is_reduced,
+        has_sink=sink is not None,
     )
     return attend_tiled if is_served else None
 
