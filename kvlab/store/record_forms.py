@@ -144,6 +144,31 @@ class PointForm(TypedDict):
 
 
 @_strict
+class TimedTrialForm(TypedDict):
+    result: Text
+    measurements: dict[Text, Number]
+    benchmark: list[LineForm]
+
+
+@_strict
+class TimingSessionForm(TypedDict):
+    seed: int
+    started: Text
+    finished: Text
+    device: Text
+    threads: Count
+    commit: Text | None
+    trials: dict[Identifier, TimedTrialForm]
+
+
+@_strict
+class TimingsForm(TypedDict):
+    """``timings.json``; see `kvlab.store.timings`."""
+
+    sessions: list[TimingSessionForm]
+
+
+@_strict
 class HistoryForm(TypedDict):
     """``search.json``; see `kvlab.sweep.search.search_history.save_history`."""
 

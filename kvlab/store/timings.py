@@ -13,7 +13,8 @@ from typing import Any
 
 from kvlab.errors import RecordDamaged
 from kvlab.fs.lease import Fence
-from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
+from kvlab.fs.sealed_files import check_form, read_sealed_json, write_sealed_json
+from kvlab.store.record_forms import TimingsForm
 
 TIMINGS_FILE = "timings.json"
 
@@ -59,7 +60,8 @@ class TimingSession:
             trial: TimedTrial(one["result"], one["measurements"], tuple(one["benchmark"]))
             for trial, one in data["trials"].items()
         }
-        return cls(**{**data, "trials": trials})
+        keys = ("seed", "started", "finished", "device", "threads", "commit")
+        return cls(*(data[key] for key in keys), trials)
 
     def describe(self) -> dict[str, Any]:
         """Return what a result says of the session, without the numbers."""
@@ -76,8 +78,9 @@ def read_timings(directory: Path) -> list[TimingSession]:
     """
     try:
         data = read_sealed_json(directory / TIMINGS_FILE, "sessions")
+        check_form(directory / TIMINGS_FILE, data, TimingsForm)
         return [TimingSession.from_json(one) for one in data["sessions"]]
-    except (FileNotFoundError, RecordDamaged, KeyError, TypeError):
+    except (FileNotFoundError, RecordDamaged):
         return []  # `kvlab verify` tells of a damaged one, and the next submit times again
 
 
@@ -97,8 +100,8 @@ def replace_times(
     result: Mapping[str, Any], session: TimingSession, timed: TimedTrial
 ) -> dict[str, Any]:
     """Return a result with the times of a session; its key ``timing`` says so."""
-    again = {line["metric"] for line in timed.benchmark}
-    lines = [line for line in result.get("benchmark", []) if line["metric"] not in again]
+    again = {line.get("metric") for line in timed.benchmark}
+    lines = [line for line in result.get("benchmark", []) if line.get("metric") not in again]
     return {
         **result,
         "measurements": {**result["measurements"], **timed.measurements},

@@ -24,6 +24,7 @@ from kvlab.store.record_forms import (
     ResultForm,
     RungsForm,
     SweepForm,
+    TimingsForm,
 )
 from kvlab.store.search_points import POINT_KEYS, POINTS_FOLDER, list_point_files
 from kvlab.store.store import TRAINING_FILES, Store
@@ -56,6 +57,7 @@ _FORMS: dict[str, Any] = {
     "rungs.json": RungsForm,
     "reported.json": ReportedForm,
     "search.json": HistoryForm,
+    TIMINGS_FILE: TimingsForm,
 }
 
 _RUN_AGAIN = "submit the sweep again: the trial is measured again"

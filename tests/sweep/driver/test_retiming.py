@@ -6,6 +6,7 @@ import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.fs.atomic_files import write_json
+from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.report.sections.serving_speed import report_speed
 from kvlab.store import Store
 from kvlab.store.object_storage import ObjectStorage
@@ -223,6 +224,17 @@ def test_damage_is_found_and_leaves_the_first_times(tmp_path):
     path = store.sweep_directory("s") / TIMINGS_FILE
     path.write_text(path.read_text().replace("1.0", "0.1"))
     assert Study.load(store, "s").timing_obstacle
+    check_healed(planned, store)
+    sealed = read_sealed_json(path)
+    trial = next(iter(sealed["sessions"][0]["trials"].values()))
+    trial["measurements"]["tpot_ms_p50"] = "fast"
+    write_sealed_json(path, sealed)
+    assert Study.load(store, "s").timing_obstacle
+    check_healed(planned, store)
+
+
+def check_healed(planned, store):
+    """Damage of the times is found, moved aside and made again."""
     [damage] = verify_record(store).damaged
     assert (damage.path, "timed again" in damage.remedy) == (f"sweeps/s/{TIMINGS_FILE}", True)
     assert heal_damage(damage) is not None
