@@ -80,13 +80,16 @@ def scaled_dot_product(
     n_head, n_kv_head = q.shape[1], k.shape[1]
     if repeats_kv_heads(q.device.type, q.dtype, n_head, n_kv_head, has_mask=mask is not None):
         k, v = (t.repeat_interleave(n_head // n_kv_head, 1) for t in (k, v))
-    is_grouped = n_head != k.shape[1]
+    is_grouped, v_width = n_head != k.shape[1], v.shape[3]
+    if v_width < k.shape[3]:  # fused kernels serve keys and values of one width
+        v = F.pad(v, (0, k.shape[3] - v_width))
     if _recorded is not None and not torch.compiler.is_compiling():
         choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, is_causal, enable_gqa=is_grouped)
         _recorded.add(SDPBackend(choice).name.lower())
-    return F.scaled_dot_product_attention(
+    y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=is_grouped
     )
+    return y[..., :v_width]
 
 
 def _attend_with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink: Tensor) -> Tensor:
