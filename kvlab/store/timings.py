@@ -61,7 +61,7 @@ class TimingSession:
             for trial, one in data["trials"].items()
         }
         keys = ("seed", "started", "finished", "device", "threads", "commit")
-        return cls(*(data[key] for key in keys), trials)
+        return cls(**{key: data[key] for key in keys}, trials=trials)
 
     def describe(self) -> dict[str, Any]:
         """Return what a result says of the session, without the numbers."""
