@@ -151,9 +151,13 @@ def test_a_stop_reaches_all_drivers_and_a_signal_only_its_own(tmp_path, interrup
     assert list(store.driver_locks("s")) == []
 
 
+def cell(number):
+    return {"levels": {}, "trials": {"1": f"{number:016x}"}}
+
+
 def describe_stage(number, **declared):
     stages = {"declared": declared, "number": number}
-    return {"name": "s", "cells": [number], "stages": stages}
+    return {"name": "s", "cells": [cell(number)], "stages": stages}
 
 
 def test_a_driver_of_the_tuning_leaves_the_looks_that_another_has_reached(tmp_path):
@@ -174,7 +178,7 @@ def test_a_driver_of_the_tuning_leaves_the_looks_that_another_has_reached(tmp_pa
 
 def test_who_cannot_join_is_told_why(tmp_path):
     store, planned = Store(tmp_path / "runs"), tiny_plan(tmp_path)
-    described = {"name": "s", "cells": [{"trials": {1: "a"}}]}
+    described = {"name": "s", "cells": [cell(1)]}
     with join_sweep(store, "s", described, exclusive=False):
         with (
             pytest.raises(UsageError, match=r"run by process \d+ since .*a search has one driver"),
