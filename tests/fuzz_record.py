@@ -46,7 +46,7 @@ from kvlab.report.markdown import render_markdown
 from kvlab.report.report_files import make_document, results_csv, results_jsonl
 from kvlab.report.table_export import table_to_csv, table_to_latex
 from kvlab.spec import DataConfig
-from kvlab.store import Store
+from kvlab.store import DETAIL_FILES, Store
 from kvlab.sweep.ops.detached_driver import create_driver_folder, record_driver
 from kvlab.sweep.planning.planner import describe_sweep
 from kvlab.train import train
@@ -433,6 +433,8 @@ def check_case(number: int, record: Readable) -> str | None:
     try:
         is_checked = path.is_relative_to(record.path) and path.name not in UNSEALED
         is_checked &= ".json" in path.name or ".safetensors" in path.name
+        if path.name in DETAIL_FILES:  # which a result lists, if there is one
+            is_checked &= (path.parent / "result.json").exists()
         if is_checked and is_changed and not how.startswith("sealed"):
             problem = run_reader(partial(_check_numbers, record, path))
             if problem:
