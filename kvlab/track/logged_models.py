@@ -52,7 +52,10 @@ def log_models(
             continue
         model = known.get(training)
         if model is None:
-            model = _write_model(client, store, scope, training, group[0])
+            first = min(
+                group, key=lambda run: run.tags["mlflow.runName"]
+            )  # whatever MLflow's order
+            model = _write_model(client, store, scope, training, first)
             written += 1
         for run in group:
             _link_model(client, run, model)
