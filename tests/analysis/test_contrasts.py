@@ -118,6 +118,7 @@ def sweep(random, effects, seeds, design=HALF):
     return cells
 
 
+@pytest.mark.faults
 def test_fractions_without_effects_call_5_percent_at_most():
     random = np.random.default_rng(21)
     families = [estimate_main_effects(sweep(random, {}, 4), FACTORS, "loss") for _ in range(1000)]

@@ -230,6 +230,7 @@ def test_parts_that_cannot_be_measured_are_refused(settings, said):
         )  # fmt: skip
 
 
+@pytest.mark.faults
 def test_a_trial_may_search_for_its_largest_batch():
     """A million bytes do not hold the weights of this model."""
     of = Experiment(

@@ -57,6 +57,7 @@ def test_a_crash_for_want_of_memory_is_a_limit_and_another_is_not():
         fits_in_new_process(Crashing(5, broken=True), 1)
 
 
+@pytest.mark.faults
 def test_a_real_decode_obeys_its_limit():
     """A cache of 16 MiB a sequence, and 64 MiB: three at most, and room for one."""
     shape = {"vocab_size": 64, "block_size": 2048, "n_layer": 4, "n_head": 4, "n_embd": 256}

@@ -11,7 +11,7 @@ from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import parse_json, read_json
 from kvlab.fs.sealed_files import read_sealed_json, seal_bytes, write_sealed_json
 from kvlab.store import Store
-from kvlab.store import store as store_module
+from kvlab.store import trial_records
 from tests.support.record_factory import Record
 
 
@@ -122,7 +122,7 @@ def test_details_that_unpack_to_anything_are_refused(record, monkeypatch):
     path = store.trial_directory(trial) / "items.jsonl.gz"
     path.write_bytes(gzip.compress(b" " * 100_000))
     change(path.with_name("result.json"), files={"items.jsonl.gz": seal_bytes(path.read_bytes())})
-    monkeypatch.setattr(store_module, "MAX_JSON_BYTES", 1000)
+    monkeypatch.setattr(trial_records, "MAX_JSON_BYTES", 1000)
     with pytest.raises(RecordDamaged, match="unpacks to more than 1,000 bytes"):
         list(Store(store.path).items(trial))
 

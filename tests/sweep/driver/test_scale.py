@@ -4,6 +4,7 @@ import gc
 import time
 
 import psutil
+import pytest
 
 from kvlab.spec import load_sweep
 from kvlab.store import Store
@@ -28,6 +29,7 @@ def test_ten_thousand_trials_are_planned_in_seconds(tmp_path):
     assert len({one.trial.id for one in planned.trials}) == 10_000
 
 
+@pytest.mark.faults
 def test_the_drivers_memory_does_not_grow_with_finished_trials(tmp_path):
     store, process, memory = Store(tmp_path / "runs"), psutil.Process(), []
     planned = plan(load_sweep(write_many(tmp_path, 500)), store, identify=identify)

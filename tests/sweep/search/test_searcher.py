@@ -301,7 +301,7 @@ def front_volume(sampler, seed, count):
     return below([p.values for p in past])
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("nsga2", marks=pytest.mark.faults)])
 def test_a_search_covers_more_of_a_known_front_than_chance(sampler):
     count = {"tpe": 60, "nsga2": 100}[sampler]
     searched = [front_volume(sampler, seed, count) for seed in range(3)]
