@@ -10,8 +10,7 @@ from kvlab.cli.main import main
 from kvlab.errors import RecordDamaged, StoreError
 from kvlab.fs.atomic_files import parse_json, read_json
 from kvlab.fs.sealed_files import read_sealed_json, seal_bytes, write_sealed_json
-from kvlab.store import Store
-from kvlab.store import trial_records
+from kvlab.store import Store, trial_records
 from tests.support.record_factory import Record
 
 
