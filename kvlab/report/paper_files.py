@@ -31,8 +31,9 @@ from kvlab.report.formatting import (
     format_signed,
     in_display_unit,
 )
-from kvlab.report.paper_methods import list_citations, write_bibliography, write_methods
+from kvlab.report.paper_methods import write_methods
 from kvlab.report.paper_search import describe_search
+from kvlab.report.paper_text import list_citations, write_bibliography
 from kvlab.report.search_tables import base_row, describe_limits, objective_title, trials_table
 from kvlab.report.table_export import escape_latex
 from kvlab.store.metrics import METRICS

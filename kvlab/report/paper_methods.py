@@ -4,23 +4,23 @@ A sentence cites a method where it says that the record used it, so the bibliogr
 `list_citations` holds exactly the methods of the sweep.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any
 
 from kvlab.analysis.serving_gaps import fewest_trainings
 from kvlab.analysis.study import GAP_ROUNDING, Study
 from kvlab.report.formatting import display_unit
+from kvlab.report.paper_architecture import (
+    describe_attention,
+    describe_cache,
+    has_grouped_heads,
+    has_multi_query_heads,
+)
+from kvlab.report.paper_text import Facts, cite, count_noun, format_latex_number, join, span
 from kvlab.report.table_columns import interval_scope
 from kvlab.report.table_export import escape_latex
 from kvlab.spec.designs import DESIGNS
-from kvlab.spec.dtypes import DTYPES
 from kvlab.store.metrics import LM_EVAL_PREFIX, METRICS
-
-Experiment = Mapping[str, Mapping[str, Any]]
 
 MAX_DIGESTS = 3
 """Texts whose digests are named; those of more are in the record."""
@@ -40,7 +40,11 @@ def write_methods(study: Study, search: Iterable[str] = ()) -> str:
     is_design = study.search is None
     parts: dict[str, tuple[Iterable[str], ...]] = {
         "Search": (search,),
-        "Models": (_describe_models(study, facts), _describe_methods(facts)),
+        "Models": (
+            _describe_models(study, facts),
+            describe_attention(facts),
+            describe_cache(facts),
+        ),
         "Training": (_describe_training(facts), _describe_seeds(study) if is_design else ()),
         "Evaluation": (
             _describe_evaluation(study, facts),
@@ -54,93 +58,6 @@ def write_methods(study: Study, search: Iterable[str] = ()) -> str:
         if sentences:
             paragraphs.append(f"\\paragraph{{{title}.}}\n{sentences}\n")
     return "\n".join(paragraphs)
-
-
-def list_citations(text: str) -> list[str]:
-    """Return the keys that LaTeX cites, sorted."""
-    cited = re.findall(r"\\cite\{([^}]*)\}", text)
-    return sorted({key for keys in cited for key in keys.split(",")})
-
-
-def write_bibliography(keys: Iterable[str]) -> str:
-    """Return the BibTeX entries of ``keys``."""
-    entries = _read_entries()
-    return "\n".join(entries[key] for key in keys)
-
-
-@cache
-def _read_entries() -> dict[str, str]:
-    """Return the entries of the package's bibliography by key."""
-    text = (files("kvlab.report") / "references.bib").read_text("utf-8")
-    entries = re.findall(r"^@\w+\{([^,]+),.*?^\}\n", text, re.MULTILINE | re.DOTALL)
-    bodies = re.findall(r"^@\w+\{[^,]+,.*?^\}\n", text, re.MULTILINE | re.DOTALL)
-    return dict(zip(entries, bodies, strict=True))
-
-
-def cite(*keys: str) -> str:
-    return f"~\\cite{{{','.join(keys)}}}"
-
-
-class Facts:
-    """The experiments of the trials that are done.
-
-    Args:
-        study: The study.
-
-    Attributes:
-        experiments: One experiment a trial.
-    """
-
-    def __init__(self, study: Study):
-        self.experiments: list[Experiment] = [row.record["experiment"] for row in study.done_rows]
-
-    def values(self, section: str, key: str) -> list[Any]:
-        """Return the distinct values of a key that is not null, in the order of the cells."""
-        found = [one.get(section, {}).get(key) for one in self.experiments]
-        kept: list[Any] = []
-        for value in found:
-            if value is not None and value not in kept:
-                kept.append(value)
-        return kept
-
-    def any(self, test: Callable[[Mapping[str, Any]], bool]) -> bool:
-        """Return whether the model of any experiment passes a test."""
-        return any(test(one.get("model", {})) for one in self.experiments)
-
-    def span(self, section: str, key: str) -> str:
-        """Return the values of a number as LaTeX: one, or the least and the greatest."""
-        return span(self.values(section, key))
-
-
-def span(values: Sequence[Any]) -> str:
-    """Return numbers as LaTeX: one, or the least and the greatest; empty without any."""
-    numbers = sorted({value for value in values if isinstance(value, int | float)})
-    if not numbers:
-        return ""
-    low, high = format_latex_number(numbers[0]), format_latex_number(numbers[-1])
-    return low if len(numbers) == 1 else f"{low} to {high}"
-
-
-def format_latex_number(value: float) -> str:
-    """Format a count with separated thousands, a small number with a power of ten."""
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}".replace(",", "{,}").replace("-", "$-$")
-    mantissa, _, exponent = f"{value:.4e}".partition("e")
-    if -3 <= int(exponent) < 4:
-        return f"{value:.5g}".replace("-", "$-$")
-    mantissa = mantissa.rstrip("0").rstrip(".").replace("-", "$-$")
-    return f"${mantissa}\\times 10^{{{int(exponent)}}}$".replace("$$", "")
-
-
-def count_noun(number: int, noun: str) -> str:
-    """Return a count with its noun, as LaTeX."""
-    return f"{format_latex_number(number)} {noun}{'s' if number != 1 else ''}"
-
-
-def join(parts: Iterable[str]) -> str:
-    """Join words as a list: ``a``, ``a and b``, ``a, b and c``; empty without any."""
-    *first, last = list(parts) or [""]
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 # Models
@@ -191,145 +108,6 @@ def _list_levels(levels: Sequence[str]) -> str:
     return f"{format_latex_number(len(levels))} levels"
 
 
-def _is_grouped(model: Mapping[str, Any]) -> bool:
-    return bool(1 < model.get("n_kv_head", 1) < model.get("n_head", 1))
-
-
-def _is_multi_query(model: Mapping[str, Any]) -> bool:
-    return bool(model.get("n_kv_head") == 1 < model.get("n_head", 1))
-
-
-def _is_multi_head(model: Mapping[str, Any]) -> bool:
-    is_latent = _count_latents(model) > 0
-    return bool("n_head" in model and model.get("n_kv_head") == model["n_head"] and not is_latent)
-
-
-def _count_latents(model: Mapping[str, Any]) -> int:
-    kv = model.get("kv")
-    return int(kv.get("groups", 1)) if isinstance(kv, Mapping) else 0
-
-
-_MODEL_METHODS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, tuple[str, ...]], ...] = (
-    (_is_multi_head, "multi-head attention", ("vaswani2017attention",)),
-    (_is_grouped, "grouped-query attention", ("ainslie2023gqa",)),
-    (_is_multi_query, "multi-query attention", ("shazeer2019mqa",)),
-    (lambda m: m.get("kv") == "tied", "keys and values that are one stored tensor", ()),
-    (lambda m: m.get("kv") == "grouped_tied", "grouped-tied attention", ("zadouri2025gta",)),
-    (lambda m: _count_latents(m) == 1, "multi-head latent attention", ("deepseek2024v2",)),
-    (lambda m: _count_latents(m) > 1, "grouped latent attention", ("zadouri2025gta",)),
-    (lambda m: m.get("position") == "learned", "learned position embeddings", ()),
-    (lambda m: m.get("position") == "rope", "rotary position embeddings", ("su2024roformer",)),
-    (lambda m: m.get("position") == "none", "no position embeddings", ()),
-    (lambda m: m.get("sink") == "learned", "a learned sink logit in each head", ("openai2025oss",)),
-    (
-        lambda m: bool(m.get("sink_tokens")),
-        "first tokens that stay visible beside the windows",
-        ("xiao2024streaming",),
-    ),
-    (lambda m: m.get("norm") == "rmsnorm", "RMSNorm", ("zhang2019rmsnorm",)),
-    (lambda m: m.get("mlp") == "swiglu", "SwiGLU feed-forward layers", ("shazeer2020glu",)),
-)
-
-_SHARING: dict[str, tuple[str, tuple[str, ...]]] = {
-    "adjacent": ("adjacent layers in groups of {number}", ("brandon2024cla",)),
-    "character-ai": ("the layers of Character.AI's grouping", ("characterai2024inference",)),
-    "trailing": ("the last {number} layers with the last owner below them", ("sun2024yoco",)),
-    "sandwich": ("all layers but the first and the last", ("wu2024systematic",)),
-}
-"""Name of a pattern -> its words, with ``{number}`` for its argument, and what to cite."""
-
-
-def _describe_methods(facts: Facts) -> Iterator[str]:
-    used = [words + (cite(*keys) if keys else "") for test, words, keys in _MODEL_METHODS
-            if facts.any(test)]  # fmt: skip
-    used += [*_describe_windows(facts)]
-    if used:
-        yield f"The cells use {join(used)}."
-    if kinds := [*_describe_kinds(facts)]:
-        yield f"Layers of one kind have settings of their own in some cells: {join(kinds)}."
-    if shared := [*_describe_sharing(facts.values("model", "kv_sharing"))]:
-        yield (
-            "In some cells layers share their keys and values, in training and in serving:"
-            f" {join(shared)}."
-        )
-    if tied := [*_describe_sharing(facts.values("serving", "tie"))]:
-        rules = join(map(escape_latex, facts.values("serving", "tie_rule")))
-        rule = f" (rule: {rules})" if rules else ""
-        yield (
-            "In some cells layers are tied at serving alone, so they share one cache slot though"
-            f" each was trained with keys and values of its own{rule}: {join(tied)}."
-        )
-    dtypes = [name for name in facts.values("serving", "kv_dtype") if name != "model"]
-    if dtypes:
-        known = {name: DTYPES[name] for name in dtypes if name in DTYPES}
-        blocks = [name for name, dtype in known.items() if dtype.default_residual is not None]
-        scaled = [d for name, d in known.items() if d.is_quantized and name not in blocks]
-        groups = [n for n in facts.values("serving", "kv_group") if n and scaled]
-        groups += [dtype.default_group for dtype in scaled if dtype.default_group]
-        source = cite("liu2024kivi") if scaled else ""
-        sizes = join(map(str, sorted({*groups})))
-        each = f", or for each group of {sizes} numbers" if groups else ""
-        scales = f" with one scale a token and head{each}{source}" if scaled else ""
-        yield f"The cache is also stored in {join(map(escape_latex, dtypes))}{scales}."
-        if blocks:
-            yield (
-                f"In {join(map(escape_latex, blocks))} keys have a scale and a minimum for each"
-                " channel and block of tokens, and values for each token and group of channels;"
-                f" the newest tokens stay in the model's precision{cite('liu2024kivi')}."
-            )
-    ways = {
-        "recency": f"the first tokens and the newest{cite('xiao2024streaming')}",
-        "heavy_hitters": "the newest tokens and, for each head, those that received the most"
-        f" attention{cite('zhang2023h2o')}",
-    }
-    evictions = {evict["by"] for evict in facts.values("serving", "evict")}
-    if kept := [words for by, words in ways.items() if by in evictions]:
-        yield (
-            "In some cells the global layers keep a fixed number of tokens at serving:"
-            f" {join(kept)}. Keys keep the rotation of their own position."
-        )
-
-
-def _describe_windows(facts: Facts) -> Iterator[str]:
-    """Yield the window and patterns of local attention, if a model has any."""
-    patterns = [p for p in facts.values("model", "attention_pattern") if "L" in str(p)]
-    if not patterns:
-        return
-    windows = span(
-        [*facts.values("model", "window")]
-        + [kind.get("window") for kind in facts.values("model", "local")]
-    )
-    text = f"local layers that see {windows} tokens{cite('beltagy2020longformer')}"
-    mixed = any("G" in str(pattern) for pattern in patterns)
-    source = cite("characterai2024inference") if mixed else ""
-    between = " between global ones" if mixed else ""
-    tiled = join(map(escape_latex, patterns))
-    yield f"{text}{between} (pattern {tiled}, tiled over depth){source}"
-
-
-def _describe_kinds(facts: Facts) -> Iterator[str]:
-    """Yield the settings that layers of one kind have, as a file writes them."""
-    named = [(key, own) for key in ("local", "global") for own in facts.values("model", key)]
-    for kinds in facts.values("model", "kinds"):
-        named += [(f"kind {letter}", own) for letter, own in kinds.items()]
-    for name, own in named:
-        settings = ", ".join(f"{key}: {value}" for key, value in own.items() if value is not None)
-        if settings:
-            yield f"{escape_latex(name)} layers \texttt{{{escape_latex(settings)}}}"
-
-
-def _describe_sharing(patterns: Sequence[Any]) -> Iterator[str]:
-    """Yield each pattern of sharing in words."""
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            yield f"the groups \\texttt{{{escape_latex(str(pattern))}}}{cite('brandon2024cla')}"
-            continue
-        kind, _, number = pattern.partition(":")
-        if kind in _SHARING:
-            words, keys = _SHARING[kind]
-            yield words.format(number=escape_latex(number)) + cite(*keys)
-
-
 # Training and evaluation
 
 _SOURCES = {
@@ -354,7 +132,7 @@ def _describe_training(facts: Facts) -> Iterator[str]:
     if starts:
         names = join(f"\\texttt{{{escape_latex(str(start))}}}" for start in starts)
         pooled = f", whose heads are mean-pooled into fewer{cite('ainslie2023gqa')}"
-        fewer = facts.any(_is_grouped) or facts.any(_is_multi_query)
+        fewer = facts.any(has_grouped_heads) or facts.any(has_multi_query_heads)
         yield f"Training starts from {names}{pooled if fewer else ''}."
 
 

@@ -8,7 +8,7 @@ from kvlab.analysis.search_results import SearchResults
 from kvlab.analysis.study import Study
 from kvlab.humanize import format_duration
 from kvlab.report.formatting import format_percent
-from kvlab.report.paper_methods import cite, count_noun, format_latex_number, join
+from kvlab.report.paper_text import cite, count_noun, format_latex_number, join
 from kvlab.report.search_tables import describe_limits, objective_title
 from kvlab.report.table_export import escape_latex
 from kvlab.spec.search_config import format_setting, short_keys

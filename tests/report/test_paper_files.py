@@ -3,12 +3,13 @@
 import inspect
 import re
 from importlib.resources import files
+from types import SimpleNamespace
 
 import pytest
 
 from kvlab.analysis.study import Study
 from kvlab.errors import UsageError
-from kvlab.report import paper_methods, paper_search, write_report
+from kvlab.report import paper_architecture, paper_methods, paper_search, write_report
 from kvlab.report.paper_files import (
     COLUMN_WIDTH,
     PaperFolder,
@@ -16,7 +17,8 @@ from kvlab.report.paper_files import (
     write_configurations,
     write_paper,
 )
-from kvlab.report.paper_methods import list_citations, write_methods
+from kvlab.report.paper_methods import write_methods
+from kvlab.report.paper_text import list_citations
 from kvlab.report.report_files import make_document
 from tests.support.record_factory import Record
 from tests.support.search_record import EVERY_OUTCOME, SearchRecord, suggest, two_objectives
@@ -234,9 +236,19 @@ def test_nothing_measured_is_no_paper(tmp_path):
 
 
 def test_every_reference_has_its_use():
-    source = inspect.getsource(paper_methods) + inspect.getsource(paper_search)
+    modules = (paper_architecture, paper_methods, paper_search)
+    source = "".join(map(inspect.getsource, modules))
     keys = re.findall(
         r"^@\w+\{([^,]+),", (files("kvlab.report") / "references.bib").read_text(), re.M
     )
     assert keys == sorted(keys)
     assert [key for key in keys if not re.search(f"[\"']{key}[\"']", source)] == []
+
+
+def test_settings_of_a_kind_of_layer_are_set_as_code():
+    facts = SimpleNamespace(
+        values=lambda section, key: [{"rope_theta": 1e4}] if (section, key) == ("model", "local") else [],
+        any=lambda _test: False,
+    )  # fmt: skip
+    [text] = paper_architecture.describe_attention(facts)
+    assert text.endswith("in some cells: local layers \\texttt{rope\\_theta: 10000.0}.")
