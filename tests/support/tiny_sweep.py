@@ -32,7 +32,7 @@ model: {vocab_size: 257, block_size: 16, n_layer: 2, n_head: 2, n_embd: 8}
 data: {source: files, tokenizer: bytes, paths: [texts], validation_fraction: 0.2}
 training: {tokens: 640, batch_tokens: 64, evaluate_every: 5, evaluate_tokens: 64}
 evaluation: {loss_tokens: 64}
-benchmark: {prompt_tokens: 4, new_tokens: 4, repeats: 1}
+benchmark: {prompt_tokens: 4, new_tokens: 4, repeats: 1, retime: never}
 """
 
 ENDLESS_EXPERIMENT = EXPERIMENT.replace("tokens: 640,", "tokens: 64e9,")

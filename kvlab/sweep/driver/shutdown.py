@@ -60,7 +60,8 @@ def interrupt_on_stop(flag: Path) -> Iterator[None]:
     """Interrupt the block as Ctrl-C does, once a file asks to stop.
 
     For work that looks for no request itself, such as a download. Only for the main thread, where
-    Python handles signals; in another one the block runs to its end.
+    Python handles signals; in another one the block runs to its end. The signal is SIGUSR1, since
+    shells let programs in the background ignore SIGINT.
 
     Raises:
         Stopped: The file was there.
@@ -75,9 +76,14 @@ def interrupt_on_stop(flag: Path) -> Iterator[None]:
         while not is_over.wait(POLL_SECONDS):
             if flag.exists():
                 is_asked.set()
-                signal.pthread_kill(main.ident or 0, signal.SIGINT)
+                signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
                 return
 
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (Python's signature)
+        if not is_over.is_set():
+            raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGUSR1, interrupt)
     watcher = threading.Thread(target=watch, name="kvlab-stop", daemon=True)
     watcher.start()
     try:
@@ -89,6 +95,7 @@ def interrupt_on_stop(flag: Path) -> Iterator[None]:
     finally:
         is_over.set()
         watcher.join()
+        signal.signal(signal.SIGUSR1, previous)
 
 
 @contextmanager
