@@ -57,7 +57,7 @@ def _start_process(options: argparse.Namespace, sweep: Sweep) -> dict[str, Any]:
     planned = plan_stage(sweep, store, provisional=True).plan
     number = create_driver_folder(store, sweep.name)
     log = driver_log(store, sweep.name, number)
-    command = [sys.executable, "-m", _DRIVER_MODULE, str(store.path), sweep.name]
+    command = [sys.executable, "-P", "-m", _DRIVER_MODULE, str(store.path), sweep.name]
     with open(log, "ab") as file:
         process = subprocess.Popen(
             [*command, f"--number={number}", "--", *_strip_detach_option(options)],
