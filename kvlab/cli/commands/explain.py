@@ -35,10 +35,10 @@ number of the report that prints so is listed; the first one, or --pick, is comp
 trials. Of trials: files and whether they are what was written, text, code, machine, command, time.
 
 examples:
-  kvlab explain +0.5398                   (a number of a report)
+  kvlab explain +0.5502                   (a number of a report)
   kvlab explain 128 KiB --sweep quickstart
-  kvlab explain 2.4093 --report reports/quickstart
-  kvlab explain mqa+tied                  (a cell, by its name in the report)
+  kvlab explain 2.4019 --report reports/quickstart
+  kvlab explain mqa+trained               (a cell, by its name in the report)
   kvlab explain 3f2a                      (a trial, by the first digits of its id)
 """
 
