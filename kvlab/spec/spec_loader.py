@@ -15,6 +15,7 @@ from kvlab.spec.lm_eval_tasks import check_lm_eval
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
 from kvlab.spec.sweep import Sweep, SweepSource
+from kvlab.spec.sweep_validation import check_search_timing
 from kvlab.spec.tuning_config import check_tune
 from kvlab.spec.validation_errors import format_value, list_field_errors
 from kvlab.spec.yaml_reader import YamlDocument, read_yaml
@@ -76,6 +77,7 @@ def load_sweep(path: str | Path) -> Sweep:
     check_init_from(sweep)
     check_lm_eval(sweep)
     check_tune(sweep)
+    check_search_timing(sweep)
     return sweep
 
 
