@@ -1,6 +1,7 @@
 """`train`: one training, from its initial weights or its newest checkpoint to its final weights."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -42,6 +43,9 @@ BACKGROUND_DEVICES = frozenset({"cuda"})
 and optimizer state, which on CPU would come on top of the training's memory."""
 
 REPORT_SECONDS = 0.5
+
+RATE_SECONDS = 20.0
+"""The rate in progress reports is that of the steps in this time."""
 
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -159,6 +163,7 @@ class _Run:
         self.memory = _PeakMemory(self.stepper.model)
         state = self.load_state()
         self.saved_step = first_step = state.step
+        self.recent = _RecentSteps(state)
         self.saved_at = reported_at = start = time.monotonic()
         self.share_if_due(state)  # an earlier attempt may have been killed before it did
         self.pause_if_due(state)  # an earlier attempt may have paused here or gone further
@@ -319,7 +324,7 @@ class _Run:
         return record
 
     def progress(self, state: TrainingState, seconds_per_step: float) -> dict[str, Any]:
-        rate = self.tokens_per_second(state)
+        rate = self.recent.steps_per_second(state) * self.training.batch_tokens
         return {
             "stage": "training",
             "step": state.step,
@@ -346,6 +351,31 @@ class _Run:
         if not steps:
             steps, seconds = state.step, state.seconds
         return steps * self.training.batch_tokens / seconds if seconds else 0.0
+
+
+class _RecentSteps:
+    """The rate of the last steps of this process: load that is over does not slow it down.
+
+    Args:
+        state: Before the first step.
+    """
+
+    def __init__(self, state: TrainingState):
+        self._first_step = state.step
+        self._marks = deque([(state.step, state.seconds)])
+
+    def steps_per_second(self, state: TrainingState) -> float:
+        """Return the rate over about `RATE_SECONDS` of steps, or over all since the first.
+
+        The first step of a process warms up and counts only if it is alone.
+        """
+        (step, seconds), now = self._marks[0], state.seconds
+        self._marks.append((state.step, now))
+        if step == self._first_step:
+            self._marks.popleft()
+        while len(self._marks) > 1 and now - self._marks[1][1] >= RATE_SECONDS:
+            self._marks.popleft()
+        return (state.step - step) / (now - seconds) if now > seconds else 0.0
 
 
 class _PeakMemory:

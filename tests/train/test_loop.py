@@ -1,5 +1,6 @@
 import math
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
 from kvlab.model.kernels import use_plain_code
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
-from kvlab.train import load_final_weights, load_training_record, train
+from kvlab.train import load_final_weights, load_training_record, loop, train
 from kvlab.train.optimizer import learning_rate
 from tests.support.tiny_training import dataset, experiment, model
 
@@ -103,6 +104,35 @@ def test_it_learns_and_records_what_it_did(tmp_path):
     text = torch.from_numpy(rows.astype("int64"))
     loss = F.cross_entropy(trained(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()).item()
     assert record.validation_curve[-1][2] == pytest.approx(loss, abs=1e-5)
+
+
+def test_progress_reports_the_rate_of_the_last_steps(tmp_path, monkeypatch):
+    """Seconds of a step: 10 in a process that is stopped, 10 at the start of the next, then 1."""
+    of = experiment(training={"tokens": 64 * 90})
+    seconds = iter([10.0] * 40 + [1.0] * 50)
+    now, is_step = 0.0, True
+
+    def tick():
+        nonlocal now, is_step
+        now += next(seconds) if not is_step else 0.0
+        is_step = not is_step
+        return now
+
+    clock = SimpleNamespace(perf_counter=tick, monotonic=lambda: now)
+    monkeypatch.setattr(loop, "time", clock)
+    first, second = [], []
+    with pytest.raises(Stopped):
+        run(of, tmp_path, should_stop=lambda: now >= 200, on_progress=first.append)
+    _, record = run(of, tmp_path, on_progress=second.append)
+    assert first[-1]["tokens_per_second"] == pytest.approx(6.4)
+    rates = {update["step"]: update["tokens_per_second"] for update in second}
+    assert rates[21] == rates[39] == pytest.approx(6.4)
+    assert rates[80] == rates[90] == pytest.approx(64)
+    assert second[-1]["flops_per_second"] == pytest.approx(
+        record.flops_per_second * 64 / record.tokens_per_second
+    )
+    steps = 90 - 2  # the first of each process warms up
+    assert record.tokens_per_second == pytest.approx(64 * steps / (38 * 10 + 50))
 
 
 def test_a_long_curve_is_thinned_to_means(tmp_path):
