@@ -6,7 +6,6 @@ It is one file with a known sha256, in the data folder or downloaded there from 
 
 import hashlib
 import json
-import lzma
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlab.data.data_dir import ProgressCallback, get_data_dir, hold_lock, ignore_progress
+from kvlab.data.text_formats import MIN_TEXT_LIMIT, read_decompressed, read_parquet_rows
 from kvlab.errors import DataError
 from kvlab.fs.atomic_files import file_sha256, write_atomic
 from kvlab.humanize import summarize_error
@@ -103,11 +103,7 @@ def _find_checked_file() -> Path | None:
 
 def _read_checked(path: Path) -> bytes:
     """Read a local file, decompress it if needed, and check it."""
-    try:
-        raw = path.read_bytes()
-        raw = lzma.decompress(raw) if path.name.endswith(".xz") else raw
-    except (OSError, lzma.LZMAError) as error:
-        raise DataError(f"{path} cannot be read ({error})") from None
+    raw = read_decompressed(path)
     if hashlib.sha256(raw).hexdigest() != HELLASWAG_SHA256:
         text = f"{path} is not HellaSwag's validation set (wrong sha256)"
         raise DataError(f"{text}; remove it, or name the right file with --file")
@@ -163,7 +159,6 @@ _WIKIHOW_KEYS = ("ind", "ctx", "activity_label", "ctx_a", "ctx_b", "split", "spl
 def download_from_hub() -> bytes:
     """Return the hub's parquet file as the authors' jsonl."""
     from huggingface_hub import HfApi, hf_hub_download
-    from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
 
     try:
         # A short request first: the download retries a hub that does not answer many times.
@@ -172,9 +167,9 @@ def download_from_hub() -> bytes:
             path = hf_hub_download(
                 _HUB_REPOSITORY, _HUB_FILE, repo_type="dataset", local_dir=folder
             )
-            return format_jsonl(parquet.read_table(path).to_pylist())
-    except ArrowException as error:
-        raise DataError(f"{_HUB_FILE} is damaged ({error})") from None
+            return format_jsonl(read_parquet_rows(Path(path)))
+    except DataError:
+        raise
     except Exception as error:  # the library raises many kinds, its transport's too
         raise DataError(summarize_error(error)) from None
 
@@ -183,7 +178,7 @@ def download_from_repository() -> bytes:
     """Return the authors' own file."""
     try:
         with urllib.request.urlopen(REPOSITORY_FILE, timeout=_TIMEOUT_SECONDS) as answer:
-            raw: bytes = answer.read()
+            raw: bytes = answer.read(MIN_TEXT_LIMIT)  # of which the sha256 is checked
             return raw
     except (OSError, ValueError) as error:
         raise DataError(str(error)) from None

@@ -6,7 +6,8 @@ import json
 import lzma
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -76,15 +77,49 @@ def read_documents(path: Path, part: tuple[int, int] = (0, -1)) -> Iterator[str]
             yield from _read_parquet(path, part)
             return
         with _open_decompressed(path, kind) as file:
-            most = _limit_text(path, kind)
             if kind.startswith(".jsonl"):
-                yield from _read_jsonl(path, file, part, most)
+                yield from _read_jsonl(path, file, part, _limit_text(path, kind))
             else:
-                raw = file.read(most + 1 if most >= 0 else -1)
-                _check_expansion(path, len(raw), most)
-                yield from split_text(_decode_text(path, raw))
+                yield from split_text(_decode_text(path, _read_all(path, kind, file)))
     except _READ_ERRORS as error:
         raise _read_error(path, error) from None
+
+
+def read_decompressed(path: Path) -> bytes:
+    """Return the bytes in a file, which its suffix says to be compressed or not.
+
+    Raises:
+        DataError: The file is missing, no regular file, damaged, or holds more than
+            `MAX_EXPANSION` times its size.
+    """
+    kind = detect_format(path) or ""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is no regular file; name one")
+    try:
+        with _open_decompressed(path, kind) as file:
+            return _read_all(path, kind, file)
+    except _READ_ERRORS as error:
+        raise _read_error(path, error) from None
+
+
+def read_parquet_rows(path: Path) -> list[dict[str, Any]]:
+    """Return all rows of a parquet file.
+
+    Raises:
+        DataError: The file is damaged, or holds more than `MAX_EXPANSION` times its size.
+    """
+    import pyarrow
+
+    file, rows = _open_parquet(path), []
+    size = 0
+    try:
+        for batch in file.iter_batches(16):  # a repeated value takes its room in every row
+            size += batch.nbytes
+            _check_expansion(path, size, _limit_text(path, ".parquet"))
+            rows += batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise _read_error(path, error) from None
+    return rows
 
 
 def split_text(text: str) -> Iterator[str]:
@@ -141,9 +176,16 @@ def _decode_text(path: Path, raw: bytes) -> str:
 
 def _limit_text(path: Path, kind: str) -> int:
     """Return how many bytes of text a compressed file may hold; -1 for other files."""
-    if kind in (".txt", ".jsonl"):
+    if not kind.endswith((".gz", ".xz", ".zst", ".parquet")):
         return -1
     return max(MIN_TEXT_LIMIT, MAX_EXPANSION * path.stat().st_size)
+
+
+def _read_all(path: Path, kind: str, file: BinaryIO) -> bytes:
+    most = _limit_text(path, kind)
+    raw = file.read(most + 1 if most >= 0 else -1)
+    _check_expansion(path, len(raw), most)
+    return raw
 
 
 def _check_expansion(path: Path, size: int, most: int) -> None:
@@ -182,14 +224,19 @@ def _parse_record(location: str, line: bytes) -> str:
     return text
 
 
-def _open_parquet(path: Path) -> Any:
+def _open_parquet(path: Path, dictionary: Sequence[str] = ()) -> Any:
+    """Open a file; a value that many rows of a ``dictionary`` column repeat is in memory once."""
     import pyarrow
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path, read_dictionary=dictionary)
     except (pyarrow.ArrowException, OSError) as error:
         raise _read_error(path, error) from None
+    groups = (file.metadata.row_group(group) for group in range(file.num_row_groups))
+    size = sum(group.total_byte_size for group in groups)
+    _check_expansion(path, size, _limit_text(path, ".parquet"))
+    return file
 
 
 def _split_row_groups(path: Path) -> list[tuple[int, int]]:
@@ -217,9 +264,15 @@ def _read_parquet(path: Path, part: tuple[int, int]) -> Iterator[str]:
         raise DataError(f"{path}: column text is {kind}; write it as string")
     start, stop = part
     groups = range(start, file.num_row_groups if stop < 0 else stop)
+    most, size = _limit_text(path, ".parquet"), 0
+    file = _open_parquet(path, ["text"])
     try:
         for batch in file.iter_batches(1024, row_groups=list(groups), columns=["text"]):
-            yield from (text for text in batch.column(0).to_pylist() if text is not None)
+            for text in map(methodcaller("as_py"), batch.column(0)):
+                if text is not None:
+                    size += len(text)
+                    _check_expansion(path, size, most)
+                    yield text
     except pyarrow.ArrowException as error:
         raise _read_error(path, error) from None
 

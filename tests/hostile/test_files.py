@@ -2,18 +2,22 @@
 
 import gzip
 import json
+import lzma
 import os
 import socket
 import threading
 import time
 from http.client import HTTPConnection
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from kvlab.cli.live_server import LiveServer
 from kvlab.cli.main import main
+from kvlab.data import get_hellaswag_file
 from kvlab.data.sources.local_files import LocalFiles
-from kvlab.data.text_formats import read_documents
+from kvlab.data.text_formats import read_documents, read_parquet_rows
 from kvlab.errors import CopyDamaged, CopyError, DataError, SpecError
 from kvlab.fs.sealed_files import seal_bytes
 from kvlab.report.table_export import rows_to_csv
@@ -140,6 +144,29 @@ def test_a_bomb_is_unpacked_to_a_limit(tmp_path, monkeypatch, kind):
     with pytest.raises(DataError, match="unpacks to more than 200 times its size.*unpack it"):
         for _ in read_documents(path):
             pass
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_table_is_unpacked_to_a_limit(tmp_path, monkeypatch, dictionary):
+    monkeypatch.setattr("kvlab.data.text_formats.MIN_TEXT_LIMIT", 10_000)
+    path = tmp_path / "bomb.parquet"
+    table = pa.table({"text": ["a" * 100_000] * 200})
+    parquet.write_table(table, path, use_dictionary=dictionary, compression="zstd")
+    parquet.write_table(table.rename_columns(["ctx"]), other := tmp_path / "other_bomb.parquet")
+    for read, bomb in ((read_documents, path), (read_parquet_rows, other)):
+        with pytest.raises(DataError, match=r"bomb\.parquet unpacks to more than 200 times"):
+            list(read(bomb))
+
+
+def test_hellaswag_is_unpacked_to_the_limit_of_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr("kvlab.data.text_formats.MIN_TEXT_LIMIT", 10_000)
+    bomb = tmp_path / "a.jsonl.xz"
+    bomb.write_bytes(lzma.compress(bytes(1 << 20)))
+    with pytest.raises(DataError, match=r"a\.jsonl\.xz unpacks to more than 200 times its size"):
+        get_hellaswag_file(file=bomb)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="no regular file"):
+        get_hellaswag_file(file=tmp_path / "pipe")
 
 
 def test_a_line_has_an_end(tmp_path, monkeypatch):
