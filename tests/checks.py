@@ -49,17 +49,28 @@ def _check_specs() -> Iterator[str]:
             yield str(error)
     for path in sorted((ROOT / "sweeps").glob("*.yaml")):
         try:
-            sweep = load_sweep(path)
+            scales = ["", *load_sweep(path).scales]
         except KvlabError as error:
             yield str(error)
             continue
-        paths = {path for cell in sweep.cells() for path in cell.experiment.data.paths}
-        if not all(map(os.path.exists, paths)):
-            continue  # text that a person brings
-        with redirect_stdout(io.StringIO()):
-            code = kvlab(["plan", str(path), "--json", "--rate", "1e12"])
-        if code:
-            yield f"{path}: `kvlab plan` exits with {code}"
+        for scale in scales:
+            yield from _check_sweep(path, scale)
+
+
+def _check_sweep(path: Path, scale: str) -> Iterator[str]:
+    """Yield why a sweep does not plan at one of its scales, or at the file's own."""
+    try:
+        sweep = load_sweep(path, scale)
+    except KvlabError as error:
+        yield str(error)
+        return
+    paths = {path for cell in sweep.cells() for path in cell.experiment.data.paths}
+    if not all(map(os.path.exists, paths)):
+        return  # text that a person brings
+    with redirect_stdout(io.StringIO()):
+        code = kvlab(["plan", str(path), "--scale", scale, "--json", "--rate", "1e12"])
+    if code:
+        yield f"{path}: `kvlab plan --scale {scale}` exits with {code}"
 
 
 def _check_schemas() -> Iterator[str]:

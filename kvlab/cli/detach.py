@@ -34,7 +34,7 @@ def submit_detached(options: argparse.Namespace) -> int:
         UsageError: If the cluster cannot share the store.
         ResourceError: If the cluster has no job server.
     """
-    sweep = read_sweep(options.sweep)
+    sweep = read_sweep(options.sweep, options.scale)
     facts = _start_job(options, sweep) if options.address else _start_process(options, sweep)
     if options.json:
         print(json.dumps({"sweep": sweep.name, **facts}, indent=1))

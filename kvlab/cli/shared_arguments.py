@@ -20,6 +20,15 @@ _BYTES = {
 }  # fmt: skip
 
 
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scale",
+        default="",
+        metavar="NAME",
+        help="one of the file's scales (default: the file's own); the sweep is then SWEEP-NAME",
+    )
+
+
 def add_store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
@@ -217,16 +226,17 @@ def sweep_name(text: str) -> str:
     return text
 
 
-def read_sweep(path: str | Path) -> Sweep:
+def read_sweep(path: str | Path, scale: str = "") -> Sweep:
     """Read a sweep and check its names of sections and metrics, which `kvlab.spec` cannot know.
 
     Args:
         path: Its file, or its name; see `find_sweep_file`.
+        scale: One of its `scales`; empty for the file's own.
 
     Raises:
         SpecError: With every problem, each with file, line and column.
     """
-    sweep = load_sweep(find_sweep_file(str(path)))
+    sweep = load_sweep(find_sweep_file(str(path)), scale)
     problems = [*_find_unknown_sections(sweep), *_find_metric_problems(sweep)]
     if problems:
         raise SpecError(problems)

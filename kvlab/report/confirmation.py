@@ -50,6 +50,7 @@ def confirmation_yaml(study: Study, search: SearchResults) -> str:
 
 def _confirmation_lines(study: Study, search: SearchResults) -> Iterator[str]:
     document = yaml.safe_load(str(study.sweep.get("yaml") or "")) or {}
+    document |= document.get("scales", {}).get(study.sweep.get("scale"), {})
     first = max(study.seeds, default=0) + 1
     seeds = list(range(first, first + CONFIRMATION_SEEDS))
     yield f"# Do the best trials of the search {study.name} hold on seeds that it has not seen?"

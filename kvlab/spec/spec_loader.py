@@ -14,6 +14,7 @@ from kvlab.spec.init_from import check_init_from
 from kvlab.spec.lm_eval_tasks import check_lm_eval
 from kvlab.spec.overrides import apply_patch, resolve_paths
 from kvlab.spec.presets import PRESETS
+from kvlab.spec.scale_config import apply_scale, check_scale_exists
 from kvlab.spec.sweep import Sweep, SweepSource
 from kvlab.spec.sweep_validation import check_search_timing
 from kvlab.spec.tuning_config import check_tune
@@ -57,28 +58,39 @@ def load_served_model(target: str, overrides: Mapping[str, Any] | None = None) -
     return ServedModel(name=experiment.name, model=experiment.model, serving=experiment.serving)
 
 
-def load_sweep(path: str | Path) -> Sweep:
+def load_sweep(path: str | Path, scale: str = "") -> Sweep:
     """Read one sweep file and the experiment that it names.
 
     Every level is checked by itself and every cell as a whole, so a sweep that loads can be
     planned.
+
+    Args:
+        scale: one of the file's `scales`; empty for the file's own.
 
     Raises:
         SpecError: with all problems in either file, each with file, line and column.
     """
     document = read_yaml(path)
     _check_kind(document, path, "sweep")
-    data = {"name": Path(path).stem, **document.data}
-    try:
-        sweep = _validate(Sweep, data, document)
-    except SpecError as error:
-        raise SpecError([*error.problems, *_find_level_problems(document, path)]) from None
-    sweep = _attach_source(sweep, document, path)
+    sweep = _validate_sweep(document, path)
+    scaled = {name: apply_scale(sweep, document, name) for name in sweep.scales}
+    sweeps = {name: _validate_sweep(one, path) for name, one in scaled.items()}
+    if scale:
+        check_scale_exists(sweep, document, scale)
+        sweep, document = sweeps[scale], scaled[scale]
+    sweep = _attach_source(sweep, document, path, scale)
     check_init_from(sweep)
     check_lm_eval(sweep)
     check_tune(sweep)
     check_search_timing(sweep)
     return sweep
+
+
+def _validate_sweep(document: YamlDocument, path: str | Path) -> Sweep:
+    try:
+        return _validate(Sweep, {"name": Path(path).stem, **document.data}, document)
+    except SpecError as error:
+        raise SpecError([*error.problems, *_find_level_problems(document, path)]) from None
 
 
 _OWN_KEYS = {
@@ -123,7 +135,9 @@ def _find_level_problems(document: YamlDocument, path: str | Path) -> list[Probl
     return []
 
 
-def _attach_source(sweep: Sweep, document: YamlDocument, path: str | Path) -> Sweep:
+def _attach_source(
+    sweep: Sweep, document: YamlDocument, path: str | Path, scale: str = ""
+) -> Sweep:
     """Return the sweep with its base experiment, after checking every cell."""
     folder = Path(path).parent
     base_path = os.path.normpath(folder / sweep.experiment)
@@ -137,7 +151,7 @@ def _attach_source(sweep: Sweep, document: YamlDocument, path: str | Path) -> Sw
         raise SpecError([document.problem(("experiment",), message)]) from None
     base = resolve_paths(base_document.data, Path(base_path).parent)
     _validate(Experiment, base, base_document)
-    return sweep.with_source(SweepSource(document, base_document, base, str(folder)))
+    return sweep.with_source(SweepSource(document, base_document, base, str(folder), scale))
 
 
 def _validate(

@@ -23,6 +23,7 @@ from kvlab.spec.design import DesignError
 from kvlab.spec.designs import DESIGNS, describe_designs, design_pattern
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.overrides import apply_patch, resolve_path_value
+from kvlab.spec.scale_config import SCALED_KEYS, find_scale_problems
 from kvlab.spec.search_config import SearchConfig
 from kvlab.spec.seeds_config import SeedLooks, Seeds, SeedsField
 from kvlab.spec.size_config import SizeConfig, check_sizes, find_size_problems
@@ -145,12 +146,14 @@ class SweepSource:
     Attributes:
         base: the data of the base experiment, with paths resolved.
         folder: the folder of the sweep's file, which its paths are relative to.
+        scale: the name of the scale; empty for the file's own.
     """
 
     document: YamlDocument = field(repr=False)
     base_document: YamlDocument = field(repr=False)
     base: dict[str, Any] = field(repr=False)
     folder: str
+    scale: str = ""
 
 
 class Sweep(SpecModel):
@@ -285,6 +288,12 @@ class Sweep(SpecModel):
         description="Which sections the report has.",
         examples=[{"sections": ["answer", "effects"]}],
     )
+    scales: dict[Name, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="The same question at other sizes, by name: what stands there in place of"
+        f" {', '.join(SCALED_KEYS)}. --scale NAME plans and runs one.",
+        examples=[{"gpu": {"experiment": "../experiments/gpt2-124m.yaml", "seeds": 3}}],
+    )
 
     _source: SweepSource | None = PrivateAttr(default=None)
     _cells: tuple[Cell, ...] = PrivateAttr(default=())
@@ -320,6 +329,7 @@ class Sweep(SpecModel):
         raise_problems(find_zip_problems(self))
         raise_problems(find_size_problems(self))
         raise_problems(find_claim_problems(self.decide, self.factors, self.baseline))
+        raise_problems(find_scale_problems(self))
         try:
             baseline = self.selection.cells[:1]
         except DesignError as error:

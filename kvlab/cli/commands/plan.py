@@ -10,7 +10,14 @@ from typing import Any
 
 from kvlab.analysis.tuning import Optimum, describe_optimum
 from kvlab.cli.search_summary import format_search_space
-from kvlab.cli.shared_arguments import add_json, add_store, memory_size, positive_float, read_sweep
+from kvlab.cli.shared_arguments import (
+    add_json,
+    add_scale,
+    add_store,
+    memory_size,
+    positive_float,
+    read_sweep,
+)
 from kvlab.cli.terminal import format_table
 from kvlab.errors import StoreError, UsageError
 from kvlab.humanize import format_bytes, format_count, format_duration, format_number
@@ -44,6 +51,7 @@ MAX_NAMED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
+    add_scale(parser)
     add_store(parser)
     parser.add_argument(
         "--rate", type=positive_float, metavar="FLOPS",
@@ -64,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    sweep = read_sweep(options.sweep)
+    sweep = read_sweep(options.sweep, options.scale)
     stage = plan_stage(sweep, store, provisional=True)
     most = plan_at_most(sweep, store, provisional=True)
     planned = stage.plan
@@ -199,6 +207,9 @@ def _format_plan(planned: Plan) -> list[str]:
         lines.append(f"GPUs: {describe_sharing()}.")
     lines.append(planned.format_totals() + ".")
     lines.append(f"State: {counts}.")
+    if planned.sweep.scales:
+        others = " or ".join(f"--scale {name}" for name in planned.sweep.scales)
+        lines.append(f"Scale: the file's own; for another, {others}.")
     lines += [f"Note: {note}." for note in planned.notes]
     lines += [f"Not here yet, so the ids will change: {why}." for why in planned.absent]
     return lines

@@ -22,6 +22,7 @@ from kvlab.cli.search_summary import format_search, promote_trials, suggest_conf
 from kvlab.cli.shared_arguments import (
     add_json,
     add_reports,
+    add_scale,
     add_store,
     find_sweep_file,
     read_sweep,
@@ -63,6 +64,7 @@ PREPARATION_SECONDS = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="name or file of a sweep")
+    add_scale(parser)
     add_store(parser)
     parser.add_argument(
         "--executor",
@@ -130,7 +132,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _submit(options: argparse.Namespace) -> int:
-    sweep = read_sweep(options.sweep)
+    sweep = read_sweep(options.sweep, options.scale)
     if options.promote and not uses_pruning(sweep):
         text = f"--promote = {options.promote[0]} needs a search with pruning"
         raise UsageError(f"{text}, and {sweep.name} prunes nothing; leave it out")
@@ -396,7 +398,8 @@ def _redact_command(options: argparse.Namespace) -> str:
     file = os.path.abspath(find_sweep_file(options.sweep))
     in_project = os.path.relpath(file, find_project_root())
     file = file if in_project.startswith(os.pardir) else in_project
-    return redact_command(["submit", file, *executor])
+    scale = ["--scale", options.scale] if options.scale else []
+    return redact_command(["submit", file, *scale, *executor])
 
 
 def _make_executor(

@@ -421,6 +421,7 @@ def describe_sweep(plan: Plan, *, yaml: str, experiment_yaml: str, command: str)
             }
             for cell in plan.cells
         ],
+        **({"scale": sweep.source.scale} if sweep.source.scale else {}),
         "yaml": yaml,
         "yaml_sha256": hashlib.sha256(yaml.encode()).hexdigest(),
         "experiment_yaml": experiment_yaml,

@@ -1,0 +1,117 @@
+"""`scales` of a sweep: the same question at other sizes, such as a CPU's and a GPU's.
+
+scales:
+  gpu:
+    experiment: ../experiments/gpt2-124m.yaml
+    factors: {horizon: {hybrid: {model.window: 256, model.attention_pattern: GLLLLL}}}
+
+A key of a scale stands in place of the sweep's, and a level in place of the sweep's level. The
+cells are the same: a scale says what a level sets, and neither adds nor drops one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from kvlab.errors import SpecError
+from kvlab.spec.spec_model import FieldMessage
+from kvlab.spec.validation_errors import Path
+from kvlab.spec.yaml_reader import YamlDocument
+
+if TYPE_CHECKING:
+    from kvlab.spec.sweep import Sweep
+
+SCALED_KEYS = ("experiment", "factors", "tune", "seeds", "search", "decide", "size")
+"""Keys of a sweep that a scale may set. The others make the question what it is."""
+
+
+def find_scale_problems(sweep: "Sweep") -> Iterator[FieldMessage]:
+    """Yield keys and levels of scales that the sweep does not have."""
+    for name, scale in sweep.scales.items():
+        at = f"scales.{name}"
+        if not scale:
+            yield at, f"changes nothing; write what differs, one of {', '.join(SCALED_KEYS)}"
+        for key in scale:
+            if key not in SCALED_KEYS:
+                near = get_close_matches(key, SCALED_KEYS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"use {', '.join(SCALED_KEYS)}"
+                yield f"{at}.{key}", f"is no key of a scale; {hint}"
+        for key, other in (("search", "factors"), ("factors", "search")):
+            if key in scale and (key == "search") != (sweep.search is not None):
+                yield f"{at}.{key}", f"cannot stand in place of the {other} of the sweep; remove it"
+        yield from _find_level_problems(sweep, f"{at}.factors", scale.get("factors", {}))
+
+
+def _find_level_problems(sweep: "Sweep", at: str, factors: object) -> Iterator[FieldMessage]:
+    if not isinstance(factors, dict):
+        yield at, "is not a mapping; write levels by factor"
+        return
+    for factor, levels in factors.items():
+        if factor not in sweep.factors:
+            hint = f"use one of {', '.join(sweep.factors)}"
+            yield f"{at}.{factor}", f"is not a factor of the sweep; {hint}"
+        elif not isinstance(levels, dict):
+            yield f"{at}.{factor}", "is not a mapping; write what a level changes by level"
+        else:
+            for level in levels.keys() - sweep.factors[factor].keys():
+                hint = f"use one of {', '.join(sweep.factors[factor])}"
+                yield f"{at}.{factor}.{level}", f"is not a level of {factor}; {hint}"
+
+
+def apply_scale(sweep: "Sweep", document: YamlDocument, scale: str) -> YamlDocument:
+    """Return the document of a sweep at one of its scales, named ``<sweep>-<scale>``.
+
+    Every key keeps its location in the file, so that a problem is placed at the scale that
+    causes it.
+
+    Args:
+        sweep: From ``document``, so that its scales name what there is.
+    """
+    patch = document.data["scales"][scale]
+    data = {key: value for key, value in document.data.items() if key != "scales"}
+    data = {**data, **patch, "name": f"{sweep.name}-{scale}"}
+    sources: dict[Path, Path] = {(key,): ("scales", scale, key) for key in patch}
+    if "factors" in patch:
+        del sources[("factors",)]
+        data["factors"] = {
+            factor: {**levels, **patch["factors"].get(factor, {})}
+            for factor, levels in document.data["factors"].items()
+        }
+        for factor, levels in patch["factors"].items():
+            for level in levels:
+                path = ("factors", factor, level)
+                sources[path] = ("scales", scale, *path)
+    locations, key_locations = (
+        _move_locations(table, sources) for table in (document.locations, document.key_locations)
+    )
+    return replace(document, data=data, locations=locations, key_locations=key_locations)
+
+
+def check_scale_exists(sweep: "Sweep", document: YamlDocument, scale: str) -> None:
+    """Raise SpecError if the sweep has no such scale."""
+    if scale in sweep.scales:
+        return
+    text = f"has no scale {scale}"
+    if sweep.scales:
+        hint = f"use {' or '.join(sweep.scales)}, or leave out --scale for the file's own"
+        raise SpecError([document.problem(("scales",), f"{text}; {hint}")])
+    hint = f"write `scales: {{{scale}: {{experiment: ...}}}}`, or leave out --scale"
+    raise SpecError([document.problem((), f"{text}; {hint}")])
+
+
+Locations = dict[Path, tuple[int, int]]
+
+
+def _move_locations(table: Locations, sources: dict[Path, Path]) -> Locations:
+    """Return the locations, those below every key of ``sources`` taken from below its value."""
+    moved = {
+        path: location
+        for path, location in table.items()
+        if not any(path[:depth] in sources for depth in range(1, len(path) + 1))
+    }
+    for target, source in sources.items():
+        for path, location in table.items():
+            if path[: len(source)] == source:
+                moved[(*target, *path[len(source) :])] = location
+    return moved
