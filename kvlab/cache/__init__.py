@@ -4,6 +4,7 @@ from kvlab.cache.attention_pass import AttentionPass, KVContext, OneShotPass
 from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.formats import ScaledCodes
 from kvlab.cache.kv_cache import KVCache
+from kvlab.cache.trained_storage import begin_one_shot_pass, make_rounding
 from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
 
 __all__ = [
@@ -16,4 +17,6 @@ __all__ = [
     "OneShotPass",
     "ScaledCodes",
     "TreePass",
+    "begin_one_shot_pass",
+    "make_rounding",
 ]

@@ -21,8 +21,9 @@ views of. What K and V are to a layer is the model's matter.
 Shapes: B rows, H heads of a part, C tokens of this pass, P past tokens, D width of a part.
 """
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,9 @@ from torch import Tensor
 
 from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.formats import ScaledCodes
+
+RoundPart = Callable[[Tensor], Tensor]
+"""Takes a part (B, H, C, D) and returns it as storage gives it back."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,15 @@ def softmax_with_sink(scores: Tensor, sink: Tensor) -> Tensor:
     column = sink.view(n_head, -1, 1).to(scores.dtype).expand(batch, n_head, queries, 1)
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return torch.cat([scores, column], -1).softmax(-1, dtype=dtype)[..., :-1]
+
+
+def make_additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask (R, 1, C, T) to be added to scores, from ``visible`` (R, C, T) of bool.
+
+    From a mask of bool torch would make this tensor anew in every layer.
+    """
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, -math.inf)[:, None]
 
 
 class AttentionPass(ABC):
@@ -130,10 +143,11 @@ class UncachedPass(AttentionPass):
 
     Args:
         owners: the layer whose K/V each layer reads.
+        round_part: K and V are read as it returns them; None: as they are.
     """
 
-    def __init__(self, owners: Sequence[int]):
-        self._owners = owners
+    def __init__(self, owners: Sequence[int], round_part: RoundPart | None = None):
+        self._owners, self._round_part = owners, round_part
         self._last_readers = {owner: layer for layer, owner in enumerate(owners)}
         self._current: dict[int, tuple[Tensor, ...]] = {}
 
@@ -141,6 +155,8 @@ class UncachedPass(AttentionPass):
         return self._owners[layer] == layer
 
     def write_kv(self, layer: int, *parts: Tensor) -> None:
+        if self._round_part is not None:
+            parts = tuple(map(self._round_part, parts))
         if self._last_readers[layer] != layer and not torch.is_grad_enabled():
             # later layers need no queries of this one
             parts = tuple(part.contiguous() for part in parts)
@@ -160,6 +176,7 @@ class OneShotPass(UncachedPass):
         length: tokens C of each row.
         device: of the positions.
         documents: the documents packed into the rows, if each is to be computed alone.
+        round_part: K and V are read as it returns them; None: as they are.
     """
 
     def __init__(
@@ -168,8 +185,9 @@ class OneShotPass(UncachedPass):
         length: int,
         device: torch.device,
         documents: DocumentMask | None = None,
+        round_part: RoundPart | None = None,
     ):
-        super().__init__(owners)
+        super().__init__(owners, round_part)
         self._length, self._documents = length, documents
         self._positions = (
             torch.arange(length, device=device) if documents is None else documents.positions

@@ -5,13 +5,12 @@ No cache: every token belongs to the pass, and a mask says what each of them see
 Shapes: B rows, T tokens.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kvlab.cache.attention_pass import KVContext, UncachedPass
+from kvlab.cache.attention_pass import KVContext, RoundPart, UncachedPass, make_additive_mask
 from kvlab.spec.layer_config import LayerConfig
 
 SHARED_PREFIX, PADDING = 0, -1
@@ -27,6 +26,7 @@ class TreePass(UncachedPass):
         branches: (B, T): `SHARED_PREFIX`, a branch 1, 2, ..., or `PADDING`, which no other
             token sees.
         dtype: of queries and keys.
+        round_part: K and V are read as it returns them; None: as they are.
     """
 
     def __init__(
@@ -36,8 +36,9 @@ class TreePass(UncachedPass):
         positions: Tensor,
         branches: Tensor,
         dtype: torch.dtype,
+        round_part: RoundPart | None = None,
     ):
-        super().__init__(owners)
+        super().__init__(owners, round_part)
         self._bands = [(layer.window, layer.sink_tokens) for layer in layers]
         self._positions = positions
         distance = positions[:, :, None] - positions[:, None, :]
@@ -49,7 +50,7 @@ class TreePass(UncachedPass):
             is_near = visible
             if window is not None:
                 is_near = visible & ((distance < window) | (positions[:, None, :] < sinks))
-            self._masks[window, sinks] = _additive_mask(is_near, dtype)
+            self._masks[window, sinks] = make_additive_mask(is_near, dtype)
 
     @property
     def positions(self) -> Tensor:
@@ -65,12 +66,3 @@ class TreePass(UncachedPass):
 
     def read_kv(self, layer: int) -> KVContext:
         return KVContext(self._current[self._owners[layer]], self._masks[self._bands[layer]])
-
-
-def _additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return (B, 1, T, T), to be added to scores.
-
-    From a mask of bool torch would make this tensor anew in every layer.
-    """
-    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-    return mask.masked_fill_(~visible, -math.inf)[:, None]

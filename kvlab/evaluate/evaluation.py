@@ -93,7 +93,8 @@ def evaluate(
     The one-shot loss is over ``loss_tokens``, the served loss over ``served_tokens``, both rounded
     up to whole windows of ``block_size`` that are spread evenly over the held-out text; or both
     are over whole documents of ``loss_bytes``. The serving gap and the divergence compare both on
-    the served tokens.
+    the served tokens. One-shot is the forward pass of training: with `training.kv_dtype`, K and V
+    are rounded as they were there.
 
     Args:
         on_progress: gets ``stage, note, step, steps``, at most about twice per second. An
@@ -104,6 +105,7 @@ def evaluate(
             unavailable.
     """
     model = model.to(device).eval()
+    model.trained_kv = experiment.training.kv
 
     def start_progress(note: str, total: int) -> OnCount:
         return ProgressReporter(note, total, on_progress).advance

@@ -4,6 +4,9 @@ Every token is computed once. All continuations of a context see its K/V, and a 
 them from each other (`kvlab.cache.tree_attention`). Rows of similar length share a pass, so that
 little of it is padding, and logits are computed only where a token is predicted.
 
+A model that is trained with K/V in blocks (KIVI) has each continuation in a row of its own: which
+tokens are rounded there depends on how many follow.
+
 Shapes: R rows, T tokens of the longest, P predicted tokens.
 """
 
@@ -13,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvlab.cache import PADDING, SHARED_PREFIX, TreePass
+from kvlab.cache import PADDING, SHARED_PREFIX, TreePass, make_rounding
 from kvlab.evaluate.continuations import Continuations, ContinuationScore, sum_scores
 from kvlab.evaluate.forward_passes import OnCount, pass_rows
 from kvlab.model import GPT
@@ -52,7 +55,8 @@ def score_packed(
     Args:
         on_progress: called after each pass with the number of endings that are newly done.
     """
-    rows = sorted(_pack_rows(groups), key=lambda row: row.length)
+    row_tokens = MAX_ROW_TOKENS if model.trained_kv.blocks is None else 0
+    rows = sorted(_pack_rows(groups, row_tokens), key=lambda row: row.length)
     start = 0
     while start < len(rows):
         batch = _select_pass(model, rows, start)
@@ -61,11 +65,11 @@ def score_packed(
         on_progress(sum(len(row.endings) for row in batch))
 
 
-def _pack_rows(groups: Sequence[Continuations]) -> Iterator[_PackedRow]:
+def _pack_rows(groups: Sequence[Continuations], row_tokens: int) -> Iterator[_PackedRow]:
     for number, group in enumerate(groups):
         row = _PackedRow(number, length=len(group.context))
         for i, ending in enumerate(group.endings):
-            if row.endings and row.length + len(ending) - 1 > MAX_ROW_TOKENS:
+            if row.endings and row.length + len(ending) - 1 > row_tokens:
                 yield row
                 row = _PackedRow(number, length=len(group.context))
             row.endings.append(i)
@@ -126,7 +130,14 @@ def _tree_hidden_states(
 ) -> Tensor:
     """Return the residual stream (P, E) at ``token_indices`` of rows (R, T) that branch."""
     config, device = model.config, model.device
+    if model.trained_kv.blocks is not None:  # one continuation a row, and padding at its end
+        return model.hidden_states(tokens.to(device), token_indices=token_indices.to(device))
     tree = TreePass(
-        config.kv_owners, config.layers, positions.to(device), branches.to(device), model.dtype
+        config.kv_owners,
+        config.layers,
+        positions.to(device),
+        branches.to(device),
+        model.dtype,
+        make_rounding(model.trained_kv),
     )
     return model.run_pass(tokens.to(device), tree, token_indices.to(device))

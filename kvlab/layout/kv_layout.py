@@ -61,8 +61,8 @@ class KVLayout:
             writers=writers,
             layers=model.layers,
             kv_dtype=serving.kv_dtype,
-            kv_group=_resolve_group(model, serving),
-            blocks=serving.kv_dtype_blocks,
+            kv_group=serving.kv.resolve_group(model),
+            blocks=serving.kv.blocks,
             eviction=serving.resolve_eviction(model, slots),
         )
 
@@ -236,15 +236,3 @@ def _vector_formula(stored: DType, size: int, group: int | None) -> str:
     scales = size // stored.group_size(size, group)
     count = f"{scales} x " if scales > 1 else ""
     return f"({numbers} + {count}{stored.scale_bytes} for the scale{'s' if count else ''})"
-
-
-def _resolve_group(model: ModelConfig, serving: ServingConfig) -> int | None:
-    """Return the group of the scales, or None where it is the dtype's default in every layer.
-
-    Different spellings of one format give one layout, and so one trial.
-    """
-    if serving.kv_group is None:
-        return None
-    dtype, group = DTYPES[serving.kv_dtype], serving.kv_group
-    is_default = all(dtype.group_size(n, group) == dtype.group_size(n) for n in model.stored_sizes)
-    return None if is_default else group

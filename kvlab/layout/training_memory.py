@@ -44,12 +44,17 @@ def activation_bytes(experiment: Experiment) -> int:
     """Return the bytes that one token keeps for the backward pass, `_MARGIN` times the estimate.
 
     Counted are norms and residuals, q, k and v, the attention's output, and the hidden values of
-    the MLP before and after activation.
+    the MLP before and after activation. With `training.kv_dtype` K and V are kept once more as
+    they are read, in blocks beside the exact ones.
     """
-    model = experiment.model
+    model, kv = experiment.model, experiment.training.kv
     hidden_values = 3 if model.mlp == "swiglu" else 2
     values = model.n_layer * (10 * model.n_embd + hidden_values * model.ffn_dim)
     values += sum(_attention_values(layer) for layer in model.layers)
+    if kv.identity(model):
+        copies = 1 if kv.blocks is None else 2
+        owners = set(model.kv_owners)
+        values += copies * sum(model.layers[owner].store_width for owner in owners)
     return _MARGIN * DTYPES[experiment.training.precision].item_bytes * values
 
 
@@ -117,6 +122,7 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
     model, training = experiment.model, experiment.training
     if training.compile:
         return 0
+    blocks = training.kv.blocks  # whose queries have masks of their own, for which none are saved
     return sum(
         saved_probability_bytes(
             rows,
@@ -133,4 +139,5 @@ def _probability_bytes(experiment: Experiment, rows: int) -> int:
             has_sink=layer.has_sink,
         )
         for layer in model.layers
+        if blocks is None or not blocks.quantizes(layer.window)
     )

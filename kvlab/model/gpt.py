@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kvlab.cache import AttentionPass, DocumentMask, KVCache, OneShotPass
+from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pass
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
@@ -21,6 +21,7 @@ from kvlab.model.kernels import Linear, gelu
 from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
+from kvlab.spec.kv_storage import KVStorage
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -92,6 +93,10 @@ class GPT(nn.Module):
         seed: of the initial parameters. Each is drawn by its name and the seed, so two models of
             one seed start equal wherever parameters have the same name and shape.
         device, dtype: of the parameters; default torch's.
+
+    Attributes:
+        trained_kv: passes without a cache read K and V as this storage gives them back:
+            `training.kv_dtype`. A model that is not trained so reads them as they are.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class GPT(nn.Module):
     ):
         super().__init__()
         self.config = config
+        self.trained_kv = KVStorage()
         rotations = dict.fromkeys(layer.rotation for layer in config.layers if layer.rotary_dim)
         self.rotary_tables = {rotation: RotaryTables(*rotation) for rotation in rotations}
         with torch.device(device or torch.get_default_device()):
@@ -227,7 +233,9 @@ class GPT(nn.Module):
         if lengths is not None:
             raise ValueError("lengths needs a cache; without one, padding at the end is inert")
         documents = None if document_start is None else DocumentMask(tokens, document_start)
-        return OneShotPass(self.config.kv_owners, tokens.shape[1], tokens.device, documents)
+        return begin_one_shot_pass(
+            self.config, self.trained_kv, tokens.shape[1], tokens.device, documents
+        )
 
     def _check_positions(self, end: int) -> None:
         limit = self.config.block_size

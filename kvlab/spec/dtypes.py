@@ -1,7 +1,7 @@
 """The number formats by name: how many bytes each takes, and how the cache keeps it.
 
-This is the one table of `serving.kv_dtype`. The YAML's choices and their messages, the byte
-arithmetic of `kvlab.layout` and the buffers of `kvlab.cache.formats` all read it.
+This is the one table of `serving.kv_dtype` and `training.kv_dtype`. The YAML's choices and their
+messages, the byte arithmetic of `kvlab.layout` and the buffers of `kvlab.cache` all read it.
 """
 
 from dataclasses import dataclass
@@ -70,13 +70,18 @@ class DType:
         return size // self.numbers_per_item * self.item_bytes + scales * self.scale_bytes
 
     def find_size_problem(
-        self, size: int, group: int | None = None, name: str = "head"
+        self,
+        size: int,
+        group: int | None = None,
+        name: str = "head",
+        section: str = "serving",
     ) -> str | None:
         """Return why vectors of ``size`` numbers cannot be stored in it, or None if they can.
 
         Args:
             group: `serving.kv_group`.
             name: of such a vector, ``head``, ``latent`` or ``rotary key``.
+            section: of the spec that names the dtype, ``serving`` or ``training``.
         """
         if not self.is_quantized or (group is None and self.default_group is None):
             return None
@@ -92,7 +97,7 @@ class DType:
         listed = ", ".join(map(str, usable[:-1]))
         listed = f"{listed} or {usable[-1]}" if listed else str(usable[-1])
         what = f"head_dim = {size}" if name == "head" else f"the {size} numbers of a {name}"
-        return f"needs groups that divide {what}; use serving.kv_group: {listed}"
+        return f"needs groups that divide {what}; use {section}.kv_group: {listed}"
 
 
 @dataclass(frozen=True)
@@ -149,5 +154,5 @@ DTYPES: dict[str, DType] = {
 
 
 def list_kv_dtypes() -> tuple[str, ...]:
-    """Return the values of `serving.kv_dtype`; float64 serves exactness tests alone."""
+    """Return the values of a section's ``kv_dtype``; float64 serves exactness tests alone."""
     return ("model", *(name for name in DTYPES if name != "float64"))

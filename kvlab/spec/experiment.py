@@ -80,6 +80,7 @@ class Experiment(SpecModel):
                 *_find_needle_problems(self),
                 *_find_benchmark_problems(self),
                 *_find_training_problems(self),
+                *self.training.kv.find_storage_problems(self.model, "training"),
                 *_find_serving_problems(self.model, self.serving),
             ]
         )
@@ -94,7 +95,7 @@ def _find_serving_problems(model: ModelConfig, serving: ServingConfig) -> Iterat
         yield "serving.tie", str(error)
     else:
         yield from serving.find_eviction_problems(model, slots)
-    yield from serving.find_storage_problems(model)
+    yield from serving.kv.find_storage_problems(model, "serving")
 
 
 def _find_data_problems(experiment: Experiment) -> Iterator[FieldMessage]:

@@ -1,12 +1,13 @@
 """`serving` of an experiment: what changes only inference."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from kvlab.spec.dtypes import DTYPES, MIN_GROUP, MODEL_DTYPE, BlockRule, list_kv_dtypes
+from kvlab.spec.dtypes import DTYPES, MIN_GROUP, MODEL_DTYPE, list_kv_dtypes
 from kvlab.spec.eviction_config import EvictConfig, EvictionRule
+from kvlab.spec.kv_storage import KVStorage
 from kvlab.spec.model_config import ModelConfig, SharingField
 from kvlab.spec.spec_model import (
     FieldMessage,
@@ -81,31 +82,13 @@ class ServingConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "ServingConfig":
-        raise_problems(self._find_problems())
+        raise_problems(self.kv.find_setting_problems())
         return self
 
-    def _find_problems(self) -> Iterator[FieldMessage]:
-        if self.kv_group is not None and not self._has_scales:
-            names = _join_names(dtype.is_quantized for dtype in DTYPES.values())
-            text = f"has no scales to group in kv_dtype {self.kv_dtype}"
-            yield "kv_group", f"{text}; leave it out, or use {names}"
-        if self.kv_residual is not None and self.kv_dtype_blocks is None:
-            names = _join_names(dtype.default_residual is not None for dtype in DTYPES.values())
-            text = f"has no effect in kv_dtype {self.kv_dtype}, which stores every token alike"
-            yield "kv_residual", f"{text}; leave it out, or use {names}"
-
     @property
-    def kv_dtype_blocks(self) -> BlockRule | None:
-        """When tokens are quantized, in a dtype that quantizes them in blocks; else None."""
-        dtype = DTYPES.get(self.kv_dtype)
-        if dtype is None or dtype.default_residual is None or dtype.default_group is None:
-            return None
-        residual = dtype.default_residual if self.kv_residual is None else self.kv_residual
-        return BlockRule(self.kv_group or dtype.default_group, residual)
-
-    @property
-    def _has_scales(self) -> bool:
-        return self.kv_dtype in DTYPES and DTYPES[self.kv_dtype].is_quantized
+    def kv(self) -> KVStorage:
+        """How the cache stores K and V."""
+        return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual)
 
     def find_eviction_problems(
         self, model: ModelConfig, slots: Sequence[int]
@@ -122,7 +105,7 @@ class ServingConfig(SpecModel):
         if not any(is_global):
             text = "has no layer to act on: all have a window, whose ring drops tokens by itself"
             yield "serving.evict", f"{text}; leave it out, or use a pattern with G"
-        elif self.kv_dtype_blocks is not None:
+        elif self.kv.blocks is not None:
             text = f"cannot drop single tokens from the blocks of kv_dtype {self.kv_dtype}"
             yield "serving.evict", f"{text}; use int4, int8 or fp8, or leave one out"
         elif self.evict.by == "heavy_hitters" and model.kv != "separate":
@@ -172,41 +155,6 @@ class ServingConfig(SpecModel):
             return model.block_size  # nothing is dropped, so nothing is scored
         return spare // (tokens + scores)
 
-    def find_storage_problems(self, model: ModelConfig) -> Iterator[FieldMessage]:
-        """Yield why K and V of ``model`` cannot be stored this way, by fields of a spec."""
-        if not self._has_scales:
-            return
-        sizes, blocks = model.stored_sizes, self.kv_dtype_blocks
-        dtype = DTYPES[self.kv_dtype]
-        found = (dtype.find_size_problem(n, self.kv_group, name) for n, name in sizes.items())
-        problem = next(filter(None, found), None)
-        if problem is not None:
-            yield f"serving.{'kv_dtype' if self.kv_group is None else 'kv_group'}", problem
-        if blocks is None:
-            return
-        if model.kv != "separate":
-            text = "quantizes keys by channel and values by token, so it needs model.kv: separate"
-            yield "serving.kv_dtype", f"{text}; use int4 or int8 for what both are views of"
-            return
-        if model.sink_tokens:
-            text = "keeps the newest tokens in full precision, not the first ones"
-            yield "serving.kv_dtype", f"{text}; leave model.sink_tokens out, or use int4 or int8"
-            return
-        windows = [layer.window or model.block_size for layer in model.layers]
-        longest = min(max(windows), model.block_size)
-        if not blocks.quantizes(longest) or not blocks.quantized_tokens(model.block_size):
-            most = min(longest - 1, model.block_size - blocks.group)
-            text = f"quantizes none of the {longest} tokens that a layer sees, as the newest"
-            text = (
-                f"{text} {blocks.residual} to {blocks.residual + blocks.group - 1} stay as they are"
-            )
-            fix = (
-                f"use serving.kv_residual: {most} or less"
-                if most >= 0
-                else "use a smaller kv_group"
-            )
-            yield "serving.kv_dtype", f"{text}; {fix}"
-
     def store_as_model(self, eviction: EvictionRule | None) -> "ServingConfig":
         """Return the same serving with K and V in the model's dtype.
 
@@ -217,9 +165,3 @@ class ServingConfig(SpecModel):
         if self.evict is not None and eviction is not None:
             update["evict"] = self.evict.model_copy(update={"keep": eviction.keep, "bytes": None})
         return self.model_copy(update=update)
-
-
-def _join_names(is_named: Iterable[bool]) -> str:
-    """Return the dtypes for which it is true, as `a, b or c`."""
-    names = [name for name, named in zip(DTYPES, is_named, strict=True) if named]
-    return f"{', '.join(names[:-1])} or {names[-1]}"

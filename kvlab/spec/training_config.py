@@ -5,9 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from kvlab.spec.dtypes import MIN_GROUP, list_kv_dtypes
+from kvlab.spec.kv_storage import KVStorage
+from kvlab.spec.model_config import ModelConfig
 from kvlab.spec.spec_model import (
     DecayRate,
     NonNegativeInt,
+    OneOf,
     PositiveFloat,
     PositiveInt,
     SpecModel,
@@ -42,6 +46,11 @@ class TrainingConfig(SpecModel):
         {"checkpoint_every", "keep_last", "keep_best", "init_from"}
     )
     # `kvlab.trial.initial_weights` adds the contents of init_from
+    omitted_defaults: ClassVar[dict[str, Any]] = {
+        "kv_dtype": "model",
+        "kv_group": None,
+        "kv_residual": None,
+    }
 
     tokens: NonNegativeInt = Field(
         default=0,
@@ -145,6 +154,32 @@ class TrainingConfig(SpecModel):
         description="Of the matrix products; weights and optimizer stay in float32.",
         examples=["bfloat16"],
     )
+    kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
+        default="model",
+        description="The forward pass reads K/V as a cache of this serving.kv_dtype would give"
+        " them back; gradients pass straight through. Without it they are not rounded.",
+        examples=["int8"],
+    )
+    kv_group: Annotated[PositiveInt, Field(ge=MIN_GROUP)] | None = Field(
+        default=None,
+        description="As serving.kv_group, of training.kv_dtype. It does not follow serving's.",
+        examples=[16],
+        json_schema_extra={
+            "unit": "numbers",
+            "computed_default": "that of serving.kv_group in the same kv_dtype",
+            "given": {"kv_dtype": "int4"},
+        },
+    )
+    kv_residual: NonNegativeInt | None = Field(
+        default=None,
+        description="As serving.kv_residual, of training.kv_dtype. It does not follow serving's.",
+        examples=[64],
+        json_schema_extra={
+            "unit": "tokens",
+            "computed_default": "128 for kivi4 and kivi2",
+            "given": {"kv_dtype": "kivi2"},
+        },
+    )
     compile: bool = Field(default=False, description="torch.compile the model.", examples=[True])
     evaluate_every: PositiveInt = Field(
         default=100,
@@ -202,6 +237,7 @@ class TrainingConfig(SpecModel):
 
     @model_validator(mode="after")
     def _check(self) -> "TrainingConfig":
+        raise_problems(self.kv.find_setting_problems())
         if self.schedule != "wsd":
             if self.decay_tokens is not None:
                 raise_problems([("decay_tokens", "is read only by schedule: wsd; remove one")])
@@ -212,6 +248,16 @@ class TrainingConfig(SpecModel):
             text = f"and warmup_tokens = {self.warmup_tokens} exceed tokens = {self.tokens}"
             raise_problems([("decay_tokens", f"{text}; shorten one")])
         return self
+
+    @property
+    def kv(self) -> KVStorage:
+        """How the forward pass of training rounds K and V."""
+        return KVStorage(self.kv_dtype, self.kv_group, self.kv_residual)
+
+    def computation(self, model: ModelConfig) -> dict[str, Any]:
+        """Return `identity` in a form that is equal for different spellings of one computation."""
+        facts = {key: value for key, value in self.identity().items() if not key.startswith("kv_")}
+        return facts | self.kv.identity(model)
 
     @property
     def steps(self) -> int:

@@ -112,7 +112,7 @@ def resume_identity(
     """
     facts = {
         "model": experiment.model.computation(),
-        "training": experiment.training.identity(),
+        "training": experiment.training.computation(experiment.model),
         "seed": seed,
         "train_tokens": train_tokens,
     }

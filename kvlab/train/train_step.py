@@ -72,6 +72,7 @@ class TrainStepper:
         self.model, self.dataset, self.seed = model, dataset, seed
         self.training, self.block_size = experiment.training, experiment.model.block_size
         self.device = model.device
+        model.trained_kv = self.training.kv
         self.workers = WorkerGroup.current(experiment.resources.training_workers)
         self.rows = self.training.batch_tokens // self.block_size
         self.microbatch_rows = device_microbatch_rows(experiment, self.device)

@@ -83,7 +83,7 @@ def training_identity(
         "version": TRAINING_VERSION,
         "model": experiment.model.computation(),
         "data": {**experiment.data.identity(), "digest": data_identity},
-        "training": experiment.training.identity(),
+        "training": experiment.training.computation(experiment.model),
         "seed": seed,
     }
     if initial_weights is not None:

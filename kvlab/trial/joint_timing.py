@@ -87,6 +87,7 @@ def _measure(task: JointTiming, check_stop: Callable[[], None]) -> dict[str, Any
     for trial, one in task.experiments.items():
         dtype = getattr(torch, one.weight_dtype(device))
         model = GPT(one.model, seed=task.seed).to(device, dtype).eval()
+        model.trained_kv = one.training.kv
         variants.append(Variant(trial, model, one.serving))
     timings = time_together(
         variants, first.benchmark, on_turn=check_stop, tokens=_read_tokens(first)

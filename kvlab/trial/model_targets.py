@@ -79,6 +79,7 @@ def open_trial(prefix: str, store: Store) -> OpenedModel:
     with refuse_malformed(trial_id):
         experiment = Experiment.model_validate(result["experiment"])
     model = GPT(experiment.model)
+    model.trained_kv = experiment.training.kv
     load_final_weights(model, store.training_directory(result["training"]))
     tokenizer, cpus = experiment.data.tokenizer, experiment.resources.cpus
     return OpenedModel(trial_id, model, experiment.serving, tokenizer, cpus)

@@ -134,6 +134,7 @@ def _train_and_score(test: SmokeTest, device: "torch.device", rows: int) -> None
     from kvlab.model import GPT
 
     model = GPT(test.experiment.model, seed=test.seed).to(device)
+    model.trained_kv = test.experiment.training.kv
     if test.experiment.training.steps:
         _train(model, _shorten(test.experiment, rows), test.seed)
     dtype = getattr(torch, test.experiment.weight_dtype(device.type))

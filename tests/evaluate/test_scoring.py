@@ -1,3 +1,4 @@
+import copy
 import random
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
 from kvlab.spec import ModelConfig, ServingConfig
+from kvlab.spec.kv_storage import KVStorage
 
 MODEL = GPT(
     ModelConfig(vocab_size=60, block_size=24, n_layer=2, n_head=2, n_embd=16), seed=3
@@ -52,3 +54,17 @@ def test_each_pair_is_scored_as_if_alone(serving):
     assert [score.is_greedy for score in scores] == [greedy for _, greedy in targets]
     assert [greedy for _, greedy in targets][-2:] == [True, True]
     assert not all(greedy for _, greedy in targets)
+
+
+@pytest.mark.parametrize(
+    "kv", [KVStorage("int4", 8), KVStorage("kivi2", 4, 2)], ids=lambda kv: kv.dtype
+)
+def test_a_model_that_was_trained_coarsely_is_scored_one_shot_as_it_is_served(kv):
+    model = copy.deepcopy(MODEL).double()
+    exact = score_pairs(model, some_pairs())
+    model.trained_kv = kv
+    serving = ServingConfig(kv_dtype=kv.dtype, kv_group=kv.group, kv_residual=kv.residual)
+    one_shot, served = score_pairs(model, some_pairs()), score_pairs(model, some_pairs(), serving)
+    nats = [[score.nats for score in scores] for scores in (one_shot, served, exact)]
+    assert nats[0] == pytest.approx(nats[1], abs=1e-5)
+    assert nats[0] != pytest.approx(nats[2], abs=1e-3)

@@ -157,3 +157,19 @@ def test_an_evaluation_measures_it_wherever_it_serves(changes, names):
     assert {f"serving_{name}" for name in names} <= measured
     assert any("part1" in name for name in measured) == any("part" in name for name in names)
     assert any("stderr" in name for name in measured) == any("stderr" in name for name in names)
+
+
+def test_one_shot_reads_what_training_read_so_that_its_own_cache_has_no_gap():
+    trained = {"kv_dtype": "int4", "kv_group": 8}
+    measured = {}
+    for name, serving in (("same", trained), ("float", {}), ("other", {"kv_dtype": "int8"})):
+        of = experiment(training=trained)
+        of = of.model_copy(update={"serving": ServingConfig(**serving)})
+        model = random_model(of.model)
+        measured[name] = evaluate(model, SimpleNamespace(validation=TEXT), of).measurements
+    assert abs(measured["same"]["serving_gap"]) < 1e-9 < 1e-6 < measured["same"]["loss"]
+    assert abs(measured["float"]["serving_gap"]) > 1e-4
+    exact = measured["float"]["loss_served"]
+    change = measured["same"]["kv_dtype_loss_change"]
+    assert measured["same"]["loss"] - exact == pytest.approx(change, abs=1e-9)
+    assert measured["other"]["loss"] == pytest.approx(measured["same"]["loss"], abs=1e-12)

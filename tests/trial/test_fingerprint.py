@@ -81,6 +81,9 @@ OTHER = {
     "training.clip": 2.0,
     "training.spike": 2.0,
     "training.precision": "bfloat16",
+    "training.kv_dtype": "int8",
+    "training.kv_group": 4,
+    "training.kv_residual": 8,
     "training.compile": True,
     "training.evaluate_every": 7,
     "training.evaluate_tokens": 77,
@@ -176,14 +179,14 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
     needed = {}
     if key == "benchmark.memory":
         needed = {"benchmark.parts": ["limit"], "benchmark.memory": 2 * 10**9}
-    if key == "serving.kv_group":
-        needed = {"serving.kv_dtype": "int8"}
-    if key == "serving.kv_residual":
-        needed = {"serving.kv_dtype": "kivi2", "serving.kv_group": 4, key: 4}
+    section, _, name = key.rpartition(".")
+    if name == "kv_group":
+        needed = {f"{section}.kv_dtype": "int8"}
+    if name == "kv_residual":
+        needed = {f"{section}.kv_dtype": "kivi2", f"{section}.kv_group": 4, key: 4}
     if key == "evaluation.loss_bytes":
         needed = {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None}
     plain, changed = experiment(needed), experiment(needed | patch)
-    section, _, name = key.rpartition(".")
     name = f"{name}_" if name == "global" else name
     assert getattr(getattr(changed, section) if section else changed, name) != getattr(
         getattr(plain, section) if section else plain, name
@@ -219,6 +222,8 @@ def test_ids_are_the_fingerprints_first_digits():
         ({}, {"training.tokens": 6.4e3, "training.clip": 1}),
         ({}, {"serving.tie": [[0, 2], [1, 3]]}),
         ({"serving.kv_dtype": "int8"}, {"serving.kv_dtype": "int8", "serving.kv_group": 8}),
+        ({"training.kv_dtype": "int8"}, {"training.kv_dtype": "int8", "training.kv_group": 8}),
+        ({}, {"training.kv_dtype": "float32"}),
         (
             {"serving.evict": {"keep": 8}},
             {"serving.evict": {"keep": 8, "by": "recency", "sinks": 4}},

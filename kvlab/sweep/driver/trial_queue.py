@@ -61,7 +61,7 @@ def _stable_steps(planned: PlannedTrial) -> int:
 
 
 def architecture_key(planned: PlannedTrial) -> str:
-    """Return a key of the model and its serving cache, whatever the recipe, seed or text."""
+    """Return a key of the model and how its K/V are stored, whatever the recipe, seed or text."""
     experiment = planned.trial.experiment
     layout = KVLayout.of(experiment.model, experiment.serving)
     serving = [
@@ -71,7 +71,8 @@ def architecture_key(planned: PlannedTrial) -> str:
         layout.kv_group,
         repr((layout.blocks, layout.eviction)),
     ]
-    return json.dumps([experiment.model.computation(), serving], sort_keys=True)
+    trained = experiment.training.kv.identity(experiment.model)
+    return json.dumps([experiment.model.computation(), serving, trained], sort_keys=True)
 
 
 class TrialQueue:
