@@ -47,18 +47,19 @@ class KVContext:
         is_causal: without a mask: if true, the keys are consecutive tokens that end with the last
             of this pass, so causality and the window apply; if false, every key is visible.
         documents: a causal query also sees no token of another document; P is 0.
+        counts: (B,) beside a mask of which each row sees its first keys: how many.
     """
 
     parts: tuple[Tensor | ScaledCodes, ...]
     mask: Tensor | None = None
     is_causal: bool = True
     documents: DocumentMask | None = None
+    counts: Tensor | None = None
 
-    @property
-    def decoded_parts(self) -> tuple[Tensor, ...]:
-        """`parts` without codes."""
+    def decode_parts(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """Return `parts` without codes, which are decoded to ``dtype``."""
         return tuple(
-            part.decode() if isinstance(part, ScaledCodes) else part for part in self.parts
+            part.decode(dtype) if isinstance(part, ScaledCodes) else part for part in self.parts
         )
 
 

@@ -120,6 +120,7 @@ class StaticPass(CachedPass):
         self._held = cache.list_lengths()
         self._rows = torch.arange(cache.batch_size, device=cache.device)
         self._visible: dict[int, Tensor] = {}  # of this step, by the entries that are read
+        self._counts: Tensor | None = None  # of this step: tokens of each row
         self._limit = cache.max_length
 
     @property
@@ -141,7 +142,10 @@ class StaticPass(CachedPass):
             entries = torch.arange(count, device=self._cache.device)
             visible = entries <= self._row_positions[:, None]
             self._visible[count] = visible[:, None, None]
-        return KVContext(buffer.read_step(slice(0, count)), self._visible[count])
+        if self._counts is None:
+            self._counts = self._row_positions + 1
+        parts = buffer.read_step(slice(0, count))
+        return KVContext(parts, self._visible[count], counts=self._counts)
 
     def key_positions(self, layer: int) -> Tensor:
         _, buffer = self._find_buffer(layer)
@@ -170,6 +174,7 @@ class StaticPass(CachedPass):
     def finish(self) -> None:
         """Forget the step's masks. It does not advance, so that a pass may be run again."""
         self._visible.clear()
+        self._counts = None
 
     def advance(self) -> None:
         """Advance by one token."""

@@ -35,9 +35,9 @@ class ScaledCodes(NamedTuple):
     def shape(self) -> torch.Size:
         return self.codes.shape
 
-    def decode(self) -> Tensor:
-        """Return the vectors, in float32."""
-        return convert_codes(self.codes, torch.float32) * self.scales.float()
+    def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the vectors, as their format decodes them."""
+        return convert_codes(self.codes, dtype) * self.scales.to(dtype)
 
 
 def convert_codes(codes: Tensor, dtype: torch.dtype) -> Tensor:

@@ -136,18 +136,11 @@ class KVBuffer(SlotBuffer):
         return self.decode(index_kv(self.parts, (slice(None), slice(None), entries)))
 
     def read_step(self, entries: slice) -> tuple[Tensor | ScaledCodes, ...]:
-        """Return the parts for one query of each row: as codes where they are stored so.
-
-        In half precision they are decoded: products with codes would be rounded before they are
-        scaled.
-        """
+        """Return the parts for one query of each row: as codes where they are stored so."""
         stored = index_kv(self.parts, (slice(None), slice(None), entries))
-        if self.dtype == torch.float32:
-            views = [f.view_codes(part) for part, f in zip(stored, self.formats, strict=True)]
-            codes = tuple(view for view in views if view is not None)
-            if len(codes) == len(views):
-                return codes
-        return self.decode(stored)
+        views = [f.view_codes(part) for part, f in zip(stored, self.formats, strict=True)]
+        codes = tuple(view for view in views if view is not None)
+        return codes if len(codes) == len(views) else self.decode(stored)
 
     def write(self, index: Index, encoded: EncodedKV) -> None:
         """Store encoded parts at ``index``."""

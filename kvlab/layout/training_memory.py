@@ -107,14 +107,15 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
 
 def _logit_bytes(experiment: Experiment, tokens: int, *, on_gpu: bool) -> int:
     """Return the bytes of one chunk of logits with what its loss and gradient need."""
+    model, vocabulary = experiment.model, experiment.model.vocab_size
     chunk = min(tokens, LOSS_CHUNK_TOKENS["cuda" if on_gpu else "cpu"])
     item, float32 = DTYPES[experiment.training.precision].item_bytes, DTYPES["float32"].item_bytes
-    bytes_per_logit = item + float32  # logits and their softmax
-    if item != float32:
-        bytes_per_logit += item  # the gradient, converted for the matrix products
-    elif not on_gpu:
-        bytes_per_logit = float32  # the softmax is in place
-    return chunk * experiment.model.vocab_size * bytes_per_logit
+    if item == float32:
+        return chunk * vocabulary * float32  # softmax and gradient are in place
+    if on_gpu:  # likewise, and a chunk's product for the weight's gradient is float32
+        return vocabulary * (chunk * item + model.n_embd * float32)
+    # logits, their softmax, and the gradient, converted for the matrix products
+    return chunk * vocabulary * (item + float32 + item)
 
 
 def _probability_bytes(experiment: Experiment, rows: int) -> int:

@@ -23,6 +23,7 @@ from kvlab.model.attention_backends import (
     note_kernel,
     scaled_dot_product,
     select_backend,
+    takes_codes,
 )
 from kvlab.model.kernels import Linear, linear
 from kvlab.model.rope import PassRotation, RopeTable, apply_rope
@@ -94,8 +95,10 @@ class Attention(nn.Module):
             key_rope = rotation.at(attention_pass.key_positions(self.layer))
         else:
             key_rope = None
-        # a view that reads codes passes them on as they are
-        parts = cast(Parts, context.parts) if self.kv.reads_codes else context.decoded_parts
+        if self.kv.reads_codes and takes_codes(q):
+            parts = cast(Parts, context.parts)  # codes are passed on as they are
+        else:
+            parts = context.decode_parts(q.dtype)
         y = self.kv.attend(
             q,
             parts,
@@ -140,7 +143,7 @@ def attend(
             mask = _add_mask(bias, mask).view(batch, n_kv_head, -1, k.shape[2])
         sink = None if sink is None else sink.view(n_kv_head, -1)
         if isinstance(k, ScaledCodes) and isinstance(v, ScaledCodes):
-            y = attend_codes(q, k, v, mask, sink)
+            y = attend_codes(q, k, v, mask, sink, context.counts)
         else:
             y = scaled_dot_product(q, k, v, mask, sink=sink)
         return y.reshape(batch, n_head, 1, v.shape[-1])

@@ -38,6 +38,7 @@ from kvlab.model.kernels.tiled_attention import (
     make_visible_mask,
     tiled_attention,
 )
+from kvlab.model.kernels.triton_kernels import are_kernels_usable, attend_stored_codes
 
 _log = logging.getLogger(__name__)
 
@@ -110,18 +111,39 @@ CODE_CHUNK = 2**17
 """Codes that are converted at a time on CPU. As float32 they fit a core's cache."""
 
 
-def attend_codes(
-    q: Tensor, k: ScaledCodes, v: ScaledCodes, mask: Tensor | None, sink: Tensor | None = None
-) -> Tensor:
-    """Attend queries (B, H, C, D) in float32 to K and V of as many heads, stored as codes.
+def takes_codes(q: Tensor) -> bool:
+    """Return whether one token's queries attend to codes without a decoded copy of them.
 
-    Scales are applied to scores and weights, so that codes are only converted, some at a time.
+    In half precision only Triton's kernel does: torch would round products before they are scaled.
+    """
+    return q.dtype == torch.float32 or (
+        q.dtype in (torch.float16, torch.bfloat16) and are_kernels_usable(q.device)
+    )
+
+
+def attend_codes(
+    q: Tensor,
+    k: ScaledCodes,
+    v: ScaledCodes,
+    mask: Tensor | None,
+    sink: Tensor | None = None,
+    counts: Tensor | None = None,
+) -> Tensor:
+    """Attend queries (B, H, C, D) to K and V of as many heads, stored as codes.
+
+    Scales are applied to scores and weights, so that codes are only converted: on CUDA inside of
+    one kernel, which reads no more than each row's first ``counts`` entries, elsewhere some at a
+    time.
 
     Args:
         mask: (B or 1, 1, 1, S) of bool, true where a query sees; or None.
         sink: (H, C) logits that join the denominators; or None.
+        counts: (B,) beside a mask: its first true entries in each row; the others are false.
     """
     batch, heads, count, width = q.shape
+    if are_kernels_usable(q.device) and (mask is None or counts is not None):
+        note_kernel("triton_codes")
+        return attend_stored_codes(q, k, v, counts, sink)
     note_kernel("scaled_codes")
     queries = q.reshape(batch * heads, count, width) * width**-0.5
     scores = multiply_codes(queries, k.codes.flatten(0, 1), is_transposed=True)

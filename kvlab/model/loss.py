@@ -3,12 +3,13 @@
 Logits exist for one chunk of tokens at a time. Gradients are computed in the forward pass, chunk
 by chunk, since the gradient of a sum of losses with respect to the logits needs nothing from
 later layers. So nothing is computed twice, and nothing of size (N, V) is saved. Liger-Kernel
-(arXiv 2410.10989) does the same.
+(arXiv 2410.10989) does the same. On CUDA a kernel in Triton overwrites a chunk's logits by their
+gradient; elsewhere there are float32 probabilities beside them.
 
 Shapes: N tokens, E n_embd, V vocab_size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model.kernels import matmul_transposed
+from kvlab.model.kernels.triton_kernels import are_kernels_usable, cross_entropy_in_place
 
 
 def summed_loss(
@@ -82,7 +84,7 @@ class _SummedLossFunction(torch.autograd.Function):
         ctx: Any, hidden_states: Tensor, weight: Tensor, targets: Tensor, compile: bool
     ) -> Tensor:
         dtype = _matmul_dtype(hidden_states)
-        loss_and_gradient = _compiled_loss_and_gradient() if compile else _loss_and_gradient
+        loss_and_gradient = _select_loss_and_gradient(hidden_states.device, compile)
         hidden_gradient = torch.empty_like(hidden_states)
         weight_gradient = torch.zeros_like(weight)
         total = torch.zeros((), dtype=_softmax_dtype(dtype), device=hidden_states.device)
@@ -97,10 +99,7 @@ class _SummedLossFunction(torch.autograd.Function):
                 total += loss
                 end = start + len(chunk)
                 hidden_gradient[start:end] = matmul_transposed(gradient, cast_weight.T)
-                if dtype == weight.dtype:
-                    weight_gradient.addmm_(gradient.T, rows)
-                else:  # chunks are summed in the weight's own precision
-                    weight_gradient += gradient.T @ rows
+                _add_product(weight_gradient, gradient.T, rows)
                 start = end
                 del gradient  # or it would be held beside the next chunk's
         ctx.save_for_backward(hidden_gradient, weight_gradient)
@@ -112,6 +111,33 @@ class _SummedLossFunction(torch.autograd.Function):
         hidden_gradient, weight_gradient = ctx.saved_tensors
         # in place, for they are large; autograd refuses a second backward pass
         return hidden_gradient.mul_(grad_output), weight_gradient.mul_(grad_output), None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a matrix product to ``total`` in the precision of ``total``.
+
+    On CUDA a product of half-precision matrices is float32 before it is rounded, and can stay so.
+    """
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.device.type == "cuda" and total.dtype == torch.float32:
+        total += torch.mm(left, right, out_dtype=torch.float32)
+    else:
+        total += left @ right
+
+
+def _select_loss_and_gradient(
+    device: torch.device, compile: bool
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the fastest way to a chunk's loss and gradient."""
+    if are_kernels_usable(device):
+        return _fused_loss_and_gradient
+    return _compiled_loss_and_gradient() if compile else _loss_and_gradient
+
+
+def _fused_loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what `_loss_and_gradient` does by a kernel that holds nothing beside the logits."""
+    return cross_entropy_in_place(logits, targets).sum(), logits
 
 
 def _loss_and_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,7 +176,7 @@ def _is_argmax(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _compiled_loss_and_gradient() -> Any:
+def _compiled_loss_and_gradient() -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     return torch.compile(_loss_and_gradient)
 
 

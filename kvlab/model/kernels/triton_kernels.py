@@ -1,0 +1,288 @@
+"""CUDA kernels in Triton: attention to stored codes, and cross-entropy with its gradient.
+
+Each has a plain reference in torch, which runs where Triton does not:
+`kvlab.model.attention_backends.attend_codes` and `kvlab.model.loss`. With ``TRITON_INTERPRET=1``
+in the environment the kernels run on CPU tensors, which is how tests prove them without a GPU.
+
+Shapes: B rows, H K/V heads, G queries of each, S entries, D width of K, Dv of V; N tokens, V words.
+"""
+
+import os
+import shutil
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.cache import ScaledCodes
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # not on this platform: nothing here is called
+    triton, tl = None, SimpleNamespace(constexpr=Any)
+
+
+def jit(function: Any) -> Any:
+    """Return a kernel of Triton, or the function as it is where there is no Triton."""
+    return function if triton is None else triton.jit(function)
+
+
+def are_kernels_usable(device: torch.device) -> bool:
+    """Return whether the kernels run on ``device``: CUDA, with Triton and a C compiler."""
+    return device.type == "cuda" and not is_plain_code_used() and _can_compile()
+
+
+@lru_cache(maxsize=1)
+def _can_compile() -> bool:
+    compilers = (os.environ.get("CC"), "gcc", "clang", "cc")
+    return triton is not None and any(shutil.which(name) for name in compilers if name)
+
+
+BLOCK = 64
+"""Entries that a program reads at a time."""
+
+PROGRAMS_PER_PROCESSOR = 4
+"""Programs among which the entries of few rows are split, so that all of the GPU reads."""
+
+
+def attend_stored_codes(
+    q: Tensor,
+    k: ScaledCodes,
+    v: ScaledCodes,
+    counts: Tensor | None = None,
+    sink: Tensor | None = None,
+    splits: int | None = None,
+) -> Tensor:
+    """Attend q (B, H, G, D) to codes k (B, H, S, D) and v (B, H, S, Dv), read once and as they are.
+
+    Products have the dtype of the queries, which represents every code exactly; scales, softmax
+    and sums have float32. A text's entries are split among programs, whose results a second kernel
+    joins (Flash-Decoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+
+    Args:
+        counts: (B,) how many of its first entries each row sees, at least one; the others are not
+            read. None: all.
+        sink: (H, G) logits that join the denominators.
+        splits: programs for each row and head; default by the number of the device's processors.
+
+    Returns:
+        (B, H, G, Dv) in the dtype of ``q``.
+    """
+    batch, heads, group, width = q.shape
+    entries, v_width = k.codes.shape[2], v.codes.shape[3]
+    pairs = batch * heads
+    splits = splits or choose_splits(pairs, entries, count_processors(q.device))
+    chunk = -(-entries // (splits * BLOCK)) * BLOCK
+    splits = -(-entries // chunk)
+    partial = q.new_empty((pairs, splits, group, v_width), dtype=torch.float32)
+    stats = q.new_empty((2, pairs, splits, group), dtype=torch.float32)
+    out = q.new_empty((batch, heads, group, v_width))
+    bits = [part.codes.view(torch.int8) for part in (k, v)]
+    strides = [
+        stride
+        for codes, part in zip(bits, (k, v), strict=True)
+        for stride in (*codes.stride()[:3], *part.scales.stride()[:3])
+    ]
+    rows = max(16, triton.next_power_of_2(group))
+    _attend_chunk[pairs, splits](
+        q.contiguous(), bits[0], k.scales, bits[1], v.scales, counts, partial, stats,
+        heads, entries, chunk, width**-0.5, *strides,
+        group, rows, width, max(16, triton.next_power_of_2(width)),
+        v_width, max(16, triton.next_power_of_2(v_width)), BLOCK,
+        IS_FLOAT8=k.codes.dtype.is_floating_point,
+        IS_EXACT=q.dtype == torch.float32,
+    )  # fmt: skip
+    _join_chunks[pairs * group,](
+        partial, stats, sink, out, heads, splits, pairs * splits * group,
+        group, triton.next_power_of_2(splits),
+        v_width, triton.next_power_of_2(v_width),
+    )  # fmt: skip
+    return out
+
+
+def choose_splits(pairs: int, entries: int, processors: int) -> int:
+    """Return the number of programs for each row and head that occupies all processors."""
+    wanted = -(-PROGRAMS_PER_PROCESSOR * processors // pairs)
+    return max(1, min(wanted, -(-entries // (2 * BLOCK))))
+
+
+@lru_cache
+def count_processors(device: torch.device) -> int:
+    """Return the streaming multiprocessors of a CUDA device."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@jit
+def _to_numbers(codes, IS_FLOAT8: tl.constexpr, dtype: tl.constexpr):
+    """Convert bytes, int8 or float8 (e4m3), to ``dtype``.
+
+    The bits of a float8 become those of a float16, whose exponents are larger by 8. So they are
+    read by GPUs that have no such type, too.
+    """
+    if IS_FLOAT8:
+        bits = codes.to(tl.int16)
+        bits = ((bits & 0x7F) << 7) | (bits & -0x8000)
+        return (bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0).to(dtype)
+    return codes.to(dtype)
+
+
+@jit
+def _attend_chunk(
+    q, k, k_scales, v, v_scales, counts, partial, stats,
+    heads, entries, chunk, softmax_scale,
+    k_row, k_head, k_entry, ks_row, ks_head, ks_entry,
+    v_row, v_head, v_entry, vs_row, vs_head, vs_entry,
+    GROUP: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr,
+    V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    IS_FLOAT8: tl.constexpr, IS_EXACT: tl.constexpr,
+):  # fmt: skip
+    """Attend the queries of one row and head to one chunk of its entries, not yet normalized."""
+    pair, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, head = pair // heads, pair % heads
+    start = split * chunk
+    end = tl.minimum(start + chunk, entries)
+    if counts is not None:
+        end = tl.minimum(end, tl.load(counts + row).to(tl.int32))
+    k += row * k_row + head * k_head
+    v += row * v_row + head * v_head
+    k_scales += row * ks_row + head * ks_head
+    v_scales += row * vs_row + head * vs_head
+    queries, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH_BLOCK)
+    v_columns, steps = tl.arange(0, V_BLOCK), tl.arange(0, BLOCK)
+    q_tile = tl.load(
+        q + (pair * GROUP + queries[:, None]) * WIDTH + columns[None, :],
+        mask=(queries[:, None] < GROUP) & (columns[None, :] < WIDTH),
+        other=0.0,
+    )
+    precision: tl.constexpr = "ieee" if IS_EXACT else "tf32"
+    largest = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, V_BLOCK], tl.float32)
+    for first in range(start, end, BLOCK):
+        entry = (first + steps).to(tl.int64)
+        is_read = entry < end
+        codes = tl.load(
+            k + entry[:, None] * k_entry + columns[None, :],
+            mask=is_read[:, None] & (columns[None, :] < WIDTH),
+            other=0,
+        )
+        keys = tl.trans(_to_numbers(codes, IS_FLOAT8, q_tile.dtype))
+        scales = tl.load(k_scales + entry * ks_entry, mask=is_read, other=0.0).to(tl.float32)
+        scores = tl.dot(q_tile, keys, input_precision=precision)
+        scores = scores * (scales * softmax_scale)[None, :]
+        scores = tl.where(is_read[None, :], scores, -float("inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        shrink = tl.exp(largest - new_largest)
+        weights = tl.exp(scores - new_largest[:, None])
+        codes = tl.load(
+            v + entry[:, None] * v_entry + v_columns[None, :],
+            mask=is_read[:, None] & (v_columns[None, :] < V_WIDTH),
+            other=0,
+        )
+        scales = tl.load(v_scales + entry * vs_entry, mask=is_read, other=0.0).to(tl.float32)
+        scaled = (weights * scales[None, :]).to(q_tile.dtype)
+        values = _to_numbers(codes, IS_FLOAT8, q_tile.dtype)
+        sums = sums * shrink[:, None] + tl.dot(scaled, values, input_precision=precision)
+        total = total * shrink + tl.sum(weights, 1)
+        largest = new_largest
+    splits = tl.num_programs(1)
+    index = (pair * splits + split) * GROUP + queries
+    is_query = queries < GROUP
+    tl.store(stats + index, largest, mask=is_query)
+    tl.store(stats + tl.num_programs(0).to(tl.int64) * splits * GROUP + index, total, mask=is_query)
+    tl.store(
+        partial + index[:, None] * V_WIDTH + v_columns[None, :],
+        sums,
+        mask=is_query[:, None] & (v_columns[None, :] < V_WIDTH),
+    )
+
+
+@jit
+def _join_chunks(
+    partial, stats, sink, out, heads, splits, stats_size,
+    GROUP: tl.constexpr, SPLITS_BLOCK: tl.constexpr,
+    V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Join what the chunks of one query gave, and its sink, into (Dv,)."""
+    query = tl.program_id(0).to(tl.int64)
+    pair, member = query // GROUP, query % GROUP
+    split, columns = tl.arange(0, SPLITS_BLOCK), tl.arange(0, V_BLOCK)
+    index = (pair * splits + split) * GROUP + member
+    is_split = split < splits
+    maxima = tl.load(stats + index, mask=is_split, other=-float("inf"))
+    totals = tl.load(stats + stats_size + index, mask=is_split, other=0.0)
+    largest = tl.max(maxima, 0)
+    if sink is not None:
+        logit = tl.load(sink + (pair % heads) * GROUP + member).to(tl.float32)
+        largest = tl.maximum(largest, logit)
+    shares = tl.exp(maxima - largest)
+    total = tl.sum(shares * totals, 0)
+    if sink is not None:
+        total += tl.exp(logit - largest)
+    sums = tl.load(
+        partial + index[:, None] * V_WIDTH + columns[None, :],
+        mask=is_split[:, None] & (columns[None, :] < V_WIDTH),
+        other=0.0,
+    )
+    joined = tl.sum(sums * shares[:, None], 0) / total
+    tl.store(
+        out + query * V_WIDTH + columns,
+        joined.to(out.dtype.element_ty),
+        mask=columns < V_WIDTH,
+    )
+
+
+VOCABULARY_BLOCK = 4096
+"""Logits of a row that a program reads at a time."""
+
+
+def cross_entropy_in_place(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return -log p(target) (N,) in float32, and replace the logits by their gradient.
+
+    The gradient is that of the sum of losses, in the dtype of the logits. They are read twice and
+    written once, and nothing else of their size exists, as in Liger-Kernel (arXiv 2410.10989).
+
+    Args:
+        logits: (N, V), contiguous rows.
+        targets: (N,) of int64, each below V.
+    """
+    count, words = logits.shape
+    losses = torch.empty(count, dtype=torch.float32, device=logits.device)
+    block = min(VOCABULARY_BLOCK, triton.next_power_of_2(words))
+    _cross_entropy_row[count,](
+        logits, targets, losses, words, logits.stride(0), block, num_warps=8
+    )  # fmt: skip
+    return losses
+
+
+@jit
+def _cross_entropy_row(logits, targets, losses, words, row_stride, BLOCK: tl.constexpr):
+    """Compute one row's loss, and overwrite its logits by softmax - one-hot(target)."""
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    target = tl.load(targets + row)
+    of_target = tl.load(logits + target).to(tl.float32)
+    steps = tl.arange(0, BLOCK)
+    largest = tl.full([BLOCK], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, words, BLOCK):  # each lane has a running maximum of its own
+        word = first + steps
+        x = tl.load(logits + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        new_largest = tl.maximum(largest, x)
+        is_finite = new_largest > -float("inf")
+        total = total * tl.where(is_finite, tl.exp(largest - new_largest), 0.0)
+        total += tl.where(is_finite, tl.exp(x - new_largest), 0.0)
+        largest = new_largest
+    of_row = tl.max(largest, 0)
+    sum_of_row = tl.sum(total * tl.exp(largest - of_row), 0)
+    tl.store(losses + row, tl.log(sum_of_row) + of_row - of_target)
+    for first in range(0, words, BLOCK):
+        word = first + steps
+        x = tl.load(logits + word, mask=word < words, other=-float("inf")).to(tl.float32)
+        gradient = tl.exp(x - of_row) / sum_of_row - tl.where(word == target, 1.0, 0.0)
+        tl.store(logits + word, gradient.to(logits.dtype.element_ty), mask=word < words)

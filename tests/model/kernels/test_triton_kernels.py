@@ -1,0 +1,205 @@
+"""Triton's kernels against float64: on a CUDA device, or on CPU by Triton's interpreter.
+
+TRITON_INTERPRET=1 python -m pytest -m gpu tests/model/kernels/test_triton_kernels.py
+"""
+
+import importlib.util
+import os
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvlab.cache.attention_pass import softmax_with_sink
+from kvlab.cache.formats import ScaledCodes, get_format
+from kvlab.model import GPT, attention_backends, loss
+from kvlab.model.generate import EagerDecoder, StaticDecoder, prefill
+from kvlab.model.kernels import triton_kernels, use_plain_code
+from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+from kvlab.spec import ModelConfig, ServingConfig
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if IS_INTERPRETED else "cuda"
+HALF = torch.float16 if IS_INTERPRETED else torch.bfloat16
+"""The interpreter (Triton 3.9) multiplies the bits of bfloat16 as integers."""
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed"),
+]
+needs_device = pytest.mark.skipif(
+    not IS_INTERPRETED and not torch.cuda.is_available(),
+    reason="needs a CUDA device, or TRITON_INTERPRET=1",
+)
+
+
+def stored(name, *shape):
+    """Encoded random values, of which only the first entries are in use, as in a cache."""
+    encoded = get_format(name).encode(torch.randn(*shape, device=DEVICE))
+    return ScaledCodes(*(part[:, :, :-3] for part in encoded))
+
+
+@pytest.fixture
+def kernels_on(monkeypatch):
+    """The interpreter's CPU tensors, too, take the way of CUDA."""
+    if IS_INTERPRETED:
+        for module in (attention_backends, loss):
+            monkeypatch.setattr(
+                module, "are_kernels_usable", lambda _device: not is_plain_code_used()
+            )
+        monkeypatch.setattr(triton_kernels, "count_processors", lambda _device: 8)
+
+
+def attend_by_definition(q, k, v, counts=None, sink=None):
+    q, k, v = (t.double() for t in (q, k.decode(), v.decode()))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if counts is not None:
+        seen = torch.arange(k.shape[2], device=DEVICE) < counts[:, None]
+        scores = scores.masked_fill(~seen[:, None, None], -torch.inf)
+    weights = scores.softmax(-1) if sink is None else softmax_with_sink(scores, sink.double())
+    return weights @ v
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "group", "width", "entries", "counts", "has_sink", "splits"),
+    [
+        (2, 2, 1, 16, 200, None, False, 1),
+        (3, 2, 4, 24, 300, [1, 65, 297], False, 4),
+        (2, 1, 3, 64, 150, [2, 147], True, 2),
+        (1, 1, 20, 32, 67, None, True, 1),
+    ],
+)
+def test_attention_to_codes(
+    name, dtype, batch, heads, group, width, entries, counts, has_sink, splits
+):
+    """Multi-head, grouped, more splits than some rows have entries, and more than 16 queries."""
+    torch.manual_seed(0)
+    q = torch.randn(batch, heads, group, width, device=DEVICE).to(dtype)
+    k, v = (stored(name, batch, heads, entries + 3, width) for _ in range(2))
+    counts = None if counts is None else torch.tensor(counts, device=DEVICE)
+    sink = torch.randn(heads, group, device=DEVICE) * 3 if has_sink else None
+    actual = triton_kernels.attend_stored_codes(q, k, v, counts, sink, splits)
+    assert actual.dtype == dtype
+    error = (actual.double() - attend_by_definition(q, k, v, counts, sink)).abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@needs_device
+def test_entries_that_are_not_in_use_are_not_read():
+    """NaN codes of float8 would show."""
+    torch.manual_seed(0)
+    q = torch.randn(2, 1, 2, 16, device=DEVICE)
+    k, v = (stored("fp8", 2, 1, 203, 16) for _ in range(2))
+    counts = torch.tensor([5, 130], device=DEVICE)
+    expected = attend_by_definition(q, k, v, counts)
+    for part in (k, v):
+        for row, count in enumerate(counts.tolist()):
+            part.codes.view(torch.uint8)[row, :, count:] = 0x7F
+            part.scales[row, :, count:] = torch.nan
+    actual = triton_kernels.attend_stored_codes(q, k, v, counts, splits=3)
+    assert (actual - expected).abs().max() < 1e-5
+
+
+def test_the_splits_occupy_the_processors_and_no_more():
+    assert triton_kernels.choose_splits(pairs=12, entries=1024, processors=132) == 8
+    assert triton_kernels.choose_splits(pairs=1, entries=65536, processors=132) == 512
+    assert triton_kernels.choose_splits(pairs=4096, entries=65536, processors=132) == 1
+    assert triton_kernels.choose_splits(pairs=1, entries=3, processors=132) == 1
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("words", [50, 4096, 9000])
+def test_cross_entropy_and_its_gradient(dtype, words):
+    """Also of a target that is nearly impossible, and of columns that are whole blocks of -inf."""
+    torch.manual_seed(0)
+    logits = (torch.randn(5, words + 6, device=DEVICE) * 4).to(dtype)[:, :words]
+    logits[1, 7] -= 300.0
+    logits[2, 10:] = -torch.inf
+    targets = torch.tensor([0, 7, 3, words - 1, 11], device=DEVICE)
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact, targets, reduction="none")
+    (gradient,) = torch.autograd.grad(expected.sum(), exact)
+    losses = triton_kernels.cross_entropy_in_place(logits, targets)
+    assert (losses - expected).abs().max() < 1e-4
+    assert expected.max() > 250
+    assert (logits.double() - gradient).abs().max() < (1e-6 if dtype == torch.float32 else 5e-3)
+
+
+@needs_device
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_a_models_step_is_that_of_plain_code(name, kernels_on):  # noqa: ARG001
+    """Groups, a ring, sinks, rows of different lengths, eager and static."""
+    config = ModelConfig(vocab_size=29, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, block_size=200,
+                         position="rope", attention_pattern="GL", window=70,
+                         sink="learned", sink_tokens=2)  # fmt: skip
+    model = GPT(config, device=DEVICE).eval()
+    text, logits = torch.arange(300, device=DEVICE).view(2, 150) % 29, {}
+    for is_plain in (True, False):
+        for lengths, decoder in (([150, 3], StaticDecoder), (None, EagerDecoder)):
+            cache = model.new_cache(2, 160, ServingConfig(kv_dtype=name))
+            with torch.inference_mode(), use_plain_code() if is_plain else nullcontext():
+                prefill(model, text, cache, lengths)
+                step = decoder(model, cache)
+                with attention_backends.record_kernels() as kernels:
+                    steps = [step(torch.tensor([i, 5], device=DEVICE)).clone() for i in range(3)]
+            assert ("triton_codes" in kernels) != is_plain
+            logits.setdefault(decoder, []).append(torch.stack(steps))
+    for plain, fused in logits.values():
+        assert (plain - fused).abs().max() < 1e-4
+
+
+@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("capability", [80, 90])
+def test_they_compile_for_gpus_that_need_not_be_here(capability):
+    """To machine code, by the assembler that comes with Triton."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    types = {
+        **dict.fromkeys(("k", "v"), "*i8"), **dict.fromkeys(("k_scales", "v_scales"), "*fp16"),
+        **dict.fromkeys(("partial", "stats", "sink", "losses"), "*fp32"),
+        **dict.fromkeys(("q", "out", "logits"), "*bf16"),
+        **dict.fromkeys(("counts", "targets"), "*i64"), "softmax_scale": "fp32",
+    }  # fmt: skip
+    sizes = {"GROUP": 4, "ROWS": 16, "V_WIDTH": 64, "V_BLOCK": 64}
+    attend = {**sizes, "WIDTH": 64, "WIDTH_BLOCK": 64, "BLOCK": 64}
+    for kernel, constants, changed in (
+        (triton_kernels._attend_chunk, {**attend, "IS_FLOAT8": True, "IS_EXACT": False}, {}),
+        (triton_kernels._attend_chunk, {**attend, "IS_FLOAT8": False, "IS_EXACT": True},
+         {"q": "*fp32"}),
+        (triton_kernels._join_chunks, {**sizes, "SPLITS_BLOCK": 64}, {}),
+        (triton_kernels._cross_entropy_row, {"BLOCK": 4096}, {}),
+    ):  # fmt: skip
+        signature = {
+            name: "constexpr" if name in constants else {**types, **changed}.get(name, "i32")
+            for name in kernel.arg_names
+        }
+        source = ASTSource(kernel, signature, constants)
+        assert compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_summed_loss_is_that_of_plain_code(dtype, kernels_on, monkeypatch):  # noqa: ARG001
+    """Under autocast logits and their gradients are bfloat16, and the sum over chunks is not."""
+    monkeypatch.setitem(loss.LOSS_CHUNK_TOKENS, DEVICE, 16)
+    torch.manual_seed(0)
+    hidden = torch.randn(40, 8, device=DEVICE, requires_grad=True)
+    weight = torch.randn(300, 8, device=DEVICE, requires_grad=True)
+    targets = torch.randint(300, (40,), device=DEVICE)
+    results = []
+    for is_plain in (True, False):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            with use_plain_code() if is_plain else nullcontext():
+                value = loss.summed_loss(hidden, weight, targets)
+            results.append([value, *torch.autograd.grad(value, [hidden, weight])])
+    for plain, fused in zip(*results, strict=True):
+        assert fused.dtype == torch.float32
+        error = (plain - fused).norm() / plain.norm()
+        assert error < (1e-5 if dtype == torch.float32 else 1e-2)
