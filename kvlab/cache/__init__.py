@@ -4,6 +4,7 @@ from kvlab.cache.attention_pass import AttentionPass, KVContext, OneShotPass
 from kvlab.cache.document_mask import DocumentMask
 from kvlab.cache.formats import ScaledCodes
 from kvlab.cache.kv_cache import KVCache
+from kvlab.cache.prefix_cache import PrefixCache
 from kvlab.cache.trained_storage import begin_one_shot_pass, make_rounding
 from kvlab.cache.tree_attention import PADDING, SHARED_PREFIX, TreePass
 
@@ -15,6 +16,7 @@ __all__ = [
     "KVCache",
     "KVContext",
     "OneShotPass",
+    "PrefixCache",
     "ScaledCodes",
     "TreePass",
     "begin_one_shot_pass",

@@ -23,6 +23,7 @@ from torch import Tensor
 from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_sink
 from kvlab.cache.kv_buffer import (
     EncodedKV,
+    EntryRange,
     KVBuffer,
     concatenate_parts,
     index_kv,
@@ -83,6 +84,13 @@ class EvictingBuffer(KVBuffer):
         if self.rule.is_scored:
             return "has scores of later queries"
         return f"has dropped all but {self.size} of {longest} tokens"
+
+    def list_segment(self, start: int, end: int) -> list[EntryRange]:  # noqa: ARG002
+        return []
+
+    def list_snapshot(self, length: int) -> list[EntryRange]:
+        tensors = self.tensors if self.rule.is_scored else super().tensors
+        return [(tensors, [slice(0, min(length, self.size))])]
 
     def select_rows(self, index: Tensor) -> "EvictingBuffer":
         return self._copy_metadata(super().select_rows(index), index)

@@ -23,7 +23,14 @@ from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext
 from kvlab.cache.formats import MAX_SCALE, MIN_SCALE, pack_codes, split_groups, unpack_codes
-from kvlab.cache.kv_buffer import EncodedKV, Index, SlotBuffer, concatenate_parts
+from kvlab.cache.kv_buffer import (
+    EncodedKV,
+    EntryRange,
+    Index,
+    SlotBuffer,
+    concatenate_parts,
+    list_ring_entries,
+)
 from kvlab.spec.dtypes import BlockRule
 from kvlab.spec.layer_config import LayerConfig
 
@@ -136,7 +143,7 @@ class KIVIBuffer(SlotBuffer):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.full, *(tensor for part in self.blocks for tensor in part))
+        return (*self.full, *self._block_tensors)
 
     @property
     def quantizes(self) -> bool:
@@ -166,6 +173,26 @@ class KIVIBuffer(SlotBuffer):
 
     def _first_full(self, length: int) -> int:
         return self.rule.quantized_tokens(length) if self.quantizes else 0
+
+    def list_segment(self, start: int, end: int) -> list[EntryRange]:
+        if self.window is not None:
+            return []
+        blocks = slice(*(self._first_full(n) // self.rule.group for n in (start, end)))
+        return [(self._block_tensors, [blocks])]
+
+    def list_snapshot(self, length: int) -> list[EntryRange]:
+        first_seen = 0 if self.window is None else max(0, length - self.window + 1)
+        first_full, group = self._first_full(length), self.rule.group
+        full = list_ring_entries(max(first_seen, first_full), length, self.size)
+        ranges = [(self.full, full)] if full else []
+        if self.window is not None and first_seen < first_full:
+            entries = first_seen // group, first_full // group, self.block_count
+            ranges.append((self._block_tensors, list_ring_entries(*entries)))
+        return ranges
+
+    @property
+    def _block_tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for part in self.blocks for tensor in part)
 
     def select_rows(self, index: Tensor) -> "KIVIBuffer":
         return self._map(lambda tensor: tensor.index_select(0, index))

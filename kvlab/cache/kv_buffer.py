@@ -26,6 +26,9 @@ EncodedKV = tuple[tuple[Tensor, ...], ...]
 Index = tuple[Any, ...]
 """An index into (B, H, S): slices, or tensors of rows and entries."""
 
+EntryRange = tuple[tuple[Tensor, ...], list[slice]]
+"""Tensors (B, H, S, ...) and the entries of a row that are copied from or to each of them."""
+
 
 def index_kv(encoded: EncodedKV, index: Index) -> EncodedKV:
     """Return ``encoded`` with every tensor indexed."""
@@ -51,6 +54,17 @@ class SlotBuffer(ABC):
 
         Args:
             longest: tokens of the longest row that it has stored.
+        """
+
+    @abstractmethod
+    def list_segment(self, start: int, end: int) -> list[EntryRange]:
+        """Return where a row keeps what the tokens from ``start`` to ``end`` add for good."""
+
+    @abstractmethod
+    def list_snapshot(self, length: int) -> list[EntryRange]:
+        """Return where a row of ``length`` tokens keeps what further tokens will overwrite.
+
+        With the segments before it, that is all that the next token reads.
         """
 
     @abstractmethod
@@ -205,6 +219,19 @@ class KVBuffer(SlotBuffer):
         first = f"the first {self.sinks} and " if self.sinks else ""
         return f"keeps {first}the last {self.ring} of {longest} tokens"
 
+    def list_segment(self, start: int, end: int) -> list[EntryRange]:
+        return [] if self.is_ring else [(self.tensors, [slice(start, end)])]
+
+    def list_snapshot(self, length: int) -> list[EntryRange]:
+        if self.window is None:
+            return []
+        sinks = min(self.sinks, length)
+        first_seen = max(sinks, length - self.window + 1)
+        ring = list_ring_entries(first_seen - sinks, length - sinks, self.ring)
+        entries = [slice(0, sinks)] if sinks else []
+        entries += [slice(sinks + part.start, sinks + part.stop) for part in ring]
+        return [(self.tensors, entries)] if entries else []
+
     def select_rows(self, index: Tensor) -> "KVBuffer":
         parts = tuple(tuple(select_stored_rows(t, index) for t in part) for part in self.parts)
         return KVBuffer(parts, self.formats, self.dtype, self.window, self.sinks)
@@ -212,6 +239,14 @@ class KVBuffer(SlotBuffer):
     def slice_rows(self, start: int, stop: int) -> "KVBuffer":
         parts = tuple(tuple(t[start:stop] for t in part) for part in self.parts)
         return KVBuffer(parts, self.formats, self.dtype, self.window, self.sinks)
+
+
+def list_ring_entries(start: int, end: int, size: int) -> list[slice]:
+    """Return the entries of the numbers from ``start`` to ``end``, each at its remainder."""
+    first, count = start % size, end - start
+    before_wrap = min(count, size - first)
+    entries = [slice(first, first + before_wrap), slice(0, count - before_wrap)]
+    return [part for part in entries if part.stop > part.start]
 
 
 def select_stored_rows(stored: Tensor, index: Tensor) -> Tensor:

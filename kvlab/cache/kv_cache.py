@@ -43,6 +43,7 @@ class KVCache:
         self.dtype, self.device = dtype, device
         self.length = 0
         self._ragged_lengths: list[int] | None = None  # of each row, once they differ
+        self._pass_starts: list[list[int]] = [[] for _ in range(batch_size)]
         self.buffers = {owner: self._allocate(layout.layers[owner]) for owner in layout.slots}
 
     @property
@@ -124,7 +125,7 @@ class KVCache:
 
     def list_lengths(self) -> list[int]:
         """Return the tokens held by each row."""
-        return self._ragged_lengths or [self.length] * self.batch_size
+        return list(self._ragged_lengths or [self.length] * self.batch_size)
 
     def _check_lengths(self, count: int, lengths: Tensor | Sequence[int] | None) -> list[int]:
         if lengths is None:
@@ -135,14 +136,42 @@ class KVCache:
             raise CacheError(f"{text} for each of {self.batch_size} rows")
         return added
 
+    def list_pass_starts(self, row: int) -> list[int]:
+        """Return the positions at which the passes over a row's tokens began.
+
+        They are kept where what tokens store depends on them (`KVLayout.depends_on_passes`), and
+        are none elsewhere.
+        """
+        return list(self._pass_starts[row])
+
+    def _note_pass(self, added: Sequence[int]) -> None:
+        if self.layout.depends_on_passes:
+            starts = zip(self._pass_starts, self.list_lengths(), added, strict=True)
+            for passes, length, count in starts:
+                if count:
+                    passes.append(length)
+
+    def fill_row(self, row: int, length: int, pass_starts: Sequence[int] = ()) -> None:
+        """Mark an empty row as holding ``length`` tokens, which have been copied into it.
+
+        Args:
+            pass_starts: as `list_pass_starts` returns them.
+        """
+        lengths = self.list_lengths()
+        lengths[row], self._pass_starts[row] = length, list(pass_starts)
+        self.length = max(lengths)
+        self._ragged_lengths = None if len({*lengths}) == 1 else lengths
+
     def advance(self, count: int) -> None:
         """Advance every row by ``count`` tokens."""
+        self._note_pass([count] * self.batch_size)
         self.length += count
         if self._ragged_lengths is not None:
             self._ragged_lengths = [length + count for length in self._ragged_lengths]
 
     def advance_rows(self, added: Sequence[int]) -> None:
         """Advance each row by its number of tokens in ``added``; from then on rows may differ."""
+        self._note_pass(added)
         self._ragged_lengths = [
             new + held for new, held in zip(added, self.list_lengths(), strict=True)
         ]
@@ -151,6 +180,7 @@ class KVCache:
     def reset(self) -> None:
         """Forget every token; keep the memory."""
         self.length, self._ragged_lengths = 0, None
+        self._pass_starts = [[] for _ in range(self.batch_size)]
 
     def crop(self, length: int) -> None:
         """Forget all but the first ``length`` tokens of every row, to reuse a prefix.
@@ -169,12 +199,14 @@ class KVCache:
                 text = f"length = {length}: the slot of layer {owner} {problem}"
                 raise CacheError(f"{text}; run the prefix again instead")
         self.length, self._ragged_lengths = length, None
+        self._pass_starts = [[n for n in passes if n < length] for passes in self._pass_starts]
 
     def slice_rows(self, start: int, stop: int) -> "KVCache":
         """Return a cache of some rows that stores into this one; `advance` this one afterwards."""
         rows = range(self.batch_size)[start:stop]
         cache = copy.copy(self)
         cache.batch_size = len(rows)
+        cache._pass_starts = [list(self._pass_starts[row]) for row in rows]
         if self._ragged_lengths is not None:
             cache._ragged_lengths = self._ragged_lengths[start:stop]
             cache.length = max(cache._ragged_lengths)
@@ -192,6 +224,8 @@ class KVCache:
         """Return a new cache with copies of the rows ``index``; a row may be repeated."""
         cache = copy.copy(self)
         cache.batch_size = len(index)
+        rows = index.tolist() if self.layout.depends_on_passes else []
+        cache._pass_starts = [list(self._pass_starts[row]) for row in rows] or [[] for _ in index]
         if self._ragged_lengths is not None:
             cache._ragged_lengths = [self._ragged_lengths[row] for row in index.tolist()]
             cache.length = max(cache._ragged_lengths)

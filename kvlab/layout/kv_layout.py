@@ -119,6 +119,75 @@ class KVLayout:
             token += self._score_bytes(layer, self.eviction)
         return self.slot_length(layer, context_length) * token
 
+    @cached_property
+    def depends_on_passes(self) -> bool:
+        """Whether what tokens store depends on which of them ran in one pass.
+
+        So it is where several layers write a slot (``tie_rule: overwrite``): a layer reads its own
+        K/V of this pass's tokens, and the last writer's of older ones.
+        """
+        written = [slot for slot, writes in zip(self.owners, self.writers, strict=True) if writes]
+        return len(written) > len(set(written))
+
+    def keeps_all_tokens(self, context_length: int) -> bool:
+        """Whether a cache of such a context still has all that any of its first tokens read.
+
+        Not with windows, eviction, or blocks that tokens enter when they are old.
+        """
+        return self.blocks is None and not any(
+            layer.sink_tokens or layer.window > 1
+            if layer.window is not None
+            else self.evicts(layer, context_length)
+            for layer in (self.layers[slot] for slot in self.slots)
+        )
+
+    def segment_bytes(
+        self, start: int, end: int, context_length: int, dtype: str = "float32"
+    ) -> int:
+        """Return the bytes that the tokens from ``start`` to ``end`` add for good.
+
+        They are those of slots that drop no token of a context of ``context_length``. Where
+        tokens are quantized in blocks: of the blocks that become complete.
+        """
+        total = 0
+        for slot in self.slots:
+            layer = self.layers[slot]
+            if layer.window is not None or self.evicts(layer, context_length):
+                continue
+            if self.blocks is None:
+                total += (end - start) * self.token_bytes(slot, dtype)
+            else:
+                added = self.blocks.quantized_tokens(end) - self.blocks.quantized_tokens(start)
+                total += added // self.blocks.group * self._block_bytes(slot)
+        return total
+
+    def snapshot_bytes(self, length: int, context_length: int, dtype: str = "float32") -> int:
+        """Return the bytes of what ``length`` tokens store that further ones overwrite.
+
+        With `segment_bytes` of these tokens, that is all that the next token reads.
+        """
+        return sum(self._slot_snapshot_bytes(slot, length, context_length, dtype)
+                   for slot in self.slots)  # fmt: skip
+
+    def _slot_snapshot_bytes(self, slot: int, length: int, context_length: int, dtype: str) -> int:
+        layer = self.layers[slot]
+        first_seen = 0 if layer.window is None else max(0, length - layer.window + 1)
+        if self.blocks is not None:
+            does_quantize = self.blocks.quantizes(layer.window)
+            first_full = self.blocks.quantized_tokens(length) if does_quantize else 0
+            full = (length - max(first_seen, first_full)) * self._full_token_bytes(slot, dtype)
+            if layer.window is None or first_full <= first_seen:
+                return full
+            count = first_full // self.blocks.group - first_seen // self.blocks.group
+            return full + count * self._block_bytes(slot)
+        if layer.window is not None:
+            sinks = min(layer.sink_tokens, length)
+            return (sinks + length - max(sinks, first_seen)) * self.token_bytes(slot, dtype)
+        if self.eviction is None or not self.evicts(layer, context_length):
+            return 0
+        token = self.token_bytes(slot, dtype) + self._score_bytes(slot, self.eviction)
+        return min(length, self.eviction.keep) * token
+
     def _full_token_bytes(self, layer: int, dtype: str) -> int:
         """Return the bytes of one token in full precision, in a layer's slot."""
         return sum(one.count * one.size for one in self.layers[layer].stored) * (

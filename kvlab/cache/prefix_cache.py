@@ -1,0 +1,585 @@
+"""A prefix cache between turns: a radix tree over token ids, whose nodes hold K/V.
+
+A request takes over the K/V of the longest prefix of its tokens that an earlier one has stored, and
+computes the rest (RadixAttention, arXiv 2312.07104). Generated tokens are part of the tree like
+those of prompts, and nothing is rounded to blocks.
+
+A slot that keeps all tokens is stored by segments: a node has those of its own tokens. Rings,
+slots that evict and KIVI's newest tokens are overwritten as a text goes on. Of them a node may
+have a *snapshot*, the state at its end. So a prefix is usable where every segment is there and a
+snapshot, if the layout needs one. What is copied back is bit for bit what was stored.
+
+One list of least recent use in one byte budget: a use is a hit, or a row that is stored. Where
+snapshots are needed they are the entries of the list, and segments go as soon as no snapshot needs
+them. A snapshot is *superseded* if its node has one continuation, so that a later turn of the same
+conversation has a longer one; those go first.
+
+Shapes: B rows, H heads of a part, S entries of a buffer, U tokens or blocks of a segment, D width.
+"""
+
+import heapq
+import sys
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvlab.cache.kv_buffer import EntryRange
+from kvlab.cache.kv_cache import KVCache
+from kvlab.errors import CacheError
+from kvlab.layout import KVLayout
+
+Tokens = Sequence[int] | NDArray[np.int64] | Tensor
+
+Key = NDArray[np.int64]
+"""Token ids; where what they store depends on passes, twice that, plus 1 where a pass begins."""
+
+DEFAULT_SNAPSHOT_EVERY = 256
+
+
+@dataclass
+class PrefixCacheCounters:
+    """What a prefix cache has done so far.
+
+    Attributes:
+        lookups: calls of `PrefixCache.restore`.
+        prompt_tokens: tokens of these calls.
+        hit_tokens: how many of them were restored.
+        evictions: snapshots, or segments where no snapshots are needed, dropped for their bytes.
+    """
+
+    lookups: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    evictions: int = 0
+
+
+class _Node:
+    """The tokens from `start` to `end` of all texts below it, and what they store."""
+
+    __slots__ = (
+        "children",
+        "end",
+        "key",
+        "last_used",
+        "parent",
+        "segment",
+        "snapshot",
+        "start",
+        "tree",
+    )
+
+    def __init__(self, tree: "_Tree", key: Key, start: int, segment: tuple[Tensor, ...]):
+        self.tree, self.key, self.segment = tree, key, segment
+        self.start, self.end = start, start + len(key)
+        self.children: dict[int, _Node] = {}
+        self.parent: _Node | None = None
+        self.snapshot: tuple[Tensor, ...] | None = None
+        self.last_used = 0
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether it is in the list of least recent use."""
+        return self.snapshot is not None or self.tree.keeps_all_tokens
+
+    @property
+    def priority(self) -> tuple[bool, int, int]:
+        """The order in which entries go: superseded ones first, then the least recently used."""
+        is_superseded = not self.tree.keeps_all_tokens and len(self.children) == 1
+        return (not is_superseded, self.last_used, -self.end)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes by the layout's formula."""
+        snapshot = 0 if self.snapshot is None else self.tree.snapshot_bytes(self.end)
+        return self.tree.segment_bytes(self.start, self.end) + snapshot
+
+    def attach(self, parent: "_Node") -> None:
+        self.parent = parent
+        parent.children[int(self.key[0])] = self
+
+    def walk(self) -> Iterator["_Node"]:
+        """Yield it and all nodes below it, parents first."""
+        nodes = [self]
+        while nodes:
+            node = nodes.pop()
+            yield node
+            nodes.extend(node.children.values())
+
+
+class _Tree:
+    """The texts of one set of weights under one layout."""
+
+    def __init__(self, cache: KVCache):
+        self.layout: KVLayout = cache.layout
+        self.dtype = str(cache.dtype).removeprefix("torch.")
+        self.context_length = cache.max_length
+        self.keeps_all_tokens = self.layout.keeps_all_tokens(self.context_length)
+        self.root = _Node(self, np.empty(0, np.int64), 0, ())
+
+    def segment_bytes(self, start: int, end: int) -> int:
+        return self.layout.segment_bytes(start, end, self.context_length, self.dtype)
+
+    def snapshot_bytes(self, length: int) -> int:
+        return self.layout.snapshot_bytes(length, self.context_length, self.dtype)
+
+    def state_bytes(self, length: int) -> int:
+        """Return the bytes of all that goes on from ``length`` tokens."""
+        return self.segment_bytes(0, length) + self.snapshot_bytes(length)
+
+    def count_units(self, start: int, end: int) -> int:
+        """Return how many tokens or blocks (U) a segment has in each tensor."""
+        blocks = self.layout.blocks
+        if blocks is None:
+            return end - start
+        return (blocks.quantized_tokens(end) - blocks.quantized_tokens(start)) // blocks.group
+
+    def make_key(self, tokens: NDArray[np.int64], pass_starts: Sequence[int]) -> Key:
+        if not self.layout.depends_on_passes:
+            return tokens
+        key = tokens * 2
+        key[list(pass_starts)] += 1
+        return key
+
+    def match_key(self, key: Key) -> tuple[list[_Node], int]:
+        """Return the nodes that begin ``key``, the last perhaps in part, and how far they do."""
+        path: list[_Node] = []
+        node, depth = self.root, 0
+        while depth == node.end and depth < len(key) and int(key[depth]) in node.children:
+            node = node.children[int(key[depth])]
+            path.append(node)
+            depth += _count_common(node.key, key[depth:])
+        return path, depth
+
+    def match_tokens(self, tokens: NDArray[np.int64]) -> Iterator[tuple[_Node, int]]:
+        """Yield each node that begins with ``tokens`` where it should, and how far they agree.
+
+        Where what tokens store depends on passes, there may be several for the same tokens.
+        """
+        nodes, does_depend = [self.root], self.layout.depends_on_passes
+        while nodes:
+            node = nodes.pop()
+            if node.end == len(tokens):
+                continue
+            token = int(tokens[node.end])
+            for first in (2 * token, 2 * token + 1) if does_depend else (token,):
+                child = node.children.get(first)
+                if child is None:
+                    continue
+                ids = child.key >> 1 if does_depend else child.key
+                depth = child.start + _count_common(ids, tokens[child.start :])
+                yield child, depth
+                if depth == child.end:
+                    nodes.append(child)
+
+    def find_hit(self, tokens: NDArray[np.int64]) -> tuple[_Node, int]:
+        """Return the node and the length of the longest usable prefix of ``tokens``."""
+        best, length = self.root, 0
+        for node, depth in self.match_tokens(tokens):
+            if not self.keeps_all_tokens and (depth < node.end or node.snapshot is None):
+                continue
+            if (depth, node.last_used) > (length, best.last_used):
+                best, length = node, depth
+        return best, length
+
+
+class PrefixCache:
+    """K/V of earlier texts, by their tokens, within a budget of bytes.
+
+    One object serves any weights and layouts: entries of one are never given to another. It may be
+    used by several threads. Token ids and the tree itself, some bytes a token, are not counted.
+
+    Args:
+        bytes_budget: the most bytes of K/V that are held at any time.
+        snapshot_every: tokens C between the snapshots of a prompt, see `list_pass_ends`; and the
+            most tokens of one node.
+        in_host_memory: whether entries live in host memory; by default they live on the device
+            of the cache that they come from. Beside a GPU it is pinned, so that neither way of a
+            copy blocks the host.
+
+    Raises:
+        ValueError: a number is outside its range.
+    """
+
+    def __init__(
+        self,
+        bytes_budget: int,
+        *,
+        snapshot_every: int = DEFAULT_SNAPSHOT_EVERY,
+        in_host_memory: bool = False,
+    ):
+        if bytes_budget < 0:
+            raise ValueError(f"bytes_budget = {bytes_budget} is below 0; 0 stores nothing")
+        if snapshot_every < 1:
+            raise ValueError(f"snapshot_every = {snapshot_every} is below 1; use 1 or more")
+        self.bytes_budget, self.snapshot_every = bytes_budget, snapshot_every
+        self.in_host_memory = in_host_memory
+        self.counters = PrefixCacheCounters()
+        self._trees: dict[Hashable, _Tree] = {}
+        self._lock = threading.RLock()
+        self._bytes = self._clock = 0
+        self._entries: list[tuple[tuple[bool, int, int], int, _Node]] = []  # a heap; see `_file`
+        self._list_limit = 64
+        self._last_copy: torch.cuda.Event | None = None
+        self._is_changing = False
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of K/V that it holds."""
+        with self._consistent():
+            return self._bytes
+
+    @property
+    def node_count(self) -> int:
+        """Nodes of the tree: runs of up to `snapshot_every` tokens."""
+        with self._consistent():
+            return sum(node.parent is not None for node in self._walk())
+
+    @property
+    def snapshot_count(self) -> int:
+        """Nodes with a snapshot."""
+        with self._consistent():
+            return sum(node.snapshot is not None for node in self._walk())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor that it holds."""
+        with self._consistent():
+            return [t for n in self._walk() for t in (*n.segment, *(n.snapshot or ()))]
+
+    def _walk(self) -> Iterator[_Node]:
+        return (node for tree in self._trees.values() for node in tree.root.walk())
+
+    def clear(self) -> None:
+        """Forget all texts."""
+        with self._lock:
+            self._trees = {}
+            self._recover()
+
+    def restore(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> int:
+        """Fill an empty row of ``cache`` with the longest stored prefix of ``tokens``.
+
+        The prefix is shorter than ``tokens``, so that a token is left whose logits are computed.
+
+        Args:
+            tokens: of a whole prompt.
+            weights: names the weights of the model, such as a training's fingerprint.
+
+        Returns:
+            The tokens that the row now holds.
+
+        Raises:
+            CacheError: the row is not empty.
+        """
+        if cache.list_lengths()[row]:
+            raise CacheError(f"row = {row} holds tokens already; restore into an empty row")
+        ids = _as_ids(tokens)
+        with self._consistent():
+            tree = self._find_tree(weights, cache)
+            node, length = tree.find_hit(ids[: max(0, min(len(ids) - 1, cache.max_length))])
+            path = _path_to(node)
+            with self._copies(cache.device):
+                self._copy_back(path, length, cache, row)
+            key = np.concatenate([node.key for node in path])[:length]
+            starts = np.flatnonzero(key & 1).tolist() if tree.layout.depends_on_passes else ()
+            cache.fill_row(row, length, starts)
+            self._is_changing = True
+            self._use(path)
+            self._is_changing = False
+            self.counters.lookups += 1
+            self.counters.prompt_tokens += len(ids)
+            self.counters.hit_tokens += length
+        return length
+
+    def insert(self, tokens: Tokens, cache: KVCache, row: int = 0, *, weights: Hashable) -> None:
+        """Store what a row of ``cache`` holds: all its tokens, and a snapshot at their end.
+
+        Nothing is stored, and nothing evicted, if it is more than the whole budget.
+
+        Args:
+            tokens: of the row, prompt and generated alike; those that it does not hold yet, such
+                as the last generated one, are left out.
+            weights: names the weights of the model, such as a training's fingerprint.
+
+        Raises:
+            CacheError: the row holds more tokens than ``tokens``.
+        """
+        ids, length = _as_ids(tokens), cache.list_lengths()[row]
+        if len(ids) < length:
+            text = f"row = {row} holds {length} tokens, and tokens are {len(ids)}"
+            raise CacheError(f"{text}; give all that have been run")
+        with self._consistent():
+            tree = self._find_tree(weights, cache)
+            if not length or tree.state_bytes(length) > self.bytes_budget:
+                return
+            key = tree.make_key(ids[:length], cache.list_pass_starts(row))
+            self._is_changing = True
+            with self._copies(cache.device):
+                path = self._split_at_end(*tree.match_key(key))
+                self._store([tree.root, *path], key, cache, row)
+            self._is_changing = False
+
+    def list_pass_ends(
+        self, tokens: Tokens, start: int, cache: KVCache, *, weights: Hashable
+    ) -> list[int]:
+        """Return where the passes of a prefill from ``start`` should end, the whole text last.
+
+        A ring holds its last tokens alone, so a snapshot is taken between two passes, by `insert`.
+        It pays every `snapshot_every` tokens, and where the text departs from a stored one: what
+        two texts have in common may be common to more.
+        """
+        ids = _as_ids(tokens)
+        with self._consistent():
+            tree = self._find_tree(weights, cache)
+            if tree.keeps_all_tokens:
+                return [len(ids)]
+            ends = {*range(0, len(ids), self.snapshot_every), len(ids)}
+            ends.add(max((depth for _, depth in tree.match_tokens(ids)), default=0))
+        return sorted(end for end in ends if end > start)
+
+    def state_bytes(self, cache: KVCache, length: int) -> int:
+        """Return the bytes that a text of ``length`` tokens takes, by the layout's formula."""
+        return _Tree(cache).state_bytes(length)
+
+    def _find_tree(self, weights: Hashable, cache: KVCache) -> _Tree:
+        tree = _Tree(cache)
+        evicts = cache.layout.eviction is not None and cache.max_length > cache.layout.eviction.keep
+        return self._trees.setdefault((weights, tree.layout, tree.dtype, evicts), tree)
+
+    # Copies
+
+    def _copy_back(self, path: list[_Node], length: int, cache: KVCache, row: int) -> None:
+        for node in path[1:]:
+            end = min(node.end, length)
+            units = node.tree.count_units(node.start, end)
+            ranges = [r for b in cache.buffers.values() for r in b.list_segment(node.start, end)]
+            _write_entries(ranges, row, [t[:, :units] for t in node.segment])
+        if path and path[-1].snapshot is not None and path[-1].end == length:
+            ranges = [r for b in cache.buffers.values() for r in b.list_snapshot(length)]
+            _write_entries(ranges, row, path[-1].snapshot)
+
+    def _copy(self, ranges: list[EntryRange], row: int) -> tuple[Tensor, ...]:
+        return tuple(self._keep(pieces) for pieces in _read_entries(ranges, row))
+
+    def _keep(self, pieces: list[Tensor]) -> Tensor:
+        """Return a copy of ``pieces`` (H, U, ...), joined along U, where entries live."""
+        shape = list(pieces[0].shape)
+        shape[1] = sum(piece.shape[1] for piece in pieces)
+        joined = pieces[0].new_empty(shape)
+        start = 0
+        for piece in pieces:
+            joined[:, start : start + piece.shape[1]].copy_(piece)
+            start += piece.shape[1]
+        if not self.in_host_memory or not joined.is_cuda:
+            return joined
+        kept = torch.empty(shape, dtype=joined.dtype, pin_memory=True)
+        return kept.copy_(joined, non_blocking=True)
+
+    @contextmanager
+    def _copies(self, device: torch.device) -> Iterator[None]:
+        """Order copies after those before them, which other streams of the GPU may make."""
+        if device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.current_stream(device)
+        if self._last_copy is not None:
+            stream.wait_event(self._last_copy)
+        yield
+        self._last_copy = stream.record_event()
+
+    # Changes of the tree. If one is interrupted, `_recover` finds every node whole.
+
+    @contextmanager
+    def _consistent(self) -> Iterator[None]:
+        """Hold the lock, after what an interrupted change has left is put right."""
+        with self._lock:
+            if self._is_changing:
+                self._recover()
+            yield
+
+    def _recover(self) -> None:
+        """Count bytes and list the entries anew, and drop segments that no snapshot needs."""
+        nodes = list(self._walk())  # of each tree, parents first
+        for node in nodes:
+            for child in node.children.values():
+                child.parent = node
+        for node in reversed(nodes):
+            if node.parent is None:
+                continue
+            if not node.children and not node.is_entry:
+                del node.parent.children[int(node.key[0])]
+            elif node.tree.keeps_all_tokens:
+                node.parent.last_used = max(node.parent.last_used, node.last_used)
+        self._bytes = sum(node.nbytes for node in self._walk())
+        self._list_entries()
+        self._is_changing = False
+
+    def _split_at_end(self, path: list[_Node], depth: int) -> list[_Node]:
+        """Return ``path`` so that it ends at ``depth``: its last node is split if it goes on."""
+        if not path or path[-1].end == depth:
+            return path
+        *whole, node = path
+        # both halves are copied, so that either can be freed
+        needed = node.tree.segment_bytes(node.start, node.end)
+        while node.parent is not None and self._bytes + needed > self.bytes_budget:
+            self._evict_one(whole)
+        # it may have had to go itself: then the row has what is needed of it
+        return whole if node.parent is None else [*whole, self._split(node, depth)]
+
+    def _split(self, node: _Node, depth: int) -> _Node:
+        """Replace a node by two; return the upper one."""
+        tree, parent, count = node.tree, node.parent, depth - node.start
+        assert parent is not None, "the root has no tokens"
+        units = tree.count_units(node.start, depth)
+        upper, lower = (
+            _Node(tree, key.copy(), start, tuple(self._keep([t[:, part]]) for t in node.segment))
+            for key, start, part in (
+                (node.key[:count], node.start, slice(0, units)),
+                (node.key[count:], depth, slice(units, None)),
+            )
+        )
+        lower.children, lower.snapshot = node.children, node.snapshot
+        lower.last_used = upper.last_used = node.last_used
+        lower.attach(upper)
+        upper.attach(parent)
+        node.parent = None
+        for child in lower.children.values():
+            child.parent = lower
+        self._file(upper, lower)
+        return upper
+
+    def _store(self, path: list[_Node], key: Key, cache: KVCache, row: int) -> None:
+        """Store what the row has beyond ``path``, and a snapshot at its end if one is needed."""
+        parent, tree, length = path[-1], path[-1].tree, len(key)
+        is_new = parent.end < length or not parent.is_entry
+        added = tree.segment_bytes(parent.end, length)
+        added += tree.snapshot_bytes(length) if is_new else 0
+        while self._bytes + added > self.bytes_budget:
+            self._evict_one(path)
+        nodes = []
+        for start in range(parent.end, length, self.snapshot_every):
+            end = min(length, start + self.snapshot_every)
+            ranges = [r for b in cache.buffers.values() for r in b.list_segment(start, end)]
+            nodes.append(_Node(tree, key[start:end].copy(), start, self._copy(ranges, row)))
+        for upper, lower in pairwise(nodes):
+            lower.attach(upper)
+        if is_new and not tree.keeps_all_tokens:
+            ranges = [r for b in cache.buffers.values() for r in b.list_snapshot(length)]
+            (nodes or path)[-1].snapshot = self._copy(ranges, row)
+        if nodes:
+            nodes[0].attach(parent)
+        self._bytes += added
+        self._use([*path, *nodes])
+        self._file(parent)
+
+    def _use(self, path: list[_Node]) -> None:
+        """Make a hit's nodes the most recently used: the snapshot, or all segments on the path.
+
+        A node is always more recent than those below it, so that the oldest is a leaf.
+        """
+        used = path if path[-1].tree.keeps_all_tokens else path[-1:]
+        for node in reversed(used):
+            self._clock += 1
+            node.last_used = self._clock
+        self._file(*used)
+
+    def _file(self, *nodes: _Node) -> None:
+        """Enter nodes in the list by their priority, after it has changed.
+
+        What they were entered with before stays in the list, and is passed over (`_evict_one`).
+        """
+        for node in nodes:
+            if node.is_entry and node.parent is not None:
+                self._clock += 1
+                heapq.heappush(self._entries, (node.priority, self._clock, node))
+        if len(self._entries) > self._list_limit:
+            self._list_entries()
+
+    def _list_entries(self) -> None:
+        self._entries, self._list_limit = [], sys.maxsize
+        self._file(*self._walk())
+        self._list_limit = 2 * len(self._entries) + 64
+
+    def _evict_one(self, path: list[_Node]) -> None:
+        """Drop the first entry of the list, and the segments that it alone needed.
+
+        Args:
+            path: nodes whose segments stay.
+        """
+        passed = []
+        while True:
+            entry = heapq.heappop(self._entries)
+            priority, _, node = entry
+            if node.parent is None or not node.is_entry or priority != node.priority:
+                continue
+            if not node.tree.keeps_all_tokens or node not in path:
+                break
+            passed.append(entry)
+        for entry in passed:
+            heapq.heappush(self._entries, entry)
+        self.counters.evictions += 1
+        if node.snapshot is not None:
+            self._bytes -= node.tree.snapshot_bytes(node.end)
+            node.snapshot = None
+        if node.tree.keeps_all_tokens:
+            self._remove(node)
+            return
+        while node.parent and not node.children and node.snapshot is None and node not in path:
+            node = self._remove(node)
+        self._file(node)
+
+    def _remove(self, node: _Node) -> _Node:
+        """Remove a node without children; return its parent."""
+        parent = node.parent
+        assert parent is not None, "the root stays"
+        assert not node.children, "a leaf"
+        del parent.children[int(node.key[0])]
+        node.parent = None
+        self._bytes -= node.tree.segment_bytes(node.start, node.end)
+        return parent
+
+
+def _as_ids(tokens: Tokens) -> NDArray[np.int64]:
+    if isinstance(tokens, Tensor):
+        tokens = tokens.tolist()
+    return np.asarray(tokens, dtype=np.int64)
+
+
+def _count_common(first: Key, second: Key) -> int:
+    """Return how many elements two keys begin with in common."""
+    count = min(len(first), len(second))
+    differs = first[:count] != second[:count]
+    return int(differs.argmax()) if differs.any() else count
+
+
+def _path_to(node: _Node) -> list[_Node]:
+    """Return the nodes from the root, which is included, to ``node``."""
+    path = [node]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    return path[::-1]
+
+
+def _read_entries(ranges: Iterable[EntryRange], row: int) -> Iterator[list[Tensor]]:
+    """Yield the entries (H, U, ...) of each tensor, in pieces along U."""
+    for tensors, entries in ranges:
+        for tensor in tensors:
+            yield [tensor[row][:, part] for part in entries]
+
+
+def _write_entries(ranges: Iterable[EntryRange], row: int, sources: Iterable[Tensor]) -> None:
+    """Copy ``sources`` (H, U, ...) into the entries of each tensor, without waiting for a GPU."""
+    for pieces, source in zip(_read_entries(ranges, row), sources, strict=True):
+        copied = source.to(pieces[0].device, non_blocking=True)
+        if copied.is_cuda:  # it may be evicted before this stream has read it
+            copied.record_stream(torch.cuda.current_stream(copied.device))
+        start = 0
+        for piece in pieces:
+            piece.copy_(copied[:, start : start + piece.shape[1]])
+            start += piece.shape[1]
