@@ -25,7 +25,7 @@ from kvlab.model.attention_backends import (
     select_backend,
     takes_codes,
 )
-from kvlab.model.kernels import Linear, linear
+from kvlab.model.kernels import Linear
 from kvlab.model.rope import PassRotation, RopeTable, apply_rope
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
@@ -82,7 +82,7 @@ class Attention(nn.Module):
             attention_pass.write_kv(self.layer, *self.kv.store(tuple(projected_parts), rope))
         elif self.store_width:  # tied at serving: the layer's own K/V are not used
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_rows]
-            q = linear(x, self.qkv.weight[: self.q_rows], bias)
+            q = self.qkv.multiply(x, self.qkv.weight[: self.q_rows], bias)
         else:
             q = self.qkv(x)
         if self.config.query_dim:
@@ -289,7 +289,7 @@ class LatentKV(SeparateKV):
         batch, groups, count, _ = latents.shape
         heads = (2, self.layer.n_head // groups, self.layer.head_dim)
         expanded = [
-            linear(latent, weight, None).view(batch, count, *heads)
+            self.up.multiply(latent, weight, None).view(batch, count, *heads)
             for latent, weight in zip(latents.unbind(1), self.up.weight.chunk(groups), strict=True)
         ]
         k, v = (

@@ -6,6 +6,7 @@ Shapes: B rows, C tokens of a pass, N selected tokens, E n_embd, V vocab_size.
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from kvlab.cache import AttentionPass, DocumentMask, KVCache, begin_one_shot_pas
 from kvlab.hf_checkpoints import resolve_checkpoint_folder
 from kvlab.layout import KVLayout
 from kvlab.model.attention import Attention
-from kvlab.model.kernels import Linear, gelu
+from kvlab.model.kernels import Int8Linear, Linear, gelu
 from kvlab.model.pretrained import check_sizes, load_weights, read_config, save_pretrained
 from kvlab.model.rope import PassRotation, RopeTable, RotaryTables
 from kvlab.spec import ServingConfig
@@ -223,6 +224,23 @@ class GPT(nn.Module):
         """Return the logits (..., V) of the final residual stream (..., E)."""
         logits: Tensor = self.lm_head(hidden_states)
         return logits
+
+    @contextmanager
+    def int8_products(self, int8: Int8Linear | None) -> Iterator[None]:
+        """Compute the linear layers of attention and MLPs by ``int8``, if given, in the block."""
+        layers = self.linear_layers().values() if int8 else ()
+        try:
+            for layer in layers:
+                layer.int8 = int8
+            yield
+        finally:
+            for layer in layers:
+                layer.int8 = None
+
+    def linear_layers(self) -> dict[str, Linear]:
+        """Return the linear layers of attention and MLPs by name, without the head."""
+        modules = self.blocks.named_modules(prefix="blocks")
+        return {name: module for name, module in modules if isinstance(module, Linear)}
 
     def _begin_one_shot_pass(
         self,

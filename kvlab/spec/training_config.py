@@ -1,8 +1,16 @@
 """`training` of an experiment: the recipe."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from kvlab.spec.dtypes import MIN_GROUP, list_kv_dtypes
@@ -15,6 +23,7 @@ from kvlab.spec.spec_model import (
     PositiveFloat,
     PositiveInt,
     SpecModel,
+    TupleOf,
     normalize_level_name,
     raise_problems,
 )
@@ -29,6 +38,17 @@ def _validate_init_from(value: Any) -> Any:
         return value
     text = "is not a folder, a repository or factor levels; write one such as ./weights,"
     raise PydanticCustomError("start", f"{text} openai-community/gpt2 or {{heads: mha}}")
+
+
+Int8Product = Literal["output", "grad_input", "grad_weight"]
+INT8_PRODUCTS: tuple[Int8Product, ...] = get_args(Int8Product)
+"""The matrix products of a linear layer that trains."""
+
+
+def _order_products(value: tuple[Int8Product, ...]) -> tuple[Int8Product, ...]:
+    if len(set(value)) < len(value):
+        raise PydanticCustomError("twice", "names a product twice; name each once")
+    return tuple(name for name in INT8_PRODUCTS if name in value)
 
 
 InitFrom = Annotated[str | dict[str, str] | None, BeforeValidator(_validate_init_from)]
@@ -46,7 +66,8 @@ class TrainingConfig(SpecModel):
         {"checkpoint_every", "keep_last", "keep_best", "init_from"}
     )
     # `kvlab.trial.initial_weights` adds the contents of init_from
-    omitted_defaults: ClassVar[dict[str, Any]] = {
+    omitted_defaults: ClassVar[Mapping[str, Any]] = {
+        "int8": [],
         "kv_dtype": "model",
         "kv_group": None,
         "kv_residual": None,
@@ -153,6 +174,13 @@ class TrainingConfig(SpecModel):
         default="float32",
         description="Of the matrix products; weights and optimizer stay in float32.",
         examples=["bfloat16"],
+    )
+    int8: Annotated[TupleOf[Int8Product], AfterValidator(_order_products)] = Field(
+        default=(),
+        description="Products of the linear layers of attention and MLPs that are in int8, with a"
+        " scale for each row and column that is found anew in each pass; embeddings and head are"
+        " left out. [output, grad_input] is SwitchBack (arXiv 2304.13013).",
+        examples=[["output", "grad_input", "grad_weight"]],
     )
     kv_dtype: Annotated[str, OneOf(list_kv_dtypes)] = Field(
         default="model",

@@ -3,7 +3,7 @@
 Shapes: R rows of a step, T tokens of a block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from kvlab.data import get_training_batch, spread_windows
 from kvlab.layout.training_memory import microbatch_rows
 from kvlab.model import GPT
+from kvlab.model.kernels import Int8Linear, select_int8_kernel
 from kvlab.model.loss import summed_loss
+from kvlab.spec import TrainingConfig
 from kvlab.spec.experiment import Experiment
+from kvlab.spec.training_config import INT8_PRODUCTS
 from kvlab.train.distributed import WorkerGroup
 from kvlab.train.divergence import check_finite
 from kvlab.train.optimizer import learning_rate, make_optimizer, set_learning_rate
@@ -31,15 +34,20 @@ class TokenSplits(Protocol):
 
 
 class SummedLoss(nn.Module):
-    """The summed loss of tokens and targets (R, T), in the training's precision."""
+    """The summed loss of tokens and targets (R, T), in the training's precision.
 
-    def __init__(self, model: GPT, precision: str, compile: bool, document_start: int | None):
+    Attributes:
+        int8: the products of linear layers that are in int8; None without any.
+    """
+
+    def __init__(self, model: GPT, training: TrainingConfig, document_start: int | None):
         super().__init__()
         self.document_start = document_start
-        self.model, self.compiles = model, compile
-        self.uses_autocast = precision == "bfloat16"
+        self.model, self.compiles = model, training.compile
+        self.uses_autocast = training.precision == "bfloat16"
+        self.int8 = _choose_int8(training.int8, model.device)
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
-        if compile:
+        if self.compiles:
             # a process that trains many models would reach the limit on recompilations
             torch.compiler.reset()
             self._hidden_states = torch.compile(model.hidden_states)
@@ -52,13 +60,25 @@ class SummedLoss(nn.Module):
         """
         hidden_states = self.model.hidden_states if eager else self._hidden_states
         self.model.prepare_positions(x.shape[1])  # outside of the compiled graph
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast):
+        with (
+            torch.autocast(self.model.device.type, torch.bfloat16, enabled=self.uses_autocast),
+            self.model.int8_products(self.int8),
+        ):
             return summed_loss(
                 hidden_states(x, document_start=self.document_start),
                 self.model.lm_head.weight,
                 y,
                 compile=self.compiles,
             )
+
+
+def _choose_int8(products: Collection[str], device: torch.device) -> Int8Linear | None:
+    if not products:
+        return None
+    return Int8Linear(
+        **{product: product in products for product in INT8_PRODUCTS},
+        kernel=select_int8_kernel(device),
+    )
 
 
 class TrainStepper:
@@ -77,10 +97,7 @@ class TrainStepper:
         self.rows = self.training.batch_tokens // self.block_size
         self.microbatch_rows = device_microbatch_rows(experiment, self.device)
         self.optimizer = make_optimizer(model, self.training)
-        document_start = experiment.data.document_start
-        self.loss = SummedLoss(
-            model, self.training.precision, self.training.compile, document_start
-        )
+        self.loss = SummedLoss(model, self.training, experiment.data.document_start)
         self.wrapped_loss: nn.Module = self.loss
 
     def connect_workers(self) -> None:

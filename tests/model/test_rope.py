@@ -8,6 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 from kvlab.cache import DocumentMask
 from kvlab.model import GPT
 from kvlab.model.rope import RotaryTables, apply_rope, make_rope_table
+from kvlab.spec import TrainingConfig
 from kvlab.spec.model_config import ModelConfig
 from kvlab.train.train_step import SummedLoss
 
@@ -98,7 +99,7 @@ def test_no_kernel_of_a_compiled_training_computes_angles(document_start, monkey
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f: compile(f, backend=backend, fullgraph=True))
     model = tiny_gpt()
-    loss = SummedLoss(model, "float32", True, document_start)
+    loss = SummedLoss(model, TrainingConfig(compile=True), document_start)
     loss.compiles = False  # the head is another graph
     tokens = torch.randint(11, (2, 8))
     loss(tokens, tokens).backward()

@@ -84,6 +84,7 @@ OTHER = {
     "training.kv_dtype": "int8",
     "training.kv_group": 4,
     "training.kv_residual": 8,
+    "training.int8": ["output"],
     "training.compile": True,
     "training.evaluate_every": 7,
     "training.evaluate_tokens": 77,

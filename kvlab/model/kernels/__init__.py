@@ -9,6 +9,7 @@ from typing import Any
 
 from kvlab.model.kernels.cpu_kernel import CPUKernel, use_plain_code
 from kvlab.model.kernels.gelu import gelu
+from kvlab.model.kernels.int8 import INT8_KERNELS, Int8Linear, select_int8_kernel
 from kvlab.model.kernels.linear import Linear, linear, matmul_transposed
 from kvlab.model.kernels.malloc import (
     keep_freed_memory,
@@ -30,8 +31,10 @@ KERNELS: dict[str, CPUKernel[Any, Any]] = {
 }
 
 __all__ = [
+    "INT8_KERNELS",
     "KERNELS",
     "CPUKernel",
+    "Int8Linear",
     "Linear",
     "gelu",
     "keep_freed_memory",
@@ -42,6 +45,7 @@ __all__ = [
     "return_free_memory",
     "return_freed_memory",
     "rotate_pairs",
+    "select_int8_kernel",
     "tiled_attention",
     "use_plain_code",
 ]

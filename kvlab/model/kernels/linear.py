@@ -71,10 +71,20 @@ linear = CPUKernel(linear_plain, _select_linear)
 
 
 class Linear(nn.Linear):
-    """`torch.nn.Linear` by way of the kernel `linear`."""
+    """`torch.nn.Linear` by way of the kernel `linear`.
+
+    Attributes:
+        int8: computes the layer instead; see `kvlab.model.kernels.int8.Int8Linear`.
+    """
+
+    int8: LinearImplementation | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+        return self.multiply(x, self.weight, self.bias)
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x (..., K) times some rows (N, K) of the weight, plus their bias (N,)."""
+        return (self.int8 or linear)(x, weight, bias)
 
 
 def matmul_transposed_plain(x: Tensor, weight: Tensor) -> Tensor:
