@@ -79,7 +79,12 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         "ffn_dim": rng.choice([4, 16]),
         "position": rng.choice(["learned", "rope", "none"]),
         "norm": rng.choice(["layernorm", "rmsnorm"]),
-        "mlp": rng.choice(["gelu", "swiglu"]),
+        "mlp": rng.choice(["gelu", "swiglu", "geglu", "clamped_swiglu"]),
+        "norm_placement": rng.choice(["pre", "pre", "sandwich"]),
+        "qk_norm": rng.random() < 0.3,
+        "attention_scale": rng.choice([None, None, 0.1, 1.0]),
+        "embedding_scale": rng.choice([1.0, 1.0, 3.5]),
+        "rope_scaling": _draw_scaling(rng),
         "bias": rng.random() < 0.5,
         "tie_embeddings": rng.random() < 0.5,
         "attention_pattern": pattern,
@@ -90,6 +95,9 @@ def _draw_config(rng: random.Random) -> ModelConfig:
         shape |= {"kv": kv, "rotary_share": rng.choice([0.0, 0.5, 1.0])}
         if kv not in ("separate", "tied"):
             shape["rotary_share"] = 1.0
+            shape["qk_norm"] = False
+        if kv == "tied":
+            shape["qk_norm"] = False
         if isinstance(kv, dict):
             shape["n_kv_head"] = heads
         by_kind = _draw_kinds(rng, shape)
@@ -108,6 +116,17 @@ def _draw_kv(rng: random.Random) -> object:
     return rng.choice(["separate", "separate", "tied", "grouped_tied", latent])
 
 
+def _draw_scaling(rng: random.Random) -> object:
+    if rng.random() < 0.6:
+        return None
+    factor = rng.choice([1.0, 3.0, 8.0])
+    if rng.random() < 0.5:
+        return {"by": "linear", "factor": factor}
+    limits = {"original": rng.choice([4, 16, 300]), "truncate": rng.random() < 0.5}
+    turns = {"beta_fast": rng.choice([2.0, 32.0]), "beta_slow": rng.choice([0.1, 1.0])}
+    return {"by": "yarn", "factor": factor, **limits, **turns}
+
+
 def _draw_kinds(rng: random.Random, shape: dict) -> dict:
     """Return settings by kind of layer: all that N and W need, and some of G's and L's."""
     settings = {}
@@ -120,6 +139,7 @@ def _draw_kinds(rng: random.Random, shape: dict) -> dict:
             "position": rng.choice(["rope", "none"]),
             "rope_theta": rng.choice([100.0, 1e6]),
             "rotary_share": rng.choice([0.0, 0.5, 1.0]),
+            "rope_scaling": _draw_scaling(rng),
             "window": rng.choice(WINDOWS),
         }
         left_out = {name for name in own if rng.random() < 0.5}

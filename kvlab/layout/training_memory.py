@@ -48,8 +48,8 @@ def activation_bytes(experiment: Experiment) -> int:
     they are read, in blocks beside the exact ones.
     """
     model, kv = experiment.model, experiment.training.kv
-    hidden_values = 3 if model.mlp == "swiglu" else 2
-    values = model.n_layer * (10 * model.n_embd + hidden_values * model.ffn_dim)
+    residual_values = (6 + 2 * model.norms_per_layer) * model.n_embd
+    values = model.n_layer * (residual_values + model.mlp_matrices * model.ffn_dim)
     values += sum(_attention_values(layer) for layer in model.layers)
     if kv.identity(model):
         copies = 1 if kv.blocks is None else 2
@@ -61,7 +61,8 @@ def activation_bytes(experiment: Experiment) -> int:
 def _attention_values(layer: LayerConfig) -> int:
     """Return the numbers of q, k, v and the output of one token, and of what they are made from."""
     made_from = layer.query_dim + (0 if layer.kv == "separate" else layer.store_width)
-    return 2 * (layer.q_width + layer.out_width) + made_from
+    normed = layer.q_width + layer.n_kv_head * layer.head_dim if layer.has_qk_norm else 0
+    return 2 * (layer.q_width + layer.out_width) + made_from + normed
 
 
 def microbatch_rows(experiment: Experiment, memory: int | None) -> int:

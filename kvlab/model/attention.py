@@ -56,6 +56,9 @@ class Attention(nn.Module):
         if query_dim:
             self.q_norm = nn.RMSNorm(query_dim, eps=config.norm_eps)
             self.q_up = Linear(query_dim, self.config.q_width, bias=False)
+        has_norms, norm = self.config.has_qk_norm, (self.config.head_dim, config.norm_eps)
+        self.query_norm = nn.RMSNorm(norm[0], eps=norm[1]) if has_norms else None
+        self.key_norm = nn.RMSNorm(norm[0], eps=norm[1]) if has_norms and owns_kv else None
         self.proj = Linear(self.config.out_width, config.n_embd, bias=config.bias)
         is_sinking = self.config.has_sink
         self.sink = nn.Parameter(torch.zeros(self.config.n_head)) if is_sinking else None
@@ -75,11 +78,13 @@ class Attention(nn.Module):
             stored = self.config.stored
             widths = [part.count * part.size for part in stored]
             q, *projected = self.qkv(x).split([self.q_rows, *widths], -1)
-            projected_parts = (
+            parts = tuple(
                 values.view(batch, length, part.count, part.size).transpose(1, 2)
                 for values, part in zip(projected, stored, strict=True)
             )
-            attention_pass.write_kv(self.layer, *self.kv.store(tuple(projected_parts), rope))
+            if self.key_norm is not None:
+                parts = (self.key_norm(parts[0]), *parts[1:])
+            attention_pass.write_kv(self.layer, *self.kv.store(parts, rope))
         elif self.store_width:  # tied at serving: the layer's own K/V are not used
             bias = None if self.qkv.bias is None else self.qkv.bias[: self.q_rows]
             q = self.qkv.multiply(x, self.qkv.weight[: self.q_rows], bias)
@@ -88,6 +93,10 @@ class Attention(nn.Module):
         if self.config.query_dim:
             q = self.q_up(self.q_norm(q))
         q = q.view(batch, length, self.config.n_head, self.config.key_dim).transpose(1, 2)
+        if self.query_norm is not None:
+            q = self.query_norm(q)
+        if self.config.attention_scale is not None:  # backends divide by the root of the width
+            q = q * (self.config.attention_scale * math.sqrt(self.config.key_dim))
         q = apply_rope(q, rope)
         attention_pass.observe_queries(self.layer, q, self.sink)
         context = attention_pass.read_kv(self.layer)

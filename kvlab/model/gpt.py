@@ -5,7 +5,7 @@ Shapes: B rows, C tokens of a pass, N selected tokens, E n_embd, V vocab_size.
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,31 +34,57 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """``gelu`` in its tanh form, as GPT-2, or ``swiglu`` (arXiv 2002.05202).
+    """``gelu`` in its tanh form, as GPT-2, or values times a gate (arXiv 2002.05202).
 
-    The ``up`` of swiglu stacks the gate's rows and the value's, in this order.
+    The ``up`` of a gated MLP stacks the gate's rows and the value's, in this order.
     """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.is_gated = config.mlp == "swiglu"
-        inner = config.ffn_dim * (2 if self.is_gated else 1)
+        self.activate = _ACTIVATIONS[config.mlp]
+        inner = config.ffn_dim * (config.mlp_matrices - 1)
         self.up = Linear(config.n_embd, inner, bias=config.bias)
         self.down = Linear(config.ffn_dim, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        if self.is_gated:
-            gate, value = x.chunk(2, -1)
-            x = F.silu(gate) * value
-        else:
-            x = gelu(x)
-        out: Tensor = self.down(x)
+        out: Tensor = self.down(self.activate(self.up(x)))
         return out
 
 
+def _swiglu(x: Tensor) -> Tensor:
+    gate, value = x.chunk(2, -1)
+    return F.silu(gate) * value
+
+
+def _geglu(x: Tensor) -> Tensor:
+    gate, value = x.chunk(2, -1)
+    return gelu(gate) * value
+
+
+def _clamped_swiglu(x: Tensor) -> Tensor:
+    """Return that of gpt-oss (arXiv 2508.10925): a steeper sigmoid, and one added to the values."""
+    gate, value = x.chunk(2, -1)
+    gate, value = gate.clamp(max=CLAMP), value.clamp(-CLAMP, CLAMP)
+    return gate * torch.sigmoid(SIGMOID_GAIN * gate) * (value + 1)
+
+
+CLAMP, SIGMOID_GAIN = 7.0, 1.702
+"""Of ``clamped_swiglu``."""
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "swiglu": _swiglu,
+    "geglu": _geglu,
+    "clamped_swiglu": _clamped_swiglu,
+}
+"""`model.mlp` -> the MLP between its two matrices."""
+
+
 class Block(nn.Module):
-    """One pre-norm layer: x + attention(norm(x)), then x + MLP(norm(x))."""
+    """One layer: x + attention(norm(x)), then x + MLP(norm(x)).
+
+    With ``norm_placement: sandwich`` what attention and MLP return is normalized, too.
+    """
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -66,6 +92,9 @@ class Block(nn.Module):
         self.attention = Attention(config, layer)
         self.norm2 = make_norm(config)
         self.mlp = MLP(config)
+        is_sandwich = config.norm_placement == "sandwich"
+        self.post_norm1 = make_norm(config) if is_sandwich else None
+        self.post_norm2 = make_norm(config) if is_sandwich else None
 
     def forward(
         self,
@@ -80,10 +109,12 @@ class Block(nn.Module):
             (B, C, E); with ``token_indices``, (N, E) of those tokens, for which alone the MLP is
             computed.
         """
-        x = x + self.attention(self.norm1(x), attention_pass, rotation)
+        attended = self.attention(self.norm1(x), attention_pass, rotation)
+        x = x + (attended if self.post_norm1 is None else self.post_norm1(attended))
         if token_indices is not None:
             x = x.flatten(0, 1)[token_indices]
-        out: Tensor = x + self.mlp(self.norm2(x))
+        computed = self.mlp(self.norm2(x))
+        out: Tensor = x + (computed if self.post_norm2 is None else self.post_norm2(computed))
         return out
 
 
@@ -194,6 +225,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Run ``tokens`` through all layers in a given pass; see `hidden_states`."""
         x = self.token_embedding(tokens)
+        if self.config.embedding_scale != 1:
+            x = x * self.config.embedding_scale
         if self.position_embedding is not None:
             # only padding can be beyond the last position; its outputs are meaningless
             positions = attention_pass.positions.clamp_max(self.config.block_size - 1)

@@ -5,12 +5,15 @@ entry there; the contract in ``tests/contracts/hf_architecture_contract.py`` say
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from kvlab.errors import PretrainedError
-from kvlab.spec.layer_config import LatentKV
+from kvlab.spec.layer_config import LatentKV, LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
 
@@ -24,6 +27,8 @@ class WeightMapping:
         rows: how many of the parameter's rows each of them holds; empty if there is only one.
         transposed: the tensors are (inputs, outputs), as GPT-2's Conv1D stores them.
         order: for each row of the parameter its row in the stacked tensors; empty if equal.
+        offset: what the parameter has more than the tensors.
+        has_expert_dim: the tensors have a leading dimension, of one expert.
     """
 
     name: str
@@ -31,6 +36,34 @@ class WeightMapping:
     rows: tuple[int, ...] = ()
     transposed: bool = False
     order: tuple[int, ...] = ()
+    offset: float = 0.0
+    has_expert_dim: bool = False
+
+    def read(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the parameter's values from the checkpoint's tensors."""
+        if self.has_expert_dim:
+            tensors = [tensor.squeeze(0) for tensor in tensors]
+        if self.transposed:
+            tensors = [tensor.transpose(0, -1) for tensor in tensors]
+        value = torch.cat(list(tensors))
+        if self.offset:
+            value = value.float() + self.offset
+        return value[list(self.order)] if len(self.order) == len(value) else value
+
+    def write(self, value: Tensor) -> dict[str, Tensor]:
+        """Return the checkpoint's tensors by name from the parameter's values."""
+        if self.order:
+            value = value[torch.tensor(self.order).argsort()]
+        if self.offset:
+            value = value - self.offset
+        parts = torch.split(value, list(self.rows)) if self.rows else (value,)
+        if self.transposed:
+            parts = tuple(part.T for part in parts)
+        if self.has_expert_dim:
+            parts = tuple(part[None] for part in parts)
+        return {
+            name: part.contiguous().clone() for name, part in zip(self.hf_names, parts, strict=True)
+        }
 
 
 class Architecture(ABC):
@@ -80,18 +113,34 @@ def require_values(hf_config: dict[str, Any], supported: dict[str, tuple[Any, ..
             )
 
 
-def _list_differences(config: ModelConfig, required: dict[str, Any]) -> list[str]:
-    """Return what a model, or one of its layers, has otherwise, and what differs by layer."""
+def _list_differences(
+    config: ModelConfig,
+    required: dict[str, Any],
+    equal: Sequence[str] = ("n_kv_head", "head_dim", "rope_theta", "rope_scaling"),
+) -> list[str]:
+    """Return what a model, or one of its layers, has otherwise than ``required``, and which of the
+    ``equal`` fields differ between layers."""
     differences = []
     for field, value in required.items():
         owners = config.layers if hasattr(config.layers[0], field) else (config,)
         if any(getattr(owner, field) != value for owner in owners):
             differences.append(f"{field} is not {value}")
-    for field in ("n_kv_head", "head_dim", "rope_theta"):
+    for field in equal:
         if field not in required and len({getattr(layer, field) for layer in config.layers}) > 1:
             differences.append(f"{field} differs between layers")
     return differences
 
+
+_PLAIN = {
+    "kv": "separate",
+    "sink": "none",
+    "sink_tokens": 0,
+    "norm_placement": "pre",
+    "qk_norm": False,
+    "attention_scale": None,
+    "embedding_scale": 1.0,
+}
+"""What GPT-2 and Llama have alike."""
 
 _GPT2_LINEAR = {
     "attention.qkv": "attn.c_attn",
@@ -130,6 +179,7 @@ class GPT2(Architecture):
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         required = {
+            **_PLAIN,
             "position": "learned",
             "norm": "layernorm",
             "mlp": "gelu",
@@ -137,9 +187,6 @@ class GPT2(Architecture):
             "tie_embeddings": True,
             "n_kv_head": config.n_head,
             "head_dim": config.n_embd // config.n_head,
-            "kv": "separate",
-            "sink": "none",
-            "sink_tokens": 0,
             "window": None,
             "kv_owners": tuple(range(config.n_layer)),
         }
@@ -184,14 +231,39 @@ _ROTATED = {"position": "rope", "rotary_share": 1.0}
 
 
 class Llama(Architecture):
-    """Llama: rotary positions, RMS norms, SwiGLU, grouped queries, no biases."""
+    """Llama: rotary positions, RMS norms, SwiGLU, grouped queries, no biases.
+
+    Attributes:
+        model_type: as ``config.json`` has it.
+        hf_class: of the language model in `transformers`.
+        supported: the values that keys of ``config.json`` may have; the first is the default.
+        required: fields of a model that can be written so.
+        block_names: names of a layer's modules, and of their tensors in a checkpoint's layer.
+    """
 
     prefix = "model."
-    ignored_suffixes = (".rotary_emb.inv_freq",)
+    ignored_suffixes: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    model_type, hf_class = "llama", "LlamaForCausalLM"
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+    }
+    required: ClassVar[dict[str, Any]] = {
+        **_PLAIN,
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+        "bias": False,
+    }
+    block_names: ClassVar[dict[str, str]] = {
+        "attention.proj": "self_attn.o_proj",
+        "mlp.down": "mlp.down_proj",
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+    }
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
-        supported = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
-        require_values(hf_config, supported)
+        require_values(hf_config, self.supported)
         n_head = hf_config["num_attention_heads"]
         return {
             "vocab_size": hf_config["vocab_size"],
@@ -203,24 +275,20 @@ class Llama(Architecture):
             "head_dim": hf_config.get("head_dim") or hf_config["hidden_size"] // n_head,
             "ffn_dim": hf_config["intermediate_size"],
             "position": "rope",
-            "rope_theta": float(_read_rope_theta(hf_config)),
-            "norm": "rmsnorm",
+            **self.read_rotations(hf_config),
             "norm_eps": hf_config["rms_norm_eps"],
-            "mlp": "swiglu",
-            "bias": False,
             "tie_embeddings": bool(hf_config.get("tie_word_embeddings", False)),
+            **{key: self.required[key] for key in ("norm", "mlp", "bias", "sink", "qk_norm")},
+            "norm_placement": self.required["norm_placement"],
         }
 
+    def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a `ModelConfig` that say how layers rotate."""
+        rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+        return _read_rope(rope, hf_config.get("rope_theta") or 10_000.0, hf_config)
+
     def incompatibilities(self, config: ModelConfig) -> list[str]:
-        required = {
-            "norm": "rmsnorm",
-            "mlp": "swiglu",
-            "bias": False,
-            "kv": "separate",
-            "sink": "none",
-            "sink_tokens": 0,
-            "kv_owners": tuple(range(config.n_layer)),
-        }
+        required = {**self.required, "kv_owners": tuple(range(config.n_layer))}
         return self.layer_incompatibilities(config) + _list_differences(config, required)
 
     def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
@@ -229,8 +297,8 @@ class Llama(Architecture):
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         return {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
+            "model_type": self.model_type,
+            "architectures": [self.hf_class],
             "hidden_act": "silu",
             "vocab_size": config.vocab_size,
             "max_position_embeddings": config.block_size,
@@ -242,10 +310,7 @@ class Llama(Architecture):
             "intermediate_size": config.ffn_dim,
             "rms_norm_eps": config.norm_eps,
             "rope_theta": config.layers[0].rope_theta,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": config.layers[0].rope_theta,
-            },
+            "rope_parameters": _write_rope(config.layers[0]),
             "tie_word_embeddings": config.tie_embeddings,
             "attention_bias": False,
             "mlp_bias": False,
@@ -262,30 +327,259 @@ class Llama(Architecture):
             block, hf_block = f"blocks.{layer}", f"model.layers.{layer}"
             qkv = tuple(f"{hf_block}.self_attn.{part}_proj.weight" for part in "qkv")
             up = tuple(f"{hf_block}.mlp.{part}_proj.weight" for part in ("gate", "up"))
-            single = {
-                "attention.proj": "self_attn.o_proj",
-                "mlp.down": "mlp.down_proj",
-                "norm1": "input_layernorm",
-                "norm2": "post_attention_layernorm",
-            }
             yield WeightMapping(f"{block}.attention.qkv.weight", qkv, (q_width, kv_width, kv_width))
             yield WeightMapping(f"{block}.mlp.up.weight", up, (config.ffn_dim, config.ffn_dim))
-            for name, hf_name in single.items():
+            for name, hf_name in self.block_names.items():
                 yield WeightMapping(f"{block}.{name}.weight", (f"{hf_block}.{hf_name}.weight",))
 
 
-def _read_rope_theta(hf_config: dict[str, Any]) -> float:
-    """Return the base of plain rotary embeddings; refuse scaled ones."""
-    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+def _read_rope(
+    rope: Mapping[str, Any], theta: float, hf_config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields of layers that rotate so; refuse scalings that `RopeScaling` has not.
+
+    Args:
+        rope: what the checkpoint says of these layers.
+        theta: the base, where that does not say it.
+    """
+    fields: dict[str, Any] = {"rope_theta": float(rope.get("rope_theta") or theta)}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise PretrainedError(f"config.json: rope_type = {kind} is not supported; only default is")
-    theta: float = rope.get("rope_theta") or hf_config.get("rope_theta") or 10_000.0
-    return theta
+    if kind == "default":
+        return fields
+    if kind == "linear":
+        return {**fields, "rope_scaling": {"by": "linear", "factor": float(rope["factor"])}}
+    if kind != "yarn":
+        text = f"config.json: rope_type = {kind} is not supported; only default, linear or yarn is"
+        raise PretrainedError(text)
+    for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        if rope.get(key):
+            raise PretrainedError(f"config.json: {key} of yarn is not supported; leave it out")
+    original = rope.get("original_max_position_embeddings") or hf_config["max_position_embeddings"]
+    scaling = {
+        "by": "yarn",
+        "factor": float(rope["factor"]),
+        "original": original,
+        "beta_fast": float(rope.get("beta_fast") or 32),
+        "beta_slow": float(rope.get("beta_slow") or 1),
+        "truncate": rope.get("truncate", True),
+    }
+    return {**fields, "rope_scaling": scaling}
+
+
+def _write_rope(layer: LayerConfig) -> dict[str, Any]:
+    """Return what a checkpoint says of the rotations of such layers."""
+    scaling = layer.rope_scaling
+    rope: dict[str, Any] = {"rope_theta": layer.rope_theta}
+    if scaling is None:
+        return {"rope_type": "default", **rope}
+    rope |= {"rope_type": scaling.by, "factor": scaling.factor}
+    if scaling.by == "linear":
+        return rope
+    limits = {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+    original = {"original_max_position_embeddings": scaling.original}
+    return {**rope, **original, **limits, "truncate": scaling.truncate}
+
+
+class Qwen3(Llama):
+    """Llama with norms of queries and keys (arXiv 2505.09388)."""
+
+    model_type, hf_class = "qwen3", "Qwen3ForCausalLM"
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "use_sliding_window": (False,),
+    }
+    required: ClassVar[dict[str, Any]] = {**Llama.required, "qk_norm": True}
+    block_names: ClassVar[dict[str, str]] = {
+        **Llama.block_names,
+        "attention.query_norm": "self_attn.q_norm",
+        "attention.key_norm": "self_attn.k_norm",
+    }
+
+
+class Gemma3(Qwen3):
+    """The text model of Gemma 3 (arXiv 2503.19786): Qwen3 with norms on both sides of attention
+    and MLP, a GELU as the gate, scaled embeddings, and rotations of their own in local layers.
+
+    Norms in a checkpoint have their weights less one.
+    """
+
+    model_type, hf_class = "gemma3_text", "Gemma3ForCausalLM"
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "attention_bias": (False,),
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+        "use_bidirectional_attention": (False, None),
+    }
+    required: ClassVar[dict[str, Any]] = {
+        **Qwen3.required,
+        "mlp": "geglu",
+        "norm_placement": "sandwich",
+    }
+    block_names: ClassVar[dict[str, str]] = {
+        **Qwen3.block_names,
+        "norm2": "pre_feedforward_layernorm",
+        "post_norm1": "post_attention_layernorm",
+        "post_norm2": "post_feedforward_layernorm",
+    }
+
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        fields = super().read_config(hf_config)
+        scalar = hf_config.get("query_pre_attn_scalar", 256)
+        return {
+            **fields,
+            **_read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6)),
+            "tie_embeddings": bool(hf_config.get("tie_word_embeddings", True)),
+            "embedding_scale": fields["n_embd"] ** 0.5,
+            "attention_scale": None if scalar == fields["head_dim"] else scalar**-0.5,
+        }
+
+    def read_rotations(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        rope = hf_config.get("rope_parameters") or {
+            "full_attention": hf_config.get("rope_scaling") or {}
+        }
+        kinds = {
+            "global": ("full_attention", hf_config.get("rope_theta") or 1e6),
+            "local": ("sliding_attention", hf_config.get("rope_local_base_freq") or 1e4),
+        }
+        letters = _read_layer_types(hf_config, hf_config.get("sliding_window_pattern", 6))
+        return {
+            key: _read_rope(rope.get(name) or {}, theta, hf_config)
+            for key, (name, theta) in kinds.items()
+            if key[0].upper() in letters["attention_pattern"]
+        }
+
+    def incompatibilities(self, config: ModelConfig) -> list[str]:
+        wanted = {"embedding_scale": config.n_embd**0.5, "attention_scale": config.attention_scale}
+        required = {**self.required, **wanted, "kv_owners": tuple(range(config.n_layer))}
+        local = [layer for layer in config.layers if layer.window is not None]
+        full = [layer for layer in config.layers if layer.window is None]
+        equal = ("n_kv_head", "head_dim")
+        problems = _list_differences(config, {**required, **_ROTATED}, equal)
+        if any(len({(one.rotation, one.window) for one in kind}) > 1 for kind in (local, full)):
+            problems.append("layers of one kind differ")
+        if not _is_whole(self._scalar(config)):
+            problems.append("attention_scale is not 1 / sqrt(a whole number)")
+        return problems
+
+    def _scalar(self, config: ModelConfig) -> float:
+        return config.head_dim if config.attention_scale is None else config.attention_scale**-2
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        left_out = ("hidden_act", "mlp_bias", "rope_theta")
+        hf_config = super().write_config(config)
+        return {
+            **{key: value for key, value in hf_config.items() if key not in left_out},
+            **_write_layer_types(config),
+            "rope_parameters": {
+                "sliding_attention" if layer.window else "full_attention": _write_rope(layer)
+                for layer in config.layers
+            },
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": round(self._scalar(config)),
+            "pad_token_id": None,  # the default is of another tokenizer
+        }
+
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
+        for mapping in super().iter_weights(config):
+            is_norm = "norm" in mapping.name
+            yield replace(mapping, offset=1.0) if is_norm else mapping
+
+
+def _is_whole(number: float) -> bool:
+    return abs(number - round(number)) < 1e-6 * number
+
+
+def _read_layer_types(hf_config: Mapping[str, Any], period: int) -> dict[str, Any]:
+    """Return the fields of global and local layers; by default every ``period``-th is global."""
+    types = hf_config.get("layer_types") or [
+        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
+        for layer in range(hf_config["num_hidden_layers"])
+    ]
+    pattern = "".join("L" if one == "sliding_attention" else "G" for one in types)
+    window = hf_config["sliding_window"] if "L" in pattern else None
+    return {"attention_pattern": pattern, "window": window}
+
+
+def _write_layer_types(config: ModelConfig) -> dict[str, Any]:
+    windows = [layer.window for layer in config.layers]
+    return {
+        "layer_types": ["full_attention" if w is None else "sliding_attention" for w in windows],
+        "sliding_window": max(filter(None, windows), default=None),
+    }
+
+
+class GptOss(Llama):
+    """gpt-oss (arXiv 2508.10925) with one expert: Llama with learned sinks, windows in every second
+    layer, scaled frequencies, biases and a clamped SwiGLU.
+
+    The one expert's weight is 1, whatever the router gives. Rows of its gate and of its values
+    alternate.
+    """
+
+    model_type, hf_class = "gpt_oss", "GptOssForCausalLM"
+    ignored_suffixes = (".mlp.router.weight", ".mlp.router.bias")
+    supported: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "hidden_act": ("silu",),
+        "attention_bias": (True,),
+        "swiglu_alpha": (1.702,),
+        "swiglu_limit": (7.0,),
+    }
+    required: ClassVar[dict[str, Any]] = {
+        **Llama.required,
+        "mlp": "clamped_swiglu",
+        "bias": True,
+        "sink": "learned",
+    }
+
+    def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
+        experts = hf_config.get("num_local_experts", 128)
+        if experts != 1:
+            text = f"config.json: num_local_experts = {experts} makes mixtures of experts, which"
+            raise PretrainedError(f"{text} are not supported; only 1, a dense MLP, is")
+        return {**super().read_config(hf_config), **_read_layer_types(hf_config, 2)}
+
+    def layer_incompatibilities(self, config: ModelConfig) -> list[str]:
+        windows = {layer.window for layer in config.layers} - {None}
+        problems = _list_differences(config, _ROTATED)
+        return problems + (["window differs between local layers"] if len(windows) > 1 else [])
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        hf_config = super().write_config(config)
+        del hf_config["mlp_bias"], hf_config["rope_theta"]
+        experts = {"num_local_experts": 1, "num_experts_per_tok": 1, "attention_bias": True}
+        return {**hf_config, **_write_layer_types(config), **experts}
+
+    def iter_weights(self, config: ModelConfig) -> Iterator[WeightMapping]:
+        rows = (*range(0, 2 * config.ffn_dim, 2), *range(1, 2 * config.ffn_dim, 2))
+        for mapping in super().iter_weights(config):
+            block, _, name = mapping.name.partition(".attention.")
+            layer = block.replace("blocks.", "model.layers.")
+            if ".mlp." not in mapping.name:
+                yield mapping
+            if name in ("qkv.weight", "proj.weight"):
+                biases = tuple(one.replace(".weight", ".bias") for one in mapping.hf_names)
+                bias = mapping.name.replace(".weight", ".bias")
+                yield replace(mapping, name=bias, hf_names=biases)
+            if name == "proj.weight":
+                yield WeightMapping(f"{block}.attention.sink", (f"{layer}.self_attn.sinks",))
+                experts = f"{layer}.mlp.experts"
+                for part, hf_part, order in (("up", "gate_up", rows), ("down", "down", ())):
+                    for kind, suffix in (("weight", ""), ("bias", "_bias")):
+                        yield WeightMapping(
+                            f"{block}.mlp.{part}.{kind}",
+                            (f"{experts}.{hf_part}_proj{suffix}",),
+                            transposed=kind == "weight",
+                            order=order,
+                            has_expert_dim=True,
+                        )
 
 
 class Mistral(Llama):
     """Llama with a sliding window of W tokens, the token itself included, in every layer."""
+
+    model_type, hf_class = "mistral", "MistralForCausalLM"
 
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         window = hf_config.get("sliding_window")
@@ -307,8 +601,6 @@ class Mistral(Llama):
             del hf_config[key]
         return {
             **hf_config,
-            "model_type": "mistral",
-            "architectures": ["MistralForCausalLM"],
             "sliding_window": config.layers[0].window,
         }
 
@@ -320,6 +612,7 @@ class DeepSeekV2(Llama):
     each pair half of them apart. K and V of a head are neighbours in its map from the latent.
     """
 
+    model_type, hf_class = "deepseek_v2", "DeepseekV2ForCausalLM"
     LATENT_NORM_EPS = 1e-6
     """Of the latents' norm in `transformers`, whatever ``rms_norm_eps`` is."""
 
@@ -344,21 +637,22 @@ class DeepSeekV2(Llama):
             "rotary": hf_config["qk_rope_head_dim"],
             "query": hf_config["q_lora_rank"],
         }
+        rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+        require_values(rope, {"rope_type": ("default",)})
         return {**super().read_config(hf_config), "head_dim": head_dim, "kv": kv}
 
     def incompatibilities(self, config: ModelConfig) -> list[str]:
         problems = super().incompatibilities(config)
         if isinstance(config.kv, LatentKV) and config.kv.groups == 1:
             problems.remove("kv is not separate")
-            return problems + _list_differences(config, {"norm_eps": self.LATENT_NORM_EPS})
+            fixed = {"norm_eps": self.LATENT_NORM_EPS, "rope_scaling": None}
+            return problems + _list_differences(config, fixed)
         return [*problems, "kv is not one latent"]
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
         assert isinstance(config.kv, LatentKV)
         return {
             **super().write_config(config),
-            "model_type": "deepseek_v2",
-            "architectures": ["DeepseekV2ForCausalLM"],
             "num_key_value_heads": config.n_head,
             "q_lora_rank": config.kv.query,
             "kv_lora_rank": config.kv.latent,
@@ -409,6 +703,8 @@ class DeepSeekV2(Llama):
 class SmolLM3(Llama):
     """Llama with layers that do not rotate, and with windows in some layers."""
 
+    model_type, hf_class = "smollm3", "SmolLM3ForCausalLM"
+
     def read_config(self, hf_config: dict[str, Any]) -> dict[str, Any]:
         interval, depth = hf_config.get("no_rope_layer_interval", 4), hf_config["num_hidden_layers"]
         rotates = hf_config.get("no_rope_layers") or [
@@ -440,16 +736,11 @@ class SmolLM3(Llama):
         return problems
 
     def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        windows = [layer.window for layer in config.layers]
-        types = ["full_attention" if w is None else "sliding_attention" for w in windows]
         return {
             **super().write_config(config),
-            "model_type": "smollm3",
-            "architectures": ["SmolLM3ForCausalLM"],
+            **_write_layer_types(config),
             "no_rope_layers": [int(layer.rotary_dim > 0) for layer in config.layers],
-            "layer_types": types,
-            "use_sliding_window": any(windows),
-            "sliding_window": max(filter(None, windows), default=None),
+            "use_sliding_window": any(layer.window for layer in config.layers),
             "pad_token_id": None,  # the default is of another tokenizer
         }
 
@@ -460,4 +751,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral": Mistral(),
     "deepseek_v2": DeepSeekV2(),
     "smollm3": SmolLM3(),
+    "qwen3": Qwen3(),
+    "gemma3_text": Gemma3(),
+    "gpt_oss": GptOss(),
 }

@@ -139,7 +139,7 @@ def _map_full_names(names: Collection[str], prefix: str) -> dict[str, str]:
 
 def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMapping) -> Iterator[str]:
     """Copy tensors into a parameter; yield a problem if shape or values are wrong."""
-    value = torch.cat([tensor.T if mapping.transposed else tensor for tensor in tensors])
+    value = mapping.read(tensors)
     if value.shape != parameter.shape:
         shapes = f"{tuple(value.shape)}, not {tuple(parameter.shape)}"
         yield f"{' + '.join(mapping.hf_names)} is {shapes}"
@@ -148,7 +148,7 @@ def _copy_weight(parameter: Tensor, tensors: list[Tensor], mapping: WeightMappin
         yield f"{' + '.join(mapping.hf_names)} has numbers that are not finite"
         return
     with torch.no_grad():
-        parameter.copy_(value[list(mapping.order)] if mapping.order else value)
+        parameter.copy_(value)
 
 
 def save_pretrained(model: "GPT", folder: str | Path, *, end_of_text: int | None = None) -> str:
@@ -179,13 +179,9 @@ def _write_checkpoint(
     model: "GPT", folder: Path, architecture: Architecture, hf_config: dict[str, Any]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    parameters, tensors = dict(model.named_parameters()), {}
+    parameters = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = {}
     for mapping in architecture.iter_weights(model.config):
-        value = parameters[mapping.name].detach().cpu()
-        if mapping.order:
-            value = value[torch.tensor(mapping.order).argsort()]
-        parts = torch.split(value, list(mapping.rows)) if mapping.rows else (value,)
-        for hf_name, part in zip(mapping.hf_names, parts, strict=True):
-            tensors[hf_name] = (part.T if mapping.transposed else part).contiguous().clone()
+        tensors |= mapping.write(parameters[mapping.name].detach().cpu())
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", hf_config)

@@ -7,12 +7,14 @@ Keys are rotated before they are cached, except where they are the values, too. 
 Shapes: B rows, H heads, C tokens, D head_dim.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvlab.model.kernels import rotate_pairs
+from kvlab.spec.layer_config import RopeScaling
 
 
 class RopeTable(NamedTuple):
@@ -24,7 +26,11 @@ class RopeTable(NamedTuple):
 
 
 def make_rope_table(
-    positions: Tensor, rotary_dim: int, theta: float, dtype: torch.dtype
+    positions: Tensor,
+    rotary_dim: int,
+    theta: float,
+    dtype: torch.dtype,
+    scaling: RopeScaling | None = None,
 ) -> RopeTable:
     """Return the rotations of ``rotary_dim`` dimensions at ``positions`` (C,) or (B, C).
 
@@ -32,10 +38,37 @@ def make_rope_table(
     hundredth of a radian.
     """
     pairs = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=positions.device)
-    angles = positions.to(torch.float64)[..., None] * theta ** (-pairs / rotary_dim)
+    frequencies, length = theta ** (-pairs / rotary_dim), 1.0
+    if scaling is not None:
+        frequencies = _scale_frequencies(frequencies, rotary_dim, theta, scaling)
+        length = 0.1 * math.log(scaling.factor) + 1 if scaling.by == "yarn" else 1.0
+    angles = positions.to(torch.float64)[..., None] * frequencies
     if angles.dim() == 3:
         angles = angles[:, None]
-    return RopeTable(angles.cos().to(dtype), angles.sin().to(dtype))
+    return RopeTable((length * angles.cos()).to(dtype), (length * angles.sin()).to(dtype))
+
+
+def _scale_frequencies(
+    frequencies: Tensor, rotary_dim: int, theta: float, scaling: RopeScaling
+) -> Tensor:
+    """Return the frequencies (R/2,) for a longer context.
+
+    YaRN (arXiv 2309.00071, section 3.2) does so by how often a pair turns in the original one.
+    """
+    if scaling.by == "linear":
+        return frequencies / scaling.factor
+    assert scaling.original is not None, "yarn has an original context"
+    first, last = (
+        rotary_dim * math.log(scaling.original / (2 * math.pi * turns)) / (2 * math.log(theta))
+        for turns in (scaling.beta_fast, scaling.beta_slow)
+    )
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
+    last = first + 0.001 if last == first else last  # as published: a step instead of a ramp
+    pairs = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
+    scaled = ((pairs - first) / (last - first)).clamp(0, 1)
+    return torch.lerp(frequencies, frequencies / scaling.factor, scaled)
 
 
 class RotaryTables:
@@ -46,8 +79,8 @@ class RotaryTables:
     and ``module.to(dtype)`` would round them a second time.
     """
 
-    def __init__(self, rotary_dim: int, theta: float):
-        self._rotary_dim, self._theta = rotary_dim, theta
+    def __init__(self, rotary_dim: int, theta: float, scaling: RopeScaling | None = None):
+        self._rotary_dim, self._theta, self._scaling = rotary_dim, theta, scaling
         self._table: RopeTable | None = None
 
     def prepare(self, length: int, device: torch.device, dtype: torch.dtype) -> RopeTable:
@@ -79,7 +112,7 @@ class RotaryTables:
         # a tensor made in inference mode could not be used by a training
         with torch.inference_mode(False), torch.no_grad():
             positions = torch.arange(size, device="cpu")
-            table = make_rope_table(positions, self._rotary_dim, self._theta, dtype)
+            table = make_rope_table(positions, self._rotary_dim, self._theta, dtype, self._scaling)
             return RopeTable(*(part.to(device) for part in table))
 
 

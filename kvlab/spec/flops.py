@@ -23,7 +23,8 @@ def parameter_count(model: ModelConfig) -> int:
     norm = model.n_embd * (2 if model.norm == "layernorm" and model.bias else 1)
     total = embeddings + norm
     for layer, owner in enumerate(model.kv_owners):
-        total += 2 * norm + _attention_parameters(model, layer, owner) + _mlp_parameters(model)
+        total += _attention_parameters(model, layer, owner) + _mlp_parameters(model)
+        total += model.norms_per_layer * norm
     return total
 
 
@@ -88,11 +89,12 @@ def _attention_parameters(model: ModelConfig, layer: int, owner: int) -> int:
     bias = outputs + model.n_embd if model.bias else 0
     vectors = config.query_dim + (config.latent_dim if owner == layer else 0)  # of norms
     vectors += config.n_head if config.has_sink else 0
+    vectors += config.head_dim * (1 + (owner == layer)) if config.has_qk_norm else 0
     return model.n_embd * (outputs + config.out_width) + bias + config.up_weights + vectors
 
 
 def _mlp_parameters(model: ModelConfig) -> int:
-    inner = model.ffn_dim * (2 if model.mlp == "swiglu" else 1)
+    inner = model.ffn_dim * (model.mlp_matrices - 1)
     bias = inner + model.n_embd if model.bias else 0
     return model.n_embd * inner + model.ffn_dim * model.n_embd + bias
 
@@ -104,7 +106,7 @@ def _matrix_weights(model: ModelConfig) -> int:
         config = model.layers[layer]
         total += model.n_embd * (_qkv_width(model, layer, owner) + config.out_width)
         total += config.up_weights
-        total += model.n_embd * model.ffn_dim * (3 if model.mlp == "swiglu" else 2)
+        total += model.n_embd * model.ffn_dim * model.mlp_matrices
     return total
 
 

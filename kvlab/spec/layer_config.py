@@ -4,12 +4,21 @@
 byte arithmetic, the FLOPs, the cache and the model read it. Also the table of position schemes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from kvlab.spec.spec_model import NonNegativeInt, OneOf, PositiveFloat, PositiveInt, SpecModel
+from kvlab.spec.spec_model import (
+    FieldMessage,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    SpecModel,
+    raise_problems,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,73 @@ POSITIONS: dict[str, PositionScheme] = {
 """`model.position` -> its scheme: the one table of position schemes."""
 
 RotaryShare = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class RopeScaling(SpecModel):
+    """`model.rope_scaling`: rotary frequencies for a longer context than they were trained on.
+
+    ``linear`` divides all frequencies by ``factor`` (arXiv 2306.15595). ``yarn`` divides those of
+    long waves, keeps those of short ones, and takes a mean between them (YaRN, arXiv 2309.00071);
+    it also multiplies queries and keys by 0.1 ln(factor) + 1.
+    """
+
+    by: Literal["linear", "yarn"] = Field(
+        description="Which frequencies are divided: all, or those of long waves.",
+        examples=["yarn"],
+        json_schema_extra={"given": {"factor": 4.0, "original": 256}},
+    )
+    factor: Annotated[float, Field(ge=1.0)] = Field(
+        description="By how much the context is longer.",
+        examples=[8.0],
+        json_schema_extra={"unit": "none"},
+    )
+    original: PositiveInt | None = Field(
+        default=None,
+        description="Context length before; yarn needs it.",
+        examples=[4096],
+        json_schema_extra={"unit": "tokens", "given": {"by": "yarn", "factor": 4.0}},
+    )
+    beta_fast: PositiveFloat = Field(
+        default=32.0,
+        description="yarn keeps frequencies that turn at least this often in `original` tokens.",
+        examples=[16.0],
+        json_schema_extra={
+            "unit": "turns",
+            "given": {"by": "yarn", "factor": 4.0, "original": 256},
+        },
+    )
+    beta_slow: PositiveFloat = Field(
+        default=1.0,
+        description="yarn divides frequencies that turn at most this often in `original` tokens.",
+        examples=[2.0],
+        json_schema_extra={
+            "unit": "turns",
+            "given": {"by": "yarn", "factor": 4.0, "original": 256},
+        },
+    )
+    truncate: bool = Field(
+        default=True,
+        description="yarn rounds the two limits to whole pairs of dimensions, outwards.",
+        examples=[False],
+        json_schema_extra={"given": {"by": "yarn", "factor": 4.0, "original": 256}},
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "RopeScaling":
+        raise_problems(self._find_problems())
+        return self
+
+    def _find_problems(self) -> Iterator[FieldMessage]:
+        if self.by == "yarn":
+            if self.original is None:
+                yield "original", "is missing; yarn counts turns in the original context length"
+            if self.beta_fast <= self.beta_slow:
+                text = f"is not above beta_slow = {self.beta_slow:g}"
+                yield "beta_fast", f"{text}; use more, such as {32 * self.beta_slow:g}"
+            return
+        for name in ("original", "beta_fast", "beta_slow", "truncate"):
+            if name in self.model_fields_set:
+                yield name, "is read only by: yarn; leave it out"
 
 
 class LayerKind(SpecModel):
@@ -70,6 +146,12 @@ class LayerKind(SpecModel):
         description="The part of a head that rotates in these layers.",
         examples=[0.5],
         json_schema_extra={"unit": "none", "computed_default": "`model.rotary_share`"},
+    )
+    rope_scaling: RopeScaling | None = Field(
+        default=None,
+        description="Scaling of the rotary frequencies of these layers.",
+        examples=[{"by": "linear", "factor": 8.0}],
+        json_schema_extra={"computed_default": "`model.rope_scaling`"},
     )
     window: PositiveInt | None = Field(
         default=None,
@@ -158,12 +240,15 @@ class LayerConfig:
         window: tokens that a token sees, itself included; None for all before it.
         rotary_dim: the leading dimensions of a head of Q and K that are rotated; 0 for none.
         rope_theta: base of their frequencies.
+        rope_scaling: of their frequencies; None for none.
         kv: how K and V come from what is stored; see `stored`.
         latent_dim: numbers of a latent vector; 0 without latent attention.
         query_dim: numbers of the vector that queries are mapped from; 0 if they are projected
             directly.
         has_sink: a learned logit of each query head joins the denominator of its softmax.
         sink_tokens: the first tokens, which are seen beside the window; 0 without a window.
+        has_qk_norm: queries and keys have an RMS norm each, before they are rotated.
+        attention_scale: what scores are multiplied by; None for ``key_dim ** -0.5``.
     """
 
     kind: str
@@ -179,11 +264,15 @@ class LayerConfig:
     query_dim: int = 0
     has_sink: bool = False
     sink_tokens: int = 0
+    rope_scaling: RopeScaling | None = None
+    has_qk_norm: bool = False
+    attention_scale: float | None = None
 
     @property
-    def rotation(self) -> tuple[int, float]:
-        """What determines the rotary table of the layer: rotated dimensions and their base."""
-        return self.rotary_dim, self.rope_theta
+    def rotation(self) -> tuple[int, float, RopeScaling | None]:
+        """What determines the rotary table of the layer: rotated dimensions, their base and the
+        scaling of their frequencies."""
+        return self.rotary_dim, self.rope_theta, self.rope_scaling
 
     @property
     def rotary_share(self) -> float:

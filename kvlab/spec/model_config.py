@@ -16,6 +16,7 @@ from kvlab.spec.layer_config import (
     LayerConfig,
     LayerKind,
     PositionScheme,
+    RopeScaling,
     RotaryShare,
 )
 from kvlab.spec.model_rules import LETTERS_RULE, find_model_problems
@@ -54,6 +55,9 @@ _LAYER_LETTERS = TextRule(r"^[A-Z]{1,10000}$", f"{LETTERS_RULE}; use one such as
 KindLetter = Annotated[
     str, TextRule(r"^[A-FH-KM-Z]$", "is not a free letter; use one of A to Z but G and L")
 ]
+MLPS = {"gelu": False, "swiglu": True, "geglu": True, "clamped_swiglu": True}
+"""`model.mlp` -> whether a gate multiplies the values, so that ``up`` has twice the rows."""
+
 _SETTINGS_BY_KIND: dict[str, Any] = {
     "position": "rope",
     "window": 256,
@@ -75,6 +79,11 @@ class ModelConfig(SpecModel):
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
         "kv": "separate",
         "rotary_share": 1.0,
+        "rope_scaling": None,
+        "qk_norm": False,
+        "norm_placement": "pre",
+        "attention_scale": None,
+        "embedding_scale": 1.0,
         "sink": "none",
         "sink_tokens": 0,
         "local": None,
@@ -128,8 +137,12 @@ class ModelConfig(SpecModel):
         examples=[128],
         json_schema_extra={"unit": "dimensions", "computed_default": "n_embd / n_head"},
     )
-    mlp: Literal["gelu", "swiglu"] = Field(
-        default="gelu", description="Activation of the MLP.", examples=["swiglu"]
+    mlp: Annotated[str, OneOf(lambda: MLPS)] = Field(
+        default="gelu",
+        description="Activation of the MLP: a GELU in its tanh form (gelu), or a gate beside the"
+        " values (arXiv 2002.05202) with a SiLU (swiglu), a GELU (geglu), or a SiLU whose inputs"
+        " are clamped as in gpt-oss (clamped_swiglu).",
+        examples=["swiglu"],
     )
     ffn_dim: PositiveInt = Field(
         default_factory=lambda fields: _default_ffn_dim(
@@ -139,7 +152,7 @@ class ModelConfig(SpecModel):
         examples=[2048],
         json_schema_extra={
             "unit": "dimensions",
-            "computed_default": "4 n_embd; under swiglu 8/3 n_embd, rounded up to a multiple of 64",
+            "computed_default": "4 n_embd; with a gate 8/3 n_embd, rounded up to a multiple of 64",
         },
     )
     position: Annotated[str, OneOf(lambda: POSITIONS)] = Field(
@@ -161,10 +174,46 @@ class ModelConfig(SpecModel):
         examples=[0.25],
         json_schema_extra={"unit": "none", "given": {"position": "rope"}},
     )
+    rope_scaling: RopeScaling | None = Field(
+        default=None,
+        description="Scaling of the rotary frequencies, for a longer context than they were"
+        " trained on.",
+        examples=[{"by": "yarn", "factor": 4.0, "original": 256}],
+        json_schema_extra={"given": {"position": "rope"}},
+    )
     norm: Literal["layernorm", "rmsnorm"] = Field(
         default="layernorm",
         description="Normalization before attention, before the MLP and at the end.",
         examples=["rmsnorm"],
+    )
+    norm_placement: Literal["pre", "sandwich"] = Field(
+        default="pre",
+        description="Where a layer normalizes: before attention and MLP, or also what they return,"
+        " before it is added (sandwich, as in Gemma 3, arXiv 2503.19786).",
+        examples=["sandwich"],
+    )
+    qk_norm: bool = Field(
+        default=False,
+        description="An RMS norm of each head's queries and one of its keys, before they are"
+        " rotated and stored (arXiv 2302.05442), as in Qwen3 and Gemma 3. Stored keys then have a"
+        " bounded length, which matters to coarse caches.",
+        examples=[True],
+    )
+    attention_scale: PositiveFloat | None = Field(
+        default=None,
+        description="What attention scores are multiplied by.",
+        examples=[0.0625],
+        json_schema_extra={
+            "unit": "none",
+            "computed_default": "1 / sqrt(width of a head's keys)",
+        },
+    )
+    embedding_scale: PositiveFloat = Field(
+        default=1.0,
+        description="What the embeddings of tokens are multiplied by as they enter the first"
+        " layer; Gemma 3 has sqrt(n_embd).",
+        examples=[27.7],
+        json_schema_extra={"unit": "none"},
     )
     norm_eps: PositiveFloat = Field(
         default=1e-5,
@@ -267,6 +316,16 @@ class ModelConfig(SpecModel):
         """The entry of ``position`` in `POSITIONS`."""
         return POSITIONS[self.position]
 
+    @property
+    def mlp_matrices(self) -> int:
+        """Matrices of ``n_embd`` x ``ffn_dim`` numbers in an MLP."""
+        return 3 if MLPS[self.mlp] else 2
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms of the residual stream in a layer."""
+        return 4 if self.norm_placement == "sandwich" else 2
+
     @cached_property
     def layer_kinds(self) -> str:
         """One letter a layer: ``attention_pattern`` tiled over ``n_layer``."""
@@ -325,6 +384,9 @@ class ModelConfig(SpecModel):
             query_dim=0 if latent is None else latent.query or 0,
             has_sink=self.sink == "learned",
             sink_tokens=0 if window is None else self.sink_tokens,
+            rope_scaling=(own.rope_scaling or self.rope_scaling) if rotary_dim else None,
+            has_qk_norm=self.qk_norm,
+            attention_scale=self.attention_scale,
         )
 
     def model_copy(
@@ -358,6 +420,12 @@ class ModelConfig(SpecModel):
             "kinds": "".join("G" if window is None else "L" for window in windows),
         }
         del facts["rope_theta"]
+        facts.pop("rope_scaling", None)
+        scalings = [layer.rope_scaling for layer in layers]
+        if any(scalings):
+            facts["rope_scaling"] = _collapse(
+                [scaling and scaling.model_dump_json() for scaling in scalings]
+            )
         if any(thetas):
             facts["rope_theta"] = _collapse(thetas)
         if any(shares) and _collapse(shares) != 1:
@@ -381,6 +449,6 @@ def _collapse(values: list[Any]) -> Any:
 
 
 def _default_ffn_dim(mlp: str, n_embd: int) -> int:
-    if mlp == "gelu":
+    if not MLPS.get(mlp):
         return 4 * n_embd
     return -(-8 * n_embd // (3 * 64)) * 64

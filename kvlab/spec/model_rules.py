@@ -80,6 +80,12 @@ def _find_position_problems(model: "ModelConfig") -> Iterator[FieldMessage]:
             text = f"is set beside model.position = {model.position}, which every layer sees in"
             yield f"{key}.position", f"{text} the tokens; use rope or none there"
     by_kind = {layer.kind: layer for layer in model.layers}
+    for layer in by_kind.values():
+        if layer.rope_scaling and layer.rope_scaling.by == "yarn" and layer.rope_theta <= 1:
+            key, own = model.kind_settings[layer.kind]
+            field = "rope_theta" if own.rope_theta is None else f"{key}.rope_theta"
+            yield field, "is not above 1, so no wave is longer than another for yarn to scale"
+            break
     problems = {_find_rotation_problem(model, layer) for layer in by_kind.values()}
     yield from sorted(problem for problem in problems if problem is not None)
 
@@ -109,6 +115,9 @@ def _find_rotation_problem(model: "ModelConfig", layer: LayerConfig) -> FieldMes
 
 def _find_kv_problems(model: "ModelConfig") -> Iterator[FieldMessage]:
     is_rotary = model.position_scheme.is_rotary
+    if model.qk_norm and model.kv != "separate":
+        text = "normalizes keys before they are stored, and under this kv what is stored is V, too"
+        yield "qk_norm", f"{text}; use kv: separate, or leave it out"
     if model.kv in ("separate", "tied"):
         return
     yield from _find_fixed_settings(model)

@@ -26,18 +26,21 @@ _LLAMA_3 = {
 }  # fmt: skip
 _QWEN3 = {
     **_LLAMA, "vocab_size": 151_936, "block_size": 32_768, "n_kv_head": 8, "head_dim": 128,
-    "rope_theta": 1_000_000.0,
+    "rope_theta": 1_000_000.0, "qk_norm": True,
 }  # fmt: skip
 
 _GPT_OSS = {
     **_LLAMA, "vocab_size": 201_088, "block_size": 131_072, "n_head": 64, "n_kv_head": 8,
     "n_embd": 2880, "head_dim": 64, "ffn_dim": 4 * 2880, "norm_eps": 1e-5, "bias": True,
     "rope_theta": 150_000.0, "window": 128, "attention_pattern": "LG", "sink": "learned",
+    "mlp": "clamped_swiglu",
+    "rope_scaling": {"by": "yarn", "factor": 32.0, "original": 4096, "truncate": False},
 }  # fmt: skip
-_GEMMA_3 = {
+_GEMMA_3: dict[str, Any] = {
     **_LLAMA, "vocab_size": 262_208, "block_size": 131_072, "head_dim": 256, "window": 1024,
-    "attention_pattern": "LLLLLG", "rope_theta": 10_000.0, "global": {"rope_theta": 1e6},
-    "tie_embeddings": True,
+    "attention_pattern": "LLLLLG", "rope_theta": 10_000.0, "mlp": "geglu", "qk_norm": True,
+    "norm_placement": "sandwich", "tie_embeddings": True,
+    "global": {"rope_theta": 1e6, "rope_scaling": {"by": "linear", "factor": 8.0}},
 }  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -87,17 +90,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gemma-3-1b": {
         **_GEMMA_3, "vocab_size": 262_144, "block_size": 32_768, "n_layer": 26, "n_head": 4,
         "n_kv_head": 1, "n_embd": 1152, "ffn_dim": 6912, "window": 512,
+        "global": {"rope_theta": 1e6}, "embedding_scale": 1152**0.5,
     },
     "gemma-3-4b": {
         **_GEMMA_3, "n_layer": 34, "n_head": 8, "n_kv_head": 4, "n_embd": 2560, "ffn_dim": 10_240,
+        "embedding_scale": 2560**0.5,
     },
     "gemma-3-12b": {
         **_GEMMA_3, "n_layer": 48, "n_head": 16, "n_kv_head": 8, "n_embd": 3840,
-        "ffn_dim": 15_360,
+        "ffn_dim": 15_360, "embedding_scale": 3840**0.5,
     },
     "gemma-3-27b": {
         **_GEMMA_3, "n_layer": 62, "n_head": 32, "n_kv_head": 16, "head_dim": 128, "n_embd": 5376,
-        "ffn_dim": 21_504,
+        "ffn_dim": 21_504, "embedding_scale": 5376**0.5, "attention_scale": 168**-0.5,
     },
     "deepseek-v2-lite": {
         **_LLAMA, "vocab_size": 102_400, "block_size": 32_768, "n_layer": 27, "n_head": 16,
@@ -118,12 +123,6 @@ _ACTIVE = (
 PRESET_NOTES: dict[str, str] = {
     "deepseek-v2-lite": _ACTIVE,
     "deepseek-v3": _ACTIVE,
-    **{name: f"{_ACTIVE}; its rotary frequencies are not scaled, nor its activations clamped"
-       for name in PRESETS if name.startswith("gpt-oss-")},
-    **{name: "the norms of its queries and keys, and those after attention and MLP, are left out;"
-       " the gate of its MLP is a SiLU in place of a GELU"
-       for name in PRESETS if name.startswith("gemma-3-")},
-    **{name: "the norms of its queries and keys are left out"
-       for name in PRESETS if name.startswith("qwen3-")},
+    **{name: _ACTIVE for name in PRESETS if name.startswith("gpt-oss-")},
 }  # fmt: skip
 """What a preset leaves out of the published model; it changes no byte of K/V."""

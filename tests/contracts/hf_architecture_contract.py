@@ -17,6 +17,8 @@ class HFArchitectureContract(ABC):
     """Give `model_type`, a name in `ARCHITECTURES`, and models of `transformers`."""
 
     model_type: str
+    rounding: float = 0.0
+    """How far logits of a checkpoint that was read and written may be off."""
     unsupported: tuple = ()
     """(changes to ``config.json``, message) of what our model cannot compute."""
 
@@ -34,7 +36,8 @@ class HFArchitectureContract(ABC):
             assert ours.save_pretrained(folder / "ours") == self.model_type
             again = type(theirs).from_pretrained(folder / "ours").eval()
             with torch.inference_mode():
-                assert torch.equal(again(text).logits, theirs(text).logits)
+                error = (again(text).logits - theirs(text).logits).abs().max()
+            assert error <= self.rounding
 
     def test_every_parameter_is_mapped_once(self, tmp_path):
         for theirs in self.reference_models():

@@ -5,12 +5,10 @@ import json
 import pytest
 import torch
 
-from kvlab.cache import OneShotPass
 from kvlab.errors import PretrainedError
 from kvlab.layout import KVLayout
 from kvlab.model import GPT, pretrained
 from kvlab.model.hf_architectures import ARCHITECTURES, Llama
-from kvlab.model.rope import PassRotation
 from kvlab.spec import ModelConfig
 from tests.contracts.hf_architecture_contract import HFArchitectureContract
 
@@ -25,6 +23,7 @@ LLAMA = {
     "vocab_size": 90, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
     "num_attention_heads": 4, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
 }  # fmt: skip
+FULL, LOCAL = "full_attention", "sliding_attention"
 
 
 def gpt2():
@@ -99,6 +98,71 @@ class TestSmolLM3(HFArchitectureContract):
         for more in ({}, {**rotated, "layer_types": types}):
             config = transformers.SmolLM3Config(**shape, **more)
             yield transformers.SmolLM3ForCausalLM(config)
+
+
+class TestQwen3(HFArchitectureContract):
+    model_type = "qwen3"
+    unsupported = (
+        ({"use_sliding_window": True}, "use_sliding_window = True is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act = gelu is not supported; only silu"),
+    )
+
+    def reference_models(self):
+        shape = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8}
+        yield transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
+        longer = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+        config = transformers.Qwen3Config(**shape, rope_parameters=longer)
+        yield transformers.Qwen3ForCausalLM(config)
+
+
+class TestGemma3(HFArchitectureContract):
+    model_type = "gemma3_text"
+    rounding = 1e-5  # of 1 + w, which is w in a checkpoint
+    unsupported = (
+        ({"hidden_activation": "silu"}, "hidden_activation = silu is not supported"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0 is not supported"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "llama3"}}},
+            "rope_type = llama3 is not supported; only default, linear or yarn is",
+        ),
+    )
+
+    def reference_models(self):
+        shape = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 9}
+        longer = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0}}
+        for more in (
+            {"query_pre_attn_scalar": 8, "layer_types": [FULL, LOCAL, FULL]},
+            {"query_pre_attn_scalar": 13, "rope_parameters": longer, "sliding_window_pattern": 2},
+            {"layer_types": [LOCAL] * 3, "tie_word_embeddings": False},
+        ):
+            config = transformers.Gemma3TextConfig(**shape, **more)
+            yield transformers.Gemma3ForCausalLM(config)
+
+
+class TestGptOss(HFArchitectureContract):
+    model_type = "gpt_oss"
+    unsupported = (
+        ({"num_local_experts": 4}, "num_local_experts = 4 makes mixtures of experts, which"),
+        ({"swiglu_limit": 5.0}, "swiglu_limit = 5.0 is not supported; only 7.0 is"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 3.0}},
+            "attention_factor of yarn is not supported",
+        ),
+    )
+
+    def reference_models(self):
+        shape = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 9}
+        shape |= {"num_local_experts": 1, "num_experts_per_tok": 1}
+        yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+        yield transformers.GptOssForCausalLM(transformers.GptOssConfig(**shape))
+        for more in ({"truncate": False, "beta_fast": 8.0}, {}):
+            config = transformers.GptOssConfig(
+                **shape, rope_parameters={**yarn, **more}, layer_types=[FULL, LOCAL, FULL]
+            )
+            theirs = transformers.GptOssForCausalLM(config)
+            for layer in theirs.model.layers:  # gates and values that are clamped
+                torch.nn.init.normal_(layer.mlp.experts.gate_up_proj)
+            yield theirs
 
 
 def test_every_architecture_has_its_suite():
@@ -182,67 +246,6 @@ def test_bytes_of_a_hybrid_equal_their_static_caches():
     ours = GPT(model, device="meta").new_cache(1, 1024)
     assert KVLayout.of(model).stored_bytes(1, 1024) == total == 2_359_296
     assert sum(t.nbytes for t in ours.tensors) == total
-
-
-def gpt_oss_attention(layer_type):
-    """One layer's attention of `transformers`, and ours with its weights."""
-    from transformers.models.gpt_oss import modeling_gpt_oss
-
-    shape = transformers.GptOssConfig(
-        num_hidden_layers=1, hidden_size=32, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, sliding_window=5, layer_types=[layer_type], max_position_embeddings=32,
-        rope_parameters={"rope_type": "default", "rope_theta": 150_000.0},
-    )  # fmt: skip
-    shape._attn_implementation = "eager"
-    theirs = modeling_gpt_oss.GptOssAttention(shape, 0).eval()
-    torch.manual_seed(0)
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    is_local = layer_type == "sliding_attention"
-    config = ModelConfig(
-        vocab_size=9, block_size=32, n_layer=1, n_head=4, n_kv_head=2, n_embd=32, head_dim=16,
-        position="rope", rope_theta=150_000.0, bias=True, sink="learned",
-        attention_pattern="L" if is_local else "G", window=5 if is_local else None,
-    )  # fmt: skip
-    ours = GPT(config)
-    projections = [getattr(theirs, f"{part}_proj") for part in "qkv"]
-    weights = {
-        "qkv.weight": torch.cat([one.weight for one in projections]),
-        "qkv.bias": torch.cat([one.bias for one in projections]),
-        "proj.weight": theirs.o_proj.weight,
-        "proj.bias": theirs.o_proj.bias,
-        "sink": theirs.sinks,
-    }
-    ours.blocks[0].attention.load_state_dict(weights)
-    rotary = modeling_gpt_oss.GptOssRotaryEmbedding(shape)
-    return lambda x, mask: theirs(x, rotary(x, torch.arange(20)[None]), mask)[0], ours
-
-
-@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
-def test_attention_with_sinks_is_that_of_gpt_oss(layer_type):
-    """One-shot and token by token. The mixture of experts around it has no counterpart here."""
-    theirs, ours = gpt_oss_attention(layer_type)
-    distance = torch.arange(20)[:, None] - torch.arange(20)
-    window = 5 if layer_type == "sliding_attention" else 20
-    mask = torch.where((distance >= 0) & (distance < window), 0.0, -torch.inf)[None, None]
-    x, attention = torch.randn(2, 20, 32), ours.blocks[0].attention
-    (tables,) = ours.rotary_tables.values()
-
-    def attend(values, attention_pass):
-        rotation = PassRotation(tables, attention_pass.positions, 20, values.dtype)
-        return attention(values, attention_pass, rotation)
-
-    with torch.no_grad():
-        expected = theirs(x, mask)
-        one_shot = attend(x, OneShotPass((0,), 20, x.device))
-        cache, steps = ours.new_cache(2, 20), []
-        for i in range(20):
-            step = cache.begin_pass(1)
-            steps.append(attend(x[:, i : i + 1], step))
-            step.finish()
-    assert (one_shot - expected).abs().max() < 1e-4
-    assert (torch.cat(steps, 1) - expected).abs().max() < 1e-4
-    assert expected.abs().max() > 0.1
 
 
 @pytest.mark.parametrize("preset", ["gpt-oss-20b", "gemma-3-1b", "gemma-3-27b"])

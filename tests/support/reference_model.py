@@ -44,15 +44,16 @@ class ReferenceModel:
         """Run one pass over the next tokens; return (tokens, vocabulary)."""
         c, w = self.config, self.weights
         positions = np.arange(self.length, self.length + len(tokens))
-        x = w["token_embedding.weight"][tokens]
+        x = w["token_embedding.weight"][tokens] * c.embedding_scale
         if c.position == "learned":
             x = x + w["position_embedding.weight"][positions]
         current: dict[int, tuple[Array, ...]] = {}
         for layer in range(c.n_layer):
             name = f"blocks.{layer}."
             normed = self.norm(x, name + "norm1")
-            x = x + self.attention(layer, normed, positions, current)
-            x = x + self.mlp(self.norm(x, name + "norm2"), name + "mlp.")
+            x = x + self.post_norm(self.attention(layer, normed, positions, current), name, 1)
+            mixed = self.mlp(self.norm(x, name + "norm2"), name + "mlp.")
+            x = x + self.post_norm(mixed, name, 2)
         for slot, parts in current.items():
             self.past[slot] = self.with_past(slot, parts)
         self.length += len(tokens)
@@ -71,7 +72,8 @@ class ReferenceModel:
         if latent and latent.query:
             q = q / np.sqrt((q**2).mean(-1, keepdims=True) + c.norm_eps)
             q = (q * self.weights[name + "q_norm.weight"]) @ self.weights[name + "q_up.weight"].T
-        q = self.rotate(layer, q.reshape(len(x), c.n_head, key_dim), positions)
+        q = self.head_norm(q.reshape(len(x), c.n_head, key_dim), name + "query_norm.weight")
+        q = self.rotate(layer, q, positions)
         owns = rows.shape[1] > width
         if owns and (self.rule == "overwrite" or slot == layer):
             parts = self.stored_parts(layer, rows[:, width:], positions)
@@ -94,7 +96,7 @@ class ReferenceModel:
                 if self.evict is not None and window is None:
                     is_first = head % queries == 0
                     seen = self.keep_tokens(layer, group, position, is_first)
-                score = k[seen, head] @ q[i, head] / np.sqrt(key_dim)
+                score = k[seen, head] @ q[i, head] * (c.attention_scale or key_dim**-0.5)
                 largest = max(score.max(), sink[head])
                 probabilities = np.exp(score - largest)
                 probabilities /= probabilities.sum() + np.exp(sink[head] - largest)
@@ -115,7 +117,8 @@ class ReferenceModel:
         kv_heads, count = self.setting(layer, "n_kv_head"), len(rows)
         heads = kv_heads * self.setting(layer, "head_dim")
         if c.kv == "separate":
-            k = self.rotate(layer, rows[:, :heads].reshape(count, kv_heads, -1), positions)
+            k = rows[:, :heads].reshape(count, kv_heads, -1)
+            k = self.rotate(layer, self.head_norm(k, name + "key_norm.weight"), positions)
             return k, rows[:, heads:].reshape(count, kv_heads, -1)
         if c.kv == "tied":
             return (rows.reshape(count, kv_heads, -1),)
@@ -211,9 +214,45 @@ class ReferenceModel:
         )
         half = width // 2
         theta = self.setting(layer, "rope_theta") ** (-np.arange(half) * 2.0 / max(1, width))
-        angle = np.exp(1j * positions[:, None, None] * theta)
+        theta, length = self.scale_frequencies(layer, theta, width)
+        angle = length * np.exp(1j * positions[:, None, None] * theta)
         rotated = (x[..., :half] + 1j * x[..., half:width]) * angle
         return np.concatenate([rotated.real, rotated.imag, x[..., width:]], -1)
+
+    def scale_frequencies(self, layer: int, theta: Array, width: int) -> tuple[Array, float]:
+        """Return frequencies for a longer context, pair by pair, and the length of rotations."""
+        scaling = self.setting(layer, "rope_scaling")
+        if scaling is None:
+            return theta, 1.0
+        if scaling.by == "linear":
+            return theta / scaling.factor, 1.0
+        base, limits = self.setting(layer, "rope_theta"), []
+        for turns in (scaling.beta_fast, scaling.beta_slow):  # the pair that turns as often
+            wavelength = scaling.original / turns
+            limits.append(width / 2 * np.log(wavelength / (2 * np.pi)) / np.log(base))
+        if scaling.truncate:
+            limits = [np.floor(limits[0]), np.ceil(limits[1])]
+        low, high = max(0.0, limits[0]), min(width - 1.0, limits[1])
+        if low == high:
+            high += 0.001
+        ramp = [min(1.0, max(0.0, (pair - low) / (high - low))) for pair in range(len(theta))]
+        scaled = [t * (1 - r) + t / scaling.factor * r for t, r in zip(theta, ramp, strict=True)]
+        return np.array(scaled), 1.0 + 0.1 * np.log(scaling.factor)
+
+    def head_norm(self, x: Array, name: str) -> Array:
+        """Normalize heads (tokens, heads, head_dim), if the model has this norm."""
+        if name not in self.weights:
+            return x
+        return (
+            x
+            / np.sqrt((x**2).mean(-1, keepdims=True) + self.config.norm_eps)
+            * (self.weights[name])
+        )
+
+    def post_norm(self, x: Array, name: str, number: int) -> Array:
+        """Normalize what attention or MLP return, if the model has this norm."""
+        is_sandwich = self.config.norm_placement == "sandwich"
+        return self.norm(x, f"{name}post_norm{number}") if is_sandwich else x
 
     def norm(self, x: Array, name: str) -> Array:
         if self.config.norm == "layernorm":
@@ -223,11 +262,17 @@ class ReferenceModel:
 
     def mlp(self, x: Array, name: str) -> Array:
         x = x @ self.weights[name + "up.weight"].T + self.weights.get(name + "up.bias", 0.0)
-        if self.config.mlp == "swiglu":
+        gate, gain = x, 1.0
+        if self.config.mlp != "gelu":
             gate, x = np.split(x, 2, -1)
-            x = gate / (1 + np.exp(-gate)) * x
+        if self.config.mlp == "clamped_swiglu":
+            gate, x, gain = np.minimum(gate, 7.0), np.clip(x, -7.0, 7.0) + 1, 1.702
+        if self.config.mlp in ("gelu", "geglu"):
+            smooth = 0.5 * gate
+            smooth = smooth * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
         else:
-            x = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+            smooth = gate / (1 + np.exp(-gain * gate))
+        x = smooth if self.config.mlp == "gelu" else smooth * x
         return x @ self.weights[name + "down.weight"].T + self.weights.get(name + "down.bias", 0.0)
 
 

@@ -45,6 +45,11 @@ OTHER = {
     "model.rope_theta": 500.0,
     "model.rotary_share": 0.5,
     "model.norm": "rmsnorm",
+    "model.rope_scaling": {"by": "linear", "factor": 2.0},
+    "model.norm_placement": "sandwich",
+    "model.qk_norm": True,
+    "model.attention_scale": 0.5,
+    "model.embedding_scale": 2.0,
     "model.norm_eps": 1e-6,
     "model.mlp": "swiglu",
     "model.bias": False,
@@ -235,6 +240,17 @@ def test_ids_are_the_fingerprints_first_digits():
         ({"serving.tie": "none"}, {"serving.tie": "none", "serving.tie_rule": "owner"}),
         ({"model.position": "none"}, {"model.position": "none", "model.rope_theta": 7.0}),
         ({"model.position": "none"}, {"model.rotary_share": 0}),
+        (
+            {"model.position": "none"},
+            {"model.position": "none", "model.rope_scaling": {"by": "linear", "factor": 2.0}},
+        ),
+        (
+            {"model.rope_scaling": {"by": "linear", "factor": 2.0}},
+            {
+                "model.global": {"rope_scaling": {"by": "linear", "factor": 2.0}},
+                "model.local": {"rope_scaling": {"by": "linear", "factor": 2.0}},
+            },
+        ),
         (
             {"model.position": "none"},
             {"model.global": {"position": "none"}, "model.local": {"rotary_share": 0}},

@@ -8,10 +8,10 @@ from kvlab.cli.shared_arguments import add_json, add_store
 from kvlab.errors import UsageError
 
 EPILOG = """\
-The model must have an architecture that exists there: gpt2 (learned positions, full heads), llama
-or mistral (rope, rmsnorm, swiglu). Others are refused with the reason. The tokenizer is not
-written, because other programs have their own files of GPT-2's ranks; config.json has the id of
-its end of text.
+The model must have an architecture that exists there: gpt2 (learned positions, full heads), llama,
+mistral, smollm3, qwen3, gemma3_text, gpt_oss or deepseek_v2 (rope, rmsnorm, a gated MLP). Others
+are refused with the reason. The tokenizer is not written, because other programs have their own
+files of GPT-2's ranks; config.json has the id of its end of text.
 
 examples:
   kvlab export 3f2a weights/mine          (a trial, by the first digits of its id)

@@ -23,6 +23,7 @@ _REASONS = {
     "model.kv_sharing": "the same layers own their K/V",
     "model.rope_theta": "nothing is rotated",
     "model.rotary_share": "nothing is rotated",
+    "model.rope_scaling": "nothing is rotated",
     "model.local": "every layer has the same settings",
     "model.global": "every layer has the same settings",
     "model.kinds": "every layer has the same settings",
