@@ -148,6 +148,13 @@ def describe_cache(facts: Facts) -> Iterator[str]:
                 " channel and block of tokens, and values for each token and group of channels;"
                 f" the newest tokens stay in the model's precision{cite('liu2024kivi')}."
             )
+    trained = [n for n in facts.values("training", "kv_dtype") if n not in (None, "model")]
+    if trained:
+        yield (
+            "In some cells the forward pass of training reads keys and values as a cache in"
+            f" {join(map(escape_latex, trained))} gives them back, and gradients pass straight"
+            f" through{cite('bengio2013estimating', 'jacob2018quantization')}."
+        )
     ways = {
         "recency": f"the first tokens and the newest{cite('xiao2024streaming')}",
         "heavy_hitters": "the newest tokens and, for each head, those that received the most"

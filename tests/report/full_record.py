@@ -100,7 +100,8 @@ class FullRecord(Record):
             "serving": ServingConfig(evict={"keep": 10**9, "by": "recency"}).model_dump(
                 mode="json"
             ),
-            "training": {"tokens": 614_400, "batch_tokens": 4096, "evaluate_tokens": 8192},
+            "training": {"tokens": 614_400, "batch_tokens": 4096, "evaluate_tokens": 8192}
+            | ({"kv_dtype": "int4", "kv_group": 16} if levels["heads"] == "mqa" else {}),
         }
         result["provenance"]["timings"] = "shared" if seed == 0 else "exclusive"
         if status == "done":
@@ -131,7 +132,7 @@ TEXTS = {
     "interactions": ("levels together", "verdict"),
     "pareto": ("cell", "verdict", "not told apart from"), "memory": ("cell", "agree"), "speed": ("cell",),
     "equal-memory": ("best cell", "verdict", "may be best instead"),
-    "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as"), "eviction": ("cell", "keeps"), "serving-divergence": ("cell",),
+    "serving-gap": ("cell", "verdict"), "kv-dtype": ("cell", "kept as", "trained with"), "eviction": ("cell", "keeps"), "serving-divergence": ("cell",),
     "serving-kl-positions": ("cell",), "serving-top-positions": ("cell",), "hellaswag": ("cell",),
     "hellaswag-one-shot": ("cell", "these weights"),
     "hellaswag-cache": ("cell", "these weights"), "break-even": ("cell",),

@@ -47,6 +47,7 @@ class FullRecord(Record):
         found["experiment"]["training"] |= {
             "batch_tokens": 4096, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1,
             "schedule": "cosine", "final_learning_rate": 3e-4,
+            "kv_dtype": "int4" if is_tied else "model",
         }  # fmt: skip
         return found
 
@@ -111,6 +112,7 @@ def test_methods_hold_the_numbers_of_the_record(paper):
     assert "PyTorch 2.11.0" in text
     assert "or for each group of 32 numbers" in text
     assert "In kivi2 keys have a scale and a minimum for each channel and block" in text
+    assert r"reads keys and values as a cache in int4 gives them back" in text
     assert r"received the most attention~\cite{zhang2023h2o}" in text
 
 

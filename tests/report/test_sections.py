@@ -208,3 +208,31 @@ def test_times_have_verdicts_only_where_trials_were_timed_alone_and_interleaved(
         assert "so no difference of times is judged" in text
         assert "There is no front of times." in text
         assert "pareto-time" not in text
+
+
+class CoarseRecord(Record):
+    """Cells that are served in int4, of which one factor's second level was trained so, too."""
+
+    def measurements(self, levels, seed):
+        changes = {"kv_dtype_loss_change": 1e-3, "kv_dtype_logit_rms": 0.1}
+        return super().measurements(levels, seed) | changes
+
+    def result(self, levels, seed, status):
+        found = super().result(levels, seed, status)
+        found["experiment"]["serving"] = {"kv_dtype": "int4", "kv_group": 8}
+        if "mqa" in levels.values():
+            found["experiment"]["training"] |= {"kv_dtype": "kivi2", "kv_residual": 16}
+        return found
+
+
+def test_the_dtype_of_the_cache_stands_beside_what_training_read(tmp_path):
+    study = Study.load(CoarseRecord().write(tmp_path / "store"), "made")
+    section = SECTIONS["serving-gap"].make(study)
+    text = render_markdown(make_document(study))
+    assert "so a cache of the same format has no gap" in text
+    [table] = [part for part in section.contents if getattr(part, "name", "") == "kv-dtype"]
+    kept = {tuple(part.text for part in row.cells[1:3]) for row in table.rows}
+    assert kept == {
+        ("int4, groups of 8", "exact K and V"),
+        ("int4, groups of 8", "kivi2, newest 16 in full"),
+    }

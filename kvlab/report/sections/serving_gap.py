@@ -40,7 +40,10 @@ def report_serving_gap(study: Study) -> Section | None:
     if not gaps:
         return None
     with_gap = [levels for levels in gaps if abs(gaps[levels]) >= GAP_ROUNDING]
+    aware = [levels for levels in gaps if _list_trained_formats(study, levels) != {_EXACT}]
     contents: list[Content] = [paragraph(*_summarize(study, with_gap, len(gaps)))]
+    if aware:
+        contents.append(paragraph(_AWARE))
     if with_gap:
         contents.append(_table(study, with_gap, len(gaps) - len(with_gap)))
         contents.append(Fold("How gaps are tested", (paragraph(_explain(study)),)))
@@ -78,6 +81,11 @@ def _explain(study: Study) -> str:
         f" {alpha:g} needs {fewest_trainings(alpha)} trainings."
     )
 
+
+_AWARE = (
+    "Some cells were trained with K and V as a coarse cache gives them back (training.kv_dtype)."
+    " Their one-shot loss is of that forward pass, so a cache of the same format has no gap."
+)
 
 _ENDS = ("smallest gap (nats/token)", "largest gap (nats/token)")
 
@@ -135,19 +143,30 @@ def _kv_dtype_contents(study: Study) -> list[Content]:
     quantized = list(study.means("kv_dtype_loss_change"))
     if not quantized:
         return []
+    trained = {levels: _list_trained_formats(study, levels) for levels in quantized}
+    is_aware = any(formats != {_EXACT} for formats in trained.values())
     text = (
         "Where K and V are kept in another dtype than the model's, the same text is decoded once"
         " more through a cache that differs in the dtype alone. So the columns do not contain the"
         " cost of a tie. The logit error is over every logit of that text."
     )
+    if is_aware:
+        text += (
+            " Where training read K and V so, too, the same weights are decoded with K and V that"
+            " they never learned with: compare the served losses of cells for what training with"
+            " the rounding gains."
+        )
     columns = (
         Column("cell"),
         Column("kept as"),
+        *([Column("trained with")] if is_aware else []),
         Column("logit error, rms (nats)", True),
         Column("largest", True, "logit error", ("logit error, largest (nats)",)),
         mean_column("loss change (nats/token)"),
     )
-    rows = tuple(_kv_dtype_row(study, levels) for levels in quantized)
+    rows = tuple(
+        _kv_dtype_row(study, levels, trained[levels] if is_aware else None) for levels in quantized
+    )
     caption = "Cells by the dtype of their cache, against the model's dtype; mean over seeds."
     return [
         Heading("The cache's dtype"),
@@ -156,22 +175,40 @@ def _kv_dtype_contents(study: Study) -> list[Content]:
     ]
 
 
-def _kv_dtype_row(study: Study, levels: Levels) -> Row:
+def _kv_dtype_row(study: Study, levels: Levels, trained: set[str] | None) -> Row:
     rows = (row for row in study.cells[levels].values() if row.is_done)
     dtypes = {_describe_format(row.record["experiment"]["serving"]) for row in rows}
     changes = list(study.values(levels, "kv_dtype_loss_change").values())
     mean_and_sd = mean_and_spread(changes)
     change = Cell(_format_small(changes), mean_and_sd[0], csv=mean_and_sd)
     errors = (_mean_cell(study, levels, f"kv_dtype_logit_{name}") for name in ("rms", "largest"))
-    name, dtype = cell(study.label(levels)), cell(", ".join(sorted(dtypes)))
-    return Row((name, dtype, *errors, change), study.cell_key(levels))
+    formats = [dtypes] if trained is None else [dtypes, trained]
+    kept = (cell(", ".join(sorted(names))) for names in formats)
+    return Row((cell(study.label(levels)), *kept, *errors, change), study.cell_key(levels))
 
 
-def _describe_format(serving: Mapping[str, Any]) -> str:
-    group, residual = serving.get("kv_group"), serving.get("kv_residual")
+_EXACT = "exact K and V"
+
+
+def _list_trained_formats(study: Study, levels: Levels) -> set[str]:
+    """Return how the forward passes of a cell's trainings read K and V, in words."""
+    recipes = [
+        row.record["experiment"].get("training", {})
+        for row in study.cells[levels].values()
+        if row.is_done
+    ]
+    return {
+        _EXACT if recipe.get("kv_dtype", "model") == "model" else _describe_format(recipe)
+        for recipe in recipes
+    }
+
+
+def _describe_format(section: Mapping[str, Any]) -> str:
+    """Return the storage that ``training`` or ``serving`` of an experiment names, in words."""
+    group, residual = section.get("kv_group"), section.get("kv_residual")
     groups = f", groups of {group}" if group else ""
     newest = "" if residual is None else f", newest {residual} in full"
-    return f"{serving['kv_dtype']}{groups}{newest}"
+    return f"{section['kv_dtype']}{groups}{newest}"
 
 
 def _eviction_contents(study: Study) -> list[Content]:
