@@ -39,6 +39,9 @@ of the quickstart's model and six variants of it shows on CPU."""
 _STATE_BYTES = 16
 """Weight, gradient and two moments of a parameter, each in float32."""
 
+_WEIGHT_BYTES = 4
+"""Of a parameter, all that a model has which takes no step."""
+
 
 def activation_bytes(experiment: Experiment) -> int:
     """Return the bytes that one token keeps for the backward pass, `_MARGIN` times the estimate.
@@ -94,6 +97,8 @@ def training_peak_bytes(experiment: Experiment, memory: int | None = None) -> in
         memory: bytes of the GPU, which an unset microbatch is chosen for; None assumes the least
             on a GPU, one row.
     """
+    if not experiment.training.steps:
+        return _WEIGHT_BYTES * parameter_count(experiment.model)
     on_gpu = experiment.resources.devices > 0
     if on_gpu and memory is None and experiment.resources.microbatch_tokens is None:
         rows = 1

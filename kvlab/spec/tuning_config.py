@@ -110,6 +110,14 @@ def check_tune(sweep: "Sweep") -> None:
         raise SpecError(list(problems.values()))
 
 
+def is_tuned(cell: "Cell") -> bool:
+    """Return whether `tune` finds the rate of a cell.
+
+    One that goes on from the weights of another cell has the rate that its levels write.
+    """
+    return not isinstance(cell.experiment.training.init_from, dict)
+
+
 def with_learning_rate(
     experiment: Experiment, rate: float, tokens: int | None = None
 ) -> Experiment:
@@ -129,17 +137,13 @@ def with_learning_rate(
 
 def _find_cell_problems(sweep: "Sweep", tune: TuneConfig, cell: "Cell") -> Iterator[Problem]:
     training = cell.experiment.training
+    if not is_tuned(cell):
+        return
     for factor, level in cell.levels.items():
         if TUNED_KEY in sweep.factors[factor][level]:
             text = f"{TUNED_KEY} = {training.learning_rate:g} is set by a level, and tune sets it"
             path = ("factors", factor, level, TUNED_KEY)
             yield sweep.source.document.problem(path, f"{text}; remove one")
-    if isinstance(training.init_from, dict):
-        text = "training.init_from starts from another cell, whose rate is tuned as well"
-        error = FieldError(
-            ("training", "init_from"), f"{text}; leave out one of init_from and tune"
-        )
-        yield sweep.locate(error, cell.levels)
     if not training.steps:
         text = (
             f"training.tokens = {training.tokens} trains nothing, so no rate is better; remove tune"

@@ -84,3 +84,13 @@ def test_a_gpu_without_known_memory_is_taken_at_one_row():
     assert training_peak_bytes(config) < training_peak_bytes(config, memory=80 * 10**9)
     assert microbatch_rows(config, memory=1) == 1
     assert microbatch_rows(config, memory=80 * 10**9) == 16
+
+
+def test_a_model_that_takes_no_step_is_its_weights():
+    config = make_experiment()
+    still = config.training.model_copy(update={"tokens": 0})
+    untrained = config.model_copy(update={"training": still})
+    assert not still.steps
+    assert training_peak_bytes(untrained) == 4 * sum(
+        weight.numel() for weight in GPT(config.model, seed=0).parameters()
+    )

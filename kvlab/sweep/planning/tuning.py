@@ -27,7 +27,7 @@ from kvlab.humanize import format_count
 from kvlab.spec import BenchmarkConfig, EvaluationConfig, ServingConfig
 from kvlab.spec.experiment import Experiment
 from kvlab.spec.sweep import Cell, Sweep
-from kvlab.spec.tuning_config import TUNED_KEY, TuneConfig, with_learning_rate
+from kvlab.spec.tuning_config import TUNED_KEY, TuneConfig, is_tuned, with_learning_rate
 from kvlab.store import Store
 from kvlab.sweep.planning.planner import Plan, PlannedTrial, plan
 from kvlab.sweep.planning.texts import IdentifyDataset
@@ -84,6 +84,8 @@ class Tuning:
         rates = {id(cell): one.rate for one in self.architectures for cell in one.cells}
         return tuple(
             replace(cell, experiment=with_learning_rate(cell.experiment, rates[id(cell)]))
+            if is_tuned(cell)
+            else cell
             for cell in self.sweep.cells()
         )
 
@@ -283,7 +285,7 @@ def _group_cells(sweep: Sweep) -> tuple[Architecture, ...]:
     assert sweep.tune is not None, "only a sweep with tune is tuned"
     groups: dict[str, list[Cell]] = {}
     tuned: dict[tuple[str, ...], Cell] = {}
-    for cell in sweep.cells():
+    for cell in filter(is_tuned, sweep.cells()):
         own = tuple(level for f, level in cell.levels.items() if f not in sweep.tune.share)
         groups.setdefault(_recipe_key(tuned.setdefault(own, cell).experiment), []).append(cell)
     return tuple(Architecture(tuple(cells), cells[0]) for cells in groups.values())

@@ -182,6 +182,16 @@ def test_cells_may_share_a_rate_and_be_tuned_on_fewer_tokens(tmp_path):
     assert len(architectures(store)) == 1
 
 
+def test_a_cell_that_starts_from_another_keeps_its_own_rate(tmp_path):
+    level = "n_kv_head: 1, training.init_from: {heads: mha}, training.learning_rate: 1e-5"
+    store, stages = submit(tmp_path, SURFACES, TUNED.replace("n_kv_head: 1", level))
+    assert rates(stages[-1]) == {2: 1.7e-3, 1: 1e-5}
+    assert len(architectures(store)) == 1
+    found = [one for one in stages[-1].plan.trials if one.trial.experiment.model.n_kv_head == 2]
+    starts = {one.starts_from for one in stages[-1].plan.trials} - {None}
+    assert starts == {one.trial.id for one in found if one.shares_with is None}
+
+
 def test_match_and_looks_work_with_it(tmp_path):
     text = TUNED.replace("seeds: [0, 1]\n", "seeds: {looks: [2, 4]}\nmatch: parameters\n")
     _, stages = submit(tmp_path, SURFACES, text)
@@ -210,8 +220,6 @@ def test_match_and_looks_work_with_it(tmp_path):
         ("101]}", "101], tokens: 100}", "is less than a step of training.batch_tokens = 256"),
         ("n_kv_head: 1", "n_kv_head: 1, training.learning_rate: 1e-4",
          "s.yaml:6:55: training.learning_rate = 0.0001 is set by a level, and tune sets it; remove one"),
-        ("n_kv_head: 1", "n_kv_head: 1, training.init_from: {heads: mha}",
-         "starts from another cell, whose rate is tuned as well"),
         ("n_kv_head: 1", "n_kv_head: 1, training.tokens: 0", "trains nothing, so no rate is better"),
     ],
 )  # fmt: skip
