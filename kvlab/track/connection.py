@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from kvlab.errors import StoreError, TrackingError, UsageError
@@ -242,9 +243,16 @@ _OTHER_SCHEMA = re.compile(
 
 
 def _is_mlflow_error(error: BaseException) -> bool:
-    packages = {base.__module__.partition(".")[0] for base in type(error).__mro__}
-    is_from_package = not packages.isdisjoint(_MLFLOW_PACKAGES)
-    return is_from_package or isinstance(error, OSError | ImportError)
+    """Return whether MLflow raised it, or something that MLflow called.
+
+    Where its database is damaged, MLflow raises whatever its own code happens to: ValueError,
+    KeyError, Exception.
+    """
+    if isinstance(error, OSError | ImportError):
+        return True
+    modules = [base.__module__ for base in type(error).__mro__]
+    modules += [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return not _MLFLOW_PACKAGES.isdisjoint(module.partition(".")[0] for module in modules)
 
 
 def redact_uri(uri: str) -> str:

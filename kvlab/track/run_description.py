@@ -77,11 +77,26 @@ class RunDescription:
     artifacts: tuple[tuple[str, str], ...]
     dataset: Mapping[str, str] | None
 
+    @property
+    def shown(self) -> str:
+        """The run's `hash_shown`; the last point of a metric is that of the highest step."""
+        last: dict[str, tuple[int, int, float]] = {}
+        for name, value, time, step in self.points:
+            last[name] = max(last.get(name, (step, time, value)), (step, time, value))
+        return hash_shown(self.params, {name: point[2] for name, point in last.items()})
+
     def digest(self, directory: Path) -> str:
         """Return the sha256 of the description and of the contents of its artifacts."""
         contents = [file_sha256(directory / path) for _, path in self.artifacts]
         text = json.dumps([VERSION, vars(self), contents], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_shown(params: Mapping[str, str], metrics: Mapping[str, float]) -> str:
+    """Return the sha256 of the params of a run and of the last values of its metrics."""
+    values = sorted((name, float(value)) for name, value in metrics.items())
+    text = json.dumps([sorted(params.items()), values])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe_run(

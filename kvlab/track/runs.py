@@ -1,11 +1,13 @@
 """Find, write, complete and delete the runs of a store in MLflow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvlab.track.run_description import RunDescription
+from kvlab.errors import TrackingError
+from kvlab.track.run_description import RunDescription, hash_shown
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -23,6 +25,7 @@ class KnownRun:
     Attributes:
         id: MLflow's.
         started, ended: in ms since the epoch.
+        shown: of its params and of the last values of its metrics; see `hash_shown`.
     """
 
     id: str
@@ -30,11 +33,27 @@ class KnownRun:
     started: int
     ended: int | None
     tags: Mapping[str, str]
+    shown: str
 
     @classmethod
     def of(cls, run: "Run") -> "KnownRun":
-        info = run.info
-        return cls(info.run_id, info.status, info.start_time, info.end_time, run.data.tags)
+        """Return what is needed of MLflow's object.
+
+        Raises:
+            TrackingError: the database is damaged: a value has another type.
+        """
+        info, data = run.info, run.data
+        numbers = (info.start_time, info.end_time or 0, *data.metrics.values())
+        texts = (info.run_id, info.status, *data.tags, *data.tags.values(), *data.params.values())
+        if not _are(texts, str) or not _are(numbers, int | float):
+            text = f"MLflow's run {info.run_id!a} has values of other types than were written"
+            raise TrackingError(f"{text}; its database is damaged: delete it, then `kvlab sync`")
+        shown = hash_shown(data.params, data.metrics)
+        return cls(info.run_id, info.status, info.start_time, info.end_time, data.tags, shown)
+
+
+def _are(values: Iterable[object], kind: type | UnionType) -> bool:
+    return all(isinstance(value, kind) for value in values)
 
 
 class RunScope(NamedTuple):
@@ -91,7 +110,8 @@ def write_run(
 
     The tag ``kvlab.digest`` is written last and marks a complete run. A run without it that was
     started for the same digest is completed: points carry times of the record, so MLflow treats
-    a point that is written twice as one.
+    a point that is written twice as one. A complete run that shows other params or other last
+    values of its metrics than were written is made anew: its database is damaged.
 
     Args:
         directory: of the trial, with the artifacts.
@@ -102,7 +122,9 @@ def write_run(
     keep = None
     stale = []
     for run in existing:
-        if keep is None and run.tags.get("kvlab.intended") == digest:
+        is_complete = run.tags.get("kvlab.digest") == digest
+        is_damaged = is_complete and run.shown != description.shown
+        if keep is None and run.tags.get("kvlab.intended") == digest and not is_damaged:
             keep = run
         else:
             stale.append(run)

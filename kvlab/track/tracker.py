@@ -12,11 +12,11 @@ from typing import Any
 
 from kvlab.analysis.study import Study
 from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import file_sha256
+from kvlab.fs.atomic_files import file_sha256, read_regular
 from kvlab.fs.sealed_files import seal_json
 from kvlab.store import Store
 from kvlab.store.store import list_cells
-from kvlab.store.timings import TIMINGS_FILE
+from kvlab.store.timings import TIMINGS_FILE, read_timings
 from kvlab.track.connection import (
     connect,
     hold_mlflow_lock,
@@ -297,10 +297,10 @@ class Tracker:
 
     def _log_description(self, parent: KnownRun, sweep: Mapping[str, Any]) -> None:
         """Log the sweep's description and later times, so that reports need MLflow alone."""
-        path = self._store.sweep_directory(sweep["name"]) / TIMINGS_FILE
+        directory = self._store.sweep_directory(sweep["name"])
         files = {"sweep.json": (seal_json(sweep), RECORD_DIGEST)}
-        if path.exists():
-            files[TIMINGS_FILE] = (path.read_bytes(), TIMINGS_DIGEST)
+        if read_timings(directory):  # there and intact
+            files[TIMINGS_FILE] = (read_regular(directory / TIMINGS_FILE), TIMINGS_DIGEST)
         for name, (content, tag) in files.items():
             digest = hashlib.sha256(content).hexdigest()
             if parent.tags.get(tag) != digest:

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,8 +32,6 @@ def read_contents(store: Path, sweep: str = "made"):
 
 def database(store: Path) -> dict[str, list]:
     """Every row of every table."""
-    import sqlite3
-
     with sqlite3.connect(store / "mlflow.db") as connection:
         tables = [
             name
@@ -197,6 +197,43 @@ def test_a_changed_result_makes_its_run_anew(copy):
     assert mirrored.written == 1
     _, _, history, *_ = read_contents(copy)["mqa seed 0"]
     assert [value for value, _, _ in history["quality/loss"]] == [1.25]
+
+
+def damage_database(store, *statements):
+    with closing(sqlite3.connect(store / "mlflow.db")) as database, database:
+        database.execute("PRAGMA ignore_check_constraints = ON")
+        for statement in statements:
+            assert database.execute(statement).rowcount > 0
+
+
+def test_runs_whose_numbers_were_changed_are_made_anew(copy):
+    before = read_contents(copy)
+    runs = {run.info.run_name: run.info.run_id for run in store_runs(copy)}
+    damage_database(
+        copy,
+        "UPDATE latest_metrics SET value = value + 1 WHERE key = 'quality/loss'"
+        f" AND run_uuid = '{runs['mqa seed 0']}'",
+        f"DELETE FROM latest_metrics WHERE run_uuid = '{runs['mqa seed 1']}'",
+        "UPDATE params SET value = 'mqb' WHERE key = 'heads'"
+        f" AND run_uuid = '{runs['baseline seed 0']}'",
+        f"UPDATE runs SET status = 'FINISHEE' WHERE run_uuid = '{runs['baseline seed 1']}'",
+    )
+    assert Tracker(copy).mirror("made").written == 4
+    assert read_contents(copy) == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE runs SET start_time = NULL",
+        "UPDATE tags SET value = CAST(x'ff00' AS TEXT) WHERE key = 'kvlab.sweep'",
+        "UPDATE latest_metrics SET value = 'x'",
+    ],
+)
+def test_a_damaged_database_is_said_so(copy, statement):
+    damage_database(copy, statement)
+    with pytest.raises(TrackingError, match="`kvlab sync`"):
+        Tracker(copy).mirror("made")
 
 
 def test_a_result_that_is_gone_takes_its_run_along(copy):
