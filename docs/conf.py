@@ -20,7 +20,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "*.md", "docs/*.md", "docs/generated/*", "experiments/*.md", "sweeps/*.md", "kvlab/*/*.md",
-    "kvlab/*.md", "reports/*/report.md",
+    "kvlab/*.md", "reports/*.md", "reports/*/report.md",
 ]  # fmt: skip
 html_theme = "furo"
 html_title = "kvlab"

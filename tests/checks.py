@@ -34,7 +34,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def main() -> int:
     """Print every problem and return 1 if there is one."""
-    problems = [*_check_specs(), *_check_schemas(), *_check_pages()]
+    problems = [*_check_specs(), *_check_schemas(), *_check_pages(), *_check_findings()]
     for problem in problems:
         print(problem)
     print(f"specs, schemas and pages: {len(problems)} problems")
@@ -105,6 +105,18 @@ def _check_quotes(name: str, page: Path, text: str) -> Iterator[str]:
         for line in (line.removeprefix(">").strip() for line in quote.splitlines()):
             if line and line not in report:
                 yield f"{name}: quotes what {target} does not say: {line}"
+
+
+def _check_findings() -> Iterator[str]:
+    """Yield every number of `reports/FINDINGS.md` that the report beside it does not have."""
+    page = ROOT / "reports" / "FINDINGS.md"
+    for row in page.read_text().splitlines():
+        cells = row.split("|")
+        reports = re.findall(r"\(([^)\s]*report\.md)", cells[3]) if len(cells) == 5 else []
+        text = "".join((page.parent / report).read_text() for report in reports)
+        for number in re.findall(r"[+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?", cells[2]) if reports else ():
+            if "." in number and number not in text:
+                yield f"reports/FINDINGS.md: {', '.join(reports)} does not say {number}"
 
 
 def _check_session(name: str, block: str) -> Iterator[str]:
