@@ -4,8 +4,9 @@
 
 Every YAML in experiments/ and sweeps/ plans. The schemas beside them are current. In every Markdown
 page the links exist, and the commands in ```console blocks parse. Commands that are quick and
-deterministic are run, and the page must show exactly their output; of plans, lines of it. What a
-page quotes from a report is in that report.
+deterministic are run, and the page must show exactly their output; of plans, lines of it. A plan may
+be of a sweep that the page itself writes, in a ```yaml block that begins with its path. What a page
+quotes from a report is in that report.
 """
 
 import io
@@ -94,8 +95,9 @@ def _check_pages() -> Iterator[str]:
             ):
                 yield f"{name}: the link {target} leads nowhere"
         yield from _check_quotes(name, page, text)
+        written = dict(re.findall(r"```yaml\n# (sweeps/\S+)\n(.*?)```", text, re.DOTALL))
         for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-            yield from _check_session(name, block)
+            yield from _check_session(name, block, written)
 
 
 def _check_quotes(name: str, page: Path, text: str) -> Iterator[str]:
@@ -114,12 +116,19 @@ def _check_findings() -> Iterator[str]:
         cells = row.split("|")
         reports = re.findall(r"\(([^)\s]*report\.md)", cells[3]) if len(cells) == 5 else []
         text = "".join((page.parent / report).read_text() for report in reports)
-        for number in re.findall(r"[+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?", cells[2]) if reports else ():
+        for number in (
+            re.findall(r"[+\u2212]?\d+(?:,\d{3})*(?:\.\d+)?", cells[2]) if reports else ()
+        ):
             if "." in number and number not in text:
                 yield f"reports/FINDINGS.md: {', '.join(reports)} does not say {number}"
 
 
-def _check_session(name: str, block: str) -> Iterator[str]:
+def _check_session(name: str, block: str, written: dict[str, str]) -> Iterator[str]:
+    """Yield what is wrong with the commands of a block.
+
+    Args:
+        written: Sweeps that the page writes, by their path in a project.
+    """
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, expected = part.partition("\n")
         words = shlex.split(command, comments=True)
@@ -134,16 +143,23 @@ def _check_session(name: str, block: str) -> Iterator[str]:
             if expected.strip() and printed.getvalue().strip() != expected.strip():
                 yield f"{name}: `{command}` prints\n{printed.getvalue()}not\n{expected}"
         elif words[:2] == ["kvlab", "plan"] and (ROOT / words[-1]).is_file():
-            yield from _check_plan(name, words, expected)
+            yield from _check_plan(name, words, ROOT / words[-1], expected)
+        elif words[:2] == ["kvlab", "plan"] and words[-1] in written:
+            with TemporaryDirectory() as folder:
+                sweep = Path(folder, words[-1])
+                sweep.parent.mkdir()
+                sweep.write_text(written[words[-1]])
+                Path(folder, "experiments").symlink_to(ROOT / "experiments")
+                yield from _check_plan(name, words, sweep, expected)
         elif words[0] == "kvlab":
             yield from _check_command(name, words)
 
 
-def _check_plan(name: str, words: list[str], expected: str) -> Iterator[str]:
+def _check_plan(name: str, words: list[str], sweep: Path, expected: str) -> Iterator[str]:
     """Yield every line that the plan does not print."""
     printed = io.StringIO()
     with TemporaryDirectory() as store, redirect_stdout(printed):
-        kvlab([*words[1:-1], str(ROOT / words[-1]), "--store", store])
+        kvlab([*words[1:-1], str(sweep), "--store", store])
     lines = set(_hide_what_differs(printed.getvalue()).splitlines())
     for line in _hide_what_differs(expected).strip().splitlines():
         if line not in lines and line != "...":
