@@ -168,7 +168,8 @@ def _decode_endings(
     states = [last_hidden]
     if count > 1:
         decode = _decode_static if cache.has_static_pass else _decode_ragged
-        for state in decode(model, cache, targets[:, :-1], lengths - 1):
+        fed = [len(ending) - 1 for ending in endings]
+        for state in decode(model, cache, targets[:, :-1], fed):
             states.append(state.clone())
             on_progress(0)
     is_real = torch.arange(count, device=model.device) < lengths[:, None]
@@ -176,7 +177,7 @@ def _decode_endings(
 
 
 def _decode_static(
-    model: GPT, cache: KVCache, tokens: Tensor, _lengths: Tensor
+    model: GPT, cache: KVCache, tokens: Tensor, _fed: Sequence[int]
 ) -> Iterator[Tensor]:
     """Yield the residual streams (R, E) after successive tokens (R, T), by the step of graphs.
 
@@ -189,10 +190,12 @@ def _decode_static(
         yield step(column)
 
 
-def _decode_ragged(model: GPT, cache: KVCache, tokens: Tensor, lengths: Tensor) -> Iterator[Tensor]:
-    """Yield the same through a cache without that step. Rows end after ``lengths`` tokens."""
+def _decode_ragged(
+    model: GPT, cache: KVCache, tokens: Tensor, fed: Sequence[int]
+) -> Iterator[Tensor]:
+    """Yield the same through a cache without that step. Rows end after ``fed`` tokens."""
     for position in range(tokens.shape[1]):
-        counts = (lengths - position).clamp(0, 1)
+        counts = [int(position < count) for count in fed]
         yield model.hidden_states(tokens[:, position : position + 1], cache, counts)[:, -1]
 
 

@@ -4,8 +4,10 @@ import random
 import pytest
 import torch
 
+from kvlab.evaluate import forward_passes, scoring
 from kvlab.evaluate.scoring import score_pairs
 from kvlab.model import GPT
+from kvlab.model.generate import StaticDecoder, prefill
 from kvlab.spec import ModelConfig, ServingConfig
 from kvlab.spec.kv_storage import KVStorage
 
@@ -68,3 +70,23 @@ def test_a_model_that_was_trained_coarsely_is_scored_one_shot_as_it_is_served(kv
     nats = [[score.nats for score in scores] for scores in (one_shot, served, exact)]
     assert nats[0] == pytest.approx(nats[1], abs=1e-5)
     assert nats[0] != pytest.approx(nats[2], abs=1e-3)
+
+
+def test_no_token_that_is_scored_through_the_cache_waits_for_the_device(monkeypatch):
+    """On the device `meta` tensors have no values: whatever asks for one fails."""
+    config = ModelConfig(
+        vocab_size=60, block_size=24, n_layer=3, n_head=2, n_embd=16, position="rope",
+        attention_pattern="GLL", window=3,
+    )  # fmt: skip
+    model, serving = GPT(config, device="meta"), ServingConfig(kv_dtype="int8", tie="adjacent:2")
+    monkeypatch.setattr(forward_passes, "make_decoder", StaticDecoder)  # as on CUDA
+    tokens = torch.zeros(2, 2, dtype=torch.int64, device="meta")
+    with torch.inference_mode():
+        states = forward_passes.hidden_states(model, tokens, serving, lambda _: None)
+        assert states.shape == (2, 2, 16)
+        cache = model.new_cache(2, 5, serving)
+        prefill(model, tokens, cache)
+        steps = list(scoring._decode_static(model, cache, tokens, [2, 2]))
+        assert [step.shape for step in steps] == [(2, 16)] * 2
+        with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+            steps[0][0, 0].item()
