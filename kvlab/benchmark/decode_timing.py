@@ -5,7 +5,7 @@ the program.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -135,12 +135,17 @@ class DecodeRun:
 
     Attributes:
         preparation: seconds that preparing the step took; 0 until then, and on CPU.
+        read_slots: slots of a sequence that a step reads, those of all layers together and the
+            mean over the steps. None until it is prepared, and where they are not counted.
+        used_slots: how many of them hold tokens.
     """
 
     def __init__(self, model: GPT, cache: KVCache, prompt: Tensor, new_tokens: int):
         self.cache, self.new_tokens, self.preparation = cache, new_tokens, 0.0
         self._model, self._prompt = model, prompt
         self._step: Decoder | None = None
+        self.read_slots: float | None = None
+        self.used_slots: float | None = None
 
     @torch.inference_mode()
     def time(self) -> DecodeTiming:
@@ -164,10 +169,15 @@ class DecodeRun:
             self.cache.reset()
             if self._model.device.type == "cuda":
                 self._prefill()  # so that no graph is captured for shorter texts
-            self._step, seconds = time_preparation(
+            step, seconds = time_preparation(
                 lambda: make_decoder(self._model, self.cache), self._model.device
             )
+            self._step = step
             self.preparation += seconds
+            prompt = self._prompt.shape[1]
+            held = range(prompt, prompt + self.new_tokens)
+            self.read_slots = _mean(map(step.count_read_slots, held))
+            self.used_slots = _mean(self.cache.count_read_slots(tokens + 1) for tokens in held)
 
     def _prefill(self) -> Tensor:
         self.cache.reset()
@@ -184,3 +194,9 @@ class DecodeRun:
             clock.mark()
         first, *steps = clock.intervals()
         return DecodeTiming(first, steps)
+
+
+def _mean(counts: Iterable[int | None]) -> float | None:
+    """Return the mean, or None where nothing is counted."""
+    known = [count for count in counts if count is not None]
+    return sum(known) / len(known) if known else None

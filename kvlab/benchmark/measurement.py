@@ -80,6 +80,14 @@ class Measurement(SpecModel):
     attention: str | None = Field(
         default=None, description="Of times: the attention kernels that ran, torch's by its names."
     )
+    read_slots: float | None = Field(
+        default=None,
+        description="Of decode steps: K/V slots of a sequence that one reads, those of all layers"
+        " together, the mean over the steps.",
+    )
+    used_slots: float | None = Field(
+        default=None, description="Of decode steps: how many of them hold tokens."
+    )
     against: str | None = Field(
         default=None, description="Of a ratio or a claim: the variant or article it is against."
     )

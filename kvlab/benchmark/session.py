@@ -118,6 +118,9 @@ class Session:
     preparations: dict[tuple[str, int, int], float] = field(default_factory=dict)
     """Variant, batch and prompt length -> seconds that preparing the decode step took."""
 
+    slots: dict[tuple[str, int, int], dict[str, float | None]] = field(default_factory=dict)
+    """Variant, batch and prompt length -> fields of a measurement: what a decode step reads."""
+
     activity: str = ""
     """What is being measured, for progress notes and out-of-memory errors."""
 
@@ -210,6 +213,10 @@ class Session:
         timings = self.time_interleaved(works, compared)
         for name, run in runs.items():
             self.preparations[name, batch, prompt] = run.preparation
+            self.slots[name, batch, prompt] = {
+                "read_slots": run.read_slots,
+                "used_slots": run.used_slots,
+            }
         return timings
 
     def time_interleaved(

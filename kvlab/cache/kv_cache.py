@@ -118,6 +118,20 @@ class KVCache:
         """Whether a decode step has fixed shapes: not with blocks of tokens, nor eviction."""
         return self.layout.blocks is None and not self._evicts
 
+    def count_read_slots(self, entries: int) -> int | None:
+        """Return the slots that a decode step reads of each row, those of all layers together.
+
+        Args:
+            entries: that it reads of a buffer which has as many; shorter ones are read whole.
+
+        Returns:
+            None of blocks of tokens, and of eviction.
+        """
+        if not self.has_static_pass:
+            return None
+        read = (self.buffers[owner].tensors[0] for owner in self.layout.owners)
+        return sum(min(tensor.shape[2], entries) for tensor in read)
+
     def begin_static_pass(self) -> StaticPass:
         """Return a pass of one token a row with fixed shapes and addresses, for CUDA graphs."""
         assert self.has_static_pass, "neither blocks of tokens nor eviction have fixed shapes"

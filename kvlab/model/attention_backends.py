@@ -107,6 +107,9 @@ def _attend_with_sink(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sink
     return y.view(batch, n_head, queries, v.shape[-1])
 
 
+CODE_KERNEL = "triton_codes"
+"""The name of the CUDA kernel that attends to codes."""
+
 CODE_CHUNK = 2**17
 """Codes that are converted at a time on CPU. As float32 they fit a core's cache."""
 
@@ -142,7 +145,7 @@ def attend_codes(
     """
     batch, heads, count, width = q.shape
     if are_kernels_usable(q.device) and (mask is None or counts is not None):
-        note_kernel("triton_codes")
+        note_kernel(CODE_KERNEL)
         return attend_stored_codes(q, k, v, counts, sink)
     note_kernel("scaled_codes")
     queries = q.reshape(batch * heads, count, width) * width**-0.5
@@ -188,6 +191,8 @@ _recorded: set[str] | None = None
 def record_kernels() -> Iterator[set[str]]:
     """Yield a set that gets the name of every attention kernel that runs in the block.
 
+    A block around it gets them, too.
+
     Of torch's attention it has torch's own names, ``flash_attention``, ``efficient_attention``,
     ``cudnn_attention`` and ``math``, and of other backends those in `BACKENDS`.
     """
@@ -196,6 +201,8 @@ def record_kernels() -> Iterator[set[str]]:
     try:
         yield _recorded
     finally:
+        if previous is not None:
+            previous |= _recorded
         _recorded = previous
 
 

@@ -6,11 +6,13 @@ Shapes: B rows, C prompt tokens, V vocab_size.
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache
+from kvlab.model.attention_backends import CODE_KERNEL, record_kernels
 from kvlab.model.gpt import GPT
 from kvlab.spec import ServingConfig
 
@@ -258,8 +260,18 @@ def _pad_right(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor
     return torch.tensor(rows, device=device)
 
 
-Decoder = Callable[[Tensor], Tensor]
-"""Takes tokens (B,) and returns the next logits (B, V), which are valid until the next call."""
+class Decoder(Protocol):
+    """A decode step of one cache."""
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """Take tokens (B,); return the next logits (B, V), valid until the next call."""
+
+    def count_read_slots(self, held: int) -> int | None:
+        """Return the slots of each row that a step reads where the longest holds ``held`` tokens.
+
+        See `KVCache.count_read_slots`.
+        """
+
 
 PrepareDecoder = Callable[[GPT, KVCache], Decoder]
 """Makes the decoder of a cache into which the prompts have been run."""
@@ -289,6 +301,9 @@ class EagerDecoder:
         states = self._model.hidden_states(tokens[:, None], self._cache)[:, -1]
         return self._model.compute_logits(states) if self._head else states
 
+    def count_read_slots(self, held: int) -> int | None:
+        return self._cache.count_read_slots(held + 1)
+
 
 class GraphDecoder:
     """Capture static steps as CUDA graphs, and replay one for every token.
@@ -314,18 +329,28 @@ class GraphDecoder:
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             pool = self._graphs[0][1].pool() if self._graphs else None
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with (
+                torch.cuda.graph(graph, pool=pool, stream=stream),
+                record_kernels() as self._kernels,
+            ):
                 out = self._static_decoder.compute(entries)
             graph.replay()  # writes what the first step writes again
             self._graphs.append((entries, graph, out))
 
     def __call__(self, tokens: Tensor) -> Tensor:
         self._static_decoder.prepare(tokens)
-        needed = min(self._cache.length + 1, self._cache.max_length)
-        graph, out = next((g, out) for entries, g, out in self._graphs if entries >= needed)
+        _, graph, out = self._find_graph(self._cache.length)
         graph.replay()
         self._static_decoder.advance()
         return out
+
+    def _find_graph(self, held: int) -> tuple[int, torch.cuda.CUDAGraph, Tensor]:
+        needed = min(held + 1, self._cache.max_length)
+        return next(graph for graph in self._graphs if graph[0] >= needed)
+
+    def count_read_slots(self, held: int) -> int | None:
+        reads_used = self._kernels == {CODE_KERNEL}  # which stops where a row's tokens end
+        return self._cache.count_read_slots(held + 1 if reads_used else self._find_graph(held)[0])
 
 
 READ_LENGTHS = 8
@@ -364,7 +389,7 @@ class StaticDecoder:
     """
 
     def __init__(self, model: GPT, cache: KVCache, *, head: bool = True):
-        self._model, self._head = model, head
+        self._model, self._head, self._cache = model, head, cache
         self._tokens = torch.zeros(cache.batch_size, 1, dtype=torch.int64, device=cache.device)
         self._pass = cache.begin_static_pass()
         self._rotations = model.prepare_positions(self._pass.position_limit)  # kept for a graph
@@ -374,6 +399,9 @@ class StaticDecoder:
         out = self.compute(self._pass.end)
         self.advance()
         return out
+
+    def count_read_slots(self, held: int) -> int | None:
+        return self._cache.count_read_slots(held + 1)
 
     def prepare(self, tokens: Tensor) -> None:
         """Take the tokens (B,) of the next step."""

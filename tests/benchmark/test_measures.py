@@ -12,8 +12,10 @@ from kvlab.benchmark import device_peaks
 from kvlab.benchmark.device_peaks import load_device_peaks
 from kvlab.benchmark.interleaving import Noise, NoiseWatch
 from kvlab.benchmark.measures import (
+    decode_latency,
     decode_memory,
     decode_roofline,
+    decode_throughput,
     generation_task,
     max_batch,
     size_projection,
@@ -40,6 +42,20 @@ def test_memory_is_split_into_what_it_holds():
         parts = ("peak_weights", "peak_cache", "peak_logits", "peak_activations")
         assert peak["peak"].value == sum(peak[name].value for name in parts)
     assert lines_by_metric(lines, "wide", cached=True)["peak_cache"].value == 12 * 2 * 2 * 16 * 4
+
+
+def test_the_slots_that_a_step_reads_stand_beside_its_time():
+    """Of two new tokens after a prompt of 8, both layers read 9 and 10; nothing else is counted."""
+    made, _ = make_session()
+    lines = [*decode_latency.measure(made), *decode_throughput.measure(made)]
+    counted = [line for line in lines if line.read_slots is not None]
+    assert {(line.metric, line.batch_size) for line in counted} == {
+        ("tpot", 1), ("tokens_per_second", 1), ("tokens_per_second", 2),
+    }  # fmt: skip
+    for line in counted:
+        first = line.context_length - line.new_tokens + 1
+        expected = 2 * (first + line.context_length) / 2
+        assert line.read_slots == line.used_slots == expected
 
 
 def test_use_of_the_ceilings_follows_from_bytes_and_time():

@@ -11,6 +11,7 @@ from kvlab.cache import KVCache
 from kvlab.cache.cached_passes import StaticPass
 from kvlab.errors import CacheError
 from kvlab.model import generate as generation
+from kvlab.model.attention_backends import CODE_KERNEL
 from kvlab.model.generate import EagerDecoder, Sampling, StaticDecoder, generate, prefill, sample
 from kvlab.spec import ModelConfig, ServingConfig
 from tests.support.fake_cuda import FakeCuda
@@ -143,6 +144,12 @@ def test_each_step_replays_the_shortest_graph_that_reads_all_tokens(model, monke
         decoder = generation.GraphDecoder(model, cache)
         assert sorted(set(read)) == [3, 6, 8]
         cuda.log.clear()
+        assert decoder.count_read_slots(3) == 2 * 6 + 4 * 6, (
+            "two global layers, and four rings of 7"
+        )
+        assert decoder.count_read_slots(7) == 2 * 8 + 4 * 7
+        decoder._kernels = {CODE_KERNEL}  # which reads what is in use
+        assert decoder.count_read_slots(3) == 6 * 4
         for token in range(6):
             decoder(torch.tensor([token]))
     assert cuda.log == [0, 1, 1, 1, 2, 2]

@@ -45,6 +45,7 @@ def _latency_lines(
     contexts = {"first": length, "steps": length + new, "uncached": length + (new + 1) // 2}
     for series, metric in METRICS.items():
         samples = timings.samples[variant.name, series]
+        slots = session.slots.get((variant.name, 1, length), {}) if series == "steps" else {}
         yield session.make_line(
             "latency",
             metric,
@@ -57,5 +58,6 @@ def _latency_lines(
             context_length=contexts[series],
             cached=series != "uncached",
             quantiles=samples.quantiles(),
+            **slots,
             **session.reliability(timings, samples, variant),
         )

@@ -29,6 +29,7 @@ def measure(session: Session) -> Iterator[Measurement]:
                 low=count / median.high,
                 high=count / median.low,
                 **fields,
+                **session.slots.get((variant.name, batch, session.settings.prompt_tokens), {}),
                 **session.reliability(timings, runs, variant),
             )
         yield from session.compare_variants("throughput", "tpot_ratio", "steps", timings, **fields)
