@@ -203,7 +203,7 @@ def run_case(case: Case, device: str = "cpu") -> float:
     Raises:
         AssertionError: cache bytes or parameters differ from the formula.
     """
-    model = _make_model(case).to(device)
+    model = make_model(case).to(device)
     rows = len(case.chunks[0])
     layout = KVLayout.of(case.config, case.serving)
     cache = model.new_cache(rows, LONGEST, case.serving)
@@ -211,8 +211,8 @@ def run_case(case: Case, device: str = "cpu") -> float:
     assert cache.nbytes == layout.stored_bytes(rows, LONGEST, dtype)
     assert sum(p.numel() for p in model.parameters()) == parameter_count(case.config)
     for tensor in cache.tensors:
-        _poison(tensor, case.is_ragged)
-    weights = read_weights(_make_model(case))
+        poison(tensor, case.is_ragged)
+    weights = read_weights(make_model(case))
     slots = list(layout.owners)
     references = [
         ReferenceModel(
@@ -242,7 +242,7 @@ def run_case(case: Case, device: str = "cpu") -> float:
     return largest
 
 
-def _make_model(case: Case) -> GPT:
+def make_model(case: Case) -> GPT:
     torch.manual_seed(case.number)
     model = GPT(case.config, seed=case.number)
     with torch.no_grad():
@@ -251,7 +251,7 @@ def _make_model(case: Case) -> GPT:
     return model.to(case.dtype)
 
 
-def _poison(tensor: torch.Tensor, is_finite: bool) -> None:
+def poison(tensor: torch.Tensor, is_finite: bool) -> None:
     if tensor.dtype in (torch.int8, torch.uint8, torch.int32):
         tensor.fill_(127)
     elif tensor.dtype == torch.float8_e4m3fn:

@@ -27,18 +27,14 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvlab.cache.kv_buffer import EntryRange
 from kvlab.cache.kv_cache import KVCache
+from kvlab.cache.prefix_tree import Ids, Key, Node, PrefixTree, join_keys, path_to
 from kvlab.errors import CacheError
-from kvlab.layout import KVLayout
 
-Tokens = Sequence[int] | NDArray[np.int64] | Tensor
-
-Key = NDArray[np.int64]
-"""Token ids; where what they store depends on passes, twice that, plus 1 where a pass begins."""
+Tokens = Sequence[int] | Ids | Tensor
 
 DEFAULT_SNAPSHOT_EVERY = 256
 
@@ -60,133 +56,23 @@ class PrefixCacheCounters:
     evictions: int = 0
 
 
-class _Node:
-    """The tokens from `start` to `end` of all texts below it, and what they store."""
+@dataclass(frozen=True)
+class PrefixEntry:
+    """What is dropped at once: a snapshot, or a segment where no snapshots are needed.
 
-    __slots__ = (
-        "children",
-        "end",
-        "key",
-        "last_used",
-        "parent",
-        "segment",
-        "snapshot",
-        "start",
-        "tree",
-    )
+    Attributes:
+        weights: what `PrefixCache.insert` was given.
+        tokens: all tokens up to its end.
+        pass_starts: where their passes began, if what they store depends on that.
+        nbytes: of itself.
+        is_superseded: whether it goes before all that are not.
+    """
 
-    def __init__(self, tree: "_Tree", key: Key, start: int, segment: tuple[Tensor, ...]):
-        self.tree, self.key, self.segment = tree, key, segment
-        self.start, self.end = start, start + len(key)
-        self.children: dict[int, _Node] = {}
-        self.parent: _Node | None = None
-        self.snapshot: tuple[Tensor, ...] | None = None
-        self.last_used = 0
-
-    @property
-    def is_entry(self) -> bool:
-        """Whether it is in the list of least recent use."""
-        return self.snapshot is not None or self.tree.keeps_all_tokens
-
-    @property
-    def priority(self) -> tuple[bool, int, int]:
-        """The order in which entries go: superseded ones first, then the least recently used."""
-        is_superseded = not self.tree.keeps_all_tokens and len(self.children) == 1
-        return (not is_superseded, self.last_used, -self.end)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes by the layout's formula."""
-        snapshot = 0 if self.snapshot is None else self.tree.snapshot_bytes(self.end)
-        return self.tree.segment_bytes(self.start, self.end) + snapshot
-
-    def attach(self, parent: "_Node") -> None:
-        self.parent = parent
-        parent.children[int(self.key[0])] = self
-
-    def walk(self) -> Iterator["_Node"]:
-        """Yield it and all nodes below it, parents first."""
-        nodes = [self]
-        while nodes:
-            node = nodes.pop()
-            yield node
-            nodes.extend(node.children.values())
-
-
-class _Tree:
-    """The texts of one set of weights under one layout."""
-
-    def __init__(self, cache: KVCache):
-        self.layout: KVLayout = cache.layout
-        self.dtype = str(cache.dtype).removeprefix("torch.")
-        self.context_length = cache.max_length
-        self.keeps_all_tokens = self.layout.keeps_all_tokens(self.context_length)
-        self.root = _Node(self, np.empty(0, np.int64), 0, ())
-
-    def segment_bytes(self, start: int, end: int) -> int:
-        return self.layout.segment_bytes(start, end, self.context_length, self.dtype)
-
-    def snapshot_bytes(self, length: int) -> int:
-        return self.layout.snapshot_bytes(length, self.context_length, self.dtype)
-
-    def state_bytes(self, length: int) -> int:
-        """Return the bytes of all that goes on from ``length`` tokens."""
-        return self.segment_bytes(0, length) + self.snapshot_bytes(length)
-
-    def count_units(self, start: int, end: int) -> int:
-        """Return how many tokens or blocks (U) a segment has in each tensor."""
-        blocks = self.layout.blocks
-        if blocks is None:
-            return end - start
-        return (blocks.quantized_tokens(end) - blocks.quantized_tokens(start)) // blocks.group
-
-    def make_key(self, tokens: NDArray[np.int64], pass_starts: Sequence[int]) -> Key:
-        if not self.layout.depends_on_passes:
-            return tokens
-        key = tokens * 2
-        key[list(pass_starts)] += 1
-        return key
-
-    def match_key(self, key: Key) -> tuple[list[_Node], int]:
-        """Return the nodes that begin ``key``, the last perhaps in part, and how far they do."""
-        path: list[_Node] = []
-        node, depth = self.root, 0
-        while depth == node.end and depth < len(key) and int(key[depth]) in node.children:
-            node = node.children[int(key[depth])]
-            path.append(node)
-            depth += _count_common(node.key, key[depth:])
-        return path, depth
-
-    def match_tokens(self, tokens: NDArray[np.int64]) -> Iterator[tuple[_Node, int]]:
-        """Yield each node that begins with ``tokens`` where it should, and how far they agree.
-
-        Where what tokens store depends on passes, there may be several for the same tokens.
-        """
-        nodes, does_depend = [self.root], self.layout.depends_on_passes
-        while nodes:
-            node = nodes.pop()
-            if node.end == len(tokens):
-                continue
-            token = int(tokens[node.end])
-            for first in (2 * token, 2 * token + 1) if does_depend else (token,):
-                child = node.children.get(first)
-                if child is None:
-                    continue
-                ids = child.key >> 1 if does_depend else child.key
-                depth = child.start + _count_common(ids, tokens[child.start :])
-                yield child, depth
-                if depth == child.end:
-                    nodes.append(child)
-
-    def find_hit(self, tokens: NDArray[np.int64]) -> tuple[_Node, int]:
-        """Return the node and the length of the longest usable prefix of ``tokens``."""
-        best, length = self.root, 0
-        for node, depth in self.match_tokens(tokens):
-            if not self.keeps_all_tokens and (depth < node.end or node.snapshot is None):
-                continue
-            if (depth, node.last_used) > (length, best.last_used):
-                best, length = node, depth
-        return best, length
+    weights: Hashable
+    tokens: tuple[int, ...]
+    pass_starts: tuple[int, ...]
+    nbytes: int
+    is_superseded: bool
 
 
 class PrefixCache:
@@ -221,10 +107,10 @@ class PrefixCache:
         self.bytes_budget, self.snapshot_every = bytes_budget, snapshot_every
         self.in_host_memory = in_host_memory
         self.counters = PrefixCacheCounters()
-        self._trees: dict[Hashable, _Tree] = {}
+        self._trees: dict[tuple[Hashable, ...], PrefixTree] = {}
         self._lock = threading.RLock()
         self._bytes = self._clock = 0
-        self._entries: list[tuple[tuple[bool, int, int], int, _Node]] = []  # a heap; see `_file`
+        self._entries: list[tuple[tuple[bool, int, int], int, Node]] = []  # a heap; see `_file`
         self._list_limit = 64
         self._last_copy: torch.cuda.Event | None = None
         self._is_changing = False
@@ -253,7 +139,15 @@ class PrefixCache:
         with self._consistent():
             return [t for n in self._walk() for t in (*n.segment, *(n.snapshot or ()))]
 
-    def _walk(self) -> Iterator[_Node]:
+    def list_entries(self) -> list[PrefixEntry]:
+        """Return the entries in the order in which they would be dropped."""
+        with self._consistent():
+            nodes = [(weights, node) for (weights, *_), tree in self._trees.items()
+                     for node in tree.root.walk() if node.is_entry and node.parent]  # fmt: skip
+            nodes.sort(key=lambda pair: pair[1].priority)
+            return [_describe_entry(weights, node) for weights, node in nodes]
+
+    def _walk(self) -> Iterator[Node]:
         return (node for tree in self._trees.values() for node in tree.root.walk())
 
     def clear(self) -> None:
@@ -283,12 +177,11 @@ class PrefixCache:
         with self._consistent():
             tree = self._find_tree(weights, cache)
             node, length = tree.find_hit(ids[: max(0, min(len(ids) - 1, cache.max_length))])
-            path = _path_to(node)
+            path = path_to(node)
             with self._copies(cache.device):
                 self._copy_back(path, length, cache, row)
-            key = np.concatenate([node.key for node in path])[:length]
-            starts = np.flatnonzero(key & 1).tolist() if tree.layout.depends_on_passes else ()
-            cache.fill_row(row, length, starts)
+            _, pass_starts = tree.split_key(join_keys(path)[:length])
+            cache.fill_row(row, length, pass_starts)
             self._is_changing = True
             self._use(path)
             self._is_changing = False
@@ -345,16 +238,16 @@ class PrefixCache:
 
     def state_bytes(self, cache: KVCache, length: int) -> int:
         """Return the bytes that a text of ``length`` tokens takes, by the layout's formula."""
-        return _Tree(cache).state_bytes(length)
+        return PrefixTree(cache).state_bytes(length)
 
-    def _find_tree(self, weights: Hashable, cache: KVCache) -> _Tree:
-        tree = _Tree(cache)
+    def _find_tree(self, weights: Hashable, cache: KVCache) -> PrefixTree:
+        tree = PrefixTree(cache)
         evicts = cache.layout.eviction is not None and cache.max_length > cache.layout.eviction.keep
         return self._trees.setdefault((weights, tree.layout, tree.dtype, evicts), tree)
 
     # Copies
 
-    def _copy_back(self, path: list[_Node], length: int, cache: KVCache, row: int) -> None:
+    def _copy_back(self, path: list[Node], length: int, cache: KVCache, row: int) -> None:
         for node in path[1:]:
             end = min(node.end, length)
             units = node.tree.count_units(node.start, end)
@@ -420,7 +313,7 @@ class PrefixCache:
         self._list_entries()
         self._is_changing = False
 
-    def _split_at_end(self, path: list[_Node], depth: int) -> list[_Node]:
+    def _split_at_end(self, path: list[Node], depth: int) -> list[Node]:
         """Return ``path`` so that it ends at ``depth``: its last node is split if it goes on."""
         if not path or path[-1].end == depth:
             return path
@@ -432,13 +325,13 @@ class PrefixCache:
         # it may have had to go itself: then the row has what is needed of it
         return whole if node.parent is None else [*whole, self._split(node, depth)]
 
-    def _split(self, node: _Node, depth: int) -> _Node:
+    def _split(self, node: Node, depth: int) -> Node:
         """Replace a node by two; return the upper one."""
         tree, parent, count = node.tree, node.parent, depth - node.start
         assert parent is not None, "the root has no tokens"
         units = tree.count_units(node.start, depth)
         upper, lower = (
-            _Node(tree, key.copy(), start, tuple(self._keep([t[:, part]]) for t in node.segment))
+            Node(tree, key.copy(), start, tuple(self._keep([t[:, part]]) for t in node.segment))
             for key, start, part in (
                 (node.key[:count], node.start, slice(0, units)),
                 (node.key[count:], depth, slice(units, None)),
@@ -448,13 +341,13 @@ class PrefixCache:
         lower.last_used = upper.last_used = node.last_used
         lower.attach(upper)
         upper.attach(parent)
-        node.parent = None
+        node.detach()
         for child in lower.children.values():
             child.parent = lower
         self._file(upper, lower)
         return upper
 
-    def _store(self, path: list[_Node], key: Key, cache: KVCache, row: int) -> None:
+    def _store(self, path: list[Node], key: Key, cache: KVCache, row: int) -> None:
         """Store what the row has beyond ``path``, and a snapshot at its end if one is needed."""
         parent, tree, length = path[-1], path[-1].tree, len(key)
         is_new = parent.end < length or not parent.is_entry
@@ -466,7 +359,7 @@ class PrefixCache:
         for start in range(parent.end, length, self.snapshot_every):
             end = min(length, start + self.snapshot_every)
             ranges = [r for b in cache.buffers.values() for r in b.list_segment(start, end)]
-            nodes.append(_Node(tree, key[start:end].copy(), start, self._copy(ranges, row)))
+            nodes.append(Node(tree, key[start:end].copy(), start, self._copy(ranges, row)))
         for upper, lower in pairwise(nodes):
             lower.attach(upper)
         if is_new and not tree.keeps_all_tokens:
@@ -478,7 +371,7 @@ class PrefixCache:
         self._use([*path, *nodes])
         self._file(parent)
 
-    def _use(self, path: list[_Node]) -> None:
+    def _use(self, path: list[Node]) -> None:
         """Make a hit's nodes the most recently used: the snapshot, or all segments on the path.
 
         A node is always more recent than those below it, so that the oldest is a leaf.
@@ -489,10 +382,10 @@ class PrefixCache:
             node.last_used = self._clock
         self._file(*used)
 
-    def _file(self, *nodes: _Node) -> None:
+    def _file(self, *nodes: Node) -> None:
         """Enter nodes in the list by their priority, after it has changed.
 
-        What they were entered with before stays in the list, and is passed over (`_evict_one`).
+        What they were entered with before stays in the list, and is passed over by `_evict_one`.
         """
         for node in nodes:
             if node.is_entry and node.parent is not None:
@@ -506,7 +399,7 @@ class PrefixCache:
         self._file(*self._walk())
         self._list_limit = 2 * len(self._entries) + 64
 
-    def _evict_one(self, path: list[_Node]) -> None:
+    def _evict_one(self, path: list[Node]) -> None:
         """Drop the first entry of the list, and the segments that it alone needed.
 
         Args:
@@ -534,36 +427,29 @@ class PrefixCache:
             node = self._remove(node)
         self._file(node)
 
-    def _remove(self, node: _Node) -> _Node:
+    def _remove(self, node: Node) -> Node:
         """Remove a node without children; return its parent."""
         parent = node.parent
         assert parent is not None, "the root stays"
         assert not node.children, "a leaf"
         del parent.children[int(node.key[0])]
-        node.parent = None
+        node.detach()  # the list may still have it
         self._bytes -= node.tree.segment_bytes(node.start, node.end)
         return parent
 
 
-def _as_ids(tokens: Tokens) -> NDArray[np.int64]:
+def _as_ids(tokens: Tokens) -> Ids:
     if isinstance(tokens, Tensor):
         tokens = tokens.tolist()
     return np.asarray(tokens, dtype=np.int64)
 
 
-def _count_common(first: Key, second: Key) -> int:
-    """Return how many elements two keys begin with in common."""
-    count = min(len(first), len(second))
-    differs = first[:count] != second[:count]
-    return int(differs.argmax()) if differs.any() else count
-
-
-def _path_to(node: _Node) -> list[_Node]:
-    """Return the nodes from the root, which is included, to ``node``."""
-    path = [node]
-    while path[-1].parent is not None:
-        path.append(path[-1].parent)
-    return path[::-1]
+def _describe_entry(weights: Hashable, node: Node) -> PrefixEntry:
+    tree = node.tree
+    ids, pass_starts = tree.split_key(join_keys(path_to(node)))
+    whole = tree.segment_bytes(node.start, node.end), tree.snapshot_bytes(node.end)
+    nbytes = whole[0] if tree.keeps_all_tokens else whole[1]
+    return PrefixEntry(weights, tuple(ids.tolist()), tuple(pass_starts), nbytes, node.is_superseded)
 
 
 def _read_entries(ranges: Iterable[EntryRange], row: int) -> Iterator[list[Tensor]]:

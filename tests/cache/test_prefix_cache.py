@@ -1,18 +1,28 @@
-"""The prefix cache between turns: what it takes over, byte for byte, and what it drops first."""
+"""The prefix cache between turns: what it takes over, what it drops, and what cannot break it."""
+
+import sys
+import threading
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvlab.cache import PrefixCache
+import kvlab.cache
+from kvlab.cache import KVCache, PrefixCache
 from kvlab.errors import CacheError
+from kvlab.layout import KVLayout
 from kvlab.model.turns import Turn
 from kvlab.spec import ModelConfig, ServingConfig
+from tests.prefix_conversations import Session
 from tests.support.random_model import random_model
 
 SHAPE = {"vocab_size": 29, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 32,
          "block_size": 256, "position": "rope"}  # fmt: skip
 GLOBAL = ModelConfig(**SHAPE)
 HYBRID = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+SESSIONS, MORE_SESSIONS = 5, 60
 
 
 def draw_tokens(count, seed=0):
@@ -30,24 +40,151 @@ def take_turn(model, prefix_cache, prompt, reply=(), serving=None):
     return turn.hit, logits
 
 
+def fill(config, tokens, rows=1, row=0):
+    """Return a cache whose row holds K and V that are functions of the tokens up to theirs."""
+    layout = KVLayout.of(config)
+    cache = KVCache(layout, rows, 40, torch.float64, torch.device("cpu"))
+    prefixes = [hash(tuple(tokens[: end + 1])) % 10_000 for end in range(len(tokens))]
+    values = torch.tensor(prefixes, dtype=torch.float64)[None, None, :, None]
+    one_pass = cache.begin_pass(len(tokens), [len(tokens) * (i == row) for i in range(rows)])
+    for layer in range(3):
+        parts = [values.expand(rows, 2, -1, 8) + 10_000 * (2 * layer + i) for i in range(2)]
+        one_pass.write_kv(layer, *parts)
+        one_pass.end_layer(layer)
+    one_pass.finish()
+    return cache
+
+
+def count_bytes(tensors):
+    """Return the bytes of the unique storages."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if t.numel()}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def holds(config, prefix_cache, tokens):
+    """Return how many of a text's tokens are restored, after comparing all that they store."""
+    cache = KVCache(KVLayout.of(config), 1, 40, torch.float64, torch.device("cpu"))
+    hit = prefix_cache.restore([*tokens, 0], cache, weights="w")
+    if hit:
+        copies = [PrefixCache(10**9, snapshot_every=40) for _ in range(2)]
+        copies[0].insert(tokens[:hit], cache, weights="w")
+        copies[1].insert(tokens[:hit], fill(config, tokens[:hit]), weights="w")
+        for one, other in zip(copies[0].tensors, copies[1].tensors, strict=True):
+            assert torch.equal(one, other)
+    return hit
+
+
+@pytest.mark.parametrize("number", range(SESSIONS))
+def test_random_conversations_equal_cold_runs_and_a_plain_reference(number):
+    Session(number).run()
+
+
+@pytest.mark.faults
+def test_more_random_conversations_equal_cold_runs_and_a_plain_reference():
+    for number in range(SESSIONS, MORE_SESSIONS):
+        Session(number).run()
+
+
 @pytest.mark.parametrize("config", [GLOBAL, HYBRID])
 def test_a_reply_is_part_of_what_the_next_turn_takes_over(config):
+    """100 tokens of a prompt and 50 of its reply are hit with 50 new ones."""
     model, prefix_cache = random_model(config), PrefixCache(10**9)
     text = draw_tokens(200)
     assert take_turn(model, prefix_cache, text[:100], text[100:150])[0] == 0
     hit, logits = take_turn(model, prefix_cache, text)
     assert hit == 150
     assert (logits - model(torch.tensor([text]))[:, -1]).abs().max() < 1e-10
+    counters = prefix_cache.counters
+    assert (counters.lookups, counters.prompt_tokens, counters.hit_tokens) == (2, 300, 150)
+
+
+def test_nothing_is_rounded_to_blocks_and_one_token_is_left_to_run():
+    prefix_cache, text = PrefixCache(10**9), draw_tokens(30)
+    prefix_cache.insert(text, fill(GLOBAL, text), weights="w")
+    for length in (1, 17, 29):
+        other = [*text[:length], *(29 - token for token in text[length:])]
+        assert holds(GLOBAL, prefix_cache, other) == length
+    cache = fill(GLOBAL, [])
+    assert prefix_cache.restore(text, cache, weights="w") == 29
+    assert prefix_cache.restore(text[:1], fill(GLOBAL, []), weights="w") == 0
+
+
+def test_a_ring_is_taken_over_where_it_was_and_nowhere_else():
+    """After 30 tokens a ring of 6 has lost what a text needs that departs at 20."""
+    prefix_cache, text = PrefixCache(10**9), draw_tokens(30)
+    prefix_cache.insert(text[:12], fill(HYBRID, text[:12]), weights="w")
+    prefix_cache.insert(text, fill(HYBRID, text), weights="w")
+    assert holds(HYBRID, prefix_cache, [*text[:20], 1, 2, 3]) == 12
+    assert holds(HYBRID, prefix_cache, text) == 30
+    cache = fill(HYBRID, [])
+    ends = prefix_cache.list_pass_ends([*text[:20], 0, 0, 0], 12, cache, weights="w")
+    assert ends == [20, 23], "a snapshot where two texts part, as it may be common to more"
+
+
+def test_superseded_snapshots_go_first_and_what_is_passed_does_not_stay_fresh():
+    layout, first, second = KVLayout.of(HYBRID), draw_tokens(30), draw_tokens(20, seed=1)
+    segments = layout.segment_bytes(0, 30 + 20 + 9, 40, "float64")
+    prefix_cache = PrefixCache(segments + 3 * layout.snapshot_bytes(30, 40, "float64"))
+    for text in (second, first[:10], first[:20], first):
+        prefix_cache.insert(text, fill(HYBRID, text), weights="w")
+    assert holds(HYBRID, prefix_cache, first) == 30  # it runs through the snapshots at 10 and 20
+    assert [len(e.tokens) for e in prefix_cache.list_entries()] == [20, 20, 30]
+    assert [e.is_superseded for e in prefix_cache.list_entries()] == [True, False, False]
+    third = draw_tokens(9, seed=2)
+    prefix_cache.insert(third, fill(HYBRID, third), weights="w")
+    assert [len(e.tokens) for e in prefix_cache.list_entries()] == [20, 30, 9]
+    assert holds(HYBRID, prefix_cache, second) == 20
+    assert holds(HYBRID, prefix_cache, first[:29]) == 0
+
+
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_no_budget_and_a_budget_of_one_text(config):
+    text, other = draw_tokens(20), draw_tokens(20, seed=1)
+    layout = KVLayout.of(config)
+    one = layout.segment_bytes(0, 20, 40, "float64") + layout.snapshot_bytes(20, 40, "float64")
+    for budget, expected in ((0, 0), (one - 1, 0), (one, 20)):
+        prefix_cache = PrefixCache(budget)
+        for tokens in (other, text):
+            prefix_cache.insert(tokens, fill(config, tokens), weights="w")
+        assert holds(config, prefix_cache, text) == expected
+        assert holds(config, prefix_cache, other) == 0
+        assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors) == one * (budget == one)
+    with pytest.raises(ValueError, match="bytes_budget = -1 is below 0"):
+        PrefixCache(-1)
+    with pytest.raises(ValueError, match="snapshot_every = 0 is below 1"):
+        PrefixCache(1, snapshot_every=0)
+
+
+def test_a_row_of_a_batch_is_filled_by_itself():
+    prefix_cache, text = PrefixCache(10**9), draw_tokens(20)
+    prefix_cache.insert(text, fill(HYBRID, text, rows=3, row=1), row=1, weights="w")
+    cache = KVCache(KVLayout.of(HYBRID), 3, 40, torch.float64, torch.device("cpu"))
+    assert prefix_cache.restore([*text, 5], cache, row=2, weights="w") == 20
+    assert cache.list_lengths() == [0, 0, 20]
+    again = PrefixCache(10**9)
+    again.insert(text, cache, row=2, weights="w")
+    for one, other in zip(prefix_cache.tensors, again.tensors, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_of_other_lengths_go_on_from_what_was_restored():
+    model, prefix_cache = random_model(HYBRID), PrefixCache(10**9)
+    text = draw_tokens(40)
+    take_turn(model, prefix_cache, text[:20])
+    cache = model.new_cache(2, 60)
+    assert prefix_cache.restore(text, cache, row=1, weights="w") == 20
+    prompts = torch.tensor([draw_tokens(20, seed=3), text[20:]])
+    logits = model(prompts, cache=cache, lengths=[20, 20])[1]
+    assert (logits - model(torch.tensor([text]))[0, 20:]).abs().max() < 1e-10
 
 
 def test_a_row_is_restored_into_an_empty_one_alone():
-    model, prefix_cache = random_model(GLOBAL), PrefixCache(10**9)
-    cache = model.new_cache(1, 16)
-    model(torch.tensor([draw_tokens(5)]), cache=cache)
+    text = draw_tokens(9)
+    cache = fill(GLOBAL, text[:5])
     with pytest.raises(CacheError, match="row = 0 holds tokens already"):
-        prefix_cache.restore(draw_tokens(9), cache, weights="w")
+        PrefixCache(1).restore(text, cache, weights="w")
     with pytest.raises(CacheError, match="row = 0 holds 5 tokens, and tokens are 4"):
-        prefix_cache.insert(draw_tokens(4), cache, weights="w")
+        PrefixCache(1).insert(text[:4], cache, weights="w")
 
 
 def test_weights_and_layouts_do_not_mix():
@@ -56,5 +193,174 @@ def test_weights_and_layouts_do_not_mix():
     take_turn(model, prefix_cache, text)
     assert prefix_cache.restore(text, model.new_cache(1, 64), weights="w") == 39
     assert prefix_cache.restore(text, model.new_cache(1, 64), weights="other") == 0
-    int8 = ServingConfig(kv_dtype="int8")
-    assert prefix_cache.restore(text, model.new_cache(1, 64, int8), weights="w") == 0
+    for other in (ServingConfig(kv_dtype="int8"), ServingConfig(tie="adjacent:2")):
+        assert prefix_cache.restore(text, model.new_cache(1, 64, other), weights="w") == 0
+    prefix_cache.clear()
+    assert (prefix_cache.bytes_held, prefix_cache.node_count) == (0, 0)
+
+
+def prepare_change(config):
+    """Return a nearly full cache, and a text whose insertion splits a node and evicts others."""
+    layout, first = KVLayout.of(config), draw_tokens(30)
+    budget = 3 * layout.segment_bytes(0, 24, 40, "float64")
+    budget += 3 * layout.snapshot_bytes(24, 40, "float64")
+    prefix_cache = PrefixCache(budget, snapshot_every=16)
+    others = [draw_tokens(24, seed=seed) for seed in (1, 2)]
+    for text in (*others, first[:24]):
+        prefix_cache.insert(text, fill(config, text), weights="w")
+    text = [*first[:9], *draw_tokens(20, seed=3)]
+    return prefix_cache, text, [*others, first[:24], text]
+
+
+class InterruptAtLine:
+    """Raise KeyboardInterrupt at the nth line of the prefix cache that is run."""
+
+    FILES = tuple(str(Path(kvlab.cache.__file__).parent / name)
+                  for name in ("prefix_cache.py", "prefix_tree.py"))  # fmt: skip
+
+    def __init__(self, line):
+        self.left = line
+
+    def __enter__(self):
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def _trace(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(self.FILES):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def check_interrupts(config, step):
+    line, is_done = 1, False
+    while not is_done:
+        prefix_cache, text, texts = prepare_change(config)
+        cache = fill(config, text)
+        try:
+            with InterruptAtLine(line):
+                prefix_cache.insert(text, cache, weights="w")
+            is_done = True
+        except KeyboardInterrupt:
+            pass
+        assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors)
+        assert prefix_cache.bytes_held <= prefix_cache.bytes_budget
+        for one in texts:
+            holds(config, prefix_cache, one)
+        prefix_cache.insert(text, cache, weights="w")
+        assert holds(config, prefix_cache, text) == len(text)
+        assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors)
+        line += step
+    assert line > 200
+
+
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_an_interrupt_at_any_line_leaves_a_consistent_tree(config):
+    check_interrupts(config, step=23)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_an_interrupt_at_every_line_leaves_a_consistent_tree(config):
+    check_interrupts(config, step=1)
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes that tensors made meanwhile, and some older ones, take at any operation."""
+
+    def __init__(self, tensors, excluded):
+        super().__init__()
+        self._live = [weakref.ref(tensor) for tensor in tensors]
+        self._excluded = {t.untyped_storage().data_ptr() for t in excluded}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self._live.append(weakref.ref(out))
+        live = [tensor for ref in self._live if (tensor := ref()) is not None]
+        live = [t for t in live if t.untyped_storage().data_ptr() not in self._excluded]
+        self.peak = max(self.peak, count_bytes(live))
+        return out
+
+
+@pytest.mark.parametrize("config", [GLOBAL, HYBRID])
+def test_bytes_stay_within_the_budget_in_the_middle_of_an_insertion(config):
+    prefix_cache, text, _ = prepare_change(config)
+    cache, before = fill(config, text), prefix_cache.counters.evictions
+    with LiveBytes(prefix_cache.tensors, cache.tensors) as live:
+        prefix_cache.insert(text, cache, weights="w")
+    assert prefix_cache.counters.evictions > before, "it had to make room"
+    assert prefix_cache.bytes_held <= live.peak <= prefix_cache.bytes_budget
+
+
+def test_an_allocation_that_fails_leaves_what_was_there():
+    prefix_cache, text, texts = prepare_change(HYBRID)
+    cache = fill(HYBRID, text)
+
+    class NoMemory(TorchDispatchMode):
+        def __torch_dispatch__(self, function, _, args=(), kwargs=None):
+            if "empty" in str(function):
+                raise MemoryError
+            return function(*args, **(kwargs or {}))
+
+    with pytest.raises(MemoryError), NoMemory():
+        prefix_cache.insert(text, cache, weights="w")
+    assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors)
+    assert holds(HYBRID, prefix_cache, texts[2]) == 24
+
+
+def test_threads_share_one_cache():
+    layout = KVLayout.of(HYBRID)
+    budget = 4 * layout.segment_bytes(0, 30, 40, "float64")
+    prefix_cache, failures = PrefixCache(budget, snapshot_every=7), []
+    texts = [[*draw_tokens(12, seed), *draw_tokens(18, 10 * seed + end)]
+             for seed in range(3) for end in range(4)]  # fmt: skip
+
+    def converse(offset):
+        try:
+            for i in range(60):
+                text = texts[(offset + 5 * i) % len(texts)]
+                hit = holds(HYBRID, prefix_cache, text)
+                prefix_cache.insert(text, fill(HYBRID, text), weights="w")
+                assert hit in (0, 12, 30)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=converse, args=(offset,)) for offset in (0, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert prefix_cache.bytes_held == count_bytes(prefix_cache.tensors) <= budget
+
+
+def test_host_memory_gives_back_the_same():
+    prefix_cache, text = PrefixCache(10**9, in_host_memory=True), draw_tokens(30)
+    prefix_cache.insert(text, fill(HYBRID, text), weights="w")
+    assert holds(HYBRID, prefix_cache, text) == 30
+    assert {tensor.device.type for tensor in prefix_cache.tensors} == {"cpu"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("serving", [None, ServingConfig(kv_dtype="fp8")])
+def test_entries_of_a_gpu_are_pinned_and_come_back(serving):
+    model = random_model(HYBRID, dtype=torch.float32).to("cuda")
+    text, replies = draw_tokens(100), []
+    for in_host_memory in (False, True):
+        prefix_cache = PrefixCache(10**9, in_host_memory=in_host_memory)
+        take_turn(model, prefix_cache, text[:60], text[60:80], serving)
+        assert {t.is_pinned() or t.is_cuda for t in prefix_cache.tensors} == {True}
+        assert {t.is_cuda for t in prefix_cache.tensors} == {not in_host_memory}
+        with torch.cuda.stream(torch.cuda.Stream()):  # copies wait for those of other streams
+            hit, logits = take_turn(model, prefix_cache, text, serving=serving)
+            replies.append(logits.cpu())
+        assert hit == 80
+    assert torch.equal(*replies)

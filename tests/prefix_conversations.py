@@ -1,0 +1,333 @@
+"""Random branching conversations through a prefix cache, against cold runs and a plain reference.
+
+    python -m tests.prefix_conversations --conversations 1000
+
+A session is a random layout (rings, sinks, eviction, sharing, ties, formats, kinds of attention),
+a budget, and ten conversations that continue or leave earlier ones anywhere. It is a function of
+its number alone. After every turn:
+
+- the logits of each reply equal those of a cold run, to 1e-10 in float64. Where what is stored
+  depends on passes (``tie_rule: overwrite``), the cold run has the passes that the turn and the
+  turns that it took over had;
+- what the row holds is that of the cold run, bit for bit where it is codes;
+- hit, entries, their order and the bytes are those of `ReferenceCache`, which searches lists;
+- the bytes are those of the tensors, and within the budget.
+"""
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from kvlab.cache import KVCache, PrefixCache
+from kvlab.layout import KVLayout
+from kvlab.model import GPT
+from kvlab.model.turns import Turn
+from kvlab.spec import ServingConfig
+from tests.fuzz_model import LONGEST, draw_case, make_model, poison
+
+TOLERANCE = 1e-10
+CONVERSATIONS = 10
+"""Of one session."""
+
+Key = tuple[tuple[int, bool], ...]
+"""Tokens, and whether a pass begins with each, where that counts."""
+
+
+@dataclass
+class ReferenceNode:
+    """The tokens of a key beyond the longest other key that begins it."""
+
+    last_used: int = 0
+    has_snapshot: bool = False
+
+
+@dataclass
+class ReferenceCache:
+    """A prefix cache that searches all keys for everything."""
+
+    layout: KVLayout
+    context: int
+    budget: int
+    every: int
+    nodes: dict[Key, ReferenceNode] = field(default_factory=dict)
+    clock: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every position counts."""
+        return self.layout.keeps_all_tokens(self.context)
+
+    def start(self, key: Key) -> int:
+        return max((len(k) for k in self.nodes if len(k) < len(key) and key[: len(k)] == k),
+                   default=0)  # fmt: skip
+
+    def children(self, key: Key) -> list[Key]:
+        return [k for k in self.nodes if len(k) > len(key) and k[: len(key)] == key
+                and self.start(k) == len(key)]  # fmt: skip
+
+    def path(self, key: Key) -> list[Key]:
+        return sorted((k for k in self.nodes if key[: len(k)] == k), key=len)
+
+    def segment_bytes(self, start: int, end: int) -> int:
+        return self.layout.segment_bytes(start, end, self.context, "float64")
+
+    def snapshot_bytes(self, key: Key) -> int:
+        return self.layout.snapshot_bytes(len(key), self.context, "float64")
+
+    def bytes(self) -> int:
+        return sum(
+            self.segment_bytes(self.start(key), len(key))
+            + (self.snapshot_bytes(key) if node.has_snapshot else 0)
+            for key, node in self.nodes.items()
+        )
+
+    def entries(self) -> list[Key]:
+        """Return what can be dropped, in this order."""
+        parents = [key[: self.start(key)] for key in self.nodes]
+        entries = [k for k, node in self.nodes.items() if self.is_whole or node.has_snapshot]
+
+        def priority(key: Key) -> tuple[bool, int, int]:
+            is_superseded = not self.is_whole and parents.count(key) == 1
+            return (not is_superseded, self.nodes[key].last_used, -len(key))
+
+        return sorted(entries, key=priority)
+
+    def evict(self, kept: list[Key]) -> None:
+        if self.is_whole:
+            leaves = (k for k in self.entries() if not self.children(k) and k not in kept)
+            del self.nodes[next(leaves)]
+            return
+        key = self.entries()[0]
+        self.nodes[key].has_snapshot = False
+        while key in self.nodes and not (
+            self.children(key) or self.nodes[key].has_snapshot or key in kept
+        ):
+            parent = key[: self.start(key)]
+            del self.nodes[key]
+            key = parent
+
+    def use(self, path: list[Key]) -> None:
+        for key in reversed(path if self.is_whole else path[-1:]):
+            self.clock += 1
+            self.nodes[key].last_used = self.clock
+
+    def find_hit(self, tokens: list[int], limit: int) -> Key:
+        """Return the key of the longest usable prefix, of several the most recently used."""
+        best, used = (), 0
+        for key, node in self.nodes.items():
+            ids = [token for token, _ in key]
+            common = next((i for i, (a, b) in enumerate(zip(ids, tokens, strict=False)) if a != b),
+                          min(len(ids), len(tokens)))  # fmt: skip
+            common = min(common, limit)
+            if common <= self.start(key) or not (self.is_whole or node.has_snapshot):
+                continue
+            if not self.is_whole and common < len(key):
+                continue
+            if (common, node.last_used) > (len(best), used):
+                best, used = key[:common], node.last_used
+        return best
+
+    def restore(self, tokens: list[int], limit: int) -> Key:
+        hit = self.find_hit(tokens, limit)
+        if hit:
+            inside = [k for k in self.nodes if k[: len(hit)] == hit and self.start(k) < len(hit)]
+            self.use([*(k for k in self.path(hit) if k != hit), *inside])
+        return hit
+
+    def insert(self, key: Key) -> None:
+        whole = self.segment_bytes(0, len(key)) + self.snapshot_bytes(key)
+        if whole > self.budget:
+            return
+        held = max((_count_common(k, key) for k in self.nodes), default=0)
+        if held and key[:held] not in self.nodes:
+            held = self.split(key[:held])
+        path = self.path(key[:held])
+        is_new = held < len(key) or not (self.is_whole or self.nodes[key].has_snapshot)
+        added = self.segment_bytes(held, len(key)) + is_new * self.snapshot_bytes(key)
+        while self.bytes() + added > self.budget:
+            self.evict(path)
+        for start in range(held, len(key), self.every):
+            self.nodes[key[: start + self.every]] = ReferenceNode()
+        if not self.is_whole:
+            self.nodes[key].has_snapshot = True
+        self.use(self.path(key))
+
+    def split(self, key: Key) -> int:
+        """Make ``key`` a node; return how much of it is stored after that."""
+        (node,) = (k for k in self.nodes if k[: len(key)] == key and self.start(k) < len(key))
+        start = self.start(node)
+        copied = self.segment_bytes(start, len(node))
+        while node in self.nodes and self.bytes() + copied > self.budget:
+            self.evict(self.path(key[:start]))
+        if node not in self.nodes:
+            return start
+        self.nodes[key] = ReferenceNode(self.nodes[node].last_used)
+        return len(key)
+
+
+def _count_common(first: Key, second: Key) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+class Session:
+    """Conversations with one model and one prefix cache.
+
+    Attributes:
+        turns, hits: so far, and the tokens that were taken over.
+        largest_error: of any logit.
+    """
+
+    def __init__(self, number: int):
+        self.case = draw_case(number)
+        self.case.dtype = torch.float64
+        self.model: GPT = make_model(self.case)
+        self.rng = random.Random(number)
+        self.serving: ServingConfig = self.case.serving
+        self.layout = KVLayout.of(self.case.config, self.serving)
+        one = self.layout.segment_bytes(0, 24, LONGEST, "float64")
+        one += self.layout.snapshot_bytes(24, LONGEST, "float64")
+        budget = self.rng.choice([0, one, 2 * one, 5 * one, 5 * one, 10**9])
+        every = self.rng.choice([2, 5, 8, 20])
+        self.prefix_cache = PrefixCache(budget, snapshot_every=every)
+        self.reference = ReferenceCache(self.layout, LONGEST, budget, every)
+        self.texts: list[list[int]] = []
+        self.turns = self.hits = 0
+        self.largest_error = 0.0
+
+    def run(self) -> None:
+        """Have all conversations.
+
+        Raises:
+            AssertionError: something differs.
+        """
+        for _ in range(CONVERSATIONS):
+            text = self._draw_start()
+            for _ in range(self.rng.randint(1, 4)):
+                prompt = [*text, *self._draw_tokens(self.rng.choice([1, 2, 5, 9]))]
+                if len(prompt) > LONGEST - 1:
+                    break
+                reply = self._draw_tokens(self.rng.randint(0, min(6, LONGEST - len(prompt))))
+                self._take_turn(prompt, reply)
+                text = [*prompt, *reply]
+                self.texts.append(text)
+
+    def _draw_start(self) -> list[int]:
+        if not self.texts or self.rng.random() < 0.2:
+            return []
+        text = self.rng.choice(self.texts)
+        return text[: self.rng.randint(0, len(text))] if self.rng.random() < 0.6 else text
+
+    def _draw_tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(self.case.config.vocab_size) for _ in range(count)]
+
+    def _new_cache(self) -> KVCache:
+        cache = self.model.new_cache(1, LONGEST, self.serving)
+        for tensor in cache.tensors:
+            poison(tensor, is_finite=True)
+        return cache
+
+    @torch.inference_mode()
+    def _take_turn(self, prompt: list[int], reply: list[int]) -> None:
+        cache = self._new_cache()
+        turn = Turn(self.model, prompt, cache, self.prefix_cache, weights="w")
+        hit = self.reference.restore(prompt, len(prompt) - 1)
+        logits = [turn.prefill()]
+        assert turn.hit == len(hit), "the longest match over the same snapshots"
+        starts = [i for i, (_, is_start) in enumerate(hit) if is_start]
+        starts += [turn.hit, *turn.pass_ends[:-1]]
+        for end in turn.pass_ends[:-1]:
+            self.reference.insert(self._make_key(prompt[:end], starts))
+        for token in reply[:-1]:
+            turn.tokens.append(token)
+            starts.append(cache.length)
+            logits.append(self.model(torch.tensor([[token]]), cache=cache)[:, -1])
+        turn.tokens += reply[-1:]
+        starts += [cache.length] if reply else []
+        turn.finish()
+        self.reference.insert(self._make_key(turn.tokens, starts))
+        self._compare_with_cold_run(turn.tokens, starts, len(prompt), torch.cat(logits), cache)
+        self._compare_with_reference()
+        self.turns += 1
+        self.hits += turn.hit
+
+    def _make_key(self, tokens: list[int], starts: list[int]) -> Key:
+        counted = set(starts) if self.layout.depends_on_passes else set()
+        return tuple((token, i in counted) for i, token in enumerate(tokens))
+
+    def _compare_with_cold_run(
+        self, tokens: list[int], starts: list[int], prompt: int, logits: torch.Tensor,
+        cache: KVCache,
+    ) -> None:  # fmt: skip
+        cold = self._new_cache()
+        if not self.layout.depends_on_passes:
+            starts = [0, *range(prompt, len(tokens))]
+        ends = [*starts[1:], len(tokens)]
+        out = torch.cat([
+            self.model(torch.tensor([tokens[start:end]]), cache=cold)[0]
+            for start, end in zip(starts, ends, strict=True)
+        ])  # fmt: skip
+        error = (out[prompt - 1 : prompt - 1 + len(logits)] - logits).abs().max()
+        assert error <= TOLERANCE, error
+        self.largest_error = max(self.largest_error, float(error))
+        for warm_tensor, cold_tensor in zip(_held(tokens, cache), _held(tokens, cold), strict=True):
+            if warm_tensor.dtype.itemsize == 8:
+                assert (warm_tensor - cold_tensor).abs().max() <= TOLERANCE
+            else:
+                assert torch.equal(_as_bytes(warm_tensor), _as_bytes(cold_tensor)), "codes"
+
+    def _compare_with_reference(self) -> None:
+        tensors = self.prefix_cache.tensors
+        held = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        assert self.prefix_cache.bytes_held == held == self.reference.bytes()
+        assert held <= self.prefix_cache.bytes_budget
+        assert self.prefix_cache.node_count == len(self.reference.nodes)
+        entries = self.prefix_cache.list_entries()
+        assert [self._make_key(list(e.tokens), list(e.pass_starts)) for e in entries] == (
+            self.reference.entries()
+        )
+
+
+def _held(tokens: list[int], cache: KVCache) -> list[torch.Tensor]:
+    """Return copies of all that goes on from a row's tokens."""
+    copies = PrefixCache(10**9)
+    copies.insert(tokens, cache, weights=None)
+    return [tensor for tensor in copies.tensors if tensor.numel()]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+def main() -> int:
+    """Run many conversations and print every session that failed; return 1 if there was one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--conversations", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="the first session's number")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    start, failures, turns, hits, largest = time.perf_counter(), 0, 0, 0, 0.0
+    sessions = -(-options.conversations // CONVERSATIONS)
+    for number in range(options.first, options.first + sessions):
+        session = Session(number)
+        try:
+            session.run()
+        except AssertionError as error:
+            failures += 1
+            print(f"session {number}, turn {session.turns}: {error}\n  {session.case}")
+        turns, hits = turns + session.turns, hits + session.hits
+        largest = max(largest, session.largest_error)
+    seconds = time.perf_counter() - start
+    print(
+        f"{sessions * CONVERSATIONS:,} conversations, {turns:,} turns, {hits:,} tokens taken over,"
+        f" largest error {largest:.2g}, {failures} sessions failed, {seconds:.0f} s"
+    )
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
