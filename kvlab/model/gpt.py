@@ -29,8 +29,15 @@ from kvlab.spec.model_config import ModelConfig
 def make_norm(config: ModelConfig) -> nn.Module:
     """Return the norm of the residual stream."""
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.n_embd, eps=config.norm_eps)
+        return RMSNorm(config.n_embd, eps=config.norm_eps)
     return nn.LayerNorm(config.n_embd, eps=config.norm_eps, bias=config.bias)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's, in the dtype of its weight, whatever that of the residual stream."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
 
 
 class MLP(nn.Module):
@@ -190,6 +197,7 @@ class GPT(nn.Module):
         lengths: Tensor | Sequence[int] | None = None,
         document_start: int | None = None,
         token_indices: Tensor | None = None,
+        residual_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Return the residual stream after the final norm.
 
@@ -202,6 +210,7 @@ class GPT(nn.Module):
                 then computed as if it stood alone; see `kvlab.cache.document_mask`.
             token_indices: (N,) of int64, indices into the flattened rows: return only these
                 tokens. The last layer's MLP and the norm skip the others.
+            residual_dtype: of the residual stream between layers; default the parameters'.
 
         Returns:
             (B, C, E), or (N, E) with ``token_indices``.
@@ -218,10 +227,14 @@ class GPT(nn.Module):
         else:
             attention_pass = cache.begin_pass(tokens.shape[1], lengths)
         self._check_positions(attention_pass.end)
-        return self.run_pass(tokens, attention_pass, token_indices)
+        return self.run_pass(tokens, attention_pass, token_indices, residual_dtype)
 
     def run_pass(
-        self, tokens: Tensor, attention_pass: AttentionPass, token_indices: Tensor | None = None
+        self,
+        tokens: Tensor,
+        attention_pass: AttentionPass,
+        token_indices: Tensor | None = None,
+        residual_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Run ``tokens`` through all layers in a given pass; see `hidden_states`."""
         x = self.token_embedding(tokens)
@@ -236,6 +249,7 @@ class GPT(nn.Module):
             rotation: PassRotation(tables, positions, limit, x.dtype)
             for rotation, tables in self.rotary_tables.items()
         }
+        x = x if residual_dtype is None else x.to(residual_dtype)
         last = self.config.n_layer - 1
         for number, (block, layer) in enumerate(zip(self.blocks, self.config.layers, strict=True)):
             rotation = rotations.get(layer.rotation)

@@ -67,6 +67,7 @@ class TrainingConfig(SpecModel):
     )
     # `kvlab.trial.initial_weights` adds the contents of init_from
     omitted_defaults: ClassVar[Mapping[str, Any]] = {
+        "residual": "float32",
         "int8": [],
         "kv_dtype": "model",
         "kv_group": None,
@@ -175,6 +176,12 @@ class TrainingConfig(SpecModel):
         description="Of the matrix products; weights and optimizer stay in float32.",
         examples=["bfloat16"],
     )
+    residual: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Of the residual stream, which every layer reads and adds to, under precision:"
+        " bfloat16. bfloat16 moves and keeps half the bytes, and rounds each sum.",
+        examples=["bfloat16"],
+    )
     int8: Annotated[TupleOf[Int8Product], AfterValidator(_order_products)] = Field(
         default=(),
         description="Products of the linear layers of attention and MLPs that are in int8, with a"
@@ -266,6 +273,8 @@ class TrainingConfig(SpecModel):
     @model_validator(mode="after")
     def _check(self) -> "TrainingConfig":
         raise_problems(self.kv.find_setting_problems())
+        if self.residual != "float32" and self.precision == "float32":
+            raise_problems([("residual", "is read only under precision: bfloat16; set that, too")])
         if self.schedule != "wsd":
             if self.decay_tokens is not None:
                 raise_problems([("decay_tokens", "is read only by schedule: wsd; remove one")])

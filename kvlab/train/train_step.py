@@ -45,6 +45,7 @@ class SummedLoss(nn.Module):
         self.document_start = document_start
         self.model, self.compiles = model, training.compile
         self.uses_autocast = training.precision == "bfloat16"
+        self.residual_dtype = torch.bfloat16 if training.residual == "bfloat16" else None
         self.int8 = _choose_int8(training.int8, model.device)
         self._hidden_states: Callable[..., Tensor] = model.hidden_states
         if self.compiles:
@@ -65,7 +66,9 @@ class SummedLoss(nn.Module):
             self.model.int8_products(self.int8),
         ):
             return summed_loss(
-                hidden_states(x, document_start=self.document_start),
+                hidden_states(
+                    x, document_start=self.document_start, residual_dtype=self.residual_dtype
+                ),
                 self.model.lm_head.weight,
                 y,
                 compile=self.compiles,

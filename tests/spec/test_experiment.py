@@ -49,6 +49,7 @@ def test_keys_beside_a_preset_win():
         ("training: {", "training: {int8: [output, grad_inputs], ", "training.int8.1 = grad_inputs is"
          " not one of output, grad_input, grad_weight; did you mean grad_input?"),
         ("training: {", "training: {int8: [output, output], ", "names a product twice; name each once"),
+        ("training: {", "training: {residual: bfloat16, ", "training.residual = bfloat16 is read only under precision: bfloat16"),
         ("training: {", "training: {int8: output, ", "training.int8 = output is not a list"),
         ("n_layer: 6", "preset: gpt-2", "2:17: model.preset = gpt-2 is not a preset; did you mean gpt2?"),
         ("n_embd: 64", "n_embd: 68, position: rope", "model.head_dim is odd (n_embd / n_head): 17; rope rotates pairs"),

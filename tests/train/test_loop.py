@@ -11,6 +11,7 @@ from kvlab.data import get_training_batch
 from kvlab.errors import Diverged, Stopped, StoreError
 from kvlab.model.kernels import use_plain_code
 from kvlab.model.kernels.cpu_kernel import is_plain_code_used
+from kvlab.spec import TrainingConfig
 from kvlab.train import load_final_weights, load_training_record, loop, train
 from kvlab.train.optimizer import learning_rate
 from tests.support.tiny_training import dataset, experiment, model
@@ -191,6 +192,28 @@ def test_bfloat16_trains_every_position_where_attention_has_its_own_kernel(
     _, exact = run(experiment(shape, training), tmp_path / "a")
     _, reduced = run(experiment(shape, {**training, "precision": "bfloat16"}), tmp_path / "b")
     last, expected = reduced.validation_curve[-1][2], exact.validation_curve[-1][2]
+    assert last != expected
+    assert last == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_a_residual_stream_in_bfloat16_trains_close_to_float32(tmp_path, norm):
+    """It is what every layer returns, in the training and its validation alone."""
+    of = experiment({"norm": norm, "position": "rope"}, {"precision": "bfloat16"})
+    reduced = of.model_copy(
+        update={"training": TrainingConfig(**{**of.training.model_dump(), "residual": "bfloat16"})}
+    )
+    streams, records = [], []
+    for each in (of, reduced):
+        trained, dtypes = model(each), set()
+        for block in trained.blocks:
+            block.register_forward_hook(lambda _m, _x, out, seen=dtypes: seen.add(out.dtype))
+        records.append(train(trained, DATA, each, seed=0, directory=tmp_path / str(len(streams))))
+        streams.append(set(dtypes))
+        trained(torch.zeros(1, 3, dtype=torch.int64))
+        assert dtypes == streams[-1] | {torch.float32}
+    assert streams == [{torch.float32}, {torch.bfloat16}]
+    last, expected = (record.validation_curve[-1][2] for record in records)
     assert last != expected
     assert last == pytest.approx(expected, abs=0.05)
 

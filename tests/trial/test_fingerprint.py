@@ -89,6 +89,7 @@ OTHER = {
     "training.kv_dtype": "int8",
     "training.kv_group": 4,
     "training.kv_residual": 8,
+    "training.residual": "bfloat16",
     "training.int8": ["output"],
     "training.compile": True,
     "training.evaluate_every": 7,
