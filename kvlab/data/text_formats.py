@@ -108,7 +108,7 @@ def read_parquet_rows(path: Path) -> list[dict[str, Any]]:
     Raises:
         DataError: The file is damaged, or holds more than `MAX_EXPANSION` times its size.
     """
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
     file, rows = _open_parquet(path), []
     size = 0
@@ -159,7 +159,7 @@ def _open_decompressed(path: Path, kind: str) -> BinaryIO:
     if kind.endswith(".xz"):
         return cast(BinaryIO, lzma.open(path, "rb"))
     if kind.endswith(".zst"):
-        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow
 
         # pyarrow's reader rejects a truncated stream; zstandard's takes it for the end.
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))

@@ -1,15 +1,22 @@
-"""One attempt at a trial: its directory, its log, and what its process printed."""
+"""One attempt at a trial: its directory, its log, what its process printed, and its progress.
 
+Progress is written to the directory of the trial and to the log, and passed to a listener.
+"""
+
+import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from kvlab.errors import StoreError
-from kvlab.fs.atomic_files import write_atomic
+from kvlab.errors import StoreError, UsageError
+from kvlab.fs.atomic_files import replace_file, write_atomic
 from kvlab.fs.lease import Fence
+from kvlab.humanize import format_bytes, format_duration, format_number
 from kvlab.store.provenance import redact_paths, utc_now
 from kvlab.store.store import Store
 
@@ -100,3 +107,137 @@ def redirect_output(path: Path) -> Iterator[None]:
             for stream, copy in saved:
                 os.dup2(copy, stream)
                 os.close(copy)
+
+
+# Progress
+
+
+ProgressUpdate = Mapping[str, Any]
+OnProgress = Callable[[dict[str, Any]], None]
+
+WRITE_INTERVAL_SECONDS = 0.5
+LOG_INTERVAL_SECONDS = 10.0
+
+
+class ProgressReporter:
+    """Pass on the updates of a trial's stages: a new stage at once, others at intervals.
+
+    An update is ``{"stage": ...}`` with any of ``step``, ``steps``, ``loss``,
+    ``tokens_per_second``, ``flops_per_second``, ``mfu`` (per device), ``peak_bytes``,
+    ``process_bytes``, ``seconds_left``, ``note`` and ``curves``: those of a result, as far as the
+    training has come.
+
+    Args:
+        log: writes a line to the trial's log.
+        listener: receives each update that is written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        log: Callable[[str], None],
+        listener: OnProgress | None = None,
+        fence: Fence | None = None,
+    ):
+        self._path, self._log, self._listener, self._fence = path, log, listener, fence
+        self._stage: str | None = None
+        self._written_at = self._logged_at = float("-inf")
+
+    def __call__(self, update: ProgressUpdate) -> None:
+        state = dict(update)
+        now, stage = time.monotonic(), str(state.get("stage", ""))
+        is_new_stage = stage != self._stage
+        self._stage = stage
+        if is_new_stage or now - self._logged_at >= LOG_INTERVAL_SECONDS:
+            self._logged_at = now
+            self._log(format_progress(state))
+        if is_new_stage or now - self._written_at >= WRITE_INTERVAL_SECONDS:
+            self._written_at = now
+            write_progress(self._path, {**state, "updated": utc_now()}, self._fence)
+            if self._listener is not None:
+                self._listener(state)
+
+
+def write_progress(path: Path, state: ProgressUpdate, fence: Fence | None = None) -> None:
+    """Replace the progress file, without syncing it: it matters only while the trial runs."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(state))
+    try:
+        replace_file(temporary, path, fence)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+STALL_VARIABLE = "KVLAB_STALL_SECONDS"
+DEFAULT_STALL_SECONDS = 3600.0
+
+
+def stall_seconds() -> float:
+    """Return after how long without progress another process is not waited for any more.
+
+    Raises:
+        UsageError: ``KVLAB_STALL_SECONDS`` is not a number of 1 or more.
+    """
+    text = os.environ.get(STALL_VARIABLE)
+    try:
+        seconds = DEFAULT_STALL_SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1.0 <= seconds < float("inf"):
+        hint = f"unset it for {DEFAULT_STALL_SECONDS:g}"
+        raise UsageError(f"{STALL_VARIABLE} = {text} is not a number of seconds, 1 or more; {hint}")
+    return seconds
+
+
+class StallWatch:
+    """Measure for how long another process has written nothing into some directories.
+
+    A process may hold a lock and renew it, and be stuck all the same. Whoever works replaces files
+    in its directories, which changes when these were modified. Only whether that time changes
+    counts, by the watcher's monotonic clock, so that clocks need not agree.
+
+    Args:
+        directories: Of the trial and the training that the process works on.
+    """
+
+    def __init__(self, directories: Sequence[Path]):
+        self._directories = tuple(directories)
+        self._stamps: tuple[int, ...] | None = None
+        self._changed_at = 0.0
+
+    def idle_seconds(self) -> float:
+        """Return how long nothing has changed, as far as this watcher has seen."""
+        stamps, now = tuple(map(_read_stamp, self._directories)), time.monotonic()
+        if stamps != self._stamps:
+            self._stamps, self._changed_at = stamps, now
+        return now - self._changed_at
+
+
+def _read_stamp(directory: Path) -> int:
+    try:
+        return directory.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def format_progress(state: ProgressUpdate) -> str:
+    """Return one line of stage, step, loss, rate and time left, as far as they are there."""
+    parts = [str(state.get("stage", "running"))]
+    if state.get("steps"):
+        parts.append(f"{state.get('step', 0):,}/{state['steps']:,}")
+    if state.get("loss") is not None:
+        parts.append(f"loss {state['loss']:.4f}")
+    if state.get("tokens_per_second"):
+        parts.append(f"{state['tokens_per_second']:,.0f} tokens/s")
+    if state.get("mfu") and state.get("flops_per_second"):
+        rate = format_number(state["flops_per_second"], "FLOP/s")
+        parts.append(f"{rate}, MFU {100 * state['mfu']:.0f}%")
+    if state.get("peak_bytes"):
+        process = state.get("process_bytes")
+        beside = f" (process {format_bytes(process)})" if process else ""
+        parts.append(f"peak {format_bytes(state['peak_bytes'])}{beside}")
+    if state.get("seconds_left") is not None:
+        parts.append(f"{format_duration(state['seconds_left'])} left")
+    if state.get("note"):
+        parts.append(str(state["note"]))
+    return "  ".join(parts)

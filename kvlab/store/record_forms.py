@@ -225,7 +225,7 @@ class ReportedForm(TypedDict):
 
 @_strict
 class ProgressForm(TypedDict):
-    """``progress.json``; see `kvlab.store.progress.ProgressReporter`."""
+    """``progress.json``; see `kvlab.store.attempt.ProgressReporter`."""
 
     stage: NotRequired[Text]
     step: NotRequired[Count]

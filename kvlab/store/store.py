@@ -41,8 +41,7 @@ from kvlab.store.record_forms import (
     SweepForm,
     check_cells,
 )
-from kvlab.store.search_points import SearchPoints, add_points
-from kvlab.store.store_paths import list_names
+from kvlab.store.store_paths import SearchPoints, add_points, list_names
 from kvlab.store.timings import TimingSession, read_timings
 from kvlab.store.trial_records import SCHEMA, TrialRecords
 

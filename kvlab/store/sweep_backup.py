@@ -10,8 +10,8 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import set_aside
 from kvlab.spec.spec_model import NAME_PATTERN
 from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.search_points import POINTS_FOLDER
 from kvlab.store.store import Store
+from kvlab.store.store_paths import POINTS_FOLDER
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import DETAIL_FILES
 

@@ -26,8 +26,8 @@ from kvlab.store.record_forms import (
     SweepForm,
     TimingsForm,
 )
-from kvlab.store.search_points import POINT_KEYS, POINTS_FOLDER, list_point_files
 from kvlab.store.store import TRAINING_FILES, Store
+from kvlab.store.store_paths import POINT_KEYS, POINTS_FOLDER, list_point_files
 from kvlab.store.timings import TIMINGS_FILE
 from kvlab.store.trial_records import DETAIL_FILES, SCHEMA
 

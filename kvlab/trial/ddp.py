@@ -21,7 +21,7 @@ from kvlab import errors
 from kvlab.errors import KvlabError, LeaseLost, ResourceError, WorkerLost
 from kvlab.fs.atomic_files import read_json, write_json
 from kvlab.fs.lease import Fence
-from kvlab.store.progress import ProgressUpdate, write_progress
+from kvlab.store.attempt import ProgressUpdate, write_progress
 from kvlab.trial.trial import Trial
 
 _RELAY_INTERVAL_SECONDS = 0.5

@@ -8,9 +8,8 @@ from typing import Any
 from kvlab.fs.lease import Fence
 from kvlab.store import Status, Store
 from kvlab.store.attempt import Attempt
-from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin, build_provenance, utc_now
-from kvlab.store.result import build_result, describe_trial
+from kvlab.store.result import Failure, build_result, describe_trial
 from kvlab.trial.smoke_test import SmokeResult
 from kvlab.trial.trial import Trial
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlab.data.file_hashes import cached_sha256
+from kvlab.data.data_dir import cached_sha256
 from kvlab.errors import DataError, PretrainedError, SpecError
 from kvlab.hf_checkpoints import list_checkpoint_files, resolve_checkpoint_folder
 from kvlab.spec import ResourcesConfig

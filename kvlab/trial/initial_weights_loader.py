@@ -15,7 +15,7 @@ from kvlab.model import GPT
 from kvlab.model.uptraining import Conversion, initialize_from
 from kvlab.spec.model_config import ModelConfig
 from kvlab.store import Store
-from kvlab.store.progress import ProgressUpdate
+from kvlab.store.attempt import ProgressUpdate
 from kvlab.train import read_final_weights
 from kvlab.train.checkpoint import Trunk
 from kvlab.trial.initial_weights import CheckpointWeights, InitialWeights, checkpoint_identity

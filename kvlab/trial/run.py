@@ -35,18 +35,19 @@ from kvlab.fs.lease import Fence
 from kvlab.fs.sealed_files import read_sealed_json, write_sealed_json
 from kvlab.humanize import format_duration
 from kvlab.store import Store
-from kvlab.store.attempt import Attempt, log_warnings, redirect_output
-from kvlab.store.failure import Failure
-from kvlab.store.object_storage import ObjectStorage
-from kvlab.store.progress import (
+from kvlab.store.attempt import (
+    Attempt,
     OnProgress,
     ProgressReporter,
     ProgressUpdate,
     StallWatch,
+    log_warnings,
+    redirect_output,
     stall_seconds,
 )
+from kvlab.store.object_storage import ObjectStorage
 from kvlab.store.provenance import Origin, build_provenance
-from kvlab.store.result import TrialMeasurements, build_result, describe_trial
+from kvlab.store.result import Failure, TrialMeasurements, build_result, describe_trial
 from kvlab.store.sweep_backup import fetch_training
 from kvlab.trial.fingerprint import training_identity
 from kvlab.trial.initial_weights import explain_missing_source

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from kvlab.fs.atomic_files import write_json
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.experiment import Experiment
-from kvlab.store.failure import Failure
 from kvlab.store.provenance import redact_paths
+from kvlab.store.result import Failure
 from kvlab.trial.trial import Trial
 
 if TYPE_CHECKING:

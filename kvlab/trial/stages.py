@@ -21,7 +21,7 @@ from kvlab.fs.lease import Fence
 from kvlab.layout.gpu_sharing import allocator_share, start_mps
 from kvlab.model import GPT
 from kvlab.spec import ResourcesConfig
-from kvlab.store.progress import ProgressUpdate
+from kvlab.store.attempt import ProgressUpdate
 from kvlab.store.provenance import DataProvenance, Machine
 from kvlab.store.result import TrialMeasurements
 from kvlab.train import load_final_weights, load_training_record, train

@@ -13,8 +13,8 @@ import pytest
 from kvlab.errors import DataError, Diverged, MeasurementError, ResourceError, Stopped, StoreError
 from kvlab.fs.sealed_files import read_sealed_json
 from kvlab.store import Store
-from kvlab.store.failure import Failure
 from kvlab.store.provenance import Origin
+from kvlab.store.result import Failure
 from kvlab.trial.finalize import record_failure
 from kvlab.trial.fingerprint import fingerprint
 from kvlab.trial.run import run_trial

@@ -16,7 +16,7 @@ from kvlab.cli.terminal import format_table
 from kvlab.fs.atomic_files import read_regular
 from kvlab.humanize import format_duration
 from kvlab.store import Store
-from kvlab.store.progress import format_progress
+from kvlab.store.attempt import format_progress
 from kvlab.store.record_forms import refuse_malformed
 from kvlab.store.store import list_cells
 from kvlab.sweep.driver.eta import SweepPace, estimate_pace

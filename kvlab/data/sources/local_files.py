@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from kvlab.data.data_dir import ProgressCallback
-from kvlab.data.file_hashes import cached_sha256, file_stamp
+from kvlab.data.data_dir import ProgressCallback, cached_sha256, file_stamp
 from kvlab.data.text_formats import (
     SUFFIXES,
     detect_format,

@@ -18,8 +18,8 @@ from kvlab.fs.atomic_files import read_json
 from kvlab.humanize import format_bytes, format_count
 from kvlab.layout.gpu_sharing import device_share, trials_per_device
 from kvlab.store import Store
-from kvlab.store.failure import OUT_OF_MEMORY, Failure
 from kvlab.store.provenance import Origin
+from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.driver.trial_queue import architecture_key
 from kvlab.sweep.executors.executor import EndedTask, Executor
 from kvlab.sweep.planning.planner import PlannedTrial

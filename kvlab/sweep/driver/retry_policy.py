@@ -15,7 +15,7 @@ from kvlab.layout.training_memory import microbatch_rows
 from kvlab.spec import Experiment, ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
-from kvlab.store.failure import OUT_OF_MEMORY, Failure
+from kvlab.store.result import OUT_OF_MEMORY, Failure
 from kvlab.sweep.executors.executor import Executor, WorkerKilled
 from kvlab.sweep.planning.looks import RECORD_KEY
 from kvlab.sweep.planning.planner import EndedStatus, PlannedTrial, ended_status

@@ -16,7 +16,7 @@ from kvlab.humanize import format_duration
 from kvlab.layout import KVLayout
 from kvlab.spec import ResourcesConfig
 from kvlab.store import Store
-from kvlab.store.progress import STALL_VARIABLE, StallWatch, stall_seconds
+from kvlab.store.attempt import STALL_VARIABLE, StallWatch, stall_seconds
 from kvlab.sweep.driver.events import Event
 from kvlab.sweep.executors.executor import Executor
 from kvlab.sweep.planning.planner import PlannedTrial, ended_status
@@ -253,7 +253,7 @@ class RemoteTrials:
         """Check that those who run trials elsewhere make progress.
 
         Raises:
-            StoreError: One of them has made none for `kvlab.store.progress.stall_seconds`.
+            StoreError: One of them has made none for `kvlab.store.attempt.stall_seconds`.
         """
         for planned in self:
             trial = planned.trial

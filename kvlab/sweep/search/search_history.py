@@ -15,7 +15,7 @@ from kvlab.fs.sealed_files import check_form, read_sealed_json, set_aside, write
 from kvlab.spec.search_config import SearchConfig
 from kvlab.store import Store
 from kvlab.store.record_forms import HistoryForm
-from kvlab.store.search_points import POINTS_FOLDER, SearchPoints, list_point_files
+from kvlab.store.store_paths import POINTS_FOLDER, SearchPoints, list_point_files
 from kvlab.sweep.planning.planner import Plan
 
 HISTORY_FILE = "search.json"

@@ -8,7 +8,7 @@ import pytest
 from kvlab.spec import ResourcesConfig
 from kvlab.spec.sweep import FailuresConfig
 from kvlab.store import Store
-from kvlab.store.progress import write_progress
+from kvlab.store.attempt import write_progress
 from kvlab.sweep import Driver
 from kvlab.sweep.driver.retry_policy import RetryPolicy, smaller_microbatch
 from kvlab.sweep.executors.executor import EndedTask, WorkerKilled

@@ -1,8 +1,7 @@
 """Progress: one line for people, a file for other processes, and not too often."""
 
 from kvlab.fs.atomic_files import read_json
-from kvlab.store import progress
-from kvlab.store.progress import ProgressReporter, format_progress
+from kvlab.store.attempt import ProgressReporter, format_progress
 
 
 def test_one_line_of_what_there_is():
@@ -27,7 +26,7 @@ def test_one_line_of_what_there_is():
 
 def test_a_new_stage_is_told_at_once_and_the_rest_now_and_then(tmp_path, monkeypatch):
     moment = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr("kvlab.store.attempt.time.monotonic", lambda: moment[0])
     logged, heard = [], []
     report = ProgressReporter(tmp_path / "progress.json", logged.append, heard.append)
 
