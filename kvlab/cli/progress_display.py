@@ -117,7 +117,8 @@ class ProgressDisplay:
 
     def _handle_end(self, event: Event) -> None:
         planned = event.planned
-        self._remaining_time.on_end(planned, None if event.is_remote else event.seconds)
+        seconds = None if event.is_remote else event.seconds
+        self._remaining_time.on_end(planned, seconds, self._measuring_seconds(planned))
         self._done += 1
         self._failed += event.status == "failed"
         if event.status == "pruned":
@@ -126,6 +127,14 @@ class ProgressDisplay:
         duration = "elsewhere" if event.is_remote else format_duration(event.seconds)
         line = f"{event.status:<7} {_trial_label(planned)}  {duration}  {outcome}"
         self.print_line(line.rstrip())
+
+    def _measuring_seconds(self, planned: PlannedTrial) -> float | None:
+        """Return the time since the training of a trial was finished, if it is."""
+        record = self._store.training_directory(planned.trial.training_id) / "training.json"
+        try:
+            return max(0.0, time.time() - record.stat().st_mtime)
+        except OSError:
+            return None
 
     def _run(self, driver: Driver, ended: threading.Event) -> None:
         interval = HEARTBEAT_SECONDS if self._screen is None else REDRAW_SECONDS

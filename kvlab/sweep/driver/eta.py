@@ -87,13 +87,15 @@ def _ended_at(store: Store, trial_id: str) -> float:
 class RemainingTime:
     """Remaining time of a driver's run, from the mean durations of the trials that have ended.
 
-    Trials that train and trials that only measure have means of their own.
+    Trials that train and trials that only measure have means of their own. Until one of the
+    latter has ended, it is what the former took after their training.
     """
 
     def __init__(self, missing: list[PlannedTrial]):
         self._missing = {planned.trial.id: planned for planned in missing}
         self._started: dict[str, float] = {}
         self._durations: dict[bool, list[float]] = {True: [], False: []}
+        self._measuring: list[float] = []
 
     def on_start(self, planned: PlannedTrial) -> None:
         self._started[planned.trial.id] = time.monotonic()
@@ -102,12 +104,23 @@ class RemainingTime:
         """Note that a trial has ended here without a result."""
         self._started.pop(planned.trial.id, None)
 
-    def on_end(self, planned: PlannedTrial, seconds: float | None) -> None:
-        """Note the duration of a trial; None if it ran elsewhere."""
+    def on_end(
+        self, planned: PlannedTrial, seconds: float | None, measuring: float | None = None
+    ) -> None:
+        """Note the duration of a trial.
+
+        Args:
+            seconds: Of the trial; None if it ran elsewhere.
+            measuring: Its seconds after its training, if that is known. A trial that only
+                measures takes about as long.
+        """
         self.on_interruption(planned)
         missing = self._missing.pop(planned.trial.id, None)
-        if missing is not None and seconds is not None:
-            self._durations[planned.trains].append(seconds)
+        if missing is None or seconds is None:
+            return
+        self._durations[planned.trains].append(seconds)
+        if planned.trains and measuring is not None:
+            self._measuring.append(min(seconds, measuring))
 
     def seconds_left(self) -> float | None:
         """Return the remaining time; None until the first trial has ended."""
@@ -121,4 +134,6 @@ class RemainingTime:
         return work / max(1, len(self._started))
 
     def _mean_duration(self, trains: bool) -> float:
+        if not trains and not self._durations[False]:
+            return mean(self._measuring or self._durations[True])
         return mean(self._durations[trains] or self._durations[not trains])
