@@ -191,6 +191,8 @@ def test_each_field_enters_the_fingerprint_it_belongs_to(key):
         needed = {f"{section}.kv_dtype": "int8"}
     if name == "kv_residual":
         needed = {f"{section}.kv_dtype": "kivi2", f"{section}.kv_group": 4, key: 4}
+    if key == "training.residual":
+        needed = {"training.precision": "bfloat16"}
     if key == "evaluation.loss_bytes":
         needed = {"evaluation.loss_tokens": 65_536, "evaluation.served_tokens": None}
     plain, changed = experiment(needed), experiment(needed | patch)
