@@ -169,11 +169,13 @@ def _draw_serving(rng: random.Random) -> ServingConfig:
 
 def _draw_eviction(rng: random.Random) -> EvictConfig:
     while True:
-        by = rng.choice(["recency", "heavy_hitters"])
+        by = rng.choice(["recency", "heavy_hitters", "snapkv", "snapkv"])
         keep, sinks = rng.choice([2, 3, 5, 8, 13, 40, 60]), rng.choice([0, 1, 4, None])
-        recent = rng.choice([1, 3, None]) if by == "heavy_hitters" else None
+        recent = None if by == "recency" else rng.choice([1, 3, None])
+        of_prompt = {"prompt": rng.choice([4, 9, 20, 36, 47]), "pool": rng.choice([1, 3, None])}
         try:
-            return EvictConfig(keep=keep, by=by, sinks=sinks, recent=recent)
+            more = of_prompt if by == "snapkv" else {}
+            return EvictConfig(keep=keep, by=by, sinks=sinks, recent=recent, **more)
         except ValueError:
             continue
 

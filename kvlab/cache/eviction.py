@@ -3,11 +3,14 @@
 - By recency: the first tokens of a text and the newest (StreamingLLM, arXiv 2309.17453).
 - By heavy hitters: the newest, and those to which the queries so far attended most, for each K/V
   head by itself (H2O, arXiv 2306.14048).
+- Of the prompt: its last tokens, and those to which these attend most, for each K/V head by itself
+  (SnapKV, arXiv 2404.14469). What follows the prompt is kept.
 
-A token is dropped as soon as a newer one needs its place. So a query sees at most ``keep`` tokens,
-itself included, also in a pass over many: what is kept does not depend on how a text is split into
-passes. Keys keep the rotation of their own position in the text. StreamingLLM rotates them by
-their place in the cache.
+In the first two a token is dropped as soon as a newer one needs its place. So a query sees at most
+``keep`` tokens, itself included, also in a pass over many. A prompt is reduced once its last token
+is stored, wherever passes begin. So what is kept never depends on how a text is split into passes.
+Keys keep the rotation of their own position in the text. StreamingLLM rotates them by their place
+in the cache.
 
 Shapes: B rows, H K/V heads, G query heads of each, S tokens kept, C tokens of this pass, N keys:
 the tokens kept and those of this pass, D width of a head.
@@ -18,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass, KVContext, softmax_with_sink
@@ -53,10 +57,18 @@ class EvictingBuffer(KVBuffer):
         evicting = cls(buffer.parts, buffer.formats, buffer.dtype, None)
         evicting.rule = rule
         stored = buffer.parts[0][0]
-        shape, device = stored.shape[:3] if rule.is_scored else (0, 0, 0), stored.device
-        evicting.scores = torch.zeros(shape, dtype=torch.float32, device=device)
-        evicting.token_positions = torch.zeros(shape, dtype=torch.int32, device=device)
+        evicting.scores, evicting.token_positions = (
+            torch.zeros(*stored.shape[:2], count, dtype=dtype, device=stored.device)
+            for count, dtype in zip(
+                cls._score_counts(rule), (torch.float32, torch.int32), strict=True
+            )
+        )
         return evicting
+
+    @staticmethod
+    def _score_counts(rule: EvictionRule) -> tuple[int, int]:
+        """Return how many scores and positions a head has."""
+        return (rule.keep, rule.keep) if rule.is_scored else (0, 0)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -99,11 +111,57 @@ class EvictingBuffer(KVBuffer):
         return self._copy_metadata(super().slice_rows(start, stop), slice(start, stop))
 
     def _copy_metadata(self, rows: KVBuffer, index: Tensor | slice) -> "EvictingBuffer":
-        copy = EvictingBuffer(rows.parts, self.formats, self.dtype, None)
-        copy.rule, copy.scores, copy.token_positions = self.rule, self.scores, self.token_positions
-        if self.rule.is_scored:
-            copy.scores, copy.token_positions = self.scores[index], self.token_positions[index]
+        copy = type(self)(rows.parts, self.formats, self.dtype, None)
+        copy.rule = self.rule
+        copy.scores, copy.token_positions = self.scores[index], self.token_positions[index]
         return copy
+
+
+class PromptBuffer(EvictingBuffer):
+    """The parts of one slot that reduces a prompt: those kept of it, then the tokens after it.
+
+    Until the prompt ends, its tokens are in entries of their own position. Heads keep different
+    tokens of it, so their entries have no positions.
+    """
+
+    scores: Tensor
+    """(B, H, prompt - recent) of float32: the attention that tokens have received in votes."""
+
+    @staticmethod
+    def _score_counts(rule: EvictionRule) -> tuple[int, int]:
+        assert rule.prompt is not None, "a prompt is reduced"
+        return rule.prompt - rule.recent, 0
+
+    @property
+    def prompt(self) -> int:
+        assert self.rule.prompt is not None, "a prompt is reduced"
+        return self.rule.prompt
+
+    def find_entries(self, positions: Tensor) -> Tensor:
+        dropped = self.prompt - self.rule.keep
+        return torch.where(positions < self.prompt, positions, positions - dropped)
+
+    def stored_positions(self, lengths: Tensor) -> Tensor:
+        """Return positions, (B, S): of the kept of a prompt any that are in it, -1 where empty."""
+        entries = torch.arange(self.size, device=lengths.device)
+        is_later = (lengths[:, None] >= self.prompt) & (entries >= self.rule.keep)
+        dropped = self.prompt - self.rule.keep
+        positions = torch.where(is_later, entries + dropped, entries)
+        return positions.masked_fill(positions >= lengths[:, None], -1)
+
+    def find_crop_problem(self, length: int, longest: int) -> str | None:
+        if length in (0, longest) or length >= self.prompt:
+            return None
+        if longest >= self.prompt:
+            return f"has dropped all but {self.rule.keep} of the prompt's {self.prompt} tokens"
+        return "has votes of later queries" if self.rule.is_voting(length) else None
+
+    def list_snapshot(self, length: int) -> list[EntryRange]:
+        parts = tuple(tensor for part in self.parts for tensor in part)
+        ranges = [(parts, [slice(0, self.rule.count_held(length))])]
+        if self.rule.is_voting(length):
+            ranges.append(((self.scores,), [slice(0, self.scores.shape[2])]))
+        return ranges
 
 
 @dataclass
@@ -115,8 +173,8 @@ class _PassKV:
         parts: the decoded tokens kept, then this pass's, each (B, H, N, D).
         positions: of these tokens, (B, N), or (B, H, N) by heavy hitters; -1 where there is none.
         mask: of these tokens, (B, 1 or H, C, N).
-        is_kept: (B, H, N), after this pass, by heavy hitters.
-        scores: the same of float32.
+        is_kept: (B, H, N), after this pass, by heavy hitters, and where a prompt is reduced.
+        scores: the same of float32; of a prompt its votes.
     """
 
     encoded: EncodedKV
@@ -139,6 +197,7 @@ class EvictingPass(AttentionPass):
     def __init__(self, cache: "KVCache", local: AttentionPass, count: int, added: list[int]):
         self._cache, self._local, self._count = cache, local, count
         self._lengths = cache.row_lengths
+        self._starts, self._counts = cache.list_lengths(), added
         index = torch.arange(count, device=cache.device)
         self._queries = self._lengths[:, None] + index
         self._added = torch.tensor(added, device=cache.device)
@@ -166,10 +225,10 @@ class EvictingPass(AttentionPass):
             self._local.write_kv(layer, *parts)
             return
         encoded = buffer.encode(parts)
-        used = min(self._cache.length, buffer.size)
+        used = max(map(buffer.rule.count_held, self._cache.list_lengths()))
         kept = buffer.read(slice(0, used))
         current = self._queries.masked_fill(~self._is_real, -1)
-        if buffer.rule.is_scored:
+        if buffer.rule.is_scored and not isinstance(buffer, PromptBuffer):
             entries = torch.arange(used, device=self._cache.device)
             is_empty = entries >= self._lengths[:, None].clamp_max(buffer.size)
             past = buffer.token_positions[:, :, :used].long()
@@ -187,7 +246,9 @@ class EvictingPass(AttentionPass):
         if buffer is None:
             return
         pending = self._pending[owner]
-        if buffer.rule.is_scored:
+        if isinstance(buffer, PromptBuffer):
+            self._reduce_prompt(buffer, pending, queries, sink)
+        elif buffer.rule.is_scored:
             self._rank(buffer, pending, queries, sink)
         elif pending.mask is None:
             keys, own = pending.positions[:, None], self._queries[:, :, None]
@@ -258,7 +319,77 @@ class EvictingPass(AttentionPass):
             mask = mask.repeat_interleave(grouped.shape[2], 1)
         pending.mask, pending.is_kept, pending.scores = mask, is_kept, scores
 
+    def _reduce_prompt(
+        self, buffer: PromptBuffer, pending: _PassKV, queries: Tensor, sink: Tensor | None
+    ) -> None:
+        """Let the prompt's last queries vote, and drop its other tokens where it ends."""
+        keys, own = pending.positions[:, None], self._queries[:, :, None]
+        visible = _see_something((keys >= 0) & (keys <= own))  # (B, C, N)
+        pending.mask = visible[:, None]
+        voters, ends = self._find_voters(buffer)
+        if not voters:
+            return
+        pending.scores = self._count_votes(buffer, pending, queries, sink, visible, voters)
+        if not ends:
+            return
+        rule, heads = buffer.rule, queries.shape[1] // pending.parts[0].shape[1]
+        first = buffer.prompt - rule.recent
+        assert rule.pool is not None, "votes are pooled"
+        votes = F.max_pool1d(pending.scores, rule.pool, 1, rule.pool // 2)
+        votes[..., : rule.sinks] = math.inf
+        chosen = votes.sort(dim=-1, descending=True, stable=True).indices
+        is_chosen = torch.zeros_like(votes, dtype=torch.bool)
+        is_chosen.scatter_(-1, chosen[..., : rule.keep - rule.recent], True)
+        keys = keys.expand(-1, is_chosen.shape[1], -1)
+        is_kept = is_chosen.gather(-1, keys.clamp(0, first - 1)) | (keys >= first)
+        is_ended = torch.zeros(len(keys), 1, 1, dtype=torch.bool, device=keys.device)
+        is_ended[ends] = True
+        is_kept |= ~is_ended
+        sees = visible[:, None] & (is_kept[:, :, None] | (own[:, None] < buffer.prompt))
+        # one mask for each query head, but of a decoded token
+        pending.mask = sees if self._count == 1 else sees.repeat_interleave(heads, 1)
+        pending.is_kept = is_kept & (keys >= 0)
+
+    def _find_voters(self, buffer: PromptBuffer) -> tuple[list[int], list[int]]:
+        """Return the tokens of this pass that vote in some row, and the rows whose prompt ends."""
+        voters: set[int] = set()
+        ends, first = [], buffer.prompt - buffer.rule.recent
+        for row, (length, added) in enumerate(zip(self._starts, self._counts, strict=True)):
+            voters |= {*range(max(0, first - length), min(added, buffer.prompt - length))}
+            if length < buffer.prompt <= length + added:
+                ends.append(row)
+        return sorted(voters), ends
+
+    def _count_votes(
+        self,
+        buffer: PromptBuffer,
+        pending: _PassKV,
+        queries: Tensor,
+        sink: Tensor | None,
+        visible: Tensor,
+        voters: list[int],
+    ) -> Tensor:
+        """Return the votes (B, H, prompt - recent) of the prompt with those of this pass."""
+        stored, keys = buffer.scores, pending.parts[0]
+        (batch, heads, first), width = stored.shape, queries.shape[-1]
+        grouped = queries[:, :, voters].reshape(batch, heads, -1, len(voters), width)
+        logits = grouped @ keys[:, :, None].mT / math.sqrt(width)  # (B, H, G, C, N)
+        logits = logits.masked_fill(~visible[:, None, None, voters], -math.inf).flatten(1, 2)
+        shares = logits.softmax(-1) if sink is None else softmax_with_sink(logits, sink)
+        shares = shares.view(batch, heads, -1, *shares.shape[2:]).sum(2)  # (B, H, C, N)
+        positions = self._queries[:, voters]
+        votes = self._is_real[:, voters] & (positions >= first) & (positions < buffer.prompt)
+        received = (shares * votes[:, None, :, None]).sum(2).float()
+        token = pending.positions[:, None].expand(-1, heads, -1)
+        received = received.masked_fill((token < 0) | (token >= first), 0.0)
+        has_votes = (self._lengths > first)[:, None, None]
+        total = stored.masked_fill(~has_votes, 0.0)
+        return total.scatter_add(-1, token.clamp(0, first - 1), received)
+
     def _store(self, buffer: EvictingBuffer, new: _PassKV) -> None:
+        if isinstance(buffer, PromptBuffer):
+            self._store_prompt(buffer, new)
+            return
         if new.is_kept is not None and new.scores is not None:
             self._store_ranked(buffer, new, new.is_kept, new.scores)
             return
@@ -270,9 +401,28 @@ class EvictingPass(AttentionPass):
         index = (rows, slice(None), tokens)
         buffer.write((rows, slice(None), entries), index_kv(new.encoded, index))
 
+    def _store_prompt(self, buffer: PromptBuffer, new: _PassKV) -> None:
+        if new.scores is not None:
+            buffer.scores.copy_(new.scores)
+        if new.is_kept is not None:
+            self._store_kept(buffer, new, new.is_kept)
+            return
+        rows, tokens = self._is_real.nonzero(as_tuple=True)
+        entries = buffer.find_entries(self._queries[rows, tokens])
+        index = (rows, slice(None), tokens)
+        buffer.write((rows, slice(None), entries), index_kv(new.encoded, index))
+
     def _store_ranked(
         self, buffer: EvictingBuffer, new: _PassKV, is_kept: Tensor, scores: Tensor
     ) -> None:
+        order = self._store_kept(buffer, new, is_kept)
+        size = order.shape[-1]
+        buffer.scores[:, :, :size] = scores.gather(2, order)
+        buffer.token_positions[:, :, :size] = new.positions.gather(2, order).int()
+
+    def _store_kept(self, buffer: EvictingBuffer, new: _PassKV, is_kept: Tensor) -> Tensor:
+        """Store in the first entries what is kept, of the past and of this pass, in order of
+        tokens; return where each comes from, (B, H, entries)."""
         past, size = is_kept.shape[-1] - self._count, min(is_kept.shape[-1], buffer.size)
         order = (~is_kept).byte().sort(dim=-1, stable=True).indices[..., :size]
         for part, added in zip(buffer.parts, new.encoded, strict=True):
@@ -280,8 +430,7 @@ class EvictingPass(AttentionPass):
                 both = torch.cat([_as_bytes(stored[:, :, :past]), _as_bytes(tensor)], 2)
                 index = order[..., None].expand(-1, -1, -1, both.shape[-1])
                 _as_bytes(stored)[:, :, :size] = both.gather(2, index)
-        buffer.scores[:, :, :size] = scores.gather(2, order)
-        buffer.token_positions[:, :, :size] = new.positions.gather(2, order).int()
+        return order
 
 
 def _see_something(visible: Tensor) -> Tensor:

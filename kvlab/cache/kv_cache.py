@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvlab.cache.attention_pass import AttentionPass
 from kvlab.cache.cached_passes import RaggedPass, StaticPass, UniformPass
-from kvlab.cache.eviction import EvictingBuffer, EvictingPass
+from kvlab.cache.eviction import EvictingBuffer, EvictingPass, PromptBuffer
 from kvlab.cache.formats import get_format
 from kvlab.cache.kivi import KIVIBuffer, KIVIPass
 from kvlab.cache.kv_buffer import KVBuffer, SlotBuffer
@@ -65,9 +65,10 @@ class KVCache:
         rule = self.layout.eviction
         if rule is None or not self.layout.evicts(layer, self.max_length):
             return KVBuffer.allocate(*shape, formats, self.dtype, self.device)
-        kept = (layer, self.batch_size, rule.keep)
-        buffer = KVBuffer.allocate(*kept, formats, self.dtype, self.device)
-        return EvictingBuffer.of(buffer, rule)
+        entries = (layer, self.batch_size, rule.count_entries(self.max_length))
+        buffer = KVBuffer.allocate(*entries, formats, self.dtype, self.device)
+        kind = EvictingBuffer if rule.prompt is None else PromptBuffer
+        return kind.of(buffer, rule)
 
     @property
     def tensors(self) -> list[Tensor]:

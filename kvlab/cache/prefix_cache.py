@@ -241,8 +241,8 @@ class PrefixCache:
         return PrefixTree(cache).state_bytes(length)
 
     def _find_tree(self, weights: Hashable, cache: KVCache) -> PrefixTree:
-        tree = PrefixTree(cache)
-        evicts = cache.layout.eviction is not None and cache.max_length > cache.layout.eviction.keep
+        tree, rule = PrefixTree(cache), cache.layout.eviction
+        evicts = rule is not None and rule.drops(cache.max_length)
         return self._trees.setdefault((weights, tree.layout, tree.dtype, evicts), tree)
 
     # Copies

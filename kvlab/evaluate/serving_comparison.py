@@ -35,6 +35,7 @@ from kvlab.layout.training_memory import LOSS_CHUNK_TOKENS
 from kvlab.model import GPT
 from kvlab.model.loss import token_losses
 from kvlab.spec import ServingConfig
+from kvlab.spec.eviction_config import EvictionRule
 
 Floats = npt.NDArray[np.float64]
 
@@ -133,7 +134,7 @@ def compare_serving(
         sums.served.append(_target_losses(model, served, targets))
         sums.add_divergence(model, one_shot, served)
         if eviction is not None:
-            sums.add_evicted(inputs, eviction.keep, document_start)
+            sums.add_evicted(inputs, eviction, document_start)
         on_progress(x.size)
         if has_other_dtype:
             exact = hidden_states(model, inputs, exact_serving, on_progress, document_start)
@@ -175,15 +176,14 @@ class _Sums:
             self.largest = max(self.largest, float(logits.abs().max()))
             self.logits += logits.numel()
 
-    def add_evicted(self, x: Tensor, keep: int, document_start: int | None) -> None:
-        """Add the queries of rows (B, T) of tokens, where a document's last ``keep`` can stay."""
+    def add_evicted(self, x: Tensor, rule: EvictionRule, document_start: int | None) -> None:
+        """Add the queries of rows (B, T) of tokens, each document of which is served alone."""
         lengths = [x.shape[1]] * len(x)
         if document_start is not None:
             lengths = [end - start for _, start, end in document_spans(x, document_start)]
         for length in lengths:
-            over = max(0, length - keep)
             self.tokens += length * (length + 1) // 2
-            self.evicted += over * (over + 1) // 2
+            self.evicted += rule.count_dropped(length)
 
     def compute(self) -> ServingComparison:
         kl, top_changed = _to_numpy(torch.cat(self.by_window, 1))

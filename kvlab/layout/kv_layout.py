@@ -13,7 +13,7 @@ from kvlab.humanize import format_count
 from kvlab.sharing import KIND_NAMES, owner_map, tied_slots
 from kvlab.spec import ServingConfig
 from kvlab.spec.dtypes import DTYPES, BlockRule, DType
-from kvlab.spec.eviction_config import EvictionRule
+from kvlab.spec.eviction_config import SCORE_BYTES, VOTE_BYTES, EvictionRule
 from kvlab.spec.layer_config import LayerConfig
 from kvlab.spec.model_config import ModelConfig
 
@@ -66,13 +66,10 @@ class KVLayout:
             eviction=serving.resolve_eviction(model, slots),
         )
 
-    def _score_bytes(self, layer: int, rule: EvictionRule) -> int:
-        return rule.score_bytes * self.layers[layer].stored[0].count
-
     def evicts(self, layer: LayerConfig, context_length: int) -> bool:
         """Return whether the slot of such a layer drops tokens of a context."""
         rule = self.eviction
-        return rule is not None and layer.window is None and context_length > rule.keep
+        return rule is not None and layer.window is None and rule.drops(context_length)
 
     @cached_property
     def slots(self) -> tuple[int, ...]:
@@ -92,7 +89,7 @@ class KVLayout:
         """Return how many tokens of a context a layer's slot holds: all, the last ``window``, or
         those that eviction keeps."""
         if self.eviction is not None and self.evicts(self.layers[layer], context_length):
-            return self.eviction.keep
+            return self.eviction.count_entries(context_length)
         return self.layers[layer].visible_tokens(context_length)
 
     def token_bytes(self, layer: int, dtype: str = "float32") -> int:
@@ -110,14 +107,22 @@ class KVLayout:
         return sum(one.count * stored.vector_bytes(one.size, self.kv_group) for one in vectors)
 
     def slot_bytes(self, layer: int, context_length: int, dtype: str = "float32") -> int:
-        """Return the bytes that a context takes in a layer's slot, and that the layer reads."""
+        """Return the bytes that a context takes in a layer's slot."""
         if self.blocks is not None:
             blocks, full = self.blocks.capacity(context_length, self.layers[layer].window)
             return blocks * self._block_bytes(layer) + full * self._full_token_bytes(layer, dtype)
-        token = self.token_bytes(layer, dtype)
+        scores = 0
         if self.eviction is not None and self.evicts(self.layers[layer], context_length):
-            token += self._score_bytes(layer, self.eviction)
-        return self.slot_length(layer, context_length) * token
+            scores = self.eviction.slot_score_bytes * self.layers[layer].stored[0].count
+        return self.slot_length(layer, context_length) * self.token_bytes(layer, dtype) + scores
+
+    def _bytes_read(self, layer: int, context_length: int, dtype: str) -> int:
+        """Return the bytes that a layer reads to decode the last token of a context."""
+        rule = self.eviction
+        is_reduced = rule is not None and self.evicts(self.layers[layer], context_length)
+        if rule is not None and rule.prompt is not None and is_reduced:
+            return rule.count_held(context_length) * self.token_bytes(layer, dtype)
+        return self.slot_bytes(layer, context_length, dtype)
 
     @cached_property
     def depends_on_passes(self) -> bool:
@@ -185,8 +190,13 @@ class KVLayout:
             return (sinks + length - max(sinks, first_seen)) * self.token_bytes(slot, dtype)
         if self.eviction is None or not self.evicts(layer, context_length):
             return 0
-        token = self.token_bytes(slot, dtype) + self._score_bytes(slot, self.eviction)
-        return min(length, self.eviction.keep) * token
+        rule, heads = self.eviction, layer.stored[0].count
+        held = rule.count_held(length)
+        if rule.prompt is None:
+            scores = held * rule.slot_score_bytes // rule.keep
+        else:
+            scores = rule.slot_score_bytes if rule.is_voting(length) else 0
+        return held * self.token_bytes(slot, dtype) + heads * scores
 
     def _full_token_bytes(self, layer: int, dtype: str) -> int:
         """Return the bytes of one token in full precision, in a layer's slot."""
@@ -216,7 +226,7 @@ class KVLayout:
         reads (MLKV, arXiv 2406.09297).
         """
         layers = range(len(self.owners))
-        return batch_size * sum(self.slot_bytes(layer, context_length, dtype) for layer in layers)
+        return batch_size * sum(self._bytes_read(layer, context_length, dtype) for layer in layers)
 
     def written_bytes(self, batch_size: int, dtype: str = "float32") -> int:
         """Return the bytes of K/V written to decode one token of each sequence."""
@@ -237,9 +247,9 @@ class KVLayout:
     def bytes_per_token_at_limit(self, dtype: str = "float32") -> int:
         """Return the bytes that each further token of a long context adds: to global slots.
 
-        None where these evict.
+        None where these evict, unless they drop tokens of the prompt alone.
         """
-        if self.eviction is not None:
+        if self.eviction is not None and self.eviction.prompt is None:
             return 0
         unbounded = (slot for slot in self.slots if self.layers[slot].window is None)
         return sum(self.token_bytes(slot, dtype) for slot in unbounded)
@@ -251,6 +261,7 @@ class KVLayout:
     def formula(self, batch_size: int, context_length: int, dtype: str = "float32") -> str:
         """Return the arithmetic of `stored_bytes` as text."""
         terms: dict[str, list[str]] = {}  # what slots of one size hold, by the bytes of a token
+        of_votes: list[str] = []
         for kind in sorted({self.layers[slot].kind for slot in self.slots}):
             slots = [slot for slot in self.slots if self.layers[slot].kind == kind]
             length = self.slot_length(slots[0], context_length)
@@ -263,12 +274,20 @@ class KVLayout:
             text = f"{format_count(len(slots), name)} x {length} tokens"
             token = self._token_formula(slots[0], dtype)
             if self.eviction is not None and self.evicts(self.layers[slots[0]], context_length):
-                heads = self.layers[slots[0]].stored[0].count
-                scored = f" + {heads} heads x {self.eviction.score_bytes} bytes of scores"
-                token = f"({token}{scored})" if self.eviction.is_scored else token
-                text = text.replace(" tokens", " tokens kept")
+                heads = f"{self.layers[slots[0]].stored[0].count} heads"
+                if self.eviction.prompt is not None:
+                    votes = f"{self.eviction.prompt - self.eviction.recent} tokens x {VOTE_BYTES}"
+                    text_of_votes = f"{format_count(len(slots), name)} x {heads} x {votes} bytes"
+                    of_votes.append(f"{text_of_votes} of votes")
+                elif self.eviction.is_scored:
+                    token = f"({token} + {heads} x {SCORE_BYTES} bytes of scores)"
+                if self.eviction.prompt is None:
+                    text = text.replace(" tokens", " tokens kept")
             terms.setdefault(token, []).append(text)
-        products = [f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()]
+        products = [
+            *(f"({' + '.join(tokens)}) x {token}" for token, tokens in terms.items()),
+            *of_votes,
+        ]
         total = self.stored_bytes(batch_size, context_length, dtype)
         whole = products[0] if len(products) == 1 else f"({' + '.join(products)})"
         return f"batch {batch_size} x {whole} = {total:,} bytes"

@@ -159,10 +159,12 @@ def describe_cache(facts: Facts) -> Iterator[str]:
         "recency": f"the first tokens and the newest{cite('xiao2024streaming')}",
         "heavy_hitters": "the newest tokens and, for each head, those that received the most"
         f" attention{cite('zhang2023h2o')}",
+        "snapkv": "those of the prompt to which its last tokens attend most, and all that follow"
+        f" it{cite('li2024snapkv')}",
     }
     evictions = {evict["by"] for evict in facts.values("serving", "evict")}
     if kept := [words for by, words in ways.items() if by in evictions]:
         yield (
-            "In some cells the global layers keep a fixed number of tokens at serving:"
+            "In some cells the global layers keep some of the tokens at serving:"
             f" {join(kept)}. Keys keep the rotation of their own position."
         )

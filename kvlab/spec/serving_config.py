@@ -108,10 +108,13 @@ class ServingConfig(SpecModel):
         elif self.kv.blocks is not None:
             text = f"cannot drop single tokens from the blocks of kv_dtype {self.kv_dtype}"
             yield "serving.evict", f"{text}; use int4, int8 or fp8, or leave one out"
-        elif self.evict.by == "heavy_hitters" and model.kv != "separate":
+        elif self.evict.prompt is not None and self.evict.prompt >= model.block_size:
+            text = f"leaves no token of block_size = {model.block_size} to decode after it"
+            yield "serving.evict.prompt", f"{text}; use less"
+        elif self.evict.by != "recency" and model.kv != "separate":
             text = "ranks tokens by stored keys, so it needs model.kv: separate"
             yield "serving.evict.by", f"{text}; use recency"
-        elif self.evict.by == "heavy_hitters" and shared:
+        elif self.evict.by != "recency" and shared:
             text = "would differ between the layers that share the slot of layer"
             text = f"{text} {shared[0]}"
             yield "serving.evict.by", f"{text}; use recency, or share no K/V"
@@ -147,12 +150,15 @@ class ServingConfig(SpecModel):
                         for one in layer.stored)  # fmt: skip
             if layer.window is None:
                 tokens += token
-                scores += layer.stored[0].count * evict.resolve(1).score_bytes
+                scores += layer.stored[0].count * evict.resolve(1).slot_score_bytes
             else:
                 rings += layer.visible_tokens(model.block_size) * token
         spare = max(0, evict.bytes - rings)
         if spare >= model.block_size * tokens:
             return model.block_size  # nothing is dropped, so nothing is scored
+        if evict.prompt is not None:
+            held = max(0, spare - scores) // tokens
+            return max(0, held - model.block_size + evict.prompt) if held >= evict.prompt else 0
         return spare // (tokens + scores)
 
     def store_as_model(self, eviction: EvictionRule | None) -> "ServingConfig":

@@ -7,7 +7,6 @@ letter per layer, a tie as the buffers and their writers. The text enters as the
 tokens: where it lies, how it is split into files and which settings selected it do not count.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -162,7 +161,7 @@ def _serving_identity(experiment: Experiment) -> dict[str, Any]:
     data.pop("kv_residual", None)
     data.pop("evict", None)
     if layout.eviction is not None:
-        data["evict"] = dataclasses.asdict(layout.eviction)
+        data["evict"] = layout.eviction.identity()
     if layout.kv_group is not None:
         data["kv_group"] = layout.kv_group
     if layout.blocks is not None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvlab.cache import PrefixCache
 from kvlab.cache.eviction import EvictingBuffer
 from kvlab.data import spread_windows
 from kvlab.errors import CacheError
@@ -21,6 +22,7 @@ COUNT = 40
 WORDS = torch.randint(0, 29, (2, COUNT), generator=torch.Generator().manual_seed(0))
 RECENCY = {"keep": 12, "by": "recency", "sinks": 2}
 HEAVY = {"keep": 12, "by": "heavy_hitters", "recent": 5, "sinks": 1}
+PROMPT = {"keep": 12, "by": "snapkv", "prompt": 24, "recent": 4, "pool": 3}
 
 
 def decode(model, evict, chunks=(1,) * COUNT):
@@ -33,7 +35,7 @@ def decode(model, evict, chunks=(1,) * COUNT):
     return torch.cat(logits, 1), cache
 
 
-@pytest.mark.parametrize("evict", [RECENCY, HEAVY])
+@pytest.mark.parametrize("evict", [RECENCY, HEAVY, PROMPT])
 @pytest.mark.parametrize("model", [MODEL, HYBRID])
 def test_what_is_kept_does_not_depend_on_the_chunks(model, evict):
     by_token, cache = decode(model, evict)
@@ -49,10 +51,13 @@ def test_what_is_kept_does_not_depend_on_the_chunks(model, evict):
     assert cache.nbytes == cache.layout.stored_bytes(2, COUNT, "float64")
 
 
-@pytest.mark.parametrize("by", ["recency", "heavy_hitters"])
-def test_a_budget_for_the_whole_context_changes_no_bit(by):
+@pytest.mark.parametrize(
+    "evict",
+    [{"by": "recency"}, {"by": "heavy_hitters"}, {"by": "snapkv", "prompt": 39, "recent": 4}],
+)
+def test_a_budget_for_the_whole_context_changes_no_bit(evict):
     plain, plain_cache = decode(MODEL, None)
-    kept, cache = decode(MODEL, {"keep": COUNT, "by": by})
+    kept, cache = decode(MODEL, {"keep": COUNT, **evict})
     assert torch.equal(plain, kept)
     assert cache.nbytes == plain_cache.nbytes
 
@@ -72,7 +77,53 @@ def test_a_token_that_all_attend_to_outlives_newer_ones():
     assert torch.allclose(small.buffers[0].scores.sum(-1), torch.tensor(2.0 * COUNT), atol=2.0)
 
 
-@pytest.mark.parametrize("evict", [RECENCY, HEAVY])
+def test_heads_keep_the_tokens_of_a_prompt_with_the_most_attention_near_them():
+    """And its last ones. What follows the prompt is kept, and nothing of the prompt comes back."""
+    _, plain = decode(MODEL, None)
+    for pool, neighbours in ((1, 0), (5, 2)):
+        _, cache = decode(MODEL, {**PROMPT, "pool": pool})
+        buffer, whole = cache.buffers[0], plain.buffers[0].parts[0][0]
+        near = torch.stack([
+            buffer.scores[..., max(0, t - neighbours) : t + neighbours + 1].amax(-1)
+            for t in range(20)
+        ], -1)  # fmt: skip
+        best = near.argsort(dim=-1, descending=True, stable=True)[..., :8].sort(-1).values
+        assert not torch.equal(best[:, 0], best[:, 1])
+        older = whole.gather(2, best[..., None].expand(-1, -1, -1, 8))
+        assert torch.equal(buffer.parts[0][0], torch.cat([older, whole[:, :, 20:]], 2))
+        assert (buffer.scores.sum(-1) < 2 * 4).all()  # of two query heads and four voters
+
+
+def test_a_prompt_is_cropped_where_its_votes_are_not_lost():
+    _, cache = decode(MODEL, PROMPT)
+    cache.crop(24)
+    with pytest.raises(CacheError, match="has dropped all but 12 of the prompt's 24 tokens; run"):
+        cache.crop(23)
+    with torch.inference_mode():
+        again = MODEL(WORDS[:, 24:], cache=cache)
+        assert (again - decode(MODEL, PROMPT)[0][:, 24:]).abs().max() < 1e-10
+        cache.reset()
+        MODEL(WORDS[:, :23], cache=cache)
+        with pytest.raises(CacheError, match="has votes of later queries; run"):
+            cache.crop(22)
+        cache.crop(20)
+        again = MODEL(WORDS[:, 20:], cache=cache)
+    assert (again - decode(MODEL, PROMPT)[0][:, 20:]).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("length", [18, 22, 30])  # before votes, among them, after the prompt
+def test_a_prefix_of_a_prompt_goes_on_as_it_would_have(length):
+    how, prefix_cache = ServingConfig(evict=PROMPT), PrefixCache(10**6)
+    cache, other = (MODEL.new_cache(1, COUNT, how) for _ in range(2))
+    with torch.inference_mode():
+        MODEL(WORDS[:1, :length], cache=cache)
+        prefix_cache.insert(WORDS[0, :length], cache, weights="w")
+        assert prefix_cache.restore(WORDS[0], other, weights="w") == length
+        rest = MODEL(WORDS[:1, length:], cache=other)
+        assert torch.equal(rest, MODEL(WORDS[:1, length:], cache=cache))
+
+
+@pytest.mark.parametrize("evict", [RECENCY, HEAVY, PROMPT])
 def test_rows_of_other_lengths_and_copies_go_on_as_alone(evict):
     serving = ServingConfig(evict=evict)
     cache = MODEL.new_cache(2, COUNT, serving)
@@ -106,6 +157,21 @@ def test_a_budget_of_bytes_keeps_what_fits_in_it():
             )
 
 
+def test_a_budget_of_bytes_holds_the_tokens_after_a_prompt():
+    config = ModelConfig(**SHAPE, attention_pattern="GLL", window=6)
+    evict = {"by": "snapkv", "prompt": 40, "recent": 8, "bytes": 8000}
+    layout = KVLayout.of(config, ServingConfig(evict=evict))
+    # 128 bytes a token: two rings of 6, 4 bytes a vote of 32 tokens and 2 heads; 24 tokens follow
+    assert layout.eviction.keep == (8000 - 2 * 6 * 128 - 2 * 32 * 4) // 128 - 24
+    assert layout.stored_bytes(1, 64) == 2 * 6 * 128 + 2 * 32 * 4 + (24 + 24) * 128 <= 8000
+    assert layout.read_bytes(1, 64) == 2 * 6 * 128 + (24 + 24) * 128
+    assert layout.read_bytes(1, 41) == 2 * 6 * 128 + (24 + 1) * 128
+    assert layout.stored_bytes(1, 41) == 2 * 6 * 128 + 2 * 32 * 4 + 40 * 128
+    assert layout.bytes_per_token_at_limit() == 128
+    assert "(1 global slot x 48 tokens + 2 local slots x 6 tokens) x" in layout.formula(1, 64)
+    assert "1 global slot x 2 heads x 32 tokens x 4 bytes of votes" in layout.formula(1, 64)
+
+
 def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
     model = random_model(ModelConfig(**SCORED_SHAPE), dtype=torch.float32)
     text = spread_windows(TEXT, 64, 16)
@@ -114,3 +180,6 @@ def test_a_trial_states_what_was_dropped_and_what_the_dtype_costs_beside():
     measured = compare_serving(model, text, how, lambda _: None).measurements()
     assert measured["evicted_share"] == pytest.approx(sum(range(11)) / sum(range(17)))
     assert measured["serving_kl"] > 1e-3 > measured["kv_dtype_logit_rms"] ** 2 > 0
+    evict = {"by": "snapkv", "prompt": 10, "keep": 6, "recent": 2}
+    measured = compare_serving(model, text, ServingConfig(evict=evict), lambda _: None)
+    assert measured.evicted_share == pytest.approx(6 * 4 / sum(range(17)))

@@ -6,7 +6,7 @@ from kvlab.model.kernels import use_plain_code
 from tests.fuzz_model import TOLERANCE, draw_case, run_case
 
 CASES, PLAIN_CASES, PARTS = 400, 100, 4
-MORE_CASES = 2_000
+MORE_CASES = 3_000
 
 
 def check_cases(first, last, step=1):

@@ -39,6 +39,8 @@ class ReferenceModel:
     length: int = 0
     received: dict[tuple[int, int], dict[int, float]] = field(default_factory=dict)
     """By layer and K/V head: the attention that each kept token has received."""
+    votes: dict[tuple[int, int], Array] = field(default_factory=dict)
+    """The same: the attention that tokens of a prompt have received from its last ones."""
 
     def logits(self, tokens: list[int]) -> Array:
         """Run one pass over the next tokens; return (tokens, vocabulary)."""
@@ -104,6 +106,8 @@ class ReferenceModel:
                 if (layer, group) in self.received:
                     for token, share in zip(seen, probabilities, strict=True):
                         self.received[layer, group][token] += share
+                elif self.evict is not None and self.evict.by == "snapkv" and window is None:
+                    self.vote(layer, group, position, dict(zip(seen, probabilities, strict=True)))
         bias = self.weights.get(name + "proj.bias", 0.0)
         return out.reshape(len(x), -1) @ self.weights[name + "proj.weight"].T + bias
 
@@ -160,6 +164,9 @@ class ReferenceModel:
         if self.evict.by == "recency":
             sinks = 4 if self.evict.sinks is None else self.evict.sinks
             return [t for t in newest if t < sinks or position - t < keep - sinks]
+        if self.evict.by == "snapkv":
+            dropped = self.keep_prompt(layer, group) if position >= self.evict.prompt else []
+            return [t for t in newest if t not in dropped]
         received = self.received.setdefault((layer, group), {})
         recent, sinks = self.evict.recent or max(1, keep // 2), self.evict.sinks or 0
         if is_first:
@@ -168,6 +175,26 @@ class ReferenceModel:
                 others = [t for t in received if sinks <= t <= position - recent]
                 del received[min(others, key=lambda t: (received[t], t))]
         return sorted(received)
+
+    def vote(self, layer: int, group: int, position: int, shares: dict[int, float]) -> None:
+        """Add what a query of the prompt's last tokens gives to each token of the prompt."""
+        if self.evict.prompt - (self.evict.recent or 32) <= position < self.evict.prompt:
+            votes = self.votes.setdefault((layer, group), np.zeros(self.evict.prompt))
+            for token, share in shares.items():
+                votes[token] += share
+
+    def keep_prompt(self, layer: int, group: int) -> list[int]:
+        """Return the tokens of the prompt that later queries do not see."""
+        rule = self.evict
+        if rule.keep >= rule.prompt:
+            return []
+        recent, reach = rule.recent or 32, (rule.pool or 7) // 2
+        older = range(rule.prompt - recent)
+        votes = self.votes[layer, group][: len(older)]
+        near = {t: max(votes[max(0, t - reach) : t + reach + 1]) for t in older}
+        first = set(range(rule.sinks or 0))
+        ranked = sorted(older, key=lambda t: (t not in first, -np.float32(near[t]), t))
+        return ranked[rule.keep - recent :]
 
     def round_blocks(self, k: Array, v: Array) -> tuple[Array, Array] | None:
         """Return K and V (tokens, heads, head_dim) as KIVI gives them back, but for a rest."""

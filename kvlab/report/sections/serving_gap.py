@@ -217,7 +217,8 @@ def _eviction_contents(study: Study) -> list[Content]:
     if not evicting:
         return []
     text = (
-        "Global layers of these cells keep a fixed number of tokens. Dropped is the share of the"
+        "Global layers of these cells keep a fixed number of tokens, by snapkv of the prompt and"
+        " all that follow it. Dropped is the share of the"
         " tokens up to a query that it can no longer attend to, over all queries of the served"
         " text. Keys keep the rotation of their own position."
     )
@@ -240,7 +241,8 @@ def _eviction_contents(study: Study) -> list[Content]:
 def _describe_eviction(serving: Mapping[str, Any]) -> str:
     evict = serving.get("evict") or {}
     budget = f"{evict['keep']:,} tokens" if evict.get("keep") else f"{evict['bytes']:,} bytes"
-    given = (f"{name} {evict[name]}" for name in ("sinks", "recent") if evict.get(name) is not None)
+    names = ("prompt", "sinks", "recent", "pool")
+    given = (f"{name} {evict[name]}" for name in names if evict.get(name) is not None)
     return ", ".join([f"{budget} by {evict['by'].replace('_', ' ')}", *given])
 
 
