@@ -1,4 +1,4 @@
-"""One turn of a conversation: take over what earlier turns stored, compute the rest, store that.
+"""Turns of a conversation, each of which takes over what earlier ones have stored.
 
     turn = Turn(model, prompt, cache, prefix_cache, weights="...")
     logits = turn.prefill()             # of the prompt's last token; turn.hit tokens were restored
@@ -8,13 +8,17 @@
 Shapes: B rows, V vocab_size.
 """
 
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kvlab.cache import KVCache, PrefixCache
+from kvlab.model.generate import Decoder, Sampling, make_decoder, sample
 from kvlab.model.gpt import GPT
+from kvlab.spec import ServingConfig
 
 
 class Turn:
@@ -27,7 +31,7 @@ class Turn:
 
     Attributes:
         tokens: the prompt, then what is appended of the reply.
-        hit: tokens that were restored; None before `prefill`.
+        hit: tokens that were restored; 0 before `prefill`.
         pass_ends: where the passes of the prefill ended.
     """
 
@@ -43,7 +47,7 @@ class Turn:
         self._model, self._cache = model, cache
         self._prefix_cache, self._weights = prefix_cache, weights
         self.tokens = list(prompt)
-        self.hit: int | None = None
+        self.hit = 0
         self.pass_ends: list[int] = []
 
     @torch.inference_mode()
@@ -78,3 +82,116 @@ class Turn:
         tokens = torch.tensor([self.tokens[self._cache.length : end]], device=self._model.device)
         last = torch.tensor([tokens.shape[1] - 1], device=self._model.device)
         return self._model.hidden_states(tokens, self._cache, token_indices=last)
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What one turn took over.
+
+    Attributes:
+        prompt_tokens: of the conversation so far, with what was new.
+        hit_tokens, hit_bytes: how much of it was restored.
+        first_token_seconds: from the prompt to the first token of the reply.
+    """
+
+    prompt_tokens: int
+    hit_tokens: int
+    hit_bytes: int
+    first_token_seconds: float
+
+
+class Conversation:
+    """A conversation with a model, token by token.
+
+    Args:
+        start: tokens that it begins with.
+        weights: names the model's weights.
+        serving: how K/V are stored and tied.
+        seed: of the draws.
+
+    Attributes:
+        tokens: all so far, those of stopped replies too.
+        reuse: what the latest reply took over.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        prefix_cache: PrefixCache,
+        start: Sequence[int] = (),
+        *,
+        weights: Hashable,
+        serving: ServingConfig | None = None,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+    ):
+        self._model, self._prefix_cache, self._weights = model, prefix_cache, weights
+        self._serving, self._sampling = serving, sampling or Sampling()
+        self._generator = torch.Generator(model.device).manual_seed(seed)
+        self._kept: tuple[KVCache, Decoder | None] | None = None  # memory and graphs, reused
+        self.tokens = list(start)
+        self.reuse: Reuse | None = None
+
+    def reply(
+        self, new: Sequence[int], new_tokens: int, stop: Collection[int] = ()
+    ) -> Iterator[int]:
+        """Add ``new`` to the conversation and yield the tokens of a reply to it.
+
+        A reply ends after a token of ``stop``, or if the iterator is closed; what was yielded is
+        then part of the conversation. If it is interrupted in between, nothing of the turn is.
+
+        Raises:
+            ValueError: the tokens are none, unknown ones, or exceed the learned positions.
+        """
+        prompt = [*self.tokens, *new]
+        new_tokens = self._check_prompt(prompt, new_tokens)
+        start = time.perf_counter()
+        cache, decoder = self._take_cache(len(prompt) + new_tokens)
+        turn = Turn(self._model, prompt, cache, self._prefix_cache, weights=self._weights)
+        logits = turn.prefill()
+        while True:
+            turn.tokens.append(int(sample(logits, self._sampling, self._generator)))
+            if len(turn.tokens) == len(prompt) + 1:
+                hit_bytes = self._prefix_cache.state_bytes(cache, turn.hit) if turn.hit else 0
+                seconds = time.perf_counter() - start
+                self.reuse = Reuse(len(prompt), turn.hit, hit_bytes, seconds)
+            try:
+                yield turn.tokens[-1]
+            except GeneratorExit:
+                break
+            if turn.tokens[-1] in stop or len(turn.tokens) == len(prompt) + new_tokens:
+                break
+            with torch.inference_mode():
+                decoder = decoder or make_decoder(self._model, cache)
+                logits = decoder(torch.tensor(turn.tokens[-1:], device=self._model.device))
+        turn.finish()
+        self._kept = cache, decoder
+        self.tokens = turn.tokens
+
+    def _check_prompt(self, prompt: list[int], new_tokens: int) -> int:
+        """Return how many new tokens there is place for."""
+        config = self._model.config
+        if not prompt:
+            raise ValueError("the conversation is empty; begin it with at least one token")
+        for token in prompt:
+            if not 0 <= token < config.vocab_size:
+                text = f"token id = {token} is not in the vocabulary of {config.vocab_size}"
+                raise ValueError(f"{text}; use 0 to {config.vocab_size - 1}")
+        if not config.position_scheme.has_embedding:
+            return new_tokens
+        if len(prompt) > config.block_size:
+            text = f"{len(prompt)} tokens exceed block_size = {config.block_size}, the end of the"
+            raise ValueError(f"{text} learned positions; begin a new conversation")
+        return min(new_tokens, config.block_size + 1 - len(prompt))
+
+    def _take_cache(self, length: int) -> tuple[KVCache, Decoder | None]:
+        """Return an empty cache with place for ``length`` tokens, and its decoder if there is one.
+
+        It is kept from turn to turn: on CUDA its decoder has captured graphs. It is not kept if a
+        turn is interrupted, whose pass may have written half of it.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None and kept[0].max_length >= length:
+            kept[0].reset()
+            return kept
+        return self._model.new_cache(1, 2 * length, self._serving), None

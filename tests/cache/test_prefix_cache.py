@@ -350,6 +350,7 @@ def test_host_memory_gives_back_the_same():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("serving", [None, ServingConfig(kv_dtype="fp8")])
 def test_entries_of_a_gpu_are_pinned_and_come_back(serving):
     model = random_model(HYBRID, dtype=torch.float32).to("cuda")

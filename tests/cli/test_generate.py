@@ -1,6 +1,8 @@
 """`kvlab generate`: presets, checkpoints and trials, greedy and drawn, and what it refuses."""
 
+import itertools
 import json
+import signal
 
 import pytest
 
@@ -8,7 +10,7 @@ from kvlab.cli.main import main
 from kvlab.data import load_tokenizer
 from kvlab.humanize import sanitize_text
 from kvlab.model import GPT
-from kvlab.model.generate import generate
+from kvlab.model.generate import generate, sample
 from kvlab.spec import ModelConfig
 from kvlab.spec.presets import PRESETS
 from tests.support.trained_trial import make_random_model, make_tiny_experiment, write_trained_trial
@@ -200,3 +202,124 @@ def test_text_beyond_the_block_is_warned_of(tmp_path, monkeypatch, capsys):
     assert "warning" not in capsys.readouterr().err
     assert main([*words, "6"]) == 0
     assert "warning: 9 tokens with the prompt" in capsys.readouterr().err
+
+
+BYTES = load_tokenizer("bytes")
+
+
+def chat(monkeypatch, capsys, target, lines, *words, presses=()):
+    """Type ``lines``, and Ctrl-C while the tokens of the given numbers are chosen.
+
+    Returns:
+        The replies, and what was said on the standard error.
+    """
+    typed = iter([*lines, ""])
+
+    class Keyboard:
+        def isatty(self):
+            return False
+
+        def readline(self):
+            line = next(typed)
+            if line == "^C":
+                raise KeyboardInterrupt
+            return line and line + "\n"
+
+    chosen = itertools.count()
+
+    def choose(*arguments):
+        number = next(chosen)
+        for _ in range(presses.count(number)):
+            signal.raise_signal(signal.SIGINT)
+        return sample(*arguments)
+
+    monkeypatch.setattr("sys.stdin", Keyboard())
+    monkeypatch.setattr("kvlab.model.turns.sample", choose)
+    code = main(["generate", target, "--chat", *words])
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    return out.out.removesuffix("\n").split("\n") if out.out else [], out.err
+
+
+def continue_text(model, text, count):
+    return generate(model, [text], count, stop={BYTES.end_of_text})[0]
+
+
+def show(tokens):
+    return sanitize_text(BYTES.decode(tokens))
+
+
+def test_each_line_of_a_chat_goes_on_with_the_text(trial, model, monkeypatch, capsys):
+    words = ("--prompt", "x", "--new-tokens", "5", "--show-reuse")
+    replies, said = chat(monkeypatch, capsys, trial, ["ab", "c"], *words)
+    first = BYTES.encode("xab\n")
+    first += continue_text(model, first, 5)
+    second = [*first, *BYTES.encode("c\n")]
+    both = [show(first[4:]), show(continue_text(model, second, 5))]
+    assert "\n".join(replies) == "\n".join(both)
+    reused = [line.split(";")[0] for line in said.splitlines() if "took over" in line]
+    bytes_each = 2 * 2 * 16 * 4
+    assert reused == [
+        "[took over 0 of 4 tokens (0 B)",
+        f"[took over 9 of 11 tokens ({9 * bytes_each / 1000:.3g} kB)",
+    ]
+
+
+def test_undo_and_new_leave_the_text_and_not_the_prefix_cache(trial, monkeypatch, capsys):
+    lines = ["ab", "/undo", "ab", "/new", "ab", "/undo", "/undo", "/what"]
+    replies, said = chat(monkeypatch, capsys, trial, lines, "--new-tokens", "4", "--show-reuse")
+    assert len({*"\n".join(replies).split("\n")}) * 3 == len(replies), "thrice the same reply"
+    assert [line.split()[2:5] for line in said.splitlines() if "took" in line] == [
+        ["0", "of", "3"], ["2", "of", "3"], ["2", "of", "3"],
+    ]  # fmt: skip
+    assert "there is no turn to drop" in said
+    assert "/what is no command; use /new or /undo" in said
+
+
+def test_ctrl_c_stops_a_reply_and_the_chat_goes_on(trial, model, monkeypatch, capsys):
+    text = BYTES.encode("ab\n")
+    stopped = [*text, *continue_text(model, text, 3)]
+    text = [*stopped, *BYTES.encode("c\n")]
+    words = ("--new-tokens", "8", "--show-reuse")
+    replies, said = chat(monkeypatch, capsys, trial, ["ab", "^C", "c"], *words, presses=(2,))
+    both = [show(stopped[3:]), show(continue_text(model, text, 8))]
+    assert "\n".join(replies) == "\n".join(both)
+    assert "took over 6 of 8 tokens" in said
+    assert "Ctrl-D ends the chat" in said
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_drops_the_turn_and_the_chat_goes_on(trial, model, monkeypatch, capsys):
+    text = BYTES.encode("ab\nd\n")
+    words = ("--new-tokens", "8", "--prompt", "ab\n")
+    replies, said = chat(monkeypatch, capsys, trial, ["c", "d"], *words, presses=(3, 3))
+    kept = BYTES.encode("ab\nc\n")
+    both = [show(continue_text(model, kept, 3)), show(continue_text(model, text, 8))]
+    assert "\n".join(replies) == "\n".join(both)
+    assert "the turn was dropped" in said
+
+
+def test_a_chat_refuses_a_line_and_goes_on(checkpoint, monkeypatch, capsys):
+    replies, said = chat(
+        monkeypatch, capsys, checkpoint, ["x", "77", "1,2", ",".join("3" * 65)], "--new-tokens", "2"
+    )
+    model = GPT.from_pretrained(checkpoint).eval()
+    assert replies == [",".join(map(str, generate(model, [[1, 2]], 2)[0]))]
+    for message in ("x is not a list of token ids", "token id = 77 is not in the vocabulary",
+                    "69 tokens exceed block_size = 64"):  # fmt: skip
+        assert message in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--chat", "--json"], "--json does not go with --chat"),
+        (["--chat", "--uncached"], "--uncached does not go with --chat"),
+        (["--chat", "--prompt", "a", "--prompt", "b"], "a chat begins with one prompt at most"),
+        (["--chat", "--new-tokens", "0"], "--new-tokens 0 is no reply"),
+        (["--prompt", "a", "--show-reuse"], "--show-reuse is about conversations; add --chat"),
+        (["--prompt", "a", "--prefix-cache", "1MB"], "--prefix-cache is about conversations"),
+    ],
+)
+def test_what_is_no_chat_is_refused(trial, capsys, words, message):
+    assert message in refused(capsys, trial, *words)

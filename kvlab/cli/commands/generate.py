@@ -2,21 +2,28 @@
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from contextlib import closing
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from kvlab.cli.shared_arguments import (
     add_device,
     add_json,
     add_store,
     add_threads,
+    memory_size,
     resolve_device,
     set_threads,
 )
 from kvlab.errors import UsageError
-from kvlab.humanize import format_count
+from kvlab.humanize import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from kvlab.model.turns import Conversation
 from kvlab.spec import parse_override
 
 EPILOG = """\
@@ -24,7 +31,14 @@ examples:
   kvlab generate 3f2a --prompt "The array is"        (a trial, by the first digits of its id)
   kvlab generate path/to/gpt2 --prompt "Call me" --temperature 0.8 --top-p 0.95 --seed 1
   kvlab generate 3f2a --prompt "The" --serving tie=adjacent:2 --serving kv_dtype=int8
+  kvlab generate 3f2a --chat --show-reuse            (a conversation, with what turns take over)
 """
+
+DEFAULT_PREFIX_CACHE = 10**9
+
+CHAT_HELP = """\
+Each line goes on with the text, and the model replies. /new begins another text, /undo drops the
+last turn. Ctrl-C stops a reply, Ctrl-D ends the chat."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +73,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="draw the weights of a preset at random",
     )
+    chat = parser.add_argument_group("chat")
+    chat.add_argument(
+        "--chat", action="store_true",
+        help="converse: each line of the input goes on with the text, and the model replies."
+        " A turn takes over the K/V that earlier ones have stored",
+    )  # fmt: skip
+    chat.add_argument(
+        "--show-reuse", action="store_true",
+        help="print what each turn took over, and the time to its first token",
+    )  # fmt: skip
+    chat.add_argument(
+        "--prefix-cache", type=memory_size, metavar="SIZE",
+        help="the most bytes of K/V that are kept for later turns (default 1GB)",
+    )  # fmt: skip
     add_device(parser)
     add_threads(parser)
     add_store(parser)
@@ -70,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
     from kvlab.store import Store
     from kvlab.trial.model_targets import open_model
 
+    _check_chat(options)
     try:
         sampling = Sampling(options.temperature, options.top_k, options.top_p)
     except ValueError as error:
@@ -80,6 +109,8 @@ def run(options: argparse.Namespace) -> int:
     text_interface = _TextInterface(opened.tokenizer, options)
     serving = _override_serving(opened, options.serving)
     model = opened.model.to(device).eval()
+    if options.chat:
+        return _Chat(options, text_interface, model, serving, sampling).run()
     is_streamed = len(text_interface.prompts) == 1 and not options.json
     on_tokens = text_interface.make_token_printer() if is_streamed else None
     start = time.perf_counter()
@@ -103,6 +134,22 @@ def run(options: argparse.Namespace) -> int:
         print(f"on {format_count(threads, 'thread')}", file=sys.stderr)
     _warn_beyond_block(text_interface.prompts, rows, opened.model.config.block_size)
     return 0
+
+
+def _check_chat(options: argparse.Namespace) -> None:
+    if not options.chat:
+        for name, value in (("show-reuse", options.show_reuse),
+                            ("prefix-cache", options.prefix_cache is not None)):  # fmt: skip
+            if value:
+                raise UsageError(f"--{name} is about conversations; add --chat")
+        return
+    for name in ("json", "uncached"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} does not go with --chat; leave it out")
+    if len(options.prompt) + len(options.prompt_ids) > 1:
+        raise UsageError("a chat begins with one prompt at most; give --prompt once")
+    if options.new_tokens < 1:
+        raise UsageError(f"--new-tokens {options.new_tokens} is no reply; use 1 or more")
 
 
 def _warn_beyond_block(prompts: list[list[int]], rows: list[list[int]], block_size: int) -> None:
@@ -149,7 +196,7 @@ class _TextInterface:
             raise UsageError(f"{options.target} has a tokenizer of its own; use --prompt-ids")
         if self.tokenizer is not None:
             self.prompts += [self.tokenizer.encode(text) for text in options.prompt]
-        if not self.prompts or not all(self.prompts):
+        if not all(self.prompts) or not (self.prompts or options.chat):
             raise UsageError("a prompt is empty; give --prompt TEXT or --prompt-ids 1,2,3")
         self.stop = {self.tokenizer.end_of_text} if self.tokenizer else set()
         for text in options.stop:
@@ -170,13 +217,22 @@ class _TextInterface:
             if not self._has_begun:  # not earlier, because the prompt may be refused
                 self._has_begun = True
                 print(self.decode(self.prompts[0]), end="", flush=True)
-            self._pending.append(tokens[0])
-            text = self.decode(self._pending)
-            if tokens[0] in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                print(text if self.tokenizer else f",{text}", end="", flush=True)
-                self._pending.clear()
+            self.print_token(tokens[0], "" if self.tokenizer else ",")
 
         return print_tokens
+
+    def print_token(self, token: int, separator: str = "") -> None:
+        """Print a token, unless it ends within a character: then with the ones that end it."""
+        self._pending.append(token)
+        text = self.decode(self._pending)
+        if token in self.stop or not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            print(separator + text, end="", flush=True)
+            self._pending.clear()
+
+    def end_line(self) -> None:
+        """Print what is left of a last character, and end the line."""
+        print(self.decode(self._pending) if self._pending else "", flush=True)
+        self._pending.clear()
 
     def print_rows(self, rows: list[list[int]], seconds: float, *, streamed: bool) -> None:
         count = sum(map(len, rows))
@@ -195,6 +251,115 @@ class _TextInterface:
                 print(f"--- {index}\n{self.decode([*prompt, *row])}")
         rate = f"{count} tokens in {seconds:.2f} s, {count / max(seconds, 1e-9):.1f} tokens/s"
         print(rate, file=sys.stderr)
+
+
+class _Chat:
+    """A conversation on standard input and output."""
+
+    def __init__(
+        self, options: argparse.Namespace, text: _TextInterface, model: Any, serving: Any,
+        sampling: Any,
+    ):  # fmt: skip
+        from kvlab.cache import PrefixCache
+
+        self._options, self._text, self._model = options, text, model
+        self._settings = {"serving": serving, "sampling": sampling, "seed": options.seed}
+        budget = options.prefix_cache
+        self._prefix_cache = PrefixCache(DEFAULT_PREFIX_CACHE if budget is None else budget)
+        self._conversation = self._begin()
+        self._turn_starts: list[int] = []
+        self._is_terminal = sys.stdin.isatty()
+
+    def _begin(self) -> "Conversation":
+        from kvlab.model.turns import Conversation
+
+        start = self._text.prompts[0] if self._text.prompts else []
+        return Conversation(self._model, self._prefix_cache, start, weights="", **self._settings)
+
+    def run(self) -> int:
+        """Reply to lines until the input ends."""
+        if self._is_terminal:
+            print(CHAT_HELP, file=sys.stderr)
+        while line := self._read_line():
+            try:
+                self._take_line(line.rstrip("\n"))
+            except ValueError as error:
+                print(error, file=sys.stderr)
+        return 0
+
+    def _read_line(self) -> str:
+        """Return the next line with its end, or nothing at the end of the input."""
+        while True:
+            if self._is_terminal:
+                print("> ", end="", flush=True)
+            try:
+                return sys.stdin.readline()
+            except KeyboardInterrupt:
+                print("\nCtrl-D ends the chat", file=sys.stderr)
+
+    def _take_line(self, line: str) -> None:
+        if line == "/new":
+            self._conversation, self._turn_starts = self._begin(), []
+        elif line == "/undo":
+            if not self._turn_starts:
+                raise ValueError("there is no turn to drop")
+            del self._conversation.tokens[self._turn_starts.pop() :]
+        elif line.startswith("/"):
+            raise ValueError(f"{line.split()[0]} is no command; use /new or /undo")
+        else:
+            self._reply(line)
+
+    def _reply(self, line: str) -> None:
+        tokenizer, before = self._text.tokenizer, len(self._conversation.tokens)
+        new = tokenizer.encode(line + "\n") if tokenizer else _parse_token_ids(line)
+        reply = self._conversation.reply(new, self._options.new_tokens, self._text.stop)
+        separator = ""
+        try:
+            with _Interrupts() as interrupts, closing(reply):
+                for token in reply:
+                    self._text.print_token(token, separator)
+                    separator = "" if tokenizer else ","
+                    if interrupts.count:
+                        break
+        except KeyboardInterrupt:
+            self._text.end_line()
+            raise ValueError("the turn was dropped") from None
+        self._text.end_line()
+        self._turn_starts.append(before)
+        if self._options.show_reuse:
+            self._print_reuse()
+
+    def _print_reuse(self) -> None:
+        reuse = self._conversation.reuse
+        assert reuse is not None, "there was a reply"
+        held = format_bytes(self._prefix_cache.bytes_held)
+        budget = format_bytes(self._prefix_cache.bytes_budget)
+        print(
+            f"[took over {reuse.hit_tokens:,} of {format_count(reuse.prompt_tokens, 'token')}"
+            f" ({format_bytes(reuse.hit_bytes)}); first token after"
+            f" {1000 * reuse.first_token_seconds:.3g} ms; {held} of {budget} held]",
+            file=sys.stderr,
+        )
+
+
+class _Interrupts:
+    """Count Ctrl-C instead of raising it; a second one is raised.
+
+    So a reply ends between two tokens, and not within one, whose K/V would be stored in part.
+    """
+
+    def __enter__(self) -> "_Interrupts":
+        self.count = 0
+        self._previous = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            signal.default_int_handler(number, frame)
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
 
 
 def _parse_token_ids(text: str) -> list[int]:
