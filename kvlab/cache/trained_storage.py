@@ -125,7 +125,8 @@ class _BlockwisePass(OneShotPass):
 
     def _make_round(self, block_format: BlockFormat) -> Callable[[Tensor], Tensor]:
         def round_tokens(tokens: Tensor) -> Tensor:
-            blocks = tokens.unflatten(2, (-1, self._rule.group))
+            rows, heads, _, width = tokens.shape
+            blocks = tokens.reshape(rows, heads, -1, self._rule.group, width)
             return block_format.decode(block_format.encode(blocks), tokens.dtype).flatten(2, 3)
 
         return round_tokens
